@@ -101,7 +101,7 @@ class Frame implements Shell {
 
   private warn({ where, sentence }: Trouble): void {
     const since = `What is shown is as of ${clock(now()).slice(0, 8)}.`;
-    const detail = where === 'token' ? '' : plain(sentence);
+    const detail = where === 'token' ? '' : plain(sentence).replace(/[^.!?]$/, '$&.');
     const again = h('button', { type: 'button', click: () => this.feed.hurry() }, 'Try now');
     replace(this.banner, h('div', { class: 'banner', 'data-is': where }, h('p', {}, h('b', {}, WORDS[where]), ' ', detail, ' ', since), again));
   }

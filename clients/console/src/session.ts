@@ -132,7 +132,7 @@ export class SessionView implements View {
     }
     this.feed?.close();
     this.hasEnded = true;
-    this.tell(this.record ? 'It is no longer in the store.' : trouble.sentence);
+    this.tell(this.record ? 'It is no longer in the store. What was read of it before stays on this page.' : trouble.sentence);
     mark(this.state, 'data-is', 'still');
     this.end.hidden = true;
     this.copy.hidden = !this.record;
@@ -257,7 +257,7 @@ export class SessionView implements View {
 
   private tell(text: string): void {
     this.said.hidden = false;
-    say(this.said, plain(text));
+    replace(this.said, plain(text).replace(/[^.!?]$/, '$&.'), ' ', h('a', { href: '#/sessions' }, 'All sessions'));
   }
 
   // What is shown
