@@ -65,7 +65,7 @@ async def list_sessions(
     while page := await store.sessions(after=after, limit=PAGE):
         after = page[-1].id
         wanted = [record for record in page if _is_wanted(record, state, owner, kind)]
-        listed = await asyncio.gather(*(_listed(store, record) for record in wanted))
+        listed = await asyncio.gather(*(listed(store, record) for record in wanted))
         found += [one for one in listed if state is None or state.value == (one["call"] or one)["state"]]
     return sorted(found, key=lambda session: (-session["active"], session["id"]))
 
@@ -74,14 +74,15 @@ def _is_wanted(
     record: SessionRecord, state: SessionState | CallState | None, owner: str | None, kind: Shown | None
 ) -> bool:
     """Whether a record may be listed, as far as it tells by itself."""
-    if record.kind is RecordKind.CALL and not record.version:
-        return False  # it holds changes for listeners, or that a caller has listened: no client's
+    if not is_clients(record):
+        return False
     if record.kind is RecordKind.SESSION and state not in (None, record.state):
         return False
     return kind in (None, shown_kind(record)) and (owner is None or is_called(record.owner, owner))
 
 
-async def _listed(store: Store, record: SessionRecord) -> JsonObject:
+async def listed(store: Store, record: SessionRecord) -> JsonObject:
+    """A session or single call as it is in a list."""
     streams = await store.streams(record.id)
     # By stream, because a session may have thousands of calls that have ended, and a few that have not.
     of = [
@@ -93,7 +94,12 @@ async def _listed(store: Store, record: SessionRecord) -> JsonObject:
     return list_object(record, streams=streams, calls=calls)
 
 
-def shown_kind(record: SessionRecord) -> Shown:
+def is_clients(record: SessionRecord | base.Outline) -> bool:
+    """Whether a record is a client's. Others hold changes for listeners, or that a caller has listened."""
+    return record.kind is RecordKind.SESSION or bool(record.version)
+
+
+def shown_kind(record: SessionRecord | base.Outline) -> Shown:
     if record.kind is RecordKind.SESSION:
         return Shown.SESSION
     return Shown.TASK if record.initialized else Shown.CALL
@@ -191,7 +197,7 @@ async def _open_row(store: Store, session: SessionId) -> base.CallRecord | None:
 def message_of(payload: bytes) -> Any:
     try:
         return json.loads(payload)
-    except ValueError:
+    except (ValueError, RecursionError):
         return payload.decode(errors="replace")
 
 
@@ -237,7 +243,7 @@ def _single_call(
     node = next((stream.node for stream in streams if stream.id == call.stream), "") if call.state in UNENDED else ""
     return {
         **_picked(call, "method"),
-        "name": _subject(call),
+        "name": subject_of(call),
         **_picked(call, "state", "attempt"),
         "node": node or None,
     }
@@ -270,7 +276,7 @@ def show_object(
         "calls": [
             {
                 **_picked(call, "request_id", "incarnation", "method"),
-                "name": _subject(call),
+                "name": subject_of(call),
                 **_picked(call, "state", "attempt", "progress", "principal"),
                 "node": writers.get(call.stream) or None,
                 "stream": call.stream,
@@ -295,7 +301,7 @@ def show_object(
     }
 
 
-def _subject(call: base.CallRecord) -> str | None:
+def subject_of(call: base.CallRecord) -> str | None:
     """The tool, prompt or resource that a call asks for. It is forgotten with the request once the call has ended."""
     params = _members(call.request).get("params")
     name = params.get(_SUBJECTS.get(call.method, "")) if isinstance(params, dict) else None
@@ -306,7 +312,7 @@ def _subject(call: base.CallRecord) -> str | None:
 
 
 def opened(stream: StreamRecord, calls: Sequence[base.CallRecord]) -> JsonObject:
-    asked = [{**_picked(call, "request_id", "method"), "name": _subject(call)} for call in calls]
+    asked = [{**_picked(call, "request_id", "method"), "name": subject_of(call)} for call in calls]
     return {"what": "opened", "time": stream.opened, **_of(stream), "calls": asked}
 
 
@@ -359,6 +365,18 @@ class Tail:
         """Show nothing of what is there already."""
         for record in await self._streams():
             self._cursors[record.id] = _Cursor(record, shown=record.last, announced=True)
+
+    async def begin(self, *, events: int, streams: int) -> None:
+        """Show of what is there already only the newest events of each stream, and nothing of streams that are over
+        but for the newest ones."""
+        records = await self._streams()
+        newest = {record.id for record in records[-streams:]}
+        for record in records:
+            if record.sealed and record.id not in newest:
+                self._cursors[record.id] = _Cursor(record, shown=record.last, announced=True)
+            else:
+                shown = max(0, record.last - events)
+                self._cursors[record.id] = _Cursor(record, shown=shown, announced=False)
 
     async def look(self) -> AsyncIterator[JsonObject]:
         """What is new since the last look, in the order of its times; after `ended` nothing follows."""

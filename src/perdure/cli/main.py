@@ -15,6 +15,7 @@ import click
 import perdure
 from perdure._core.text import parse_count, printable
 from perdure._files.locks import HAS_FLOCK, NO_FLOCK
+from perdure.cli.console import console
 from perdure.cli.options import DEFAULT_STORE, LEVELS, ServeOption, parsed, setting_options, settings_from, spelling
 from perdure.cli.sessions import sessions, tail
 from perdure.cli.stdio import stdio
@@ -204,7 +205,7 @@ perdure_command.add_command(
         short_help="Serve an MCP server.",
     )
 )
-for _command in (sessions, tail, store_commands, stdio):
+for _command in (sessions, tail, store_commands, console, stdio):
     perdure_command.add_command(_command)
 
 

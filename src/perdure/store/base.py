@@ -240,6 +240,47 @@ class NodeRecord:
     """What it told of itself with its last beat, as JSON; for operators, no decision depends on it."""
 
 
+class Outline(NamedTuple):
+    """A record in a list: without what its client and its server have said. (A tuple, because a list may have a hundred
+    thousand.)"""
+
+    id: SessionId
+    owner: str
+    state: SessionState
+    version: str
+    initialized: bool
+    created: float
+    active: float
+    kind: RecordKind
+    call: CallState | None
+    """The state of a single call's row; `None` for a session, and if no row is left."""
+
+
+class OpenCall(NamedTuple):
+    """A call that has not ended, without its request."""
+
+    session: SessionId
+    stream: StreamId
+    method: str
+    state: CallState
+    attempt: int
+    node: NodeId
+    """The node that writes its stream; empty if none does."""
+
+
+class Extent(NamedTuple):
+    """How much a store holds, as far as that can be told by a short look."""
+
+    size: int | None
+    """Bytes on disk; `None` for a store that is not on one."""
+    events: int
+    """Retained events and answers."""
+    is_exact: bool
+    """`False`: there are more events than were counted, or a server has estimated them."""
+    oldest: float | None
+    """The time of the oldest event of the oldest streams; `None` if they have none."""
+
+
 class Loaded(NamedTuple):
     """A session with its standalone stream."""
 
@@ -282,6 +323,12 @@ class Overview(NamedTuple):
     """Forwarded messages may wait for streams that this node writes, or that no node writes. `False`: there were
     none."""
 
+
+MAX_COUNTED = 100_000
+"""Events that `extent` counts one by one: about 0.05 s of reading."""
+
+OLDEST_STREAMS = 1_000
+"""Streams whose oldest event `extent` looks at: the oldest event is in one of the oldest streams, or not much older."""
 
 READ_BYTES = 256 << 10
 """Bytes of events that are read in one go, and the rest of the last event: enough for one write to a reader, and little
@@ -635,6 +682,9 @@ class EventStore(Protocol):
     async def sweep(self, cutoffs: Cutoffs) -> int:
         """Forget what has expired; gives the number of rows. Never long at a time in the way of `commit`."""
 
+    async def extent(self) -> Extent:
+        """How much there is, by a look that takes a fraction of a second however much that is."""
+
 
 class SessionStore(Protocol):
     async def session(self, session: SessionId) -> SessionRecord | None: ...
@@ -650,6 +700,9 @@ class SessionStore(Protocol):
 
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
         """Sessions by id, a page at a time."""
+
+    async def outlines(self, *, after: SessionId | None, limit: int) -> Sequence[Outline]:
+        """The same records in short, for lists of all of them."""
 
     async def reattach(self, session: SessionId) -> SessionRecord | None:
         """Begin an incarnation: the record with the next number. `None` if it is not there or has ended."""
@@ -679,6 +732,9 @@ class CallStore(Protocol):
 
     async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:
         """The call that has not ended under that id (as `coerce_id` compares them)."""
+
+    async def open_calls(self, *, limit: int) -> Sequence[OpenCall]:
+        """The calls of all sessions that have not ended, by the id of the session, `limit` at the most."""
 
 
 class ChainStore(Protocol):

@@ -59,6 +59,12 @@ class RecordReads(ABC):
     async def count_states(self, kind: RecordKind = RecordKind.SESSION) -> Mapping[SessionState, int]:
         return dict(await self._all("count_states", lambda row: (SessionState(row[0]), row[1]), kind.value))
 
+    async def outlines(self, *, after: SessionId | None, limit: int) -> Sequence[base.Outline]:
+        return await self._all("outlines_after", rows.outline, after or "", limit)
+
+    async def open_calls(self, *, limit: int) -> Sequence[base.OpenCall]:
+        return await self._all("open_calls", rows.open_call, limit)
+
     async def calls(self, session: SessionId) -> Sequence[base.CallRecord]:
         return await self._all("calls_of_session", rows.call_record, session)
 

@@ -125,6 +125,31 @@ call_record = record_maker(
     principal=strict,
     state=CallState,
 )
+
+
+def outline(row: Row) -> base.Outline:
+    """By hand, because a list may have a hundred thousand."""
+    record, id_, owner, state, version, initialized, created, active, kind, call = row
+    if record > base.RECORD_VERSION:
+        session_record((record, id_, *(None for _ in fields(base.SessionRecord)[1:])))  # which refuses it by name
+    return base.Outline(
+        id_,
+        strict(owner),
+        SessionState(state),
+        version,
+        bool(initialized),
+        created,
+        active,
+        RecordKind(kind),
+        None if call is None else CallState(call),
+    )
+
+
+def open_call(row: Row) -> base.OpenCall:
+    session, stream, method, state, attempt, node = row
+    return base.OpenCall(session, stream, strict(method), CallState(state), attempt, node)
+
+
 ask_record = record_maker(base.AskRecord, "ask {id}")
 reader_record = record_maker(base.ReaderRecord, "reader of stream {stream}")
 chain_record = record_maker(Chain, "the chain of session {session}")

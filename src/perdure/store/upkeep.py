@@ -51,6 +51,9 @@ class Upkeep(Protocol):
     async def living(self) -> Sequence[NodeId]:
         """The nodes that live, as far as can be told from outside. The store must be there."""
 
+    async def holders(self) -> Sequence[NodeId] | None:
+        """The nodes that live and hold what is not written (15); `None` if only another node can ask them."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restored:

@@ -445,6 +445,51 @@ class SingleCallChecks(Case):
         for kind, count in ((RecordKind.SESSION, 1), (RecordKind.CALL, 2)):
             same(f"each {kind.value}", dict(await self.store.count_states(kind)), {SessionState.ACTIVE: count})
 
+    async def records_are_outlined_by_id_a_page_at_a_time(self) -> None:
+        fence, task = await self.store.join(NODE), a_single_call("b", owner="\ud83d bob")
+        ended = a_single_call("c", state=SessionState.DORMANT)
+        records = [a_session("a", owner="alice", active=3.5), task, ended, a_session("d", state=SessionState.DORMANT)]
+        await self.accept(*(base.PutSession(record=record) for record in records))
+        for record in (task, ended):
+            name = f"of {record.id}"
+            calls = (a_call(session=record.id, stream=name),)
+            await self.accept(base.OpenStream(record=a_stream(fence, name, session=record.id), calls=calls))
+        await self.accept(self.append(1, stream="of c", fence=fence, final=True, ends=(an_end(),), seal=True))
+        states = [None, CallState.RUNNING, CallState.ANSWERED, None]
+        wanted = [
+            base.Outline(r.id, r.owner, r.state, r.version, r.initialized, r.created, r.active, r.kind, call)
+            for r, call in zip(records, states, strict=True)
+        ]
+        same("a page", list(await self.store.outlines(after=None, limit=3)), wanted[:3])
+        same("the next", list(await self.store.outlines(after=wanted[2].id, limit=3)), wanted[3:])
+
+    async def calls_that_have_not_ended_are_listed_by_their_sessions(self) -> None:
+        fence = await self.store.join(NODE)
+        same("of none", list(await self.store.open_calls(limit=9)), [])
+        for name in ("c", "b", "a"):
+            calls = (a_call(session=name, stream=f"of {name}"),)
+            opened = base.OpenStream(record=a_stream(fence, f"of {name}", session=name), calls=calls)
+            await self.accept(base.PutSession(record=a_session(name)), opened)
+        await self.accept(self.append(1, stream="of b", fence=fence, final=True, ends=(an_end(),), seal=True))
+        await self.accept(replace(a_put_call(fence, attempt=2), stream=StreamId("of c")))
+        running = base.OpenCall(SessionId("a"), StreamId("of a"), "tools/call", CallState.RUNNING, 1, NODE)
+        waiting = base.OpenCall(SessionId("c"), StreamId("of c"), "tools/call", CallState.WAITING, 2, NODE)
+        same("all", list(await self.store.open_calls(limit=9)), [running, waiting])
+        same("some", list(await self.store.open_calls(limit=1)), [running])
+
+    async def the_extent_tells_how_many_events_there_are_and_since_when(self) -> None:
+        fence = await self.store.join(NODE)
+        same("of nothing", (await self.store.extent())[1::2], (0, None))
+        await self.accept(
+            base.PutSession(record=a_session()), base.OpenStream(record=a_stream(fence), calls=(a_call(),))
+        )
+        await self.accept(self.append(1, 2, fence=fence, time=4.0), self.append(3, fence=fence, time=5.0, final=True))
+        same("events, and the oldest", (await self.store.extent())[1::2], (3, 4.0))
+        await self.accept(base.Trim(stream=STREAM, through=2))
+        extent = await self.store.extent()
+        same("events behind a trim", extent.events, 1 if extent.is_exact else max(extent.events, 1))
+        same("the oldest behind a trim", extent.oldest, 5.0)
+
     async def promise_22_a_single_call_that_ends_leaves_no_record(self) -> None:
         fence, call = await self.store.join(NODE), a_single_call()
         opened = base.OpenStream(record=a_stream(fence, session=call.id), calls=(a_call(session=call.id),))

@@ -72,6 +72,10 @@ class MemoryStore(MemoryWrites, base.Opens):
                 found.append(kept)
         return found
 
+    async def extent(self) -> base.Extent:
+        events = [event for stream in self._streams.values() for event in stream.events]
+        return base.Extent(None, len(events), True, min((event.time for event in events), default=None))
+
     async def generations(self, stream: StreamId) -> Sequence[Generation]:
         found = self._streams.get(stream)
         return tuple(found.generations) if found else ()
@@ -90,6 +94,16 @@ class MemoryStore(MemoryWrites, base.Opens):
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[base.SessionRecord]:
         ids = sorted(i for i in self._sessions if after is None or i > after)
         return self._payloads.decode_all([self._sessions[i] for i in ids[:limit]])
+
+    async def outlines(self, *, after: SessionId | None, limit: int) -> Sequence[base.Outline]:
+        return [await self._outline(record) for record in await self.sessions(after=after, limit=limit)]
+
+    async def _outline(self, record: base.SessionRecord) -> base.Outline:
+        calls = await self.calls(record.id) if record.kind is RecordKind.CALL else ()
+        return base.Outline(
+            *(record.id, record.owner, record.state, record.version, record.initialized),
+            *(record.created, record.active, record.kind, calls[0].state if calls else None),
+        )
 
     async def count_states(self, kind: RecordKind = RecordKind.SESSION) -> Mapping[SessionState, int]:
         return Counter(session.state for session in self._sessions.values() if session.kind is kind)
@@ -126,6 +140,14 @@ class MemoryStore(MemoryWrites, base.Opens):
         stream = self._open_calls.get(key)
         calls = stream.calls.values() if stream else ()
         return self._payloads.decode(next((call for call in calls if call_key(call) == key), None))
+
+    async def open_calls(self, *, limit: int) -> Sequence[base.OpenCall]:
+        found: list[base.OpenCall] = []
+        for key, row in sorted(self._open_calls.items(), key=lambda item: item[0][0])[:limit]:
+            call = next(call for call in row.calls.values() if call_key(call) == key)
+            writer = row.record.node
+            found.append(base.OpenCall(call.session, call.stream, call.method, call.state, call.attempt, writer))
+        return found
 
     async def asks(self, session: SessionId) -> Sequence[base.AskRecord]:
         return self._payloads.decode_all(list(self._asks.get(session, {}).values()))

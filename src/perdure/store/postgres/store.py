@@ -208,6 +208,13 @@ class PostgresStore(Reads, Opens):
                 return 0
             return await Sweep(self._sweeper, self._queries, self._sweeps, cutoffs, now=self.clock()).run()
 
+    async def extent(self) -> base.Extent:
+        """What was trimmed counts until its slot is emptied."""
+        [(events,)] = await self._readers.fetch(self._queries["count_events"], base.MAX_COUNTED)
+        [(oldest,)] = await self._readers.fetch(self._queries["oldest_retained"], base.OLDEST_STREAMS)
+        size = sum((await self.survey()).sizes.values())
+        return base.Extent(size, min(events, base.MAX_COUNTED), False, oldest)
+
     async def probe(self, size: int) -> None:
         """Two commits: what comes and goes within one need not be written at all."""
         await self._readers.fetch(self._queries["write_ballast"], bytes(size))

@@ -186,6 +186,9 @@ class PostgresUpkeep:
         async with self._connected("read") as connection:
             return await self._living(connection)
 
+    async def holders(self) -> None:
+        """A node answers that by a notification, and only to another node."""
+
     async def _living(self, connection: Connection) -> list[NodeId]:
         """Those whose lock is held. A process that lost its connection takes the lock again at once, so a lock that is
         free is looked at twice. A node without a lock lives if it showed a beat lately."""

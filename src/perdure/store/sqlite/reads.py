@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -63,6 +64,13 @@ class ReaderPool:
         self._check()
         reading = asyncio.get_running_loop().run_in_executor(self._threads, self._run, work)
         return await self._limit.wait(reading)
+
+    def file_size(self) -> int:
+        """Bytes of the file and its log."""
+        size = os.stat(self._path).st_size
+        with contextlib.suppress(FileNotFoundError):
+            size += os.stat(f"{self._path}-wal").st_size
+        return size
 
     def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
@@ -131,6 +139,16 @@ class Reads(RecordReads):
 
     async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> base.CallRecord | None:
         return await self._one("call_by_id", rows.call_record, session, incarnation, rows.id_key(request_id))
+
+    async def extent(self) -> base.Extent:
+        def read(connection: sqlite3.Connection) -> base.Extent:
+            (counted,) = connection.execute(_SQL["count_events"], (base.MAX_COUNTED + 1,)).fetchone()
+            (oldest,) = connection.execute(_SQL["oldest_retained"], (base.OLDEST_STREAMS,)).fetchone()
+            return base.Extent(
+                self._readers.file_size(), min(counted, base.MAX_COUNTED), counted <= base.MAX_COUNTED, oldest
+            )
+
+        return await self._readers.run(read)
 
     async def _all(self, query: str, record: Callable[[rows.Row], T], *values: Any) -> Sequence[T]:
         def read(connection: sqlite3.Connection) -> Sequence[T]:

@@ -216,6 +216,7 @@ class SqliteView(SqliteStore):
         refuse_unfit(self._path)
         with named(self._path, "opened"):
             self._watch = open_reader(self._path, busy_timeout=OPERATOR_PATIENCE)
+            self._writer.identity.opened()
         self._readers.open()
 
     async def aclose(self) -> None:
@@ -225,8 +226,10 @@ class SqliteView(SqliteStore):
             self._watch = None
 
     def stamp(self) -> object:
-        """SQLite's own count of what others have committed, as this connection has seen it."""
+        """SQLite's own count of what others have committed, as this connection has seen it. Raises `StoreReplaced` if
+        the path leads to another file by now."""
         if self._watch is None:
             raise StoreUnavailable(f"the SQLite file {self._path} is closed")
+        self._writer.identity.check()
         with named(self._path, "read"):
             return self._watch.execute("PRAGMA data_version").fetchone()[0]

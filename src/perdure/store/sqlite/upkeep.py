@@ -113,6 +113,9 @@ class SqliteUpkeep:
     async def living(self) -> Sequence[NodeId]:
         return (await asyncio.to_thread(self._nodes))[0]
 
+    async def holders(self) -> Sequence[NodeId]:
+        return await asyncio.to_thread(locks_of(self._path).holders)
+
     def _nodes(self) -> tuple[list[NodeId], int]:
         """The nodes that live, and how many have joined."""
         with named(self._path, "read"), contextlib.closing(self._look()) as file:

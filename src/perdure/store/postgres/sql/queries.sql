@@ -131,6 +131,13 @@ SELECT record, id, owner, state, version, client_params, result, initialized, st
        active, ended, address, revision, kind
 FROM perdure.session WHERE id > $1 ORDER BY id LIMIT $2;
 
+-- outlines_after: a page of sessions by id, in short; of a single call also the state of its row
+SELECT record, id, owner, state, version, initialized, created, active, kind,
+       CASE kind WHEN 'call' THEN (
+           SELECT c.state FROM perdure.stream AS s JOIN perdure.call AS c ON c.stream = s.key
+           WHERE s.session = n.id ORDER BY s.key, c.place LIMIT 1) END
+FROM perdure.session AS n WHERE id > $1 ORDER BY id LIMIT $2;
+
 -- count_states: how many sessions are in each state
 SELECT state, count(*) FROM perdure.session WHERE kind = $1 GROUP BY state;
 
@@ -175,6 +182,22 @@ SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.reque
        c.state, c.digest
 FROM perdure.call AS c JOIN perdure.stream AS s ON s.key = c.stream
 WHERE c.session = $1 AND c.incarnation = $2 AND c.id_key = $3 AND c.state IN ('running', 'waiting');
+
+-- open_calls: calls that have not ended, by session
+SELECT c.session, s.id, c.method, c.state, c.attempt, s.node
+FROM perdure.call AS c JOIN perdure.stream AS s ON s.key = c.stream
+WHERE c.state IN ('running', 'waiting') ORDER BY c.session LIMIT $1;
+
+-- oldest_retained: the time of the oldest event in some of the oldest streams
+SELECT min(oldest) FROM (
+    SELECT least(
+        (SELECT time FROM perdure.event WHERE stream = s.key AND seq > s.trimmed ORDER BY seq LIMIT 1),
+        (SELECT time FROM perdure.answer WHERE stream = s.key AND seq > s.forgotten ORDER BY seq LIMIT 1)) AS oldest
+    FROM (SELECT key, trimmed, forgotten FROM perdure.stream ORDER BY opened, key LIMIT $1) AS s) AS looked;
+
+-- count_events: how many events and answers there are, up to a number
+SELECT (SELECT count(*) FROM (SELECT 1 FROM perdure.event LIMIT $1::int) AS e)
+     + (SELECT count(*) FROM (SELECT 1 FROM perdure.answer LIMIT $1::int) AS a);
 
 -- asks_of_session: a session's open asks, the oldest first
 SELECT a.record, a.session, a.id, s.id, a.request, a.node

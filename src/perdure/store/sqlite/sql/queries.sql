@@ -194,6 +194,13 @@ SELECT record, id, owner, state, version, client_params, result, initialized, st
        active, ended, address, revision, kind
 FROM session WHERE id > ? ORDER BY id LIMIT ?;
 
+-- outlines_after: a page of sessions by id, in short; of a single call also the state of its row
+SELECT record, id, owner, state, version, initialized, created, active, kind,
+       CASE kind WHEN 'call' THEN (
+           SELECT c.state FROM stream AS s JOIN call AS c ON c.stream = s.key
+           WHERE s.session = session.id ORDER BY s.key, c.place LIMIT 1) END
+FROM session WHERE id > ? ORDER BY id LIMIT ?;
+
 -- count_sessions: how many sessions have not ended
 SELECT open FROM tally WHERE only = 1;
 
@@ -235,6 +242,19 @@ SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.reque
        c.state, c.digest
 FROM call AS c JOIN stream AS s ON s.key = c.stream
 WHERE c.session = ? AND c.incarnation = ? AND c.id_key = ? AND c.state IN ('running', 'waiting');
+
+-- open_calls: calls that have not ended, by session
+SELECT c.session, s.id, c.method, c.state, c.attempt, s.node
+FROM call AS c INDEXED BY call_open CROSS JOIN stream AS s ON s.key = c.stream
+WHERE c.state IN ('running', 'waiting') ORDER BY c.session LIMIT ?;
+
+-- count_events: how many events there are, up to a number
+SELECT count(*) FROM (SELECT 1 FROM event LIMIT ?);
+
+-- oldest_retained: the time of the oldest event in some of the oldest streams
+SELECT min(oldest) FROM (
+    SELECT (SELECT time FROM event WHERE stream = s.key ORDER BY seq LIMIT 1) AS oldest
+    FROM stream AS s ORDER BY s.key LIMIT ?);
 
 -- asks_of_session: a session's open asks, the oldest first
 SELECT a.record, a.session, a.id, s.id, a.request, a.node

@@ -1,0 +1,110 @@
+"""The operator's command `perdure console`: a page that shows what is in a store."""
+
+import secrets
+import socket
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+import click
+
+from perdure.cli.options import DEFAULT_STORE, Name
+from perdure.errors import Misuse
+
+MAX_TOKEN_FILE = 4_096
+"""Bytes: a token is shorter. A larger file is most likely the wrong one."""
+
+_STORE: dict[str, Any] = {
+    "metavar": "STORE",
+    "default": DEFAULT_STORE,
+    "envvar": "PERDURE_STORE",
+    "show_default": True,
+    "help": "where the log is kept: sqlite:PATH or postgresql://USER@HOST/DATABASE",
+}
+
+
+@click.command(short_help="Show what is in a store on a web page.")
+@click.option("--store", **_STORE)
+@click.option("--allow-end", is_flag=True, help="let the page end sessions; without it the store is only read")
+@click.option("--host", metavar="HOST", default="127.0.0.1", show_default=True, help="address to listen on")
+@click.option(
+    "--port",
+    metavar="PORT",
+    default=8001,
+    show_default=True,
+    help="port to listen on; 0 picks a free one",
+    type=click.IntRange(0, 65_535),
+)
+@click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    metavar="NAME",
+    multiple=True,
+    type=Name(),
+    help="a name under which the console is reached, beside localhost and IP addresses; may be repeated",
+)
+@click.option(
+    "--token-file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="the token that callers must show, in place of a new one for each start",
+)
+@click.option("--open", "opens", is_flag=True, help="open the page in a browser")
+def console(
+    store: str,
+    allow_end: bool,
+    host: str,
+    port: int,
+    allowed_hosts: tuple[str, ...],
+    token_file: Path | None,
+    opens: bool,
+) -> int:
+    """Serve a page that shows the nodes, sessions and calls of a store as they are, and prints its address.
+
+    It is a process of its own, beside the servers, and only reads: servers do not wait for it. The address has a token,
+    without which nothing is shown. Whoever has the address sees all that clients and servers have said.
+    """
+    token = secrets.token_urlsafe(32) if token_file is None else _read_token(token_file)
+    from perdure.console.app import NO_PAGE, console_app, has_page
+    from perdure.console.server import serve_console
+    from perdure.serve.connection import Connection, listen
+
+    app = console_app(store, token=token, allow_end=allow_end, allowed_hosts=[*allowed_hosts, host])
+    with listen(host, port) as listener:
+        address = f"http://{_reached(listener, host)}:{listener.getsockname()[1]}/"
+        shown = address if token_file else f"{address}?token={token}"
+
+        def on_ready() -> None:
+            if not has_page():
+                click.echo(f"perdure: {NO_PAGE}", err=True)
+            suffix = f" (add ?token= and what is in {token_file})" if token_file else ""
+            click.echo(f"perdure: console on {shown}{suffix}")
+            if opens:
+                webbrowser.open(f"{address}?token={token}")
+
+        return serve_console(app, listener=listener, protocol=Connection, on_ready=on_ready)
+
+
+def _reached(listener: socket.socket, host: str) -> str:
+    """The host in the printed address: the one that was given, or this machine for "all addresses"."""
+    name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listener.getsockname()[0], host)
+    return f"[{name}]" if ":" in name else name
+
+
+def _read_token(path: Path) -> str:
+    from perdure._files.private import Untrusted, read
+    from perdure.console.entrance import MIN_TOKEN
+
+    try:
+        data = read(path, limit=MAX_TOKEN_FILE)
+    except Untrusted as error:
+        raise Misuse(f"--token-file: {path} is not used: {error}; it must be yours alone: chmod 600") from None
+    if data is None:
+        raise Misuse(f"--token-file: there is no file {path}; write a token of {MIN_TOKEN} characters or more to it")
+    token = data.decode("ascii", "replace").strip()
+    if not all("!" <= character <= "~" for character in token) or len(token) < MIN_TOKEN:
+        raise Misuse(
+            f"--token-file: {path} holds {len(token)} characters that are not a token; one has {MIN_TOKEN} or more of"
+            " visible ASCII, in one line"
+        )
+    return token

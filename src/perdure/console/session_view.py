@@ -1,0 +1,157 @@
+"""Shows one session: all that the store holds of it, its events a page at a time, and what is new as it is written."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+
+from perdure._core.ids import SessionId, StreamId
+from perdure._core.jsonrpc import JsonObject
+from perdure.admin.queries import Tail, appended, show_session, trimmed
+from perdure.console.payloads import fit, without_secrets
+from perdure.console.store_view import StoreView
+from perdure.errors import Misuse, PerdureError, StoreUnavailable
+from perdure.store import Store
+from perdure.store.base import StreamRecord, stream_by_id
+
+MAX_STREAMS = 1_000
+"""Streams of one session that are shown, and their calls: those that are not over, and the newest of the others. A
+session that has run for weeks may have kept more than a browser should draw."""
+
+MAX_EVENTS = 500
+"""Events of one page."""
+
+DEFAULT_EVENTS = 100
+
+MAX_BEHIND = 1_000
+"""Events of each stream with which a live view may begin: what is older is read in pages."""
+
+LOOK = 0.2
+"""Seconds between two looks at a session that is followed: soon enough for a person's eye."""
+
+REST = 4
+"""A pause is at least so many times as long as the last look, so that following a large session costs others little."""
+
+STATE = 1.0
+"""Seconds between two looks at all that is known of a session, which takes several queries; at least."""
+
+
+class NotFound(PerdureError):
+    """There is no such thing in the store."""
+
+
+class SessionView:
+    """Reads sessions for the page."""
+
+    def __init__(self, view: StoreView, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._view = view
+        self._monotonic = monotonic
+
+    async def object(self, session: SessionId) -> JsonObject:
+        return await shown(await self._view.current(), session)
+
+    async def events(self, session: SessionId, stream: StreamId, *, after: int, limit: int) -> JsonObject:
+        """A page of a stream's retained events behind a number, and where the next page begins."""
+        store = await self._view.current()
+        record = await self._stream(store, session, stream)
+        found = await store.read(stream, after=after, limit=limit)
+        items: list[JsonObject] = []
+        at = after
+        for event in found:
+            if event.seq > at + 1:
+                items.append(trimmed(record, at + 1, event.seq - 1))
+            items.append(fit(appended(record, event)))
+            at = event.seq
+        if not found and at < record.last:
+            items.append(trimmed(record, at + 1, record.last))
+        return {"items": items, "next": at if found and at < record.last else None}
+
+    async def event(self, session: SessionId, stream: StreamId, seq: int) -> JsonObject:
+        """One event, whole."""
+        store = await self._view.current()
+        record = await self._stream(store, session, stream)
+        found = await store.read(stream, after=seq - 1, limit=1)
+        if not found or found[0].seq != seq:
+            raise NotFound(f"stream {stream[:8]} has no event {seq}: it was forgotten, or it is not written yet")
+        return {"item": without_secrets(appended(record, found[0]))}
+
+    async def _stream(self, store: Store, session: SessionId, stream: StreamId) -> StreamRecord:
+        if not stream:
+            raise Misuse("stream is missing; give the id of one of the session's streams")
+        record = await stream_by_id(store, stream)
+        if record is None or record.session != session:
+            raise NotFound(f"the session has no stream {stream[:8]}")
+        return record
+
+    async def follow(self, session: SessionId, *, behind: int) -> AsyncGenerator[JsonObject | None]:
+        """What is there and what is new, as long as the session lasts; `None` where there is nothing new. `behind`: the
+        newest events of each stream with which it begins."""
+        store = await self._view.current()
+        tail = Tail(store, session)
+        await tail.begin(events=behind, streams=MAX_STREAMS)
+        stamp: object = None
+        last: object = None
+        due = self._monotonic()
+        while True:
+            began = self._monotonic()
+            if await self._view.current() is not store:
+                raise StoreUnavailable("the store was opened again; what is new is read from there")
+            before, stamp = stamp, store.stamp()
+            if stamp != before:
+                async for seen in tail.look():
+                    yield fit(seen)
+                    if seen["what"] == "ended":
+                        return
+            if began >= due:
+                now = await shown(store, session)
+                if (facts := signature(now)) != last:
+                    last = facts
+                    yield {"what": "state", "session": now}
+                due = began + max(STATE, REST * (self._monotonic() - began))
+            yield None
+            await asyncio.sleep(max(LOOK, REST * (self._monotonic() - began)))
+
+
+async def shown(store: Store, session: SessionId) -> JsonObject:
+    """Give all that `perdure sessions show --json` gives, and of each stream how far its readers have got and where its
+    earlier writers ended."""
+    found, _ = await show_session(store, session)
+    records = {record.id: record for record in await store.streams(session)}
+    found = dict(without_secrets(found))
+    streams = found["streams"]
+    found["streams"] = _newest(streams)
+    found["left_out"] = len(streams) - len(found["streams"])
+    kept = {stream["id"] for stream in found["streams"]}
+    found["calls"] = [call for call in found["calls"] if call["stream"] in kept]
+    for stream in found["streams"]:
+        record = records.get(StreamId(stream["id"]))
+        stream["delivered"] = record.delivered if record else 0
+        stream["unread"] = bool(record and record.unread)
+        ends = await store.generations(StreamId(stream["id"])) if stream["generation"] > 1 else ()
+        stream["generations"] = [{"generation": one.generation, "end": one.end} for one in ends]
+    return found
+
+
+def _newest(streams: list[JsonObject]) -> list[JsonObject]:
+    """The streams that are not over, and the newest of the others, in their order."""
+    room = max(0, MAX_STREAMS - sum(not stream["sealed"] for stream in streams))
+    over = [place for place, stream in enumerate(streams) if stream["sealed"]]
+    dropped = set(over[: max(0, len(over) - room)])
+    return [stream for place, stream in enumerate(streams) if place not in dropped]
+
+
+_MOVING = frozenset({"active", "last", "delivered", "events", "answers", "seq", "progress"})
+"""Members that move with each event, which is shown by itself."""
+
+
+def signature(session: JsonObject) -> object:
+    """What of a session is worth a new picture: its state, its calls and their attempts, its streams and readers."""
+    return _still(session)
+
+
+def _still(value: object) -> object:
+    match value:
+        case dict():
+            return {name: _still(item) for name, item in value.items() if name not in _MOVING}
+        case list():
+            return [_still(item) for item in value]
+    return value
