@@ -17,7 +17,10 @@ export interface StoreFacts {
 export interface NodeFacts {
   id: string;
   alive: boolean;
+  /** alive, dead (its calls are to be settled), left (in good order), gone (its calls are settled) */
+  state?: string;
   since?: number | null;
+  degraded?: boolean | null;
   streams: number | null;
   calls: number | null;
   readers: number | null;
@@ -51,6 +54,8 @@ export interface SessionPage {
   items: Listed[];
   next: string | null;
   total?: number | null;
+  /** There are more than the console lists. */
+  left_out?: boolean;
 }
 
 export interface CallRow extends SingleCall {
@@ -68,7 +73,12 @@ export interface StreamRow {
   generations?: { generation: number; end: number }[];
   opened: number;
   node: string | null;
+  /** The reader, if it is at another node than the writer. */
   reader: { node: string; seq: number } | null;
+  /** As far as readers have got, as far as it was written. */
+  delivered?: number;
+  /** The reader was lost before the end, and none has come to the end since. */
+  unread?: boolean;
 }
 
 export interface Ask {
@@ -90,6 +100,8 @@ export interface Session extends Omit<Listed, 'calls' | 'streams'> {
   calls: CallRow[];
   asks: Ask[];
   streams: StreamRow[];
+  /** Streams that are not among these, because there are too many. */
+  left_out?: number;
 }
 
 export interface LogEvent {
@@ -126,7 +138,7 @@ export interface Tick {
   calls_ended: number;
   running: number;
   sessions: number;
-  latency: { p50: number; p99: number } | null;
+  latency: { of?: string; p50: number; p99: number } | null;
 }
 
 export type Seen =

@@ -37,21 +37,21 @@ export class Lanes {
       key('error', 'error'),
       key('gap', 'gap'),
       key('rerun', 'run again'),
-      key('reader', 'reader'),
+      key('reader', 'read to here'),
     );
     this.element = h('div', { class: 'lanes-box' }, this.list, this.axis, h('div', { class: 'head' }, legend, this.more));
   }
 
-  /** The streams that are shown: open ones, then the newest of the rest; in the order of their beginnings. */
-  shown(record: SessionRecord): Stream[] {
+  /** The streams that are shown: the chosen one, open ones, then the newest of the rest; in the order of their beginnings. */
+  shown(record: SessionRecord, chosen: string | null): Stream[] {
     const all = [...record.streams.values()];
-    const rank = (stream: Stream): number => (stream.facts.sealed ? 0 : stream.facts.kind === 'call' ? 2 : 1);
-    const chosen = all.sort((a, b) => rank(b) - rank(a) || b.facts.opened - a.facts.opened).slice(0, this.limit);
-    return chosen.sort((a, b) => a.facts.opened - b.facts.opened);
+    const rank = ({ id, facts }: Stream): number => (id === chosen ? 3 : facts.sealed ? 0 : facts.kind === 'call' ? 2 : 1);
+    const some = all.sort((a, b) => rank(b) - rank(a) || b.facts.opened - a.facts.opened).slice(0, this.limit);
+    return some.sort((a, b) => a.facts.opened - b.facts.opened);
   }
 
   draw(record: SessionRecord, chosen: string | null): void {
-    const streams = this.shown(record);
+    const streams = this.shown(record, chosen);
     const [from, to] = spanOf(streams);
     const ids = new Set(streams.map((stream) => stream.id));
     for (const id of this.lanes.keys()) if (!ids.has(id)) this.lanes.delete(id);
@@ -65,8 +65,10 @@ export class Lanes {
       }),
     );
     const hidden = record.streams.size - streams.length;
+    const beyond = record.facts.left_out ? `, ${number(record.facts.left_out)} more are only in the store` : '';
     this.more.hidden = hidden <= 0;
-    say(this.more, `Show ${number(Math.min(hidden, LANES))} of ${plural(hidden, 'older stream')}`);
+    const some = hidden > LANES ? `${number(LANES)} of ` : '';
+    say(this.more, `Show ${some}${plural(hidden, 'older stream')}${beyond}`);
     const marks = Array.from({ length: MARKS }, (_, index) => from + ((to - from) * index) / (MARKS - 1));
     if (this.axis.children.length !== MARKS) replace(this.axis, ...marks.map(() => h('span', {})));
     marks.forEach((time, index) => say(this.axis.children[index] as Element, clock(time).slice(0, to - from < 10 ? 12 : 8)));
@@ -139,10 +141,11 @@ class Lane {
   draw(stream: Stream, chosen: string | null, x: (time: number) => number): void {
     const { facts, events, attempt } = stream;
     say(this.name, plain(stream.title) || facts.kind);
-    const chips = [attempt > 1 ? `attempt ${attempt}` : '', facts.reader ? `read to ${facts.reader.seq}` : ''];
+    const read = stream.readTo === null ? '' : `read to ${number(stream.readTo)}`;
+    const chips = [attempt > 1 ? `attempt ${attempt}` : '', facts.unread ? 'reader lost' : read];
     const shown = chips.filter(Boolean);
     if (this.chips.textContent !== shown.join(''))
-      replace(this.chips, ...shown.map((text) => h('span', { class: text.startsWith('attempt') ? 'chip warn' : 'chip' }, text)));
+      replace(this.chips, ...shown.map((text) => h('span', { class: text.startsWith('read to') ? 'chip' : 'chip warn' }, text)));
     mark(this.label, 'aria-pressed', String(chosen === stream.id));
     mark(this.element, 'data-dim', chosen !== null && chosen !== stream.id ? '' : null);
     for (const [name, path] of Object.entries(drawn(stream, x))) mark(this.paths.get(name) as Element, 'd', path || 'M0 0');
@@ -167,7 +170,7 @@ function drawn(stream: Stream, x: (time: number) => number): Record<string, stri
       .filter(({ attempt }) => (attempt !== null) === isRerun)
       .map(({ time }) => `M${at(time)} 2v${HEIGHT - 4}`)
       .join('');
-  const read = facts.reader && events.length ? Number(at(stream.timeOf(facts.reader.seq))) : null;
+  const read = stream.readTo !== null && events.length ? at(stream.timeOf(stream.readTo)) : null;
   return {
     base: `M${at(facts.opened)} ${MIDDLE}H${at(end)}`,
     gap: gap.join(''),

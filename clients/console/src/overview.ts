@@ -1,5 +1,5 @@
 // The first page: how the store is, what happens in it, which nodes serve it, and what was active last.
-import { api, type NodeFacts, type StoreFacts } from './api.ts';
+import { api, type NodeFacts, type StoreFacts, type Tick } from './api.ts';
 import { arrange, h, mark, replace, say } from './dom.ts';
 import { bytes, duration, figure, NONE, number, plain, short } from './format.ts';
 import { Plot } from './plots.ts';
@@ -56,7 +56,8 @@ export class Overview implements View {
     this.loader.soon();
   }
 
-  onTick(): void {
+  onTick({ latency }: Tick): void {
+    if (latency) this.plots[3].rename(latency.of === 'append' ? 'Latency of writes' : 'Latency of calls');
     this.draw();
   }
 
@@ -102,6 +103,7 @@ export class Overview implements View {
   }
 }
 
+const NODE_TONES: Readonly<Record<string, string>> = { alive: 'good', dead: 'bad' };
 const NODE_HEADS = ['Node', 'State', 'Age', 'Calls', 'Streams', 'Readers'];
 
 class NodeTable {
@@ -142,8 +144,10 @@ class NodeTable {
       this.rows.set(node.id, row);
     }
     const pill = row.querySelector('.pill') as Element;
-    say(pill, node.alive ? 'alive' : 'dead');
-    mark(pill, 'data-is', node.alive ? 'good' : 'bad');
+    const state = node.state ?? (node.alive ? 'alive' : 'dead');
+    say(pill, node.degraded && node.alive ? 'degraded' : state);
+    mark(pill, 'data-is', node.degraded && node.alive ? 'warn' : (NODE_TONES[state] ?? 'still'));
+    mark(row, 'data-gone', state === 'left' || state === 'gone' ? '' : null);
     [node.calls, node.streams, node.readers].forEach((value, index) => say(row.cells[index + 3] as Element, number(value)));
     return row;
   }

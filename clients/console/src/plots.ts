@@ -16,6 +16,7 @@ export interface Point {
 export class Plot {
   readonly element: HTMLElement;
   private readonly figures: HTMLElement;
+  private readonly caption: HTMLElement;
   private readonly note = h('p', { class: 'note' });
   private readonly chart = svg('svg', { preserveAspectRatio: 'none', role: 'img' });
   private points: readonly Point[] = [];
@@ -27,14 +28,20 @@ export class Plot {
 
   /** `names` are those of the lines; the first one is the chief one. */
   constructor(
-    private readonly title: string,
+    private title: string,
     private readonly names: readonly string[],
     private readonly write: (value: number) => string,
   ) {
     this.figures = h('dl', { class: 'figures' });
-    this.element = h('figure', { class: 'plot' }, h('figcaption', {}, title), this.figures, this.chart, this.note);
+    this.caption = h('figcaption', {}, title);
+    this.element = h('figure', { class: 'plot' }, this.caption, this.figures, this.chart, this.note);
     this.chart.addEventListener('pointermove', (event) => this.point(event));
     this.chart.addEventListener('pointerleave', () => this.leave());
+  }
+
+  rename(title: string): void {
+    this.title = title;
+    say(this.caption, title);
   }
 
   draw(points: readonly Point[]): void {

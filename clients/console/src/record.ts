@@ -1,5 +1,6 @@
 // One session as it is known here: its streams with their events, gaps, re-runs and readers, and the rows of its timeline.
 import type { LogEvent, LogGap, LogOpened, Session, StreamRow } from './api.ts';
+import { summarize } from './messages.ts';
 
 /** Events that are kept of one session, the newest: what is let go can be loaded again. */
 export const MOST_EVENTS = 3_000;
@@ -35,6 +36,13 @@ export class Stream {
     return this.facts.id;
   }
 
+  /** As far as its readers have got; `null` where that says nothing: nobody has read, or all is read and over. */
+  get readTo(): number | null {
+    const { reader, delivered = 0, sealed, last } = this.facts;
+    const through = Math.max(reader?.seq ?? 0, delivered);
+    return through === 0 || (sealed && through >= last) ? null : through;
+  }
+
   get first(): number {
     return this.events[0]?.seq ?? this.facts.last + 1;
   }
@@ -59,6 +67,15 @@ export class Stream {
     if (this.gaps.some(({ first, last }) => first <= gap.first && gap.last <= last)) return;
     const rest = this.gaps.filter(({ first, last }) => first < gap.first || gap.last < last);
     this.gaps.splice(0, this.gaps.length, ...rest, gap);
+  }
+
+  /** The last progress, in words. */
+  get progress(): string {
+    for (let at = this.events.length - 1; at >= 0; at -= 1) {
+      const { is, title } = summarize((this.events[at] as LogEvent).message);
+      if (is === 'progress') return title;
+    }
+    return '';
   }
 
   /** Where another writer went on; `attempt` is that of a call that was run again by it. */
@@ -111,7 +128,8 @@ export class SessionRecord {
   private describe(stream: Stream, seen: number | null): void {
     const calls = this.facts.calls.filter((call) => call.stream === stream.id);
     if (calls.length) {
-      stream.title = calls.map((call) => call.name ?? call.method).join(', ');
+      // The store forgets what was asked for when the call has ended.
+      if (!stream.title || calls.every((call) => call.name !== null)) stream.title = calls.map((call) => call.name ?? call.method).join(', ');
       stream.attempt = Math.max(...calls.map((call) => call.attempt));
     } else if (!stream.title && stream.facts.kind !== 'call') stream.title = 'standalone';
     for (const { generation, end } of stream.facts.generations ?? [])
@@ -121,8 +139,8 @@ export class SessionRecord {
   private compare(stream: Stream, row: StreamRow, seen: number | null): void {
     const before = stream.facts;
     stream.facts = { ...row, last: Math.max(row.last, stream.events.at(-1)?.seq ?? 0) };
-    if (seen === null || (before.reader === null) === (row.reader === null)) return;
-    const text = row.reader ? `a reader came, at ${row.reader.seq}, on node ${row.reader.node.slice(0, 8)}` : 'the reader left';
+    const text = seen === null ? null : newsOfReader(before, row);
+    if (seen === null || text === null) return;
     const key = `reader ${(this.noted += 1)}`;
     this.notes.push({ is: 'reader', key, time: seen, order: row.last + 0.5, stream: row.id, text });
     if (this.notes.length > MOST_NOTES) this.notes.shift();
@@ -163,6 +181,14 @@ export class SessionRecord {
     for (const stream of this.streams.values()) if (only(stream)) rows.push(...rowsOf(stream));
     return rows.sort((a, b) => a.time - b.time || (a.stream < b.stream ? -1 : a.stream > b.stream ? 1 : a.order - b.order));
   }
+}
+
+/** What happened to the reader of a stream between two looks, if anything did. */
+function newsOfReader(before: StreamRow, now: StreamRow): string | null {
+  if (!before.unread && now.unread) return 'the reader was lost before the end';
+  if (before.unread && !now.unread) return 'a reader has come to the end';
+  if (!before.reader && now.reader) return `a reader came to node ${now.reader.node.slice(0, 8)}`;
+  return before.reader && !now.reader && !now.sealed ? `the reader left node ${before.reader.node.slice(0, 8)}` : null;
 }
 
 function rowsOf(stream: Stream): Row[] {

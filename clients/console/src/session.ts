@@ -3,7 +3,7 @@ import { api, type Seen, type Session } from './api.ts';
 import { h, mark, replace, say } from './dom.ts';
 import { askToEnd } from './ending.ts';
 import { Feed, type Trouble } from './feed.ts';
-import { figure, NONE, number, plain, short } from './format.ts';
+import { NONE, number, plain, short } from './format.ts';
 import { Lanes } from './lanes.ts';
 import { summarize } from './messages.ts';
 import { SessionRecord, type Stream } from './record.ts';
@@ -38,6 +38,8 @@ export class SessionView implements View {
   private readonly timeline: Timeline;
   private readonly body: HTMLElement;
   private readonly loader: Loader;
+  /** Loads what moves with each event and is not told by itself: readers, progress, activity. */
+  private readonly follower: Loader;
   private readonly control = new AbortController();
   private record: SessionRecord | null = null;
   private feed: Feed | null = null;
@@ -77,6 +79,10 @@ export class SessionView implements View {
       (signal) => this.load(signal),
       (trouble) => this.onFailure(trouble),
     );
+    this.follower = new Loader(
+      async (signal) => this.take(await api.session(this.record?.facts.id ?? id, signal), now()),
+      () => {},
+    );
   }
 
   get title(): string {
@@ -104,6 +110,7 @@ export class SessionView implements View {
   close(): void {
     this.control.abort();
     this.loader.stop();
+    this.follower.stop();
     this.feed?.close();
     clearTimeout(this.drawing);
   }
@@ -157,6 +164,7 @@ export class SessionView implements View {
       case 'event':
       case 'gap':
         this.record?.add(seen);
+        this.follower.soon();
         return this.drawSoon();
       case 'ended':
         return this.finish(seen.reason);
@@ -175,10 +183,13 @@ export class SessionView implements View {
   private finish(reason: string): void {
     this.hasEnded = true;
     this.feed?.close();
+    this.follower.stop();
     // The console tells it of a single call as soon as its answer is there.
     const isOver = this.record?.facts.kind === 'session';
-    if (isOver) this.tell(`This session has ended: ${reason}. What was read of it before stays on this page.`);
-    if (this.record && isOver) this.record.facts = { ...this.record.facts, state: 'ended', ended: reason };
+    if (this.record && isOver) {
+      this.tell(`This session has ended: ${reason}. What was read of it before stays on this page.`);
+      this.record.facts = { ...this.record.facts, state: 'ended', ended: reason };
+    } else this.follower.begin();
     void this.history().then(() => this.drawSoon());
   }
 
@@ -186,7 +197,7 @@ export class SessionView implements View {
   private async history(): Promise<void> {
     const { record } = this;
     if (!record) return;
-    const behind = this.lanes.shown(record).filter(({ facts, events }) => facts.last > (events.at(-1)?.seq ?? 0));
+    const behind = this.lanes.shown(record, this.chosen).filter(({ facts, events }) => facts.last > (events.at(-1)?.seq ?? 0));
     await this.each(behind, async (stream) => {
       const known = stream.events.at(-1)?.seq ?? 0;
       await this.read(stream, Math.max(known, stream.facts.last - PAGE));
@@ -197,8 +208,8 @@ export class SessionView implements View {
   private async earlier(): Promise<void> {
     const { record } = this;
     if (!record) return;
-    const short_ones = this.lanes.shown(record).filter((stream) => this.isShown(stream) && stream.hasEarlier);
-    await this.each(short_ones, (stream) => this.read(stream, Math.max(0, stream.first - 1 - PAGE)));
+    const behind = this.lanes.shown(record, this.chosen).filter((stream) => this.isShown(stream) && stream.hasEarlier);
+    await this.each(behind, (stream) => this.read(stream, Math.max(0, stream.first - 1 - PAGE)));
   }
 
   private async read(stream: Stream, after: number): Promise<void> {
@@ -283,10 +294,10 @@ export class SessionView implements View {
     mark(this.state, 'data-is', toneOf(state));
     this.end.hidden = !this.shell.facts?.allow_end || state === 'ended';
     fillFacts(this.facts, factsOf(facts));
-    replace(this.pending, ...pendingOf(facts));
+    replace(this.pending, ...pendingOf(record));
     this.lanes.draw(record, this.chosen);
     const only = (stream: Stream): boolean => this.isShown(stream);
-    const earlier = this.lanes.shown(record).some((stream) => only(stream) && stream.hasEarlier && stream.events.length > 0);
+    const earlier = this.lanes.shown(record, this.chosen).some((stream) => only(stream) && stream.hasEarlier && stream.events.length > 0);
     this.timeline.draw(record, { only, newestFirst: this.newestFirst, earlier });
     say(this.order, this.newestFirst ? 'Oldest first' : 'Newest first');
     this.all.hidden = this.chosen === null;
@@ -301,7 +312,6 @@ function factsOf(session: Session): [string, string | Node][] {
   const { client, call } = session;
   const info = (client['clientInfo'] ?? {}) as Record<string, unknown>;
   const name = ['name', 'version'].map((key) => info[key]).filter((part) => typeof part === 'string');
-  const readers = session.streams.filter((stream) => stream.reader).length;
   const isSession = session.kind === 'session';
   return [
     ['Owner', ownerOf(session)],
@@ -312,7 +322,6 @@ function factsOf(session: Session): [string, string | Node][] {
     ['Last active', ago(session.active, ' ago')],
     [isSession ? 'Home' : 'Node', h('code', {}, short(call ? call.node : session.home))],
     ...(isSession ? ([['Incarnation', number(session.incarnation)]] as [string, string][]) : []),
-    ['Readers', number(readers)],
     ...(isSession ? ([['Resume token', session.resume_token ? 'yes' : 'no']] as [string, string][]) : []),
     ...(session.ended ? ([['Ended', session.ended]] as [string, string][]) : []),
   ];
@@ -329,9 +338,9 @@ function fillFacts(list: HTMLElement, facts: [string, string | Node][]): void {
 }
 
 /** Calls that have not ended, and what the server asks its client. */
-function pendingOf(session: Session): HTMLElement[] {
+function pendingOf({ facts: session, streams }: SessionRecord): HTMLElement[] {
   const calls = session.calls.filter((call) => UNENDED.has(call.state));
-  const call_items = calls.map((call) =>
+  const rows = calls.map((call) =>
     h(
       'li',
       {},
@@ -339,7 +348,7 @@ function pendingOf(session: Session): HTMLElement[] {
       h('b', {}, plain(call.name ?? call.method)),
       h('span', { class: 'quiet' }, `request ${plain(String(call.request_id))}`),
       call.attempt > 1 ? h('span', { class: 'chip warn' }, `attempt ${call.attempt}`) : null,
-      call.progress === null ? null : h('span', { class: 'quiet' }, `progress ${figure(call.progress)}`),
+      h('span', { class: 'quiet' }, streams.get(call.stream)?.progress ?? ''),
       h('span', { class: 'quiet' }, 'on node ', h('code', {}, short(call.node))),
     ),
   );
@@ -347,5 +356,5 @@ function pendingOf(session: Session): HTMLElement[] {
     const { title, detail } = summarize(ask.request);
     return h('li', {}, h('span', { class: 'pill', 'data-is': 'warn' }, 'waits for its client'), h('b', {}, title), h('span', { class: 'quiet' }, detail));
   });
-  return calls.length || asks.length ? [h('ul', { class: 'open-calls', 'aria-label': 'Calls and questions that are open' }, ...call_items, ...asks)] : [];
+  return calls.length || asks.length ? [h('ul', { class: 'open-calls', 'aria-label': 'Calls and questions that are open' }, ...rows, ...asks)] : [];
 }

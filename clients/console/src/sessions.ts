@@ -139,13 +139,13 @@ export class Sessions implements View {
     this.isFresh = false;
     this.more.hidden = !hidden;
     say(this.more, `Show ${number(hidden)} newer`);
-    this.turn(page.items.length, page.next, page.total ?? null);
+    this.turn(page.items.length, page.next, page.total ?? null, page.left_out ?? false);
   }
 
-  private turn(shown: number, next: string | null, total: number | null): void {
+  private turn(shown: number, next: string | null, total: number | null, isPart: boolean): void {
     const before = Number(this.query.get('before') ?? 0) || 0;
     const range = shown ? `${number(before + 1)} to ${number(before + shown)}` : '0';
-    say(this.sum, total === null ? range : `${range} of ${number(total)}`);
+    say(this.sum, total === null ? range : `${range} of ${number(total)}${isPart ? ', the last active ones' : ''}`);
     const base = new URLSearchParams(this.query);
     for (const name of ['cursor', 'before']) base.delete(name);
     this.first.hidden = !this.query.has('cursor');
@@ -179,7 +179,7 @@ function filters(): HTMLFormElement {
       h('select', { name: 'state' }, option('', 'all'), ...STATES.map(([label, names]) => h('optgroup', { label }, ...names.map((name) => option(name))))),
     ),
     field('Owner', text('owner', 'any')),
-    field('Tool', text('tool', 'any')),
+    field('Tool of a running call', text('tool', 'any')),
     field('Active', h('select', { name: 'active' }, ...AGES.map(([value, name]) => option(value, name)))),
     h('button', { type: 'reset' }, 'Clear'),
   );

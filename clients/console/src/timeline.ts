@@ -32,10 +32,10 @@ export class Timeline {
     const shown = all.slice(-this.limit);
     const keys = new Set(shown.map((row) => row.key));
     for (const key of this.rows.keys()) if (!keys.has(key)) this.rows.delete(key);
-    const elements = shown.map((row) => this.element_of(row, record.streams.get(row.stream) as Stream));
+    const elements = shown.map((row) => this.elementOf(row, record.streams.get(row.stream) as Stream));
     if (newestFirst) elements.reverse();
     arrange(this.list, elements);
-    this.mark_readers(record);
+    this.markReaders(record);
     this.none.hidden = shown.length > 0;
     this.more.hidden = !earlier && all.length <= this.limit;
     say(this.more, 'Show earlier events');
@@ -48,7 +48,7 @@ export class Timeline {
     this.onMore();
   }
 
-  private element_of(row: Row, stream: Stream): HTMLLIElement {
+  private elementOf(row: Row, stream: Stream): HTMLLIElement {
     let element = this.rows.get(row.key);
     if (!element) {
       element = row.is === 'event' ? this.event(row.event, stream) : note(row, stream);
@@ -60,11 +60,11 @@ export class Timeline {
     return element;
   }
 
-  private mark_readers(record: SessionRecord): void {
+  private markReaders(record: SessionRecord): void {
     for (const chip of this.list.querySelectorAll('.here')) chip.remove();
     for (const stream of record.streams.values()) {
-      const row = stream.facts.reader && this.rows.get(`${stream.id} ${stream.facts.reader.seq}`);
-      row?.querySelector('.said')?.after(h('span', { class: 'chip here', title: 'as far as the reader had got when it was last written' }, 'reader here'));
+      const row = this.rows.get(`${stream.id} ${stream.readTo}`);
+      row?.querySelector('.said')?.after(h('span', { class: 'chip here', title: 'as far as readers have got, as far as that was written' }, 'read to here'));
     }
   }
 
