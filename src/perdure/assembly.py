@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perdure._core.ids import new_node_id
 from perdure._core.limits import Work
@@ -150,13 +150,14 @@ def _node(
     on_lost: Callable[[StoreLost], None],
 ) -> Node:
     context, sessions = process.context, process.sessions
+    started = context.clock()
     return Node(
         liveness=process.liveness,
         peers=peers,
         settler=process.settler,
         watcher=watcher,
         lease=context.settings.lease,
-        facts=lambda: metrics.facts(numbers(context, sessions)),
+        facts=lambda: metrics.facts(replace(numbers(context, sessions), started=started)),
         thaw=context.hub.thaw,
         on_buried=on_buried,
         on_lost=on_lost,

@@ -39,6 +39,10 @@ CANCEL_LOOK = 0.05
 UNENDED = frozenset({CallState.RUNNING, CallState.WAITING})
 
 
+class NoSuchSession(Misuse):
+    """No session or task of the store has this id."""
+
+
 class Shown(enum.Enum):
     """What a record is for an operator."""
 
@@ -114,7 +118,7 @@ async def find(store: Store, text: str) -> SessionRecord:
     following = await store.sessions(after=SessionId(text), limit=2)
     found = [record for record in following if record.id.startswith(text)]
     if not found:
-        raise Misuse(f"no session or task {text!r} in the store")
+        raise NoSuchSession(f"no session or task {text!r} in the store")
     if len(found) > 1:
         raise Misuse(f"several ids begin with {text!r}; give more of the id")
     return found[0]

@@ -21,7 +21,7 @@ from starlette.staticfiles import StaticFiles
 from perdure._core.ids import SessionId, StreamId
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.text import printable
-from perdure.admin.queries import end_session, find
+from perdure.admin.queries import NoSuchSession, end_session, find
 from perdure.console import parameters
 from perdure.console.entrance import Entrance, refuse
 from perdure.console.health import Health
@@ -103,12 +103,13 @@ class Console:
     async def follow_session(self, request: Request) -> Response:
         query = dict(request.query_params)
         parameters.refuse_unknown(query, frozenset({"last"}))
-        behind = parameters.number(query, "last", default=DEFAULT_EVENTS, low=0, high=MAX_BEHIND)
-        return LiveResponse(self.sessions.follow(await self._id(request), behind=behind), self.seats)
+        behind = parameters.number(query, "last", default=0, low=0, high=MAX_BEHIND)
+        session = await self._id(request)
+        return LiveResponse(lambda: self.sessions.follow(session, behind=behind), self.seats)
 
     async def follow_all(self, request: Request) -> Response:
         await self.pulse.tick()  # a store that cannot be read is told by the status
-        return LiveResponse(self._ticks(), self.seats)
+        return LiveResponse(self._ticks, self.seats)
 
     async def _ticks(self) -> AsyncGenerator[JsonObject | None]:
         seen: object = None
@@ -123,7 +124,7 @@ class Console:
         """The whole id of the session that a path names by its id, or by the beginning of it."""
         try:
             return (await find(await self.view.current(), request.path_params["id"])).id
-        except Misuse as error:
+        except NoSuchSession as error:
             raise NotFound(str(error)) from None
 
     def routes(self) -> list[BaseRoute]:

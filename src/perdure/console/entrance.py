@@ -41,8 +41,10 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-store",
 }
+
+API = "/api/"
+"""What is below this path shows the store. The files of the page hold nothing of it."""
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -67,6 +69,7 @@ class Entrance:
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
+                headers["cache-control"] = "no-store" if scope["path"].startswith(API) else "no-cache"
             await send(message)
 
         refusal = self._answer(scope)
@@ -84,7 +87,7 @@ class Entrance:
             return refuse(scope, 403, "a page of another origin may not change anything here")
         if scope["path"] == "/" and (given := self._given(scope)) is not None:
             return self._welcome() if self._is_token(given) else self._stranger(scope, "the token in this address")
-        if not self._is_known(headers):
+        if scope["path"].startswith(API) and not self._is_known(headers):
             return self._stranger(scope, "this request's token" if "authorization" in headers else "")
         return None
 
@@ -138,6 +141,6 @@ class Entrance:
 
 def refuse(scope: Scope, status: int, sentence: str) -> Response:
     """Answer with one sentence: as JSON to a program, as text to a person."""
-    if scope["path"].startswith("/api/"):
+    if scope["path"].startswith(API):
         return JSONResponse({"error": sentence}, status_code=status)
     return PlainTextResponse(f"{sentence}\n", status_code=status)

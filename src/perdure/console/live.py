@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from perdure._core.jsonrpc import JsonObject
 from perdure.console.entrance import refuse
-from perdure.errors import PerdureError
+from perdure.errors import StoreError
 
 MAX_READERS = 32
 """Live views at the same time: each looks at the store five times a second. A page has two, so sixteen people can look
@@ -20,6 +20,9 @@ at once."""
 
 KEEP_ALIVE = 15.0
 """Seconds of silence behind which a comment is sent: proxies end connections that are silent for 30 or 60."""
+
+AGAIN = 1.0
+"""Seconds until a store that was lost is looked for again."""
 
 RETRY = 2_000
 """Milliseconds until a browser comes again when a view has ended."""
@@ -40,15 +43,15 @@ class LiveResponse(Response):
     """Sends what an iterator gives; `None` says that there is nothing new. A client that takes nothing holds the
     iterator up, and nothing else: no queue is kept for it."""
 
-    def __init__(self, objects: AsyncGenerator[JsonObject | None], seats: Seats) -> None:
-        self._objects = objects
+    def __init__(self, begin: Callable[[], AsyncGenerator[JsonObject | None]], seats: Seats) -> None:
+        """`begin` gives the iterator; it is called again when the store is back."""
+        self._begin = begin
         self._seats = seats
         self.status_code = 200
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._seats.taken >= MAX_READERS:
-            await self._objects.aclose()
             await refuse(scope, 429, TOO_MANY)(scope, receive, send)
             return
         self._seats.taken += 1
@@ -67,22 +70,37 @@ class LiveResponse(Response):
             self._seats.taken -= 1
 
     async def _send_all(self, send: Send) -> None:
+        """A failing store is told once. The page is told again how things are when it is back."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": list(_HEAD)})
         await _write(send, f"retry: {RETRY}\n\n")
-        loop = asyncio.get_running_loop()
-        said = loop.time()
-        try:
-            async with contextlib.aclosing(self._objects) as objects:
-                async for one in objects:
-                    if one is not None:
-                        await _write(send, f"data: {json.dumps(one, separators=(',', ':'))}\n\n")
-                        said = loop.time()
-                    elif loop.time() - said >= KEEP_ALIVE:
-                        await _write(send, ": still here\n\n")
-                        said = loop.time()
-        except PerdureError as error:  # the page comes again, and is told the reason by the status
-            await _write(send, f"data: {json.dumps({'what': 'error', 'error': str(error)})}\n\n")
+        is_lost = False
+        while True:
+            try:
+                async with contextlib.aclosing(self._begin()) as objects:
+                    async for one in _with_comments(objects):
+                        is_lost = False
+                        await _write(send, one)
+                break
+            except StoreError as error:
+                if not is_lost:
+                    await _write(send, _data({"what": "lost", "error": " ".join(str(error).split())}))
+                is_lost = True
+                await asyncio.sleep(AGAIN)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _with_comments(objects: AsyncGenerator[JsonObject | None]) -> AsyncIterator[str]:
+    """Each object as it is sent, and a comment where there was none for long."""
+    loop = asyncio.get_running_loop()
+    said = loop.time()
+    async for one in objects:
+        if one is not None or loop.time() - said >= KEEP_ALIVE:
+            yield ": still here\n\n" if one is None else _data(one)
+            said = loop.time()
+
+
+def _data(one: JsonObject) -> str:
+    return f"data: {json.dumps(one, separators=(',', ':'))}\n\n"
 
 
 async def _write(send: Send, text: str) -> None:

@@ -104,7 +104,7 @@ def _node(one: Seen, state: str, gone: float | None = None) -> JsonObject:
         "id": one.record.id,
         "alive": state == "alive",
         "state": state,
-        "since": getattr(numbers, "started", None),
+        "since": numbers.started,
         "gone": gone,
         "version": numbers.version or None,
         "degraded": numbers.degraded,

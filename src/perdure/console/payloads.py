@@ -9,9 +9,6 @@ MAX_SHOWN = 64 << 10
 """Bytes of a message in a list of events: a page of a hundred is then a few megabytes at the most. The whole message is
 given when it is asked for by its number."""
 
-BEGINNING = 1_024
-"""Characters that are shown of a message that is cut."""
-
 HIDDEN = "(not shown)"
 
 SECRETS = frozenset({"requestState"})
@@ -36,14 +33,14 @@ def without_secrets(value: Any) -> Any:
     return top[0]
 
 
-def fit(seen: JsonObject) -> JsonObject:
-    """Give an object of `perdure tail` as the page gets it: an event with the size of its message, which is cut if that
-    is large."""
+def fit(seen: JsonObject, *, whole: bool = False) -> JsonObject:
+    """Give an object of `perdure tail` as the page gets it: an event with the bytes of its message, of which only the
+    beginning is there, as text, if it is large and the whole was not asked for."""
     if seen["what"] != "event":
         return seen
     message = without_secrets(seen["message"])
     text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
-    size = len(text.encode("utf-8", "surrogatepass"))
-    if size <= MAX_SHOWN:
-        return seen | {"message": message, "size": size, "cut": False}
-    return seen | {"message": text[:BEGINNING], "size": size, "cut": True}
+    data = text.encode("utf-8", "surrogatepass")
+    if whole or len(data) <= MAX_SHOWN:
+        return seen | {"message": message, "bytes": len(data), "cut": False}
+    return seen | {"message": data[:MAX_SHOWN].decode(errors="replace"), "bytes": len(data), "cut": True}

@@ -17,7 +17,7 @@ from perdure._core.ids import NodeId
 from perdure._core.jsonrpc import JsonObject
 from perdure.console.node_watch import NodeWatch, Seen
 from perdure.console.session_index import SessionIndex
-from perdure.telemetry.counters import BUCKETS
+from perdure.telemetry.counters import BUCKETS, CALL_BUCKETS
 
 TICK = 1.0
 """Seconds between two ticks."""
@@ -25,17 +25,17 @@ TICK = 1.0
 SHORTEST, LONGEST = 1.0, 5.0
 """Seconds over which a beat's counts are spread: nodes beat every three seconds, or more often with a short lease."""
 
-WINDOW = 30.0
+WINDOW = 60.0
 """Seconds of which latencies are told: enough events that the slowest hundredth means something."""
 
 COUNTED: Mapping[str, Sequence[str]] = {
     "events": ("events_appended",),
-    "calls_begun": ("calls_accepted", "sessions_opened", "reattaches"),
+    "calls_begun": ("calls_accepted",),
     "calls_ended": ("calls_answered", "calls_cancelled", "calls_settled"),
 }
 """What a tick counts, and the counters of a node that make it up."""
 
-TIMED = ("call", "append")
+TIMED = {"call": CALL_BUCKETS, "append": BUCKETS}
 """The latency that is told: of calls, where nodes tell it; else of writing to the store."""
 
 
@@ -120,24 +120,24 @@ class Meter:
 
     def latency(self) -> JsonObject | None:
         """The median and the slowest hundredth, in seconds; `None` if nothing was timed lately."""
-        for name in TIMED:
+        for name, bounds in TIMED.items():
             beats = [added for _, of, added in self._seconds if of == name]
             counts = [sum(column) for column in zip(*beats, strict=True)]
             if any(counts):
-                return {"of": name, "p50": quantile(counts, 0.5), "p99": quantile(counts, 0.99)}
+                return {"of": name, "p50": quantile(counts, bounds, 0.5), "p99": quantile(counts, bounds, 0.99)}
         return None
 
 
-def quantile(counts: Sequence[int], share: float) -> float:
+def quantile(counts: Sequence[int], bounds: Sequence[float], share: float) -> float:
     """The time within which a share of what a histogram counts was done, as far as its bounds tell."""
     wanted = math.ceil(share * sum(counts))
     within = list(itertools.accumulate(counts))
     place = next(place for place, count in enumerate(within) if count >= wanted)
-    if place == len(BUCKETS):
-        return BUCKETS[-1]
-    low = BUCKETS[place - 1] if place else 0.0
+    if place == len(bounds):
+        return bounds[-1]
+    low = bounds[place - 1] if place else 0.0
     before = within[place - 1] if place else 0
-    return low + (BUCKETS[place] - low) * (wanted - before) / counts[place]
+    return low + (bounds[place] - low) * (wanted - before) / counts[place]
 
 
 def _count(seen: Seen, name: str) -> int:
@@ -150,9 +150,9 @@ def _count(seen: Seen, name: str) -> int:
 def _histograms(seen: Seen) -> dict[str, Sequence[int]]:
     found: dict[str, Sequence[int]] = {}
     seconds = seen.numbers.seconds
-    for name in TIMED if isinstance(seconds, dict) else ():
+    for name, bounds in TIMED.items() if isinstance(seconds, dict) else ():
         counts = seconds.get(name, ((), 0.0))[0]
-        if len(counts) == len(BUCKETS) + 1 and all(isinstance(count, int) for count in counts):
+        if len(counts) == len(bounds) + 1 and all(isinstance(count, int) for count in counts):
             found[name] = counts
     return found
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from perdure._core.ids import RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import JsonObject
-from perdure._core.principals import is_called
+from perdure._core.principals import is_called, readable
 from perdure._core.states import CallState, SessionState
 from perdure.admin.queries import Shown, is_clients, listed, shown_kind, subject_of
 from perdure.console.kept import Kept
@@ -159,7 +159,7 @@ class SessionIndex:
         items = await asyncio.gather(*(listed(store, record) for record in records if record is not None))
         more = len(found) > len(shown)
         return {
-            "items": items,
+            "items": [item | {"owner_name": readable(item["owner"])} for item in items],
             "next": f"{shown[-1].active!r}:{shown[-1].id}" if more else None,
             "total": total,
             "left_out": snapshot.left_out,

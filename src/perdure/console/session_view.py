@@ -1,15 +1,17 @@
 """Shows one session: all that the store holds of it, its events a page at a time, and what is new as it is written."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
 
 from perdure._core.ids import SessionId, StreamId
 from perdure._core.jsonrpc import JsonObject
-from perdure.admin.queries import Tail, appended, show_session, trimmed
+from perdure._core.principals import readable
+from perdure.admin.queries import NoSuchSession, Tail, appended, show_session, trimmed
 from perdure.console.payloads import fit, without_secrets
 from perdure.console.store_view import StoreView
-from perdure.errors import Misuse, PerdureError, StoreUnavailable
+from perdure.errors import Misuse, StoreUnavailable
 from perdure.store import Store
 from perdure.store.base import StreamRecord, stream_by_id
 
@@ -35,7 +37,7 @@ STATE = 1.0
 """Seconds between two looks at all that is known of a session, which takes several queries; at least."""
 
 
-class NotFound(PerdureError):
+class NotFound(Misuse):
     """There is no such thing in the store."""
 
 
@@ -72,7 +74,7 @@ class SessionView:
         found = await store.read(stream, after=seq - 1, limit=1)
         if not found or found[0].seq != seq:
             raise NotFound(f"stream {stream[:8]} has no event {seq}: it was forgotten, or it is not written yet")
-        return {"item": without_secrets(appended(record, found[0]))}
+        return fit(appended(record, found[0]), whole=True)
 
     async def _stream(self, store: Store, session: SessionId, stream: StreamId) -> StreamRecord:
         if not stream:
@@ -83,30 +85,31 @@ class SessionView:
         return record
 
     async def follow(self, session: SessionId, *, behind: int) -> AsyncGenerator[JsonObject | None]:
-        """What is there and what is new, as long as the session lasts; `None` where there is nothing new. `behind`: the
-        newest events of each stream with which it begins."""
+        """How the session is, then what is new, as long as it lasts; `None` where there is nothing new. `behind`: it
+        begins with so many of the newest events of each stream."""
         store = await self._view.current()
         tail = Tail(store, session)
-        await tail.begin(events=behind, streams=MAX_STREAMS)
+        await (tail.begin(events=behind, streams=MAX_STREAMS) if behind else tail.skip())
         stamp: object = None
         last: object = None
         due = self._monotonic()
         while True:
             began = self._monotonic()
             if await self._view.current() is not store:
-                raise StoreUnavailable("the store was opened again; what is new is read from there")
+                raise StoreUnavailable("the store is another one than before")
+            if began >= due:
+                with contextlib.suppress(NoSuchSession):  # it is forgotten, which the tail tells
+                    now = await shown(store, session)
+                    if (facts := still(now)) != last:
+                        last = facts
+                        yield {"what": "state", "session": now}
+                due = began + max(STATE, REST * (self._monotonic() - began))
             before, stamp = stamp, store.stamp()
             if stamp != before:
                 async for seen in tail.look():
                     yield fit(seen)
                     if seen["what"] == "ended":
                         return
-            if began >= due:
-                now = await shown(store, session)
-                if (facts := signature(now)) != last:
-                    last = facts
-                    yield {"what": "state", "session": now}
-                due = began + max(STATE, REST * (self._monotonic() - began))
             yield None
             await asyncio.sleep(max(LOOK, REST * (self._monotonic() - began)))
 
@@ -116,7 +119,7 @@ async def shown(store: Store, session: SessionId) -> JsonObject:
     earlier writers ended."""
     found, _ = await show_session(store, session)
     records = {record.id: record for record in await store.streams(session)}
-    found = dict(without_secrets(found))
+    found = named(dict(without_secrets(found)))
     streams = found["streams"]
     found["streams"] = _newest(streams)
     found["left_out"] = len(streams) - len(found["streams"])
@@ -131,6 +134,11 @@ async def shown(store: Store, session: SessionId) -> JsonObject:
     return found
 
 
+def named(session: JsonObject) -> JsonObject:
+    """With the owner as people know it."""
+    return session | {"owner_name": readable(session["owner"])}
+
+
 def _newest(streams: list[JsonObject]) -> list[JsonObject]:
     """The streams that are not over, and the newest of the others, in their order."""
     room = max(0, MAX_STREAMS - sum(not stream["sealed"] for stream in streams))
@@ -143,15 +151,11 @@ _MOVING = frozenset({"active", "last", "delivered", "events", "answers", "seq", 
 """Members that move with each event, which is shown by itself."""
 
 
-def signature(session: JsonObject) -> object:
+def still(session: JsonObject) -> object:
     """What of a session is worth a new picture: its state, its calls and their attempts, its streams and readers."""
-    return _still(session)
 
+    def of_all(objects: list[JsonObject]) -> list[JsonObject]:
+        return [{name: item for name, item in one.items() if name not in _MOVING} for one in objects]
 
-def _still(value: object) -> object:
-    match value:
-        case dict():
-            return {name: _still(item) for name, item in value.items() if name not in _MOVING}
-        case list():
-            return [_still(item) for item in value]
-    return value
+    parts = {name: of_all(session[name]) for name in ("calls", "streams", "asks")}
+    return {name: item for name, item in session.items() if name not in _MOVING} | parts

@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import re
+import time
 from collections import Counter
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -210,7 +211,9 @@ class Exchange:
             return None
         also = self.session.end_step() if failed else self.session.record_change(found, body)
         self.calls.answer(found, CallStep.ANSWER, encode_answer(found.request.id, body, failed=failed), also)
-        self.session.context.counters.calls_answered += 1
+        counters = self.session.context.counters
+        counters.calls_answered += 1
+        counters.call_seconds.observe(time.perf_counter() - found.begun)
         return found.stream
 
     def interrupted(self, call: int) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -57,6 +58,8 @@ class Call:
     """What it said last of its progress."""
     told_at: int = 0
     """When its client was told that it is an orphan, as an arrival number of the hub."""
+    begun: float = field(default_factory=time.perf_counter)
+    """When it was accepted here."""
 
     @property
     def incarnation(self) -> int:

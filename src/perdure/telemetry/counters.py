@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perdure._core.histograms import BUCKETS as BUCKETS
+from perdure._core.histograms import CALL_BUCKETS as CALL_BUCKETS
 from perdure._core.histograms import Histogram as Histogram
 
 
@@ -63,6 +64,10 @@ class Counters:
     outages: int = _counter("Times that the store began to fail.")
     events_held: int = _counter("Events that went on live from memory while the store failed.")
 
+    call_seconds: Histogram = field(
+        default_factory=lambda: Histogram(CALL_BUCKETS),
+        metadata={"help": "From the moment that a request was accepted until the server behind has answered it."},
+    )
     append_seconds: Histogram = field(
         default_factory=Histogram,
         metadata={"help": "From the first thing put into a group until the group is written."},

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from perdure._core.ids import NodeId
 from perdure._core.states import SessionState
 from perdure.store.base import Measures, NodeRecord, Survey
-from perdure.telemetry.counters import BUCKETS, HELP, OUTCOMES, Counters
+from perdure.telemetry.counters import BUCKETS, CALL_BUCKETS, HELP, OUTCOMES, Counters
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -41,6 +41,8 @@ class Snapshot:
 
     node: NodeId
     version: str = ""
+    started: float | None = None
+    """When it joined the store, by the store's clock; told with the beats only."""
     counters: Mapping[str, int] = field(default_factory=dict)
     sessions: Mapping[str, int] = field(default_factory=dict)
     """By state, of those in this node's memory."""
@@ -60,7 +62,7 @@ def snapshot(node: NodeId, counters: Counters, *, measures: Measures | None = No
     """The numbers of this node at this moment. `held`: its `sessions`, `single_calls`, `streams` and `readers`, and
     `degraded`.
     `measures`: what its store tells."""
-    timed = {"append": counters.append_seconds, "replay": counters.replay_seconds}
+    timed = {"call": counters.call_seconds, "append": counters.append_seconds, "replay": counters.replay_seconds}
     if measures is not None:
         timed |= {f"store_{name}": histogram for name, histogram in measures.seconds.items()}
         held["store"] = measures.figures
@@ -185,13 +187,13 @@ def _surveyed(name: str, says: str, label: str, numbers: Callable[[Survey], Mapp
     return Metric(f"perdure_store_{name}", "gauge", says + _ON_A_SERVER, samples, (label,))
 
 
-def _histogram(name: str, says: str = "") -> Metric:
+def _histogram(name: str, says: str = "", *, bounds: Sequence[float] = BUCKETS) -> Metric:
     def values(node: Snapshot) -> Iterator[tuple[str, str, Any]]:
         counts, total = node.seconds.get(name, ((), 0.0))
-        if len(counts) != len(BUCKETS) + 1:
+        if len(counts) != len(bounds) + 1:
             return  # another release's bounds
         within = list(itertools.accumulate(counts))
-        yield from (("_bucket", str(bound), count) for bound, count in zip((*BUCKETS, "+Inf"), within, strict=True))
+        yield from (("_bucket", str(bound), count) for bound, count in zip((*bounds, "+Inf"), within, strict=True))
         yield "_sum", "", total
         yield "_count", "", within[-1]
 
@@ -233,6 +235,7 @@ METRICS = (
         "outcome",
         *("recoveries_tried", "recoveries_succeeded", "recoveries_failed", "recoveries_refused"),
     ),
+    _histogram("call", bounds=CALL_BUCKETS),
     _histogram("append"),
     _histogram("replay"),
     Metric(
