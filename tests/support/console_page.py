@@ -53,7 +53,8 @@ class Page:
         """Wait until an element says this."""
         await self.until(
             f"[...document.querySelectorAll({json.dumps(selector)})]"
-            f".some((one) => one.checkVisibility() && one.innerText.replace(/\\s+/g, ' ').includes({json.dumps(text)}))",
+            ".some((one) => one.checkVisibility()"
+            f" && one.innerText.replace(/\\s+/g, ' ').includes({json.dumps(text)}))",
             seconds=seconds,
         )
 
