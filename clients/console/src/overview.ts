@@ -108,10 +108,10 @@ const NODE_HEADS = ['Node', 'State', 'Age', 'Calls', 'Streams', 'Readers'];
 
 class NodeTable {
   private readonly body = h('tbody', {});
-  private readonly none = h('p', { class: 'none' }, 'No server uses this store now. Start one: ', h('code', {}, 'perdure serve'));
+  private readonly none = h('p', { class: 'none', hidden: true }, 'No server uses this store now. Start one: ', h('code', {}, 'perdure serve'));
   private readonly table = h(
     'table',
-    { class: 'nodes cards' },
+    { class: 'nodes cards', hidden: true },
     h('caption', { class: 'unseen' }, 'Nodes that have joined the store'),
     h('thead', {}, h('tr', {}, ...NODE_HEADS.map((name, index) => h('th', { scope: 'col', class: index > 1 ? 'number' : null }, name)))),
     this.body,

@@ -25,7 +25,7 @@ const UNENDED = new Set(['running', 'waiting']);
 
 export class SessionView implements View {
   readonly element: HTMLElement;
-  private readonly heading = h('h1', { tabindex: '-1' }, 'Session');
+  private readonly heading = h('h1', { tabindex: '-1' });
   private readonly state = h('span', { class: 'pill' });
   private readonly said = h('p', { class: 'said', role: 'status', hidden: true });
   private readonly facts = h('dl', { class: 'facts' });
@@ -55,6 +55,7 @@ export class SessionView implements View {
   ) {
     this.lanes = new Lanes((stream) => this.choose(stream), () => void this.history());
     this.timeline = new Timeline(() => this.record?.facts.id ?? id, () => void this.earlier());
+    replaceOnce(this.heading, 'Session ', short(id));
     this.body = h(
       'div',
       { hidden: true },

@@ -35,13 +35,13 @@ export const ownerOf = ({ owner, owner_name }: Pick<Listed, 'owner' | 'owner_nam
 export class SessionTable {
   readonly element: HTMLElement;
   private readonly body = h('tbody', {});
-  private readonly none = h('p', { class: 'none', hidden: true });
+  private readonly none = h('p', { class: 'none' }, 'Reading the store…');
   private readonly table: HTMLTableElement;
   private readonly rows = new Map<string, Row>();
 
   constructor(caption: string) {
     const heads = HEADS.map(([name, of]) => h('th', { scope: 'col', class: of }, name));
-    this.table = h('table', { class: 'sessions cards' }, h('caption', { class: 'unseen' }, caption), h('thead', {}, h('tr', {}, ...heads)), this.body);
+    this.table = h('table', { class: 'sessions cards', hidden: true }, h('caption', { class: 'unseen' }, caption), h('thead', {}, h('tr', {}, ...heads)), this.body);
     this.element = h('div', { class: 'table' }, this.table, this.none);
   }
 
