@@ -11,6 +11,9 @@ const MIDDLE = HEIGHT / 2;
 /** Lanes that are shown at first, and that are added by the button. */
 export const LANES = 12;
 
+/** A gap can be seen, however short the time was in which its events came. */
+const LEAST_GAP = 18;
+
 /** Marks of the axis. */
 const MARKS = 4;
 
@@ -142,10 +145,10 @@ class Lane {
     const { facts, events, attempt } = stream;
     say(this.name, plain(stream.title) || facts.kind);
     const read = stream.readTo === null ? '' : `read to ${number(stream.readTo)}`;
-    const chips = [attempt > 1 ? `attempt ${attempt}` : '', facts.unread ? 'reader lost' : read];
+    const chips = [attempt > 1 ? `attempt ${attempt}` : '', facts.unread ? 'reader left' : read];
     const shown = chips.filter(Boolean);
     if (this.chips.textContent !== shown.join(''))
-      replace(this.chips, ...shown.map((text) => h('span', { class: text.startsWith('read to') ? 'chip' : 'chip warn' }, text)));
+      replace(this.chips, ...shown.map((text) => h('span', { class: text.startsWith('attempt') ? 'chip warn' : 'chip' }, text)));
     mark(this.label, 'aria-pressed', String(chosen === stream.id));
     mark(this.element, 'data-dim', chosen !== null && chosen !== stream.id ? '' : null);
     for (const [name, path] of Object.entries(drawn(stream, x))) mark(this.paths.get(name) as Element, 'd', path || 'M0 0');
@@ -161,8 +164,9 @@ function drawn(stream: Stream, x: (time: number) => number): Record<string, stri
   const failed = (event: (typeof events)[number]): boolean => event.final && typeof event.message === 'object' && event.message !== null && 'error' in event.message;
   const end = facts.sealed ? (events.at(-1)?.time ?? facts.opened) : now();
   const gap = gaps.map(({ first, last }) => {
-    const from = first <= 1 ? facts.opened : stream.timeOf(first - 1);
-    return `M${at(from)} ${MIDDLE}H${Math.max(Number(at(stream.timeOf(last + 1))), Number(at(from)) + 14)}`;
+    const to = at(stream.timeOf(last + 1));
+    const from = Math.min(Number(at(first <= 1 ? facts.opened : stream.timeOf(first - 1))), Number(to) - LEAST_GAP);
+    return `M${from} ${MIDDLE}H${to}`;
   });
   const changes = (isRerun: boolean): string =>
     stream

@@ -185,7 +185,7 @@ export class SessionRecord {
 
 /** What happened to the reader of a stream between two looks, if anything did. */
 function newsOfReader(before: StreamRow, now: StreamRow): string | null {
-  if (!before.unread && now.unread) return 'the reader was lost before the end';
+  if (!before.unread && now.unread) return 'the reader left before the end';
   if (before.unread && !now.unread) return 'a reader has come to the end';
   if (!before.reader && now.reader) return `a reader came to node ${now.reader.node.slice(0, 8)}`;
   return before.reader && !now.reader && !now.sealed ? `the reader left node ${before.reader.node.slice(0, 8)}` : null;
