@@ -127,29 +127,29 @@ class Console:
         except NoSuchSession as error:
             raise NotFound(str(error)) from None
 
+    def _answering(self, read: Callable[[Request], Awaitable[JsonObject]]) -> Callable[[Request], Awaitable[Response]]:
+        """Answer with an object and the time at which it was so; what is kept of a store that is lost is not shown."""
+
+        async def answer(request: Request) -> Response:
+            await self.view.current()
+            return JSONResponse({"now": time.time(), **await read(request)})
+
+        return answer
+
     def routes(self) -> list[BaseRoute]:
         """One row for each thing that can be asked for."""
         session = "/api/sessions/{id}"
         return [
-            Route("/api/store", answering(self.store)),
-            Route("/api/nodes", answering(self.list_nodes)),
-            Route("/api/sessions", answering(self.list_sessions)),
-            Route(session, answering(self.show)),
-            Route(f"{session}/events", answering(self.list_events)),
-            Route(f"{session}/events/{{stream}}/{{seq}}", answering(self.show_event)),
+            Route("/api/store", self._answering(self.store)),
+            Route("/api/nodes", self._answering(self.list_nodes)),
+            Route("/api/sessions", self._answering(self.list_sessions)),
+            Route(session, self._answering(self.show)),
+            Route(f"{session}/events", self._answering(self.list_events)),
+            Route(f"{session}/events/{{stream}}/{{seq}}", self._answering(self.show_event)),
             Route(f"{session}/live", self.follow_session),
-            Route(f"{session}/end", answering(self.end), methods=["POST"]),
+            Route(f"{session}/end", self._answering(self.end), methods=["POST"]),
             Route("/api/live", self.follow_all),
         ]
-
-
-def answering(read: Callable[[Request], Awaitable[JsonObject]]) -> Callable[[Request], Awaitable[Response]]:
-    """Answer with an object and the time at which it was so."""
-
-    async def answer(request: Request) -> Response:
-        return JSONResponse({"now": time.time(), **await read(request)})
-
-    return answer
 
 
 STATUSES: dict[type[PerdureError], int] = {

@@ -74,4 +74,4 @@ class Health:
         told = [one.numbers.degraded for one in await self._nodes.nodes() if one.alive]
         if holders or any(told):
             return True
-        return None if holders is None and not any(degraded is False for degraded in told) else False
+        return False if told and (holders is not None or False in told) else None
