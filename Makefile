@@ -11,20 +11,21 @@ endif
 
 .DEFAULT_GOAL := help
 PAGE = examples/page/dist/page.js
+CONSOLE = src/perdure/console/page/console.js
 
 .PHONY: help setup demo page test coverage lint format conformance dist bench clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: .venv/ready ## Make the environment in .venv (demo and test do it by themselves)
+setup: .venv/ready $(CONSOLE) ## Make the environment in .venv (demo and test do it by themselves)
 
 demo: .venv/ready page ## Watch calls survive, in the terminal and then on a page (PORT=8000, STORE=postgres for two nodes)
 	@.venv/bin/python -m examples.demo --port $(PORT) --store '$(STORE)'
 
-page: $(PAGE) ## Build the browser package and the demo's page
+page: $(PAGE) $(CONSOLE) ## Build the browser package, the demo's page and the console's
 
-test: lint ## Check style and types, run all tests
+test: lint $(CONSOLE) ## Check style and types, run all tests
 	@scripts/test
 
 coverage: .venv/ready ## Run all tests and measure how much of the package they reach (slow)
@@ -48,7 +49,7 @@ bench: ## Measure Perdure beside its peers; results in bench/results
 	@.bench-venv/bin/python -m bench.run
 
 clean: ## Remove what was made here
-	rm -rf .venv .bench-venv build dist clients/browser/build clients/browser/dist examples/page/dist .coverage .coverage.* .hypothesis .mypy_cache .ruff_cache
+	rm -rf .venv .bench-venv build dist clients/browser/build clients/browser/dist examples/page/dist src/perdure/console/page .coverage .coverage.* .hypothesis .mypy_cache .ruff_cache
 	find . -name node_modules -prune -exec rm -rf {} +
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
@@ -60,3 +61,6 @@ clean: ## Remove what was made here
 # The demo's first part needs no page, so a machine that cannot build it goes on without.
 $(PAGE): .venv/ready scripts/browser $(wildcard clients/browser/*.json clients/browser/*.mjs clients/browser/src/* examples/page/*.ts)
 	@scripts/browser build || echo "browser: the page could not be built, for the reason above; the rest goes on without it" >&2
+
+$(CONSOLE): .venv/ready scripts/browser $(wildcard clients/browser/*.json clients/console/* clients/console/src/*)
+	@scripts/browser console || echo "browser: the console's page could not be built, for the reason above; everything else works without it" >&2

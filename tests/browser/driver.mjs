@@ -98,6 +98,12 @@ const commands = {
   reload: async ({ tab }) => void (await tabs[tab].reload({ waitUntil: 'load' })),
   until: async ({ tab, code, timeout }) =>
     void (await tabs[tab].waitForFunction(code, null, { polling: 20, timeout })),
+  // The same for a page whose policy forbids `eval`, which Playwright needs to wait in the page.
+  async poll({ tab, code, timeout }) {
+    for (const end = Date.now() + timeout; Date.now() < end; await new Promise((resolve) => setTimeout(resolve, 20)))
+      if (await tabs[tab].evaluate(code).catch((error) => !/context was destroyed/.test(error) && Promise.reject(error))) return;
+    throw new Error(`not true after ${timeout} ms: ${code}\n${await tabs[tab].evaluate('document.body.innerText.slice(0, 2000)')}`);
+  },
   async duplicate({ tab }) {
     const [copy] = await Promise.all([context.waitForEvent('page'), tabs[tab].evaluate('void window.open(location.href)')]);
     await copy.waitForLoadState();
@@ -111,6 +117,8 @@ const commands = {
     const lifecycle = await context.newCDPSession(tabs[tab]);
     await lifecycle.send('Page.setWebLifecycleState', { state: on ? 'frozen' : 'active' });
   },
+  press: ({ tab, key }) => tabs[tab].keyboard.press(key),
+  hover: ({ tab, selector }) => tabs[tab].hover(selector),
   responses: () => responses,
   resize: ({ tab, width, height }) => tabs[tab].setViewportSize({ width, height }),
   async shoot({ tab, path, width, height, dark, fullPage = true }) {

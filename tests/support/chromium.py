@@ -120,6 +120,15 @@ class Tab:
 
     async def resize(self, width: int, height: int) -> None:
         await self.browser.do("resize", tab=self.number, width=width, height=height)
+    async def press(self, key: str) -> None:
+        await self.browser.do("press", tab=self.number, key=key)
+
+    async def hover(self, selector: str) -> None:
+        await self.browser.do("hover", tab=self.number, selector=selector)
+
+    async def shoot(self, path: Path, *, width: int, height: int = 800, dark: bool = False) -> None:
+        """Take a picture of the page in a window of this size, which it keeps."""
+        await self.browser.do("shoot", tab=self.number, path=str(path), width=width, height=height, dark=dark)
 
     async def freeze(self, on: bool) -> None:
         """Stop the page as a browser stops one that nobody looks at, or let it go on."""

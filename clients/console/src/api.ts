@@ -1,0 +1,197 @@
+// The console's API: the objects that it gives, and requests with errors that have names.
+
+export interface StoreFacts {
+  store: string;
+  version: string;
+  allow_end: boolean;
+  now: number;
+  degraded: boolean | null;
+  size_bytes: number | null;
+  events: number | null;
+  event_bytes?: number | null;
+  oldest: number | null;
+  counts: { sessions: number | null; tasks: number | null; calls: number | null; running: number | null };
+  problems: string[];
+}
+
+export interface NodeFacts {
+  id: string;
+  alive: boolean;
+  /** alive, dead (its calls are to be settled), left (in good order), gone (its calls are settled) */
+  state?: string;
+  since?: number | null;
+  degraded?: boolean | null;
+  streams: number | null;
+  calls: number | null;
+  readers: number | null;
+}
+
+export interface SingleCall {
+  method: string;
+  name: string | null;
+  state: string;
+  attempt: number;
+  node: string | null;
+}
+
+export interface Listed {
+  kind: string;
+  id: string;
+  owner: string;
+  owner_name?: string;
+  state: string;
+  version: string;
+  created: number;
+  active: number;
+  calls: number;
+  streams: number;
+  home: string | null;
+  call: SingleCall | null;
+}
+
+export interface SessionPage {
+  now: number;
+  items: Listed[];
+  next: string | null;
+  total?: number | null;
+  /** There are more than the console lists. */
+  left_out?: boolean;
+}
+
+export interface CallRow extends SingleCall {
+  request_id: number | string;
+  progress: number | null;
+  stream: string;
+}
+
+export interface StreamRow {
+  id: string;
+  kind: string;
+  last: number;
+  sealed: boolean;
+  generation: number;
+  generations?: { generation: number; end: number }[];
+  opened: number;
+  node: string | null;
+  /** The reader, if it is at another node than the writer. */
+  reader: { node: string; seq: number } | null;
+  /** As far as readers have got, as far as it was written. */
+  delivered?: number;
+  /** The reader was lost before the end, and none has come to the end since. */
+  unread?: boolean;
+}
+
+export interface Ask {
+  id: string;
+  stream: string;
+  node: string | null;
+  request: unknown;
+}
+
+export interface Session extends Omit<Listed, 'calls' | 'streams'> {
+  now?: number;
+  ended: string | null;
+  incarnation: number;
+  initialized: boolean;
+  client: Record<string, unknown>;
+  server: Record<string, unknown>;
+  resume_token: boolean;
+  sticky: unknown[];
+  calls: CallRow[];
+  asks: Ask[];
+  streams: StreamRow[];
+  /** Streams that are not among these, because there are too many. */
+  left_out?: number;
+}
+
+export interface LogEvent {
+  what: 'event';
+  stream: string;
+  seq: number;
+  time: number;
+  final: boolean;
+  message: unknown;
+  bytes?: number;
+  cut?: boolean;
+}
+
+export interface LogGap {
+  what: 'gap';
+  stream: string;
+  first: number;
+  last: number;
+}
+
+export interface LogOpened {
+  what: 'opened';
+  stream: string;
+  kind: string;
+  time: number;
+  calls: { request_id: number | string; method: string; name: string | null }[];
+}
+
+export interface Tick {
+  what: 'tick';
+  time: number;
+  events: number;
+  calls_begun: number;
+  calls_ended: number;
+  running: number;
+  sessions: number;
+  latency: { of?: string; p50: number; p99: number } | null;
+}
+
+export type Seen =
+  | LogEvent
+  | LogGap
+  | LogOpened
+  | Tick
+  | { what: 'state'; session: Session }
+  | { what: 'ended'; session: string; reason: string }
+  | { what: 'changed' }
+  | { what: 'lost'; error: string };
+
+/** The console answered with an error; `status` is 0 if it did not answer. */
+export class Refused extends Error {
+  constructor(
+    readonly status: number,
+    message: string,
+  ) {
+    super(message);
+  }
+}
+
+async function request(path: string, init: RequestInit): Promise<unknown> {
+  let response: Response;
+  let body: unknown;
+  try {
+    response = await fetch(path, { credentials: 'same-origin', cache: 'no-store', ...init });
+    body = await response.json().catch(() => null);
+  } catch (error) {
+    if (init.signal?.aborted) throw error;
+    throw new Refused(0, 'The console does not answer.');
+  }
+  if (response.ok) return body;
+  const said = (body as { error?: unknown } | null)?.error;
+  throw new Refused(response.status, typeof said === 'string' ? said : `The console answered with status ${response.status}.`);
+}
+
+const within = (id: string): string => `/api/sessions/${encodeURIComponent(id)}`;
+
+export const api = {
+  store: (signal?: AbortSignal) => request('/api/store', signal ? { signal } : {}) as Promise<StoreFacts>,
+  nodes: (signal: AbortSignal) => request('/api/nodes', { signal }) as Promise<{ now: number; nodes: NodeFacts[] }>,
+  sessions: (query: URLSearchParams, signal: AbortSignal) =>
+    request(`/api/sessions?${query}`, { signal }) as Promise<SessionPage>,
+  session: (id: string, signal: AbortSignal) => request(within(id), { signal }) as Promise<Session>,
+  events: (id: string, stream: string, after: number, limit: number, signal: AbortSignal) =>
+    request(`${within(id)}/events?${new URLSearchParams({ stream, after: `${after}`, limit: `${limit}` })}`, { signal }) as Promise<{
+      items: (LogEvent | LogGap)[];
+      next: unknown;
+    }>,
+  event: (id: string, stream: string, seq: number) =>
+    request(`${within(id)}/events/${encodeURIComponent(stream)}/${seq}`, {}) as Promise<LogEvent>,
+  end: (id: string) => request(`${within(id)}/end`, { method: 'POST' }) as Promise<{ said: string }>,
+  live: '/api/live',
+  liveOf: (id: string): string => `${within(id)}/live`,
+};

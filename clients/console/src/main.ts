@@ -1,0 +1,132 @@
+// Starts the console's page: its frame, its connection to the console, and the page that the address names.
+import { api, type Seen, type StoreFacts } from './api.ts';
+import { h, mark, one, replace, say } from './dom.ts';
+import { Feed, SILENCE, type Trouble } from './feed.ts';
+import { clock, plain } from './format.ts';
+import { Overview } from './overview.ts';
+import { Rates } from './rates.ts';
+import { SessionView } from './session.ts';
+import { Sessions } from './sessions.ts';
+import { moveTimes, now, setNow } from './times.ts';
+import { routeOf, type Route, type Shell, type View } from './view.ts';
+
+const WORDS: Readonly<Record<Trouble['where'], string>> = {
+  console: 'The connection to the console is lost; this page connects again by itself.',
+  store: 'The store cannot be read; the console tries again.',
+  token: 'This page has no access. Open the address that “perdure console” printed.',
+  gone: '',
+};
+
+class Frame implements Shell {
+  readonly rates = new Rates();
+  facts: StoreFacts | null = null;
+  private readonly main = one<HTMLElement>('#main');
+  private readonly banner = one('#banner');
+  private readonly status = one('#status');
+  private readonly feed: Feed;
+  private view: View | null = null;
+  private key = '';
+  private trouble: Trouble['where'] | null = null;
+
+  constructor() {
+    const listener = { onSeen: (seen: Seen) => this.onSeen(seen), onOpen: () => {}, onTrouble: (trouble: Trouble) => this.onTrouble(trouble) };
+    this.feed = new Feed(api.live, listener, () => api.store(), SILENCE);
+    window.addEventListener('hashchange', () => this.go(true));
+    document.addEventListener('visibilitychange', () => this.pause(document.hidden));
+    window.addEventListener('online', () => this.feed.hurry());
+    one('.skip').addEventListener('click', (event) => {
+      event.preventDefault();
+      this.main.focus();
+    });
+    window.setInterval(moveTimes, 1_000);
+  }
+
+  start(): void {
+    this.go(false);
+    this.feed.open();
+    void this.refreshFacts().catch(() => {});
+  }
+
+  // The address
+
+  private go(isStep: boolean): void {
+    const route = routeOf(location.hash);
+    const key = `${route.page} ${route.id}`;
+    if (key !== this.key || !this.view) {
+      this.view?.close();
+      this.key = key;
+      this.view = this.make(route);
+      this.view.show(route);
+      replace(this.main, this.view.element);
+      if (isStep) {
+        window.scrollTo(0, 0);
+        one<HTMLElement>('h1', this.main).focus({ preventScroll: true });
+      }
+    } else this.view.show(route);
+    document.title = `${this.view.title} · Perdure console`;
+    for (const link of document.querySelectorAll<HTMLElement>('nav [data-page]')) {
+      const isHere = link.dataset['page'] === route.page;
+      mark(link, 'aria-current', isHere ? 'page' : null);
+    }
+  }
+
+  private make({ page, id }: Route): View {
+    if (page === 'session') return new SessionView(this, id);
+    return page === 'sessions' ? new Sessions(this) : new Overview(this);
+  }
+
+  // The connection
+
+  private onSeen(seen: Seen): void {
+    if (seen.what === 'lost') return this.onTrouble({ where: 'store', sentence: seen.error });
+    if (seen.what === 'changed') return this.view?.refresh();
+    if (seen.what !== 'tick') return;
+    setNow(seen.time);
+    this.rates.add(seen);
+    this.onTrouble(null);
+    this.view?.onTick(seen);
+  }
+
+  onTrouble(trouble: Trouble | null): void {
+    const before = this.trouble;
+    this.trouble = trouble?.where ?? null;
+    say(this.status, trouble ? (trouble.where === 'token' ? 'no access' : 'reconnecting') : 'live');
+    mark(this.status, 'data-is', trouble ? (trouble.where === 'token' ? 'bad' : 'warn') : 'good');
+    mark(document.body, 'data-stale', trouble ? '' : null);
+    if (!trouble) {
+      replace(this.banner);
+      if (before) this.back();
+    } else if (before !== trouble.where) this.warn(trouble);
+  }
+
+  private warn({ where, sentence }: Trouble): void {
+    const since = `What is shown is as of ${clock(now()).slice(0, 8)}.`;
+    const detail = where === 'token' ? '' : plain(sentence).replace(/[^.!?]$/, '$&.');
+    const again = h('button', { type: 'button', click: () => this.feed.hurry() }, 'Try now');
+    replace(this.banner, h('div', { class: 'banner', 'data-is': where }, h('p', {}, h('b', {}, WORDS[where]), ' ', detail, ' ', since), again));
+  }
+
+  /** Everything may have changed meanwhile. */
+  private back(): void {
+    void this.refreshFacts().catch(() => {});
+    this.view?.refresh();
+  }
+
+  private pause(isHidden: boolean): void {
+    if (isHidden) this.feed.close();
+    else this.feed.hurry();
+    this.view?.pause(isHidden);
+    if (!isHidden) this.view?.refresh();
+  }
+
+  async refreshFacts(): Promise<void> {
+    const facts = await api.store();
+    this.facts = facts;
+    setNow(facts.now);
+    say(one('#store'), plain(facts.store));
+    say(one('#version'), `Perdure ${plain(facts.version)}.`);
+    say(one('#rights'), facts.allow_end ? ' and may end sessions' : ' and changes nothing');
+  }
+}
+
+new Frame().start();

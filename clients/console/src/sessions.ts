@@ -1,0 +1,186 @@
+// The page of all sessions, tasks and calls: filters, search by an id's beginning, and paging.
+import { api } from './api.ts';
+import { h, say } from './dom.ts';
+import { number } from './format.ts';
+import { SessionTable } from './table.ts';
+import { now, setNow } from './times.ts';
+import { Loader, type Route, type Shell, type View } from './view.ts';
+
+const PAGE = 100;
+
+/** Milliseconds after the last letter until a search begins. */
+const TYPING = 250;
+
+const STATES: readonly [string, readonly string[]][] = [
+  ['of sessions', ['opening', 'active', 'dormant', 'ended']],
+  ['of calls', ['running', 'waiting', 'answered', 'cancelled', 'settled']],
+];
+
+const AGES: readonly [string, string][] = [
+  ['', 'at any time'],
+  ['60', 'in the last minute'],
+  ['600', 'in the last 10 minutes'],
+  ['3600', 'in the last hour'],
+  ['86400', 'in the last day'],
+  ['-3600', 'not for an hour'],
+  ['-86400', 'not for a day'],
+  ['-604800', 'not for a week'],
+];
+
+const FILTERS = ['q', 'kind', 'state', 'owner', 'tool', 'active'] as const;
+
+export class Sessions implements View {
+  readonly title = 'Sessions';
+  readonly element: HTMLElement;
+  private readonly form: HTMLFormElement;
+  private readonly table = new SessionTable('Sessions, tasks and calls, the last active one first');
+  private readonly more = h('button', { type: 'button', class: 'newer', hidden: true, click: () => this.showNewer() });
+  private readonly sum = h('p', { class: 'sum', role: 'status' });
+  private readonly first = h('a', { class: 'button', href: '#/sessions' }, 'First page');
+  private readonly previous = h('a', { class: 'button' }, 'Previous page');
+  private readonly next = h('a', { class: 'button' }, 'Next page');
+  private readonly loader: Loader;
+  private query = new URLSearchParams();
+  private isFresh = true;
+  /** The address of the page before each page that this list has led to: a cursor leads forwards only. */
+  private readonly befores = new Map<string, string>();
+  private typing: number | undefined;
+
+  constructor(shell: Shell) {
+    this.form = filters();
+    this.form.addEventListener('change', () => this.filter(true));
+    this.form.addEventListener('input', (event) => (event.target as Element).matches('input') && this.type());
+    this.form.addEventListener('submit', (event) => (event.preventDefault(), this.filter(true)));
+    this.form.addEventListener('reset', () => window.setTimeout(() => this.filter(true)));
+    this.element = h(
+      'div',
+      { class: 'list' },
+      h('h1', { tabindex: '-1' }, 'Sessions, tasks and calls'),
+      this.form,
+      h('div', { class: 'head' }, this.sum, this.more),
+      this.table.element,
+      h('nav', { class: 'paging', 'aria-label': 'Pages of the list' }, this.first, this.previous, this.next),
+    );
+    this.loader = new Loader(
+      (signal) => this.load(signal),
+      (trouble) => shell.onTrouble(trouble),
+    );
+  }
+
+  show({ query }: Route): void {
+    this.query = query;
+    for (const name of FILTERS) {
+      const field = this.form.elements.namedItem(name) as HTMLInputElement | HTMLSelectElement;
+      if (field !== document.activeElement || field instanceof HTMLSelectElement) field.value = query.get(name) ?? '';
+    }
+    this.isFresh = true;
+    this.loader.begin();
+  }
+
+  refresh(): void {
+    this.loader.soon();
+  }
+
+  onTick(): void {}
+
+  pause(): void {}
+
+  close(): void {
+    clearTimeout(this.typing);
+    this.loader.stop();
+  }
+
+  private showNewer(): void {
+    this.isFresh = true;
+    this.loader.begin();
+    (this.element.querySelector('tbody a') as HTMLElement | null)?.focus();
+  }
+
+  private type(): void {
+    clearTimeout(this.typing);
+    this.typing = window.setTimeout(() => this.filter(false), TYPING);
+  }
+
+  /** Put the form into the address; what was typed letter by letter is one step of the history. */
+  private filter(isStep: boolean): void {
+    clearTimeout(this.typing);
+    const query = new URLSearchParams();
+    for (const [name, value] of new FormData(this.form)) {
+      const text = String(value).trim();
+      if (text) query.set(name, text);
+    }
+    const hash = addressOf(query);
+    if (hash === location.hash || (hash === '#/sessions' && !this.query.size)) return;
+    if (isStep) location.hash = hash;
+    else {
+      history.replaceState(null, '', hash);
+      this.show({ page: 'sessions', id: '', query });
+    }
+  }
+
+  private asked(): URLSearchParams {
+    const query = new URLSearchParams({ limit: `${PAGE}` });
+    for (const name of ['q', 'kind', 'state', 'owner', 'tool', 'cursor']) {
+      const value = this.query.get(name);
+      if (value) query.set(name, value);
+    }
+    const active = Number(this.query.get('active') ?? 0);
+    if (active > 0) query.set('active_after', `${now() - active}`);
+    if (active < 0) query.set('active_before', `${now() + active}`);
+    return query;
+  }
+
+  private async load(signal: AbortSignal): Promise<void> {
+    const page = await api.sessions(this.asked(), signal);
+    setNow(page.now);
+    const isFiltered = FILTERS.some((name) => this.query.get(name));
+    const none = isFiltered ? 'Nothing fits these filters.' : 'No session, task or call is in this store yet.';
+    const hidden = this.table.fill(page.items, { holds: !this.isFresh && this.table.isUsed, none });
+    this.isFresh = false;
+    this.more.hidden = !hidden;
+    say(this.more, `Show ${number(hidden)} newer`);
+    this.turn(page.items.length, page.next, page.total ?? null, page.left_out ?? false);
+  }
+
+  private turn(shown: number, next: string | null, total: number | null, isPart: boolean): void {
+    const before = Number(this.query.get('before') ?? 0) || 0;
+    const range = shown ? `${number(before + 1)} to ${number(before + shown)}` : '0';
+    say(this.sum, total === null ? range : `${range} of ${number(total)}${isPart ? ', the last active ones' : ''}`);
+    const base = new URLSearchParams(this.query);
+    for (const name of ['cursor', 'before']) base.delete(name);
+    this.first.hidden = !this.query.has('cursor');
+    this.first.href = addressOf(base);
+    const known = this.befores.get(this.query.get('cursor') ?? '');
+    this.previous.hidden = known === undefined;
+    if (known !== undefined) this.previous.href = known;
+    this.next.hidden = next === null;
+    if (next === null) return;
+    base.set('cursor', next);
+    base.set('before', `${before + shown}`);
+    this.next.href = addressOf(base);
+    this.befores.set(next, addressOf(this.query));
+  }
+}
+
+const addressOf = (query: URLSearchParams): string => (query.size ? `#/sessions?${query}` : '#/sessions');
+
+function filters(): HTMLFormElement {
+  const field = (label: string, control: HTMLElement): HTMLElement => h('label', {}, h('span', {}, label), control);
+  const text = (name: string, hint: string): HTMLInputElement =>
+    h('input', { name, type: 'search', autocomplete: 'off', spellcheck: 'false', autocapitalize: 'off', placeholder: hint });
+  const option = (value: string, name = value): HTMLElement => h('option', { value }, name);
+  return h(
+    'form',
+    { class: 'filters', role: 'search', 'aria-label': 'Filter the list' },
+    field('Id begins with', text('q', 'any')),
+    field('Kind', h('select', { name: 'kind' }, option('', 'all'), option('session'), option('task'), option('call'))),
+    field(
+      'State',
+      h('select', { name: 'state' }, option('', 'all'), ...STATES.map(([label, names]) => h('optgroup', { label }, ...names.map((name) => option(name))))),
+    ),
+    field('Owner', text('owner', 'any')),
+    field('Tool of a running call', text('tool', 'any')),
+    field('Active', h('select', { name: 'active' }, ...AGES.map(([value, name]) => option(value, name)))),
+    h('button', { type: 'reset' }, 'Clear'),
+  );
+}

@@ -1,0 +1,99 @@
+"""The console's page for tests: built once, opened in a tab, and asked what it shows."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.chromium import PACKAGE, Browser, Tab
+from tests.support.consoling import Console
+from tests.support.node import node_modules, program
+from tests.support.serving import ROOT
+
+SOURCE = ROOT / "clients" / "console"
+BUILT = ROOT / "src" / "perdure" / "console" / "page"
+
+#: Kept by the page itself: what the browser has refused, because it is not of the console's own files.
+WATCH = "addEventListener('securitypolicyviolation', (event) => (globalThis.refused ??= []).push(event.blockedURI));"
+
+
+def build(folder: Path) -> str:
+    """Build the page into a folder; gives what the build said."""
+    node_modules(PACKAGE)
+    command = [program("node"), SOURCE / "build.mjs", folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def have_page() -> None:
+    """Build the page that consoles serve, unless it is built of these sources."""
+    with (SOURCE / "build.mjs").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # test processes come here at once
+        newest = max(file.stat().st_mtime for file in SOURCE.rglob("*"))
+        built = BUILT / "console.js"
+        if not built.exists() or built.stat().st_mtime < newest:
+            build(BUILT)
+
+
+@dataclass(kw_only=True)
+class Page:
+    """A tab that shows the console."""
+
+    tab: Tab
+
+    async def until(self, code: str, *, seconds: float = 20) -> None:
+        """Wait until an expression is true in the page."""
+        await self.tab.browser.do("poll", tab=self.tab.number, code=code, timeout=seconds * 1000)
+
+    async def shows(self, selector: str, text: str, *, seconds: float = 20) -> None:
+        """Wait until an element says this."""
+        await self.until(
+            f"[...document.querySelectorAll({json.dumps(selector)})]"
+            ".some((one) => one.checkVisibility()"
+            f" && one.innerText.replace(/\\s+/g, ' ').includes({json.dumps(text)}))",
+            seconds=seconds,
+        )
+
+    async def texts(self, selector: str) -> list[str]:
+        found: list[str] = await self.tab.eval(
+            f"[...document.querySelectorAll({json.dumps(selector)})]"
+            ".filter((one) => one.checkVisibility()).map((one) => one.innerText.replace(/\\s+/g, ' ').trim())"
+        )
+        return found
+
+    async def click(self, selector: str, text: str = "") -> None:
+        """Click the first of these elements that says this, as soon as it is there."""
+        wanted = (
+            f"[...document.querySelectorAll({json.dumps(selector)})]"
+            f".find((one) => one.checkVisibility() && one.textContent.includes({json.dumps(text)}))"
+        )
+        await self.until(f"!!{wanted}")
+        await self.tab.eval(f"{wanted}.click()")
+
+    async def fill(self, name: str, value: str) -> None:
+        """Type into a field of the filters, or choose there."""
+        await self.tab.eval(
+            f"(() => {{ const field = document.forms[0].elements.namedItem({json.dumps(name)});"
+            f" field.value = {json.dumps(value)};"
+            " for (const type of ['input', 'change']) field.dispatchEvent(new Event(type, { bubbles: true })); })()"
+        )
+
+    async def goto(self, hash_: str) -> None:
+        await self.tab.eval(f"void (location.hash = {json.dumps(hash_)})")
+
+
+async def open_page(browser: Browser, console: Console, hash_: str = "#/", *, token: str = "") -> Page:
+    """The page as its operator opens it: by the address that the console has printed."""
+    address = f"http://127.0.0.1:{console.port}/?token={token or console.token}{hash_}"
+    page = Page(tab=await browser.visit(address, init=WATCH))
+    await page.shows("#status", "live")
+    return page
+
+
+def axe() -> str:
+    """The source of axe-core, which checks a page for accessibility."""
+    return Path(node_modules(PACKAGE) / "axe-core" / "axe.min.js").read_text()
