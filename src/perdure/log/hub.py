@@ -201,8 +201,10 @@ class Hub:
         stream goes on, if that is not the last of them."""
         self.counters.gaps += 1
         sentence = f"events {first} to {last} of a stream are gone: {reason}"
-        self.peers.log_event(logging.WARNING, "stream.gap", sentence, stream=stream.id)
         position = stream.position(last if behind is None else behind)
+        self.peers.log_event(
+            logging.WARNING, "stream.gap", sentence, session=stream.session, stream=stream.id, position=str(position)
+        )
         message = gap_notification(stream.id, first, last, reason=reason)
         sentence = f"gap: events {first} to {last} are no longer retained ({reason})"
         return warning_frames(position, sentence, message, random=self.random, log=by_log)

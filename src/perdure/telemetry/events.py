@@ -10,6 +10,9 @@ from perdure._core.text import printable
 
 _logger = logging.getLogger("perdure")
 
+SHORT = 8
+"""Characters of an id that tell it from others. The whole id of a session is a secret, and no record has more of it."""
+
 MAX_SENTENCE = 2_000
 """Characters of a sentence or of a fact: room for any of ours and the reason in it, which a peer may have written."""
 
@@ -20,8 +23,12 @@ def log_event(level: int, action: str, sentence: str, /, **facts: object) -> Non
     A sentence may name what a peer wrote (a method, a reason), so both are made harmless here, for every handler.
     """
     if _logger.isEnabledFor(level):
-        safe = {name: printable(fact, MAX_SENTENCE) if isinstance(fact, str) else fact for name, fact in facts.items()}
+        safe = {name: _harmless(name, fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
         _logger.log(level, printable(sentence, MAX_SENTENCE), extra={"action": action, **safe})
+
+
+def _harmless(name: str, fact: str) -> str:
+    return printable(fact[:SHORT] if name == "session" else fact, MAX_SENTENCE)
 
 
 PEER_RECORDS = 5
