@@ -99,7 +99,8 @@ async def test_each_request_is_logged_once_when_its_response_ends_and_only_perdu
     assert 0 < baked["duration"] < 20
     ours = {line["logger"] for line in lines if line["level"] in ("debug", "info")}
     assert ours == {"perdure", "perdure.access", "bakery.oven"}
-    assert [line["message"] for line in lines if line["logger"] == "bakery.oven"] == ["heat"]
+    [heat] = [line for line in lines if line["logger"] == "bakery.oven"]
+    assert (heat["message"], heat["session"], heat["call"]) == ("heat", session.id[:8], 2)
     [warned] = [line["message"] for line in lines if line["logger"] == "py.warnings"]
     assert "it is\nhot" in warned
     [crashed] = [line for line in lines if "exception" in line]

@@ -87,7 +87,8 @@ def test_records_longer_than_a_pipe_takes_in_one_piece_do_not_tear_between_proce
     assert sorted((line["worker"], line["message"]) for line in told) == wanted
 
 
-def test_a_process_that_is_stuck_while_it_writes_holds_the_others_up_for_a_moment_only() -> None:
+def test_a_process_that_is_stuck_while_it_writes_holds_the_others_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SharedStream, "_patience", 0.2)
     reading, writing = os.pipe()
     held = "import fcntl, sys; fcntl.lockf(2, fcntl.LOCK_EX); print(flush=True); sys.stdin.readline()"
     stuck = subprocess.Popen(
@@ -96,10 +97,13 @@ def test_a_process_that_is_stuck_while_it_writes_holds_the_others_up_for_a_momen
     assert stuck.stdout is not None
     stuck.stdout.readline()
     with open(writing, "w", encoding="utf-8") as stream:
-        began = time.monotonic()
-        SharedStream(stream).emit(logging.makeLogRecord({"msg": "it goes on"}))
-        waited = time.monotonic() - began
-    assert waited >= TURN_SECONDS
-    stuck.communicate(b"\n")
+        handler, began = SharedStream(stream), time.monotonic()
+        handler.emit(logging.makeLogRecord({"msg": "it goes on"}))
+        assert time.monotonic() - began >= 0.2
+        assert handler._patience == 0.0
+        handler.emit(logging.makeLogRecord({"msg": "and on"}))
+        stuck.communicate(b"\n")
+        handler.emit(logging.makeLogRecord({"msg": "in its turn again"}))
+        assert handler._patience == TURN_SECONDS
     with open(reading, "rb") as lines:
-        assert lines.read() == b"it goes on\n"
+        assert lines.read() == b"it goes on\nand on\nin its turn again\n"

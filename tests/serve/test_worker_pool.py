@@ -307,14 +307,23 @@ async def test_workers_free_the_port_and_end_when_their_parent_is_killed(folder:
 
 
 async def test_hangup_replaces_all_workers_and_nobody_is_refused(folder: Path) -> None:
-    async with started(folder) as (served, peer):
+    """Nor is anything amiss: a worker that leaves has not died, whatever it leaves to the others."""
+    async with started(folder, "--log-level", "info", "--drain-timeout", "0") as (served, peer):
         before = workers_of(served)
+        sessions = [await peer.session() for _ in range(4)]  # each at home on one of the workers
+        calls = [await session.begin_call("look_for", name="bread") for session in sessions]
         served.send(signal.SIGHUP)
+        for call in calls:
+            await call.answer()
+            await call.aclose()
         while workers_of(served) & before:
             answer = await peer.ask("GET", path="/healthz")
             assert (answer.status, answer.json) == (200, {"status": "ok"})
         assert await answering(peer, 2) == workers_of(served)
         assert await served.stop() == 0
+    told = log_lines(served.output)
+    assert {line.action for line in told} >= {"node.departed", "node.settled", "call.rerun"}
+    assert [line for line in told if line.level != "INFO"] == []
 
 
 async def test_a_hangup_that_goes_to_every_process_ends_no_worker(folder: Path) -> None:

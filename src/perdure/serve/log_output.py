@@ -16,16 +16,22 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import TextIO
 
+from perdure._files.locks import HAS_FLOCK
+from perdure.telemetry.events import current_call
 from perdure.telemetry.log_lines import JsonLines, TextLines
 
 FORMATS = ("text", "json")
 
-TURN_SECONDS = 0.2
-"""The longest that a record waits for other workers' records. A worker that is stopped while it writes, or whose
-terminal takes nothing, must not hold up the others; their lines may then stand within its line."""
+TURN_SECONDS = 2.0
+"""The longest that a record waits for other workers' records: long for a busy machine. A worker that is stopped while
+it writes holds up the others for this time once; then they do not wait until its record is written, and their lines may
+stand within it."""
 
 TURN_LOOK = 0.0005
 """Seconds between two tries. A record takes some microseconds."""
+
+if HAS_FLOCK:
+    import fcntl
 
 _OURS = "perdure"
 _LIBRARIES = tuple(sorted({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}))
@@ -35,9 +41,10 @@ def start_log(
     level: str, form: str, *, target: str, colors: bool, shared: bool, stream: TextIO = sys.stderr
 ) -> logging.Handler:
     """Show log records on stderr from now on. `shared`: other processes write there as well."""
-    handler = SharedStream(stream) if shared else logging.StreamHandler(stream)
+    handler = SharedStream(stream) if shared and HAS_FLOCK else logging.StreamHandler(stream)
     handler.setFormatter(JsonLines() if form == "json" else TextLines(colors=colors))
     handler.addFilter(ShownRecords(target))
+    handler.addFilter(_name_call)
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.captureWarnings(True)
     return handler
@@ -46,35 +53,39 @@ def start_log(
 class SharedStream(logging.StreamHandler[TextIO]):
     """Writes records in one piece each to a stream that other processes write to."""
 
+    _patience = TURN_SECONDS
+
     def emit(self, record: logging.LogRecord) -> None:
-        with _turn(self.stream.fileno()):
+        with _turn(self.stream.fileno(), self._patience) as is_ours:
+            self._patience = TURN_SECONDS if is_ours else 0.0
             super().emit(record)
 
 
 @contextlib.contextmanager
-def _turn(file: int) -> Iterator[None]:
-    """Hold the lock of a file, or of a pipe or a terminal, unless it cannot be had."""
+def _turn(file: int, patience: float) -> Iterator[bool]:
+    """Hold the lock of a file, or of a pipe or a terminal; tells whether it could be had in time."""
+    is_ours = _lock(file, patience)
     try:
-        import fcntl
-    except ImportError:  # no system without it has workers
-        yield
-        return
-    until = time.monotonic() + TURN_SECONDS
+        yield is_ours
+    finally:
+        if is_ours:
+            with contextlib.suppress(OSError):
+                fcntl.lockf(file, fcntl.LOCK_UN)
+
+
+def _lock(file: int, patience: float) -> bool:
+    until = time.monotonic() + patience
     while True:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
         except BlockingIOError:
-            if time.monotonic() > until:
-                break
+            if time.monotonic() >= until:
+                return False
             time.sleep(TURN_LOOK)
-        except OSError:  # the system has no locks for such a file
-            break
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            fcntl.lockf(file, fcntl.LOCK_UN)
+        except OSError:  # the system has no locks for such a file, so waiting is of no use
+            return False
+        else:
+            return True
 
 
 class ShownRecords:
@@ -105,6 +116,13 @@ def _has_level(logger: logging.Logger | None) -> bool:
             return True
         logger = logger.parent
     return False
+
+
+def _name_call(record: logging.LogRecord) -> bool:
+    """Let a record say in which call it was written, unless it names a session by itself."""
+    if (ids := current_call.get()) is not None and "session" not in vars(record):
+        record.session, record.stream, record.call = ids
+    return True
 
 
 def name_node(handler: logging.Handler, node: Callable[[], str]) -> None:

@@ -48,8 +48,9 @@ class Upkeep(Protocol):
     async def check(self) -> Sequence[Fact]:
         """Look at the store and change nothing. Raises `StoreError` if it cannot be looked at."""
 
-    async def living(self) -> Sequence[NodeId]:
-        """The nodes that live, as far as can be told from outside. The store must be there."""
+    async def living(self, *, patiently: bool = True) -> Sequence[NodeId]:
+        """The nodes that live, as far as can be told from outside. The store must be there. Without patience, a node
+        that has just lost its connection to the store counts as dead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,8 @@ Clients import this module as well, so it uses `_core` only.
 
 import asyncio
 import logging
+from contextvars import ContextVar
+from typing import NamedTuple
 
 from perdure._core.text import printable
 
@@ -30,6 +32,17 @@ def log_event(level: int, action: str, sentence: str, /, **facts: object) -> Non
 def _harmless(name: str, fact: str) -> str:
     return printable(fact[:SHORT] if name == "session" else fact, MAX_SENTENCE)
 
+
+class CallIds(NamedTuple):
+    """Names the call whose handler runs."""
+
+    session: str
+    stream: str
+    call: int | str
+
+
+current_call: ContextVar[CallIds | None] = ContextVar("perdure_call", default=None)
+"""Set where a call is handed to its handler, so that a record of the user's code can name the call that it is of."""
 
 PEER_RECORDS = 5
 PEER_SECONDS = 60.0
