@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from perdure._core.ids import Fence, Kind, NodeId, RecordKind, SessionId, StreamId
+from perdure._core.ids import Fence, Kind, NodeId, RecordKind, SessionId, StreamId, reader_name
 from perdure._core.states import CallState, SessionState
 from perdure._core.text import printable
 from perdure.admin import queries
 from perdure.admin.queries import list_object, message_of, show_object
-from perdure.admin.text import SEALED_SHOWN, cut, list_lines, show_lines, span, summary, tail_line, width
+from perdure.admin.text import SEALED_SHOWN, WHAT, cut, list_lines, show_lines, span, summary, tail_line, width
 from perdure.store.base import (
     AskRecord,
     CallRecord,
@@ -23,6 +23,7 @@ from perdure.store.base import (
     ReaderRecord,
     SessionRecord,
     StreamRecord,
+    Usage,
 )
 
 NOW = 1_800_000_000.0
@@ -80,6 +81,7 @@ OVERVIEW = list_object(
     RECORD,
     streams=[a_stream(STANDALONE, kind=Kind.STANDALONE), a_stream(), a_stream(StreamId("other"))],
     calls=[a_call({}), a_call({}, state=CallState.WAITING)],
+    usage=Usage(newest=NOW - 5),
 )
 PARTS: dict[str, Any] = {
     "record": RECORD,
@@ -88,7 +90,7 @@ PARTS: dict[str, Any] = {
     "asks": [
         AskRecord(session=ID, id="ask-1", stream=CALL, request=b'{"id":"ask-1","method":"roots/list"}', node=NODE),
     ],
-    "readers": {CALL: ReaderRecord(stream=CALL, reader="r", node=OTHER, seq=5)},
+    "readers": {CALL: ReaderRecord(stream=CALL, reader=reader_name(OTHER, 7, NOW - 30), node=OTHER, seq=5)},
     "kept": {StreamId("old"): KeptRecord(stream=StreamId("old"), opened=NOW - 60, events=6, answers=1)},
     "has_token": True,
 }
@@ -104,17 +106,17 @@ def shown(nodes: frozenset[NodeId] = frozenset({NODE}), **parts: Any) -> list[st
 
 def test_a_wide_terminal_has_a_session_in_one_line() -> None:
     assert list_lines([OVERVIEW], now=NOW, columns=120) == [
-        f"{'ID':<43}  KIND     OWNER  STATE   VERSION     AGE  SEEN  CALLS  STREAMS  NODE",
-        f"{ID}  session  alice  active  2025-11-25  2h   12s   2      3        nodeAAAA",
+        f"{'ID':<43}  KIND     OWNER  STATE   AGE  ACTIVE  READER  CALLS  NODE      WHAT",
+        f"{ID}  session  alice  active  2h   5s      60s     2      nodeAAAA  inspector 1.2",
     ]
 
 
 def test_a_narrow_terminal_has_the_whole_id_in_a_line_of_its_own() -> None:
     assert list_lines([OVERVIEW], now=NOW, columns=80) == [
-        f"{'ID':<43}  KIND",
-        "  OWNER  STATE   VERSION     AGE  SEEN  CALLS  STREAMS  NODE",
-        f"{ID}  session",
-        "  alice  active  2025-11-25  2h   12s   2      3        nodeAAAA",
+        f"{'ID':<43}  KIND     WHAT",
+        "  OWNER  STATE   AGE  ACTIVE  READER  CALLS  NODE",
+        f"{ID}  session  inspector 1.2",
+        "  alice  active  2h   5s      60s     2      nodeAAAA",
     ]
 
 
@@ -125,14 +127,15 @@ def test_the_list_fits_the_terminal_whatever_the_owner_is_called(columns: int) -
 
 
 def test_eighty_columns_have_room_for_all_facts() -> None:
-    call = {"state": "cancelled", "node": NODE}
-    session = {**OVERVIEW, "owner": "o" * 40, "call": call, "created": NOW - 999 * DAY}
+    call = {"state": "cancelled", "node": NODE, "name": "n" * WHAT}
+    times = {"created": NOW - 999 * DAY, "active": NOW - 99 * DAY, "connected": NOW - 99 * DAY}
+    session = {**OVERVIEW, "owner": "o" * 40, "call": call, **times}
     assert not any(line.endswith("…") for line in list_lines([session], now=NOW, columns=80))
 
 
 def test_no_owner_and_no_home_are_dashes() -> None:
     session = list_object(
-        dataclasses.replace(RECORD, owner="", version=""),
+        dataclasses.replace(RECORD, owner="", client_params=b"{}"),
         streams=[dataclasses.replace(a_stream(STANDALONE), node=NodeId(""))] * 3,
         calls=[a_call({})],
     )
@@ -141,11 +144,11 @@ def test_no_owner_and_no_home_are_dashes() -> None:
         "session",
         "-",
         "active",
-        "-",
         "2h",
         "12s",
+        "-",
         "1",
-        "3",
+        "-",
         "-",
     ]
 
@@ -155,15 +158,58 @@ def test_the_object_of_a_session_in_the_list_has_keys_that_stay() -> None:
         "kind": "session",
         "id": ID,
         "owner": "alice",
+        "owner_name": "alice",
         "state": "active",
         "version": "2025-11-25",
         "created": NOW - 7_300,
-        "active": NOW - 12,
+        "active": NOW - 5,
+        "client_name": "inspector 1.2",
+        "readers": 2,
+        "connected": NOW - 60,
         "calls": 2,
         "streams": 3,
         "home": NODE,
         "call": None,
     }
+
+
+NAME = reader_name(OTHER, 7, NOW - 30)
+
+
+@pytest.mark.parametrize(
+    ("stream", "row", "living", "seen"),
+    [
+        ({"kind": Kind.STANDALONE}, None, None, None),
+        ({"kind": Kind.STANDALONE}, NAME, None, {"node": OTHER, "seq": 5, "since": NOW - 30}),
+        ({"kind": Kind.STANDALONE}, NAME, {NODE}, None),  # it died with its node
+        ({"kind": Kind.STANDALONE}, "an earlier release", {OTHER}, {"node": OTHER, "seq": 5, "since": None}),
+        ({"delivered": 6}, None, {NODE}, {"node": NODE, "seq": 6, "since": NOW - 60}),  # it came with the call
+        ({}, None, set(), None),
+        ({"unread": True}, None, None, None),
+        ({"unread": True}, NAME, None, {"node": OTHER, "seq": 5, "since": NOW - 30}),  # it has resumed
+        ({"sealed": True}, NAME, None, None),
+        ({"node": NodeId("")}, None, None, None),
+    ],
+)
+def test_a_reader_is_connected_if_it_has_a_row_or_came_with_a_call_and_its_node_lives(
+    stream: dict[str, Any], row: str | None, living: set[NodeId] | None, seen: dict[str, Any] | None
+) -> None:
+    read = dataclasses.replace(a_stream(), **stream)
+    readers = {} if row is None else {CALL: ReaderRecord(stream=CALL, reader=row, node=OTHER, seq=5)}
+    parts = {**PARTS, "streams": [read], "readers": readers}
+    assert show_object(**parts, living=living)["streams"][0]["reader"] == seen
+    usage = Usage([read], readers=list(readers.values()))
+    listed = list_object(RECORD, streams=[read], calls=(), usage=usage, living=living)
+    assert (listed["readers"], listed["connected"]) == ((1, seen["since"]) if seen else (0, None))
+    reader = "-" if seen is None else "yes" if seen["since"] is None else f"{NOW - seen['since']:.0f}s"
+    assert list_lines([listed], now=NOW, columns=None)[1].split()[6] == reader
+
+
+def test_a_session_is_as_active_as_its_newest_event() -> None:
+    later = Usage(newest=NOW - 1)
+    assert list_object(RECORD, streams=(), calls=(), usage=later)["active"] == NOW - 1
+    assert list_object(RECORD, streams=(), calls=(), usage=Usage(newest=NOW - 99))["active"] == RECORD.active
+    assert show_object(**PARTS, newest=NOW - 1)["active"] == NOW - 1
 
 
 # Single calls
@@ -188,9 +234,9 @@ def test_a_call_that_its_client_can_ask_for_is_a_task_and_has_the_state_of_its_r
     over = list_object(dataclasses.replace(TASK, initialized=False), streams=[a_stream(sealed=True)], calls=[ended])
     assert (over["kind"], over["calls"], over["streams"], over["call"]["node"]) == ("call", 0, 0, None)
     assert list_lines([listed, over], now=NOW, columns=None) == [
-        f"{'ID':<43}  KIND  OWNER  STATE    VERSION     AGE  SEEN  CALLS  STREAMS  NODE",
-        f"{ID}  task  alice  running  2026-07-28  2h   12s   1      1        nodeAAAA",
-        f"{ID}  call  alice  settled  2026-07-28  2h   12s   0      0        -",
+        f"{'ID':<43}  KIND  OWNER  STATE    AGE  ACTIVE  READER  CALLS  NODE      WHAT",
+        f"{ID}  task  alice  running  2h   12s     60s     1      nodeAAAA  count",
+        f"{ID}  call  alice  settled  2h   12s     -       0      -         tools/call",
     ]
 
 
@@ -202,7 +248,7 @@ def test_of_a_call_only_its_record_may_be_left() -> None:
 
 def test_a_task_is_shown_with_its_call_and_without_what_only_sessions_have() -> None:
     lines = shown(record=TASK, streams=[a_stream()], calls=[RUNNING], kept={}, readers={}, has_token=False)
-    assert lines[:9] == [
+    assert lines[:10] == [
         f"task          {ID}",
         "owner         alice",
         "state         running",
@@ -210,10 +256,11 @@ def test_a_task_is_shown_with_its_call_and_without_what_only_sessions_have() -> 
         "client        inspector 1.2",
         "created       2027-01-15 05:58:20Z (2h ago)",
         "last active   2027-01-15 07:59:48Z (12s ago)",
+        "connected     1 reader since 2027-01-15 07:59:00Z (60s)",
         f"node          {NODE}",
         "retained      0 events and 0 answers of 0 sealed streams",
     ]
-    assert lines[9:13] == [
+    assert lines[10:14] == [
         "",
         "calls: 1",
         "  REQUEST  STATE    ATTEMPT  NODE      STREAM    METHOD",
@@ -236,6 +283,7 @@ def test_everything_about_a_session_is_shown() -> None:
         "initialized   yes",
         "created       2027-01-15 05:58:20Z (2h ago)",
         "last active   2027-01-15 07:59:48Z (12s ago)",
+        "connected     1 reader since 2027-01-15 07:59:30Z (30s)",
         f"home          {NODE}",
         "resume token  yes",
         'sticky        logging/setLevel {"level":"debug"}',
@@ -250,10 +298,10 @@ def test_everything_about_a_session_is_shown() -> None:
         "  ask-1  nodeAAAA  callxxxx  roots/list",
         "",
         "streams: 3",
-        "  STREAM    KIND        LAST  STATE   AGE  GEN  NODE      READER         KEPT",
-        "  standalo  standalone  7     open    60s  2    nodeAAAA  -              -",
-        "  callxxxx  call        7     open    60s  2    nodeAAAA  nodeBBBB at 5  -",
-        "  old       call        7     sealed  60s  2    -         -              6+1",
+        "  STREAM    KIND        LAST  STATE   AGE  GEN  NODE      READER        KEPT",
+        "  standalo  standalone  7     open    60s  2    nodeAAAA  -             -",
+        "  callxxxx  call        7     open    60s  2    nodeAAAA  nodeBBBB 30s  -",
+        "  old       call        7     sealed  60s  2    -         -             6+1",
     ]
 
 
@@ -298,7 +346,7 @@ def test_the_object_of_a_session_has_everything() -> None:
         "generation": 2,
         "opened": NOW - 60,
         "node": NODE,
-        "reader": {"node": OTHER, "seq": 5},
+        "reader": {"node": OTHER, "seq": 5, "since": NOW - 30},
         "events": None,
         "answers": None,
     }

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.serving import Line, log_lines
 from tests.support.starting_sync import Program, start_interpreter
 from tests.support.starting_sync import start as start_module
 
@@ -107,7 +108,9 @@ def test_logging_is_ours_with_the_level_asked_for(hello: Path) -> None:
     process = start(hello, "--store", "memory:")
     port_of(process)
     process.send_signal(signal.SIGTERM)
-    assert ended(process) == (0, "", "perdure: WARNING: a warning of the target\n")
+    status, said, errors = ended(process)
+    assert (status, said) == (0, "")
+    assert log_lines(errors.splitlines()) == [Line("WARNING", "hello", "a warning of the target")]
 
 
 def test_others_that_could_reach_it_are_warned_about(hello: Path) -> None:
@@ -117,7 +120,8 @@ def test_others_that_could_reach_it_are_warned_about(hello: Path) -> None:
     process.send_signal(signal.SIGTERM)
     status, _, errors = ended(process)
     assert status == 0
-    assert "perdure: WARNING: other machines can reach 0.0.0.0, and everyone may use it: set --tokens" in errors
+    sentence = "other machines can reach 0.0.0.0, and everyone may use it: set --tokens"
+    assert Line("WARNING", "serve.open", sentence) in log_lines(errors.splitlines())
 
 
 def refused(process: Program) -> str:

@@ -12,6 +12,7 @@ import os
 import signal
 import sqlite3
 import sys
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
+from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId, reader_name
 from perdure._core.states import CallState, SessionState
 from perdure.admin.queries import PAGE, find
 from perdure.errors import Misuse, StoreError
@@ -35,6 +36,7 @@ from perdure.store.base import (
     OpenStream,
     PutReader,
     PutSession,
+    Reached,
     ReaderRecord,
     SessionRecord,
     Step,
@@ -210,16 +212,29 @@ async def test_sessions_are_listed_the_last_active_one_first(server: Server) -> 
         "kind": "session",
         "id": late.id,
         "owner": "alice",
+        "owner_name": "alice",
         "state": "dormant",
         "version": "2025-11-25",
         "created": late.created,
         "active": late.active,
+        "client_name": "inspector 1.2",
+        "readers": 0,
+        "connected": None,
         "calls": 0,
         "streams": 0,
         "home": None,
         "call": None,
     }
     assert (second["id"], second["calls"], second["streams"], second["home"]) == (ID, 1, 2, NODE)
+    opened = 1_800_000_003.0
+    assert (second["active"], second["readers"], second["connected"]) == (opened, 1, opened)
+    await server.tell(1)
+    await server.commit(
+        Reached(stream=CALL, generation=1, through=1, unread=True),
+        PutReader(record=ReaderRecord(stream=CALL, reader=reader_name(NODE, 1, opened + 9), node=NODE, seq=1)),
+    )
+    moved = (await objects(server.folder, "sessions"))[1]
+    assert (moved["active"], moved["readers"], moved["connected"]) == (1_800_000_011.0, 1, opened + 9)
     table = await lines(server.folder, "sessions")
     assert [line.split()[0] for line in table] == ["ID", late.id, ID]
     narrow = await lines(server.folder, "sessions", COLUMNS="80")
@@ -278,7 +293,7 @@ async def test_everything_about_a_session_is_shown(server: Server) -> None:
         (CALL, 1, False, None),
         (other, 1, True, 1),
     ]
-    assert whole["streams"][1]["reader"] == {"node": NODE, "seq": 1}
+    assert whole["streams"][1]["reader"] == {"node": NODE, "seq": 1, "since": None}
 
 
 @pytest.mark.parametrize(
@@ -343,6 +358,42 @@ async def test_a_session_that_is_opening_is_not_ended(server: Server) -> None:
     sentence = f"session {record.id} is opening; it can be ended once its handshake is done"
     assert await refusal(server.folder, "sessions", "end", record.id) == sentence
     assert await server.store.session(record.id) == record
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_an_operator_sees_who_is_connected_and_since_when(hello: Path, kind: str) -> None:
+    """Until the client leaves, or the server is killed."""
+    address = ADDRESSES[hello] = store_url() if kind == "postgres" else "sqlite:perdure.db"
+    process = serve(hello, "--log-level", "error", "--store", address)
+
+    async def readers() -> tuple[int, float | None]:
+        [listed] = await objects(hello, "sessions")
+        return listed["readers"], listed["connected"]
+
+    try:
+        port = port_of(process)
+        header = f"mcp-session-id: {open_session(port)}\r\n"
+        assert await readers() == (0, None)
+        began = time.time()
+        with exchange(port, "GET", more=header) as stream:
+            assert stream.recv(65_536).startswith(b"HTTP/1.1 200 OK")
+            while (seen := await readers())[0] == 0:
+                pass
+            assert seen[0] == 1
+            assert seen[1] is not None
+            assert began - 1 < seen[1] < time.time() + 1
+        while await readers() != (0, None):
+            pass
+        with exchange(port, "GET", more=header) as stream:
+            assert stream.recv(65_536).startswith(b"HTTP/1.1 200 OK")
+            while (await readers())[0] == 0:
+                pass
+            process.kill()
+            process.wait()
+            assert await readers() == (0, None)
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])

@@ -10,6 +10,7 @@ from perdure._core.ids import (
     Fence,
     Generation,
     Kind,
+    NodeId,
     Position,
     StreamId,
     new_fence,
@@ -19,6 +20,8 @@ from perdure._core.ids import (
     parse_position,
     parse_session_id,
     place,
+    reader_name,
+    reader_since,
 )
 
 streams = st.binary(min_size=16, max_size=16).map(lambda raw: new_stream_id(lambda _: raw))
@@ -152,3 +155,8 @@ def test_two_claims_of_the_same_generation_have_different_fences() -> None:
 def test_a_fence_exceeds_the_one_that_it_takes_over_from(above: int) -> None:
     """An earlier release that shares the file orders fences by their size."""
     assert new_fence(2, lambda count: bytes(count), above=Fence(above)) > above
+
+
+def test_the_name_of_a_reader_tells_when_it_came_and_other_names_do_not() -> None:
+    assert reader_since(reader_name(NodeId("n-_1"), 7, 1_794_843_521.3320005)) == 1_794_843_521.332
+    assert [reader_since(name) for name in ("", "n.7", "n.7.1e9", "n.7.nan", "n.7.1.000.1")] == [None] * 5

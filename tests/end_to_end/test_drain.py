@@ -14,19 +14,20 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.raw import VERSION, Answer, Exchange, Peer, SessionPeer, message
-from tests.support.serving import Served, serving
+from tests.support.serving import Line, Served, log_lines, serving
 from tests.support.site import until
 
 pytestmark = pytest.mark.anyio
 
 STUBBORN = "tests.support.stubborn:server"
-CUT = "perdure: ended without waiting for what does not stop"
+CUT = Line("ERROR", "serve.cut", "ended without waiting for what does not stop")
 #: What a second signal may take, on a machine that does other things as well; the process itself allows 1.9 seconds.
 PROMPT_SECONDS = 5
 
@@ -191,7 +192,7 @@ async def test_a_second_signal_settles_at_once(signals: tuple[signal.Signals, si
         ended = await served.wait()
         assert time.monotonic() - told < PROMPT_SECONDS
     # On a machine that is too busy to end in time it is cut off, and says so.
-    assert ended == status or (ended, served.output[-1]) == (1, CUT)
+    assert ended == status or (ended, log_lines(served.output)[-1]) == (1, CUT)
 
 
 async def test_a_second_signal_ends_a_process_whose_event_loop_is_blocked() -> None:
@@ -208,7 +209,7 @@ async def test_a_second_signal_ends_a_process_whose_event_loop_is_blocked() -> N
         assert await served.wait() == 1
         assert time.monotonic() - told < PROMPT_SECONDS
         call.cut()
-    assert served.output[-1] == CUT
+    assert log_lines(served.output)[-1] == CUT
 
 
 async def test_a_thread_that_does_not_stop_does_not_hold_the_process() -> None:
@@ -219,7 +220,7 @@ async def test_a_thread_that_does_not_stop_does_not_hold_the_process() -> None:
         served.send(signal.SIGTERM)
         assert (await call.answer()).messages[-1]["error"]["code"] == -31001
         assert await served.wait() == 0
-    assert served.output[-1] == CUT
+    assert log_lines(served.output)[-1] == CUT
 
 
 # SIGHUP without workers
@@ -245,10 +246,8 @@ async def test_a_process_without_a_terminal_goes_on_after_a_hangup_and_says_what
         await until(lambda: len(served.output) == 2)
         assert (await session.call("until_there", name=".")).status == 200
         assert await served.stop() == 0
-    assert served.output[1] == (
-        "perdure: WARNING: SIGHUP does nothing here: only with --workers is new code loaded while serving; "
-        "restart this process"
-    )
+    sentence = "SIGHUP does nothing here: only with --workers is new code loaded while serving; restart this process"
+    assert log_lines(served.output) == [Line("WARNING", "serve.hangup", sentence)]
 
 
 async def test_a_process_whose_terminal_is_closed_drains(folder: Path) -> None:
@@ -270,12 +269,12 @@ async def test_a_process_whose_terminal_is_closed_drains(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        (signal.SIGTERM, "perdure: INFO: node {} has left; its calls are taken over"),
-        (signal.SIGKILL, "perdure: WARNING: node {} has died; its calls are being settled"),
+        (signal.SIGTERM, Line("INFO", "node.departed", "node {} has left; its calls are taken over")),
+        (signal.SIGKILL, Line("WARNING", "node.dead", "node {} has died; its calls are being settled")),
     ],
 )
 async def test_a_process_that_left_in_good_order_is_not_called_dead(
-    folder: Path, how: signal.Signals, said: str
+    folder: Path, how: signal.Signals, said: Line
 ) -> None:
     options = ("--store", f"sqlite:{folder}/log.db", "--drain-timeout", "0", "--log-level", "info")
     async with serving(STUBBORN, *options) as first, serving(STUBBORN, *options) as second:
@@ -287,8 +286,9 @@ async def test_a_process_that_left_in_good_order_is_not_called_dead(
             next_life = SessionPeer(port=second.port, headers=session.headers, id=session.id)
             async with await next_life.resume(call.position) as resumed:
                 assert result_of(await resumed.answer()) == "bread is there"
-        told = [re.sub("node [^ ]+ ", "node {} ", line) for line in second.output]
-        assert [line for line in told if " has left; " in line or " has died; " in line] == [said]
+        [told] = [line for line in log_lines(second.output) if line.action in ("node.departed", "node.dead")]
+        [node] = re.findall("node=(.*)", told.ids)
+        assert replace(told, sentence=told.sentence.replace(node, "{}")) == said
 
 
 async def opened(peer: Peer, capabilities: dict[str, object]) -> SessionPeer:

@@ -28,7 +28,7 @@ from perdure.serve.connection import listen
 from perdure.serve.worker_pool import MAX_PAUSE_SECONDS, TRIES, VARIABLE, pause_after
 from tests.support.forking_pool import is_spring
 from tests.support.raw import VERSION, Exchange, Peer, SessionPeer, message
-from tests.support.serving import ROOT, START_SECONDS, Served, serving
+from tests.support.serving import ROOT, START_SECONDS, Line, Served, log_lines, serving
 from tests.support.site import until
 from tests.support.starting import start
 from tests.support.tiny_pool import REASON
@@ -162,7 +162,8 @@ async def test_a_worker_that_is_killed_is_started_again(folder: Path) -> None:
         await until(lambda: is_gone(victim) and len(workers_of(served)) == 2)
         assert (await answering(peer, 2)) - before == workers_of(served) - before
         assert len(workers_of(served) - before) == 1
-    assert f"perdure: WARNING: worker {victim} ended with SIGKILL; another one takes its place" in served.output
+    sentence = f"worker {victim} ended with SIGKILL; another one takes its place"
+    assert Line("WARNING", "worker.ended", sentence) in log_lines(served.output)
 
 
 async def test_a_tool_that_kills_its_process_takes_nobody_else_down(folder: Path) -> None:
@@ -193,7 +194,9 @@ async def test_a_healthy_worker_serves_on_while_others_do_not_start_and_their_pl
         (folder / "dies").unlink()
         assert await answering(peer, 2) == workers_of(served)
         assert await served.stop() == 0
-    assert failed_starts(served)[0].startswith("perdure: WARNING: a worker did not start, the next try is in 0 s: ")
+    first = log_lines(failed_starts(served))[0]
+    assert (first.level, first.action) == ("WARNING", "worker.failed")
+    assert first.sentence.startswith("a worker did not start, the next try is in 0 s: ")
 
 
 async def test_a_store_that_fails_while_a_worker_is_killed_costs_that_worker_only(folder: Path) -> None:
@@ -304,14 +307,23 @@ async def test_workers_free_the_port_and_end_when_their_parent_is_killed(folder:
 
 
 async def test_hangup_replaces_all_workers_and_nobody_is_refused(folder: Path) -> None:
-    async with started(folder) as (served, peer):
+    """Nor is anything amiss: a worker that leaves has not died, whatever it leaves to the others."""
+    async with started(folder, "--log-level", "info", "--drain-timeout", "0") as (served, peer):
         before = workers_of(served)
+        sessions = [await peer.session() for _ in range(4)]  # each at home on one of the workers
+        calls = [await session.begin_call("look_for", name="bread") for session in sessions]
         served.send(signal.SIGHUP)
+        for call in calls:
+            await call.answer()
+            await call.aclose()
         while workers_of(served) & before:
             answer = await peer.ask("GET", path="/healthz")
             assert (answer.status, answer.json) == (200, {"status": "ok"})
         assert await answering(peer, 2) == workers_of(served)
         assert await served.stop() == 0
+    told = log_lines(served.output)
+    assert {line.action for line in told} >= {"node.departed", "node.settled", "call.rerun"}
+    assert [line for line in told if line.level != "INFO"] == []
 
 
 async def test_a_hangup_that_goes_to_every_process_ends_no_worker(folder: Path) -> None:
@@ -513,4 +525,5 @@ async def test_workers_that_never_start_are_given_up(folder: Path) -> None:
     (folder / "dies").touch()
     status, said = await refused(folder, "--workers", "2", "--store", f"sqlite:{folder}/log.db", "--log-level", "error")
     assert status == 1
-    assert said == "perdure: ERROR: 5 workers in a row did not start; the last one: it ended with SIGKILL\n"
+    sentence = "5 workers in a row did not start; the last one: it ended with SIGKILL"
+    assert log_lines(said.splitlines()) == [Line("ERROR", "workers.gave_up", sentence)]

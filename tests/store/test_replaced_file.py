@@ -20,7 +20,7 @@ from perdure.store import SqliteStore
 from perdure.store.base import PutSession
 from perdure.store.sqlite.sql_files import schema_version
 from perdure.testing._values import NODE, a_session, put
-from tests.support.serving import Served, serving
+from tests.support.serving import Served, log_lines, serving
 from tests.support.site import Site, serve, until
 from tests.support.wire import Peer, Web
 from tests.support.workshop import Workshop
@@ -193,8 +193,9 @@ async def test_a_server_whose_file_is_gone_ends_and_says_why(
         lose(path, _backup(path))
         assert await served.wait() == 1
         await web.aclose()
-    [line] = [line for line in served.output if line.startswith("perdure: the SQLite file")]
-    assert line.endswith("while it was open; start the server again")
+    [line] = [line for line in log_lines(served.output) if line.action == "serve.failed"]
+    assert line.sentence.startswith("the server ends: the SQLite file")
+    assert line.sentence.endswith("while it was open; start the server again")
 
 
 async def test_workers_go_on_with_the_backup_that_was_moved_into_place(tmp_path: Path) -> None:

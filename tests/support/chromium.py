@@ -120,6 +120,7 @@ class Tab:
 
     async def resize(self, width: int, height: int) -> None:
         await self.browser.do("resize", tab=self.number, width=width, height=height)
+
     async def press(self, key: str) -> None:
         await self.browser.do("press", tab=self.number, key=key)
 

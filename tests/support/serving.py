@@ -10,14 +10,14 @@ import shlex
 import signal
 import sys
 from asyncio.subprocess import STDOUT
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.starting import ROOT, Program, can_fork, python_path, start, start_other
 
-__all__ = ["ROOT", "SERVE", "START_SECONDS", "Served", "python_path", "serving"]
+__all__ = ["ROOT", "SERVE", "START_SECONDS", "Line", "Served", "log_lines", "python_path", "serving"]
 
 TOOLBOX = "tests.support.toolbox:server"
 
@@ -25,11 +25,29 @@ PERDURE = (sys.executable, "-m", "perdure", "serve")
 #: How to start a server. The variable lets the same tests run against another one that prints the same ready line.
 SERVE = tuple(shlex.split(os.environ["PERDURE_TEST_SERVE"])) if "PERDURE_TEST_SERVE" in os.environ else PERDURE
 
+#: A line of the log: time, level, action, and the sentence with the ids behind it.
+LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ([A-Z]+) +(\S+) +(.*?)(?:  ((?:\w+=\S+ ?)+))?")
 READY = re.compile(r"perdure: serving on (http://127\.0\.0\.1:(\d+)/\S*)")
 #: A process that only imports and binds; generous because several start at once on a small machine.
 START_SECONDS = 60
 #: Longer than any drain time the tests set.
 STOP_SECONDS = 15
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a server's log."""
+
+    level: str
+    action: str
+    sentence: str
+    ids: str = field(default="", compare=False)
+    """Such as `session=LpAKL48j node=Y7Ive-ON`."""
+
+
+def log_lines(output: Iterable[str]) -> list[Line]:
+    """The lines of a log in its text form; tracebacks and what else was printed are left out."""
+    return [Line(*(part or "" for part in found.groups())) for line in output if (found := LINE.fullmatch(line))]
 
 
 @dataclass(kw_only=True)

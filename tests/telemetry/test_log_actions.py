@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from perdure.telemetry.events import log_event
+from perdure.telemetry.log_lines import KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -29,6 +30,10 @@ def test_a_record_has_an_action(record: Record) -> None:
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.where)
 def test_an_action_stands_in_the_table(record: Record) -> None:
     assert f"| `{record.action}` |" in (ROOT / "docs" / "observing.md").read_text()
+
+
+def test_no_fact_has_the_name_of_a_member_that_every_object_of_a_json_log_has() -> None:
+    assert [record.where for record in RECORDS if set(record.facts) & set(KEYS)] == []
 
 
 def test_nothing_that_writes_records_is_overlooked() -> None:

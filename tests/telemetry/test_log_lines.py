@@ -1,19 +1,26 @@
-"""A peer cannot write into the log of `perdure serve` what is not so, nor act on the terminal that shows it."""
+"""The lines of the log of `perdure serve`. A peer cannot write into it what is not so, nor act on the terminal."""
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from perdure.telemetry.events import MAX_LINE, MAX_LINES, MAX_SENTENCE, LogLines, log_event
+from perdure.telemetry.log_lines import JsonLines, TextLines
 from tests.support.raw import VERSION, Peer, message
 from tests.support.serving import serving
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+
 pytestmark = pytest.mark.anyio
 
-FORGED = "perdure: ERROR: forged"
+FORGED = "2026-11-16T15:04:05.123Z ERROR    call.failed         forged"
 EVIL = f"a\n{FORGED}\x1b[2J\u202e\x85\u2028\r{FORGED}"
 SAFE = f"a�{FORGED}�[2J����{FORGED}"
 
@@ -22,10 +29,6 @@ SAFE = f"a�{FORGED}�[2J����{FORGED}"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("STUBBORN_FOLDER", str(tmp_path))
     return tmp_path
-
-
-def formatted(record: logging.LogRecord) -> list[str]:
-    return LogLines("perdure: %(levelname)s: %(message)s").format(record).split("\n")
 
 
 async def test_what_a_peer_wrote_forges_no_line_and_reaches_no_terminal() -> None:
@@ -50,10 +53,8 @@ async def test_what_a_peer_wrote_forges_no_line_and_reaches_no_terminal() -> Non
     assert all(line.isprintable() for line in served.output)
     assert [line for line in served.output if line.startswith(FORGED)] == []
     said = iter(served.output)
-    assert "perdure: ERROR: handler for 'prompts/get' raised" in said
+    assert any("handler for 'prompts/get' raised" in line for line in said)
     assert "    ValueError: Unknown prompt: a" in said  # and what the peer wrote behind it, indented like it
-    assert next(said) == f"    {SAFE[2:]}"
-    assert "perdure: DEBUG: no handler for notification a" in said
     assert next(said) == f"    {SAFE[2:]}"
 
 
@@ -74,9 +75,98 @@ def test_a_sentence_has_a_limit(caplog: pytest.LogCaptureFixture, length: int) -
 
 @pytest.mark.parametrize("over", [0, 1])
 def test_lines_and_their_number_have_limits(over: int) -> None:
-    long = "x" * (MAX_LINE - len("perdure: ERROR: ") + over)
+    front = "2026-11-16T15:04:05.123Z ERROR    mcp                 "
+    long = "x" * (MAX_LINE - len(front) + over)
     many = "\ny" * (MAX_LINES + over)
-    record = logging.LogRecord("mcp", logging.ERROR, "", 0, long + many, (), None)
-    first, *rest = formatted(record)
-    assert first == f"perdure: ERROR: {long}"[:MAX_LINE] + "…" * over
+    first, *rest = LogLines("%(message)s").format(a_record(f"{front}{long}{many}")).split("\n")
+    assert first == f"{front}{long}"[:MAX_LINE] + "…" * over
     assert rest == ["    y"] * MAX_LINES + ["    … 1 more lines"] * over
+
+
+def a_record(sentence: str, *, level: int = logging.WARNING, name: str = "perdure", **facts: object) -> Any:
+    """A record of 15:04:05.123 on 16 November 2026."""
+    facts = {"created": 1_794_841_445.1234, "process": 4242, **facts}
+    return logging.makeLogRecord(
+        {"name": name, "levelno": level, "levelname": logging.getLevelName(level), "msg": sentence} | facts
+    )
+
+
+GAP: dict[str, Any] = {
+    "action": "stream.gap",
+    "session": "LpAKL48j",
+    "stream": "K3vJx0o8Qm2uYb7dT5aLwA",
+    "position": "cK3vJx0o8Qm2uYb7dT5aLwA.000002.0000000042",
+    "call": 'a "b"',
+    "node": "Y7Ive-ON7DUUdNKwZ_tKXQ",
+}
+
+
+def test_a_line_has_a_time_a_level_an_action_a_sentence_and_the_ids_shortened() -> None:
+    assert TextLines().format(a_record("events are gone", **GAP, rows=3)) == (
+        "2026-11-16T15:04:05.123Z WARNING  stream.gap          events are gone"
+        '  session=LpAKL48j stream=K3vJx0o8 position=K3vJx0o8.2.42 call="a \\"b\\"" node=Y7Ive-ON'
+    )
+
+
+def test_a_record_of_other_code_has_its_logger_s_name_for_an_action_and_ids_stay_on_its_first_line() -> None:
+    record = a_record("one\ntwo", name="bakery.oven", level=logging.INFO, node="Y7Ive-ON7DUUdNKwZ_tKXQ")
+    assert TextLines().format(record).split("\n") == [
+        "2026-11-16T15:04:05.123Z INFO     bakery.oven         one  node=Y7Ive-ON",
+        "    two",
+    ]
+
+
+def test_a_long_sentence_is_cut_and_the_ids_behind_it_are_not() -> None:
+    line = TextLines().format(a_record("x" * MAX_LINE, **GAP))
+    assert len(line) <= MAX_LINE
+    assert line.endswith('xx…  session=LpAKL48j stream=K3vJx0o8 position=K3vJx0o8.2.42 call="a \\"b\\"" node=Y7Ive-ON')
+
+
+def test_only_a_terminal_gets_escape_codes_and_a_peer_s_are_removed_there_as_well() -> None:
+    record = a_record(EVIL)
+    plain, colored = TextLines().format(record), TextLines(colors=True).format(record)
+    assert "\x1b" not in plain
+    assert colored == plain.replace("WARNING", "\x1b[33mWARNING\x1b[0m", 1)
+
+
+def test_json_is_one_object_in_one_line_with_the_facts_and_the_exception_inside() -> None:
+    try:
+        raise ValueError(EVIL)
+    except ValueError:
+        record = a_record(EVIL, **GAP, rows=3, far=float("inf"), what=["a"], exc_info=sys.exc_info(), pid=-1)
+    line = JsonLines().format(record)
+    assert line.isascii()
+    assert line.isprintable()
+    told = json.loads(line)
+    assert told.pop("exception").endswith(f"ValueError: {EVIL}")
+    assert list(told.items()) == [
+        ("time", "2026-11-16T15:04:05.123Z"),
+        ("level", "warning"),
+        ("logger", "perdure"),
+        ("action", "stream.gap"),
+        ("message", EVIL),
+        ("pid", 4242),
+        ("session", "LpAKL48j"),
+        ("stream", "K3vJx0o8"),
+        ("position", "K3vJx0o8.2.42"),
+        ("call", 'a "b"'),
+        ("node", "Y7Ive-ON"),
+        ("rows", 3),
+        ("far", "inf"),
+        ("what", "['a']"),
+    ]
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_text_and_tracebacks_in_json_have_limits(over: int) -> None:
+    record = a_record("x" * (MAX_LINE + over), exc_text="\n".join(["y"] * (MAX_LINES + over)), name="bakery")
+    told = json.loads(JsonLines().format(record))
+    assert told["message"] == "x" * MAX_LINE + "…" * over
+    assert told["exception"].split("\n") == ["y"] * MAX_LINES + ["… 1 more lines"] * over
+    assert told["action"] is None
+
+
+def test_no_record_has_the_whole_id_of_a_session(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="perdure"):
+        log_event(logging.INFO, "session.ended", "a session ended", session="S" * 43)
+    assert vars(caplog.records[0])["session"] == "S" * 8

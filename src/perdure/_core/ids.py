@@ -45,6 +45,7 @@ _PRIMING_BYTES = 6
 
 _POSITION = re.compile(r"([cs])([A-Za-z0-9_-]{22})\.([0-9]{6})\.([0-9]{10})(?:~[A-Za-z0-9_-]{1,32})?")
 _SESSION = re.compile(r"[A-Za-z0-9_-]{43}")
+_READER = re.compile(r"[A-Za-z0-9_-]+\.[0-9]+\.([0-9]{1,12}\.[0-9]{3})")
 
 
 class Kind(enum.Enum):
@@ -128,6 +129,17 @@ def new_stream_id(random: RandomBytes) -> StreamId:
 
 def new_node_id(random: RandomBytes) -> NodeId:
     return NodeId(id_text(random(STREAM_BYTES)))
+
+
+def reader_name(node: NodeId, arrival: int, since: float) -> str:
+    """The name of a reader: no other one has it. It tells an operator since when the reader is there."""
+    return f"{node}.{arrival}.{since:.3f}"
+
+
+def reader_since(name: str) -> float | None:
+    """When a reader came, by the store's clock; `None` if its name does not tell, as in an earlier release."""
+    found = _READER.fullmatch(name)
+    return None if found is None else float(found[1])
 
 
 def new_fence(generation: int, random: RandomBytes, *, above: Fence = NO_FENCE) -> Fence:

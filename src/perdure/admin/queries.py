@@ -8,14 +8,14 @@ import asyncio
 import enum
 import heapq
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from perdure._core import mail
-from perdure._core.ids import Kind, NodeId, RecordKind, SessionId, StreamId
+from perdure._core.ids import Kind, NodeId, RecordKind, SessionId, StreamId, reader_since
 from perdure._core.jsonrpc import JsonObject
-from perdure._core.principals import is_called
+from perdure._core.principals import is_called, readable
 from perdure._core.states import SESSION, CallState, IllegalStep, SessionState, SessionStep, advance
 from perdure.errors import Misuse
 from perdure.store import base
@@ -60,17 +60,24 @@ _SUBJECTS = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri
 
 
 async def list_sessions(
-    store: Store, *, state: SessionState | CallState | None, owner: str | None, kind: Shown | None = None
+    store: Store,
+    *,
+    state: SessionState | CallState | None,
+    owner: str | None,
+    kind: Shown | None = None,
+    living: Collection[NodeId] | None = None,
 ) -> list[JsonObject]:
     """The sessions and single calls in this state, of this owner and of this kind, the last active one first. The state
-    of a single call is that of its row."""
+    of a single call is that of its row. Only nodes that live have readers: all that have joined, where it is not
+    given which those are."""
     found: list[JsonObject] = []
+    living = await _joined(store) if living is None else living
     after: SessionId | None = None
     while page := await store.sessions(after=after, limit=PAGE):
         after = page[-1].id
         wanted = [record for record in page if _is_wanted(record, state, owner, kind)]
-        listed = await asyncio.gather(*(listed(store, record) for record in wanted))
-        found += [one for one in listed if state is None or state.value == (one["call"] or one)["state"]]
+        rows = await listed(store, wanted, living=living)
+        found += [one for one in rows if state is None or state.value == (one["call"] or one)["state"]]
     return sorted(found, key=lambda session: (-session["active"], session["id"]))
 
 
@@ -85,9 +92,23 @@ def _is_wanted(
     return kind in (None, shown_kind(record)) and (owner is None or is_called(record.owner, owner))
 
 
-async def listed(store: Store, record: SessionRecord) -> JsonObject:
-    """A session or single call as it is in a list."""
-    streams = await store.streams(record.id)
+async def _joined(store: Store) -> frozenset[NodeId]:
+    return frozenset(node.id for node in await store.nodes())
+
+
+async def listed(
+    store: Store, records: Sequence[SessionRecord], *, living: Collection[NodeId] | None = None
+) -> list[JsonObject]:
+    """Sessions and single calls as they are in a list."""
+    usage = await base.usage_of(store, [record.id for record in records]) if records else {}
+    found = (_listed(store, record, usage.get(record.id, base.NO_USAGE), living) for record in records)
+    return await asyncio.gather(*found)
+
+
+async def _listed(
+    store: Store, record: SessionRecord, usage: base.Usage, living: Collection[NodeId] | None
+) -> JsonObject:
+    streams = usage.streams
     # By stream, because a session may have thousands of calls that have ended, and a few that have not.
     of = [
         stream
@@ -95,7 +116,7 @@ async def listed(store: Store, record: SessionRecord) -> JsonObject:
         if stream.kind is Kind.CALL and (record.kind is RecordKind.CALL or not stream.sealed)
     ]
     calls = [call for stream in of for call in await store.calls_on(stream.id)]
-    return list_object(record, streams=streams, calls=calls)
+    return list_object(record, streams=streams, calls=calls, usage=usage, living=living)
 
 
 def is_clients(record: SessionRecord | base.Outline) -> bool:
@@ -124,21 +145,27 @@ async def find(store: Store, text: str) -> SessionRecord:
     return found[0]
 
 
-async def show_session(store: Store, text: str) -> tuple[JsonObject, frozenset[NodeId]]:
-    """The session whose id is or begins with this text, and the nodes that have joined the store."""
+async def show_session(
+    store: Store, text: str, *, living: Collection[NodeId] | None = None
+) -> tuple[JsonObject, frozenset[NodeId]]:
+    """The session whose id is or begins with this text, and the nodes that have joined the store. `living` as for
+    `list_sessions`."""
     record = await find(store, text)
-    streams = await store.streams(record.id)
-    readers = [await store.reader(stream.id) for stream in streams]
+    usage = (await base.usage_of(store, [record.id])).get(record.id, base.NO_USAGE)
+    streams = usage.streams
+    joined = await _joined(store)
     session = show_object(
         record,
         streams=streams,
         calls=await store.calls(record.id),
         asks=await store.asks(record.id),
-        readers={reader.stream: reader for reader in readers if reader is not None},
+        readers={reader.stream: reader for reader in usage.readers},
         kept={kept.stream: kept for kept in await store.kept(record.id)},
         has_token=await store.chain_of(record.id) is not None,
+        newest=usage.newest,
+        living=joined if living is None else living,
     )
-    return session, frozenset(node.id for node in await store.nodes())
+    return session, joined
 
 
 async def end_session(store: Store, text: str, *, now: float, living: Callable[[], Awaitable[Sequence[NodeId]]]) -> str:
@@ -222,18 +249,56 @@ def _home(record: SessionRecord, streams: Sequence[StreamRecord]) -> str | None:
 
 
 def list_object(
-    record: SessionRecord, *, streams: Sequence[StreamRecord], calls: Sequence[base.CallRecord]
+    record: SessionRecord,
+    *,
+    streams: Sequence[StreamRecord],
+    calls: Sequence[base.CallRecord],
+    usage: base.Usage = base.NO_USAGE,
+    living: Collection[NodeId] | None = None,
 ) -> JsonObject:
-    """A session or single call in a list: `calls` that have not ended, `streams` that are not sealed."""
-    facts = _picked(record, "id", "owner", "state", "version", "created", "active")
+    """A session or single call in a list: `calls` that have not ended, `streams` that are not sealed, `readers` that
+    are connected, the first of them since `connected`."""
+    rows = {reader.stream: reader for reader in usage.readers}
+    readers = [reader for stream in streams if (reader := _reader(stream, rows.get(stream.id), living)) is not None]
     return {
         "kind": shown_kind(record).value,
-        **facts,
+        **_picked(record, "id", "owner"),
+        "owner_name": readable(record.owner) or None,
+        **_picked(record, "state", "version", "created"),
+        "active": max(record.active, usage.newest),
+        "client_name": _client(record),
+        "readers": len(readers),
+        "connected": min((reader["since"] for reader in readers if reader["since"] is not None), default=None),
         "calls": sum(call.state in UNENDED for call in calls),
         "streams": sum(not stream.sealed for stream in streams),
         "home": _home(record, streams),
         "call": _single_call(record, streams, calls),
     }
+
+
+def _client(record: SessionRecord) -> str | None:
+    """The client's name and version, as it says of itself."""
+    client = _members(record.client_params).get("clientInfo")
+    named = [str(client[name]) for name in ("name", "version") if name in client] if isinstance(client, dict) else []
+    return " ".join(named) or None
+
+
+def _reader(
+    stream: StreamRecord, row: base.ReaderRecord | None, living: Collection[NodeId] | None
+) -> JsonObject | None:
+    """The reader that is connected to a stream. The first reader of a call came with it and has no row; the stream says
+    if it was lost. A row of a node that has died is of no reader."""
+    if stream.sealed:
+        return None
+    if row is not None:
+        node, since = row.node, reader_since(row.reader)
+    elif stream.kind is Kind.CALL and not stream.unread:
+        node, since = stream.node, stream.opened
+    else:
+        return None
+    if not node or (living is not None and node not in living):
+        return None
+    return {"node": node, "seq": max(stream.delivered, 0 if row is None else row.seq), "since": since}
 
 
 def _single_call(
@@ -262,17 +327,23 @@ def show_object(
     readers: Mapping[StreamId, base.ReaderRecord],
     kept: Mapping[StreamId, base.KeptRecord],
     has_token: bool,
+    newest: float = 0.0,
+    living: Collection[NodeId] | None = None,
 ) -> JsonObject:
-    """All that the store holds of a session or single call (S6)."""
+    """All that the store holds of a session or single call (S6). `newest`: when its newest event was appended."""
     writers = {stream.id: stream.node for stream in streams}
     return {
         "kind": shown_kind(record).value,
-        **_picked(record, "id", "owner", "state"),
+        **_picked(record, "id", "owner"),
+        "owner_name": readable(record.owner) or None,
+        **_picked(record, "state"),
         "ended": record.ended or None,
         **_picked(record, "version", "incarnation", "initialized"),
         "client": _members(record.client_params),
+        "client_name": _client(record),
         "server": _members(record.result),
-        **_picked(record, "created", "active"),
+        **_picked(record, "created"),
+        "active": max(record.active, newest),
         "home": _home(record, streams),
         "call": _single_call(record, streams, calls),
         "resume_token": has_token,
@@ -296,7 +367,7 @@ def show_object(
                 "kind": _KINDS[stream.kind],
                 **_picked(stream, "last", "sealed", "generation", "opened"),
                 "node": stream.node or None,
-                "reader": _picked(readers[stream.id], "node", "seq") if stream.id in readers else None,
+                "reader": _reader(stream, readers.get(stream.id), living),
                 "events": kept[stream.id].events if stream.id in kept else None,
                 "answers": kept[stream.id].answers if stream.id in kept else None,
             }

@@ -21,6 +21,9 @@ SEALED_SHOWN = 20
 OWNER = 16
 """Columns for an owner's name in the list: what 80 of them leave."""
 
+WHAT = 26
+"""Columns for the client of a session, or the tool of a call: what 80 of them leave beside an id."""
+
 CALL_HEADS = ("REQUEST", "STATE", "ATTEMPT", "NODE", "STREAM", "METHOD")
 
 NONE = "-"
@@ -84,22 +87,37 @@ def list_lines(sessions: Sequence[JsonObject], *, now: float, columns: int | Non
         (
             cut(printable(readable(session["owner"])), OWNER) or NONE,
             _state(session),
-            session["version"] or NONE,
             span(now - session["created"]),
             span(now - session["active"]),
+            _connected(session, now),
             str(session["calls"]),
-            str(session["streams"]),
             _short(session["call"]["node"] if session["call"] else session["home"]),
+            cut(printable(_what(session)), WHAT) or NONE,
         )
         for session in sessions
     ]
-    heads = ("OWNER", "STATE", "VERSION", "AGE", "SEEN", "CALLS", "STREAMS", "NODE")
+    heads = ("OWNER", "STATE", "AGE", "ACTIVE", "READER", "CALLS", "NODE", "WHAT")
     names = [(session["id"], session["kind"]) for session in sessions]
     wide = table(("ID", "KIND", *heads), [(*name, *cells) for name, cells in zip(names, facts, strict=True)])
     if columns is None or max(map(width, wide)) <= columns:
         return wide
-    pairs = zip(table(("ID", "KIND"), names), table(heads, facts, indent="  "), strict=True)
+    # What a session or task is for stands beside its id, so that the rest fits into 80 columns.
+    named = table(("ID", "KIND", heads[-1]), [(*name, cells[-1]) for name, cells in zip(names, facts, strict=True)])
+    pairs = zip(named, table(heads[:-1], [cells[:-1] for cells in facts], indent="  "), strict=True)
     return [cut(line, columns) for pair in pairs for line in pair]
+
+
+def _connected(session: JsonObject, now: float) -> str:
+    """For how long a client has been connected."""
+    if session["connected"] is not None:
+        return span(now - session["connected"])
+    return "yes" if session["readers"] else NONE
+
+
+def _what(session: JsonObject) -> str:
+    """The client of a session; of a single call, the tool that it runs."""
+    call = session["call"]
+    return str((call["name"] or call["method"]) if call else session["client_name"] or "")
 
 
 def _state(session: JsonObject) -> str:
@@ -139,10 +157,9 @@ def show_lines(session: JsonObject, *, nodes: Collection[str], now: float, colum
 
 
 def _about(session: JsonObject, nodes: Collection[str], now: float) -> Iterator[tuple[str, str]]:
-    client, call = session["client"].get("clientInfo"), session["call"]
+    call = session["call"]
     is_session = session["kind"] == Shown.SESSION.value
     node = call["node"] if call else session["home"]
-    named = [str(client[name]) for name in ("name", "version") if name in client] if isinstance(client, dict) else []
     kept = [stream for stream in session["streams"] if stream["events"] is not None]
     events, answers = (sum(stream[what] for stream in kept) for what in ("events", "answers"))
     yield session["kind"], session["id"]
@@ -151,11 +168,12 @@ def _about(session: JsonObject, nodes: Collection[str], now: float) -> Iterator[
     yield "version", session["version"] or NONE
     if is_session:
         yield "incarnation", str(session["incarnation"])
-    yield "client", " ".join(named) or NONE
+    yield "client", session["client_name"] or NONE
     if is_session:
         yield "initialized", "yes" if session["initialized"] else "no"
     for name, time in (("created", session["created"]), ("last active", session["active"])):
         yield name, f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%S}Z ({span(now - time)} ago)"
+    yield "connected", _readers(session["streams"], now)
     yield "home" if is_session else "node", f"{node} (gone)" if node and node not in nodes else node or NONE
     if is_session:
         yield "resume token", "yes" if session["resume_token"] else "no"
@@ -164,8 +182,25 @@ def _about(session: JsonObject, nodes: Collection[str], now: float) -> Iterator[
     yield "retained", f"{_counted(events, 'event')} and {_counted(answers, 'answer')} of {of}"
 
 
+def _reader(reader: JsonObject | None, now: float) -> str:
+    """Where a reader is, and for how long it has been there."""
+    if reader is None:
+        return NONE
+    return _short(reader["node"]) + ("" if reader["since"] is None else f" {span(now - reader['since'])}")
+
+
 def _counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _readers(streams: Sequence[JsonObject], now: float) -> str:
+    """How many readers are connected, and the first of them since when."""
+    readers = [stream["reader"] for stream in streams if stream["reader"]]
+    since = min((reader["since"] for reader in readers if reader["since"] is not None), default=None)
+    said = _counted(len(readers), "reader") if readers else "no"
+    if since is None:
+        return said
+    return f"{said} since {datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M:%S}Z ({span(now - since)})"
 
 
 def _chapter(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -184,7 +219,7 @@ def _streams(streams: Sequence[JsonObject], now: float) -> list[str]:
             span(now - stream["opened"]),
             str(stream["generation"]),
             _short(stream["node"]),
-            f"{_short(stream['reader']['node'])} at {stream['reader']['seq']}" if stream["reader"] else NONE,
+            _reader(stream["reader"], now),
             f"{stream['events']}+{stream['answers']}" if stream["events"] is not None else NONE,
         )
         for stream in shown

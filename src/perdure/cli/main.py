@@ -29,9 +29,10 @@ from perdure.cli.store import store as store_commands
 from perdure.cli.upkeep import backup, check, vacuum
 from perdure.errors import Misuse, PerdureError, StoreUnavailable, TargetFailed
 from perdure.http.paths import BESIDE
+from perdure.serve.log_output import FORMATS, name_node, start_log
 from perdure.serve.worker_pool import Watch, WorkerChannel, run_workers
 from perdure.settings import SECURITY, Rule
-from perdure.telemetry.events import MAX_LINE, MAX_LINES, LogLines, log_event
+from perdure.telemetry.events import MAX_LINE, MAX_LINES, log_event
 
 # The serving side is imported where it is used: the SDK takes most of a second, and not every command serves.
 
@@ -129,10 +130,7 @@ def serve_command(
     on_served: Callable[[], None] = lambda: None,
     **given: Any,
 ) -> int:
-    # Before the target is imported: the SDK would set up its own logging, with a record for each request.
-    shown = logging.StreamHandler(sys.stderr)
-    shown.setFormatter(LogLines("perdure: %(levelname)s: %(message)s"))
-    logging.basicConfig(level=log_level.upper(), handlers=[shown])
+    log = _start_log(target, log_level, given["log_format"], is_shared=given["workers"] > 1 or watch is not None)
     auth = None
     if tokens is not None:
         from perdure.serve.token_file import FileTokens
@@ -145,7 +143,9 @@ def serve_command(
         from perdure.serve.uvicorn_server import serve as run
 
         app = perdure.asgi(load_target(target), store=store, settings=settings, auth=auth, path=path)
-        return run(app, listener=listener, settings=settings, on_ready=on_ready, on_failure=_complain, channel=channel)
+        name_node(log, lambda: app.node)
+        how = {"channel": channel, "access_log": given["access_log"]}
+        return run(app, listener=listener, settings=settings, on_ready=on_ready, on_failure=_tell_failure, **how)
 
     channel = WorkerChannel.from_environment(os.environ)
     if channel is not None:
@@ -205,6 +205,17 @@ def _address(host: str, listener: socket.socket, path: str) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{found[1]}{path}"
 
 
+def _start_log(target: str, level: str, form: str, *, is_shared: bool) -> logging.Handler:
+    """Before the target is imported: the SDK and FastMCP would set up logging of their own."""
+    os.environ.setdefault("FASTMCP_LOG_ENABLED", "false")
+    has_colors = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    return start_log(level, form, target=target, colors=has_colors, shared=is_shared)
+
+
+def _tell_failure(reason: str) -> None:
+    log_event(logging.ERROR, "serve.failed", f"the server ends: {reason}")
+
+
 def _listen(host: str, port: int, *, is_open: bool) -> socket.socket:
     """Listen, and warn if any caller on other machines may come."""
     from perdure.serve.connection import listen
@@ -241,6 +252,8 @@ _UDS_MODES = ("600", "660", "666")
 _UDS_MODE_HELP = "who may connect to it: its owner (600), its group as well (660), every user (666)"
 _TOKENS_HELP = "serve only callers that send one of the bearer tokens in FILE; its lines are principal:token"
 _LEVEL_HELP = f"what is logged on stderr: {', '.join(LEVELS)}"
+_FORMAT_HELP = "how: lines of text, or one JSON object in each line"
+_ACCESS_HELP = "log each request on stderr as well, when its response has ended"
 
 perdure_command.add_command(
     ServeCommand(
@@ -257,6 +270,8 @@ perdure_command.add_command(
             _option("--path", "PATH", "path of the endpoint", default="/mcp", callback=_path),
             _option("--workers", "N", _WORKERS.why, default=1, type=parsed(parse_count, _WORKERS)),
             _option("--log-level", "LEVEL", _LEVEL_HELP, default="warning", type=click.Choice(LEVELS)),
+            _option("--log-format", "|".join(FORMATS), _FORMAT_HELP, default="text", type=click.Choice(FORMATS)),
+            _option("--access-log/--no-access-log", "", _ACCESS_HELP, default=False, shown="off"),
             *setting_options(),
             _option("--tokens", "FILE", _TOKENS_HELP, group=SECURITY, type=click.Path(path_type=Path)),
         ],

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 import click
 
+from perdure._core.ids import NodeId
+from perdure._core.jsonrpc import JsonObject
 from perdure._core.states import CallState, SessionState
 from perdure.admin.queries import Shown, Tail, end_session, find, list_sessions, show_session, shown_kind
 from perdure.admin.text import list_lines, show_lines, tail_line
@@ -100,7 +102,12 @@ def sessions(
     if ctx.invoked_subcommand is not None:
         return
     wanted, only = _STATES[state] if state else None, Shown(kind) if kind else None
-    found = _with_store(lambda opened: list_sessions(opened, state=wanted, owner=owner, kind=only), store)
+
+    async def work(opened: Store) -> list[JsonObject]:
+        living = await upkeep_of(store).living(patiently=False)
+        return await list_sessions(opened, state=wanted, owner=owner, kind=only, living=living)
+
+    found = _with_store(work, store)
     if as_json:
         lines = [json.dumps(session) for session in found]
     else:
@@ -116,7 +123,11 @@ def sessions(
 @_until_closed()
 def show(id_: str, store: str, as_json: bool) -> None:
     """Show everything about the session or task with this ID, or whose id begins with it (8 characters at least)."""
-    session, nodes = _with_store(lambda opened: show_session(opened, id_), store)
+
+    async def work(opened: Store) -> tuple[JsonObject, frozenset[NodeId]]:
+        return await show_session(opened, id_, living=await upkeep_of(store).living(patiently=False))
+
+    session, nodes = _with_store(work, store)
     lines = [json.dumps(session)] if as_json else show_lines(session, nodes=nodes, now=time.time(), columns=_columns())
     click.echo("\n".join(lines))
 

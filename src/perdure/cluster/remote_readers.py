@@ -4,6 +4,9 @@ A stream has one writer. A reader at another node is entered in the store (`PutR
 it. The row says which reader is on the stream, at whatever node, so the newest reader wins across processes as it does
 within one. The writer then hints whenever the stream has grown, and the reader's node looks. A hint may be lost; now
 and then the store says that something was written, and everything is looked at.
+
+A reader at the writer's own node has a row as well, for operators: no node acts on it. A call's first reader has none,
+because it came with the call, and the stream says when it was lost (`StreamRecord.unread`).
 """
 
 import asyncio
@@ -12,7 +15,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from perdure._core import mail
-from perdure._core.ids import Kind, NodeId, StreamId, place
+from perdure._core.ids import Kind, NodeId, StreamId, place, reader_name
+from perdure._core.states import LogState
 from perdure.errors import PerdureError, StoreError
 from perdure.log.chores import Chores, OnDemand
 from perdure.log.journal import Journal, Steps
@@ -53,6 +57,8 @@ class RemoteReaders:
         """Events after which a reader tells its writer how far it has got."""
         self._followed: dict[StreamId, _Entry] = {}
         """Written elsewhere, read here."""
+        self._listed_here: dict[StreamId, Reader] = {}
+        """Written here, read here, and in the store for operators."""
         self._lent: dict[StreamId, Stream] = {}
         """Written here, read elsewhere."""
         self._grown: dict[NodeId, dict[StreamId, Followed | None]] = {}
@@ -97,7 +103,7 @@ class RemoteReaders:
         entry = self._followed.pop(stream.id, None)
         stream.readers.lose(next(self._arrivals))
         if entry is not None and entry.reader is stream.readers.reader:
-            self._put(LeaveReader(stream=stream.id, reader=self._name(entry.reader)))
+            self._listed_here[stream.id] = entry.reader
         else:
             self._want_look_up(stream)
 
@@ -149,10 +155,10 @@ class RemoteReaders:
                 leave = LeaveReader(stream=stream.id, reader=remote.reader)
                 self._put(leave, *self._reading(remote.node, stream))
             return
+        self._listed_here.pop(stream.id, None)
         entry = _Entry(reader, reader.cursor, rests_beyond=reader.cursor > stream.tail.durable)
         self._followed[stream.id] = entry
-        row = ReaderRecord(stream=stream.id, reader=self._name(reader), node=self._node, seq=reader.cursor)
-        steps = (PutReader(record=row), *self._reading(stream.node, stream))
+        steps = (self._entering(reader), *self._reading(stream.node, stream))
         self._journal.put(_Hinting(self._store, steps, self._node, stream.id, entry))
 
     def on_progress(self, reader: Reader) -> None:
@@ -162,8 +168,17 @@ class RemoteReaders:
             moved = MoveReader(stream=reader.stream.id, reader=self._name(reader), seq=reader.cursor)
             self._journal.put(_Hinting(self._store, (moved,), reader.stream.node, reader.stream.id))
 
+    def list_here(self, reader: Reader) -> None:
+        """Enter a reader of a stream that this node writes. While the store fails it would only add to what is held."""
+        if self._store.shared and self._journal.state is LogState.HEALTHY:
+            self._listed_here[reader.stream.id] = reader
+            self._put(self._entering(reader))
+
     def on_detached(self, reader: Reader) -> None:
         stream, entry = reader.stream, self._followed.get(reader.stream.id)
+        if self._listed_here.get(stream.id) is reader:
+            del self._listed_here[stream.id]
+            self._put(LeaveReader(stream=stream.id, reader=self._name(reader)))
         if entry is None or entry.reader is not reader:
             return
         del self._followed[stream.id]
@@ -171,7 +186,11 @@ class RemoteReaders:
         self._put(leave, *self._reading(stream.node, stream))
 
     def _name(self, reader: Reader) -> str:
-        return f"{self._node}.{reader.arrival}"
+        return reader_name(self._node, reader.arrival, reader.since)
+
+    def _entering(self, reader: Reader) -> PutReader:
+        name, stream = self._name(reader), reader.stream.id
+        return PutReader(record=ReaderRecord(stream=stream, reader=name, node=self._node, seq=reader.cursor))
 
     def _reading(self, node: NodeId, stream: Stream) -> list[Step]:
         return mail_to([node] if node else (), mail.Reading(session=stream.session, stream=stream.id))

@@ -470,9 +470,15 @@ class Settler:
                         self._context.counters.settles_cancelled += 1
                     case Verdict.WAIT:
                         await self._context.journal.write(call.changed(CallStep.LOSE_NODE, stream))
-                        name, method = stream.id, call.row.method
+                        row = call.row
+                        sentence = f"a request waits for its principal ({row.method})"
                         log_event(
-                            logging.INFO, "call.waits", f"a request waits for its principal ({method})", stream=name
+                            logging.INFO,
+                            "call.waits",
+                            sentence,
+                            session=row.session,
+                            stream=row.stream,
+                            call=row.request_id,
                         )
                         self._send_all(mail.Waiting(session=owner.id))
                         self.waiting.expect(owner.id)
@@ -514,8 +520,9 @@ class Settler:
         with spans.settle(row.session[:8], row.stream, outcome="unknown"):
             stream.append(payload, end=call.ended(CallStep.SETTLE), also=self._end_of(owner))
         self._context.counters.calls_settled += 1
+        sentence = f"a request was interrupted ({row.method}): {reason}"
         self._context.peers.log_event(
-            logging.WARNING, "call.unknown", f"a request was interrupted ({row.method}): {reason}", stream=row.stream
+            logging.WARNING, "call.unknown", sentence, session=row.session, stream=row.stream, call=row.request_id
         )
 
     async def _run_again(self, session: Session, call: AbandonedCall, stream: Stream, by: SettleRequest) -> None:
@@ -540,18 +547,15 @@ class Settler:
             raise  # trying again may help; or another node has it
         except Exception as failure:
             # It would fail in each round, and its client would wait for ever.
+            sentence = f"a request cannot run again ({row.method}): {failure!r}"
             log_event(
-                logging.ERROR,
-                "call.poison",
-                f"a request cannot run again ({row.method}): {failure!r}",
-                stream=row.stream,
+                logging.ERROR, "call.poison", sentence, session=row.session, stream=row.stream, call=row.request_id
             )
             self._answer_unknown(session.record, call, stream, DIED)
         else:
             self._context.counters.calls_rerun += 1
-            log_event(
-                logging.INFO, "call.rerun", f"a request of a dead node runs again ({row.method})", stream=row.stream
-            )
+            sentence = f"a request of a dead node runs again ({row.method})"
+            log_event(logging.INFO, "call.rerun", sentence, session=row.session, stream=row.stream, call=row.request_id)
 
     async def _withdraw_asks(self, owner: base.SessionRecord, stream: Stream, by: SettleRequest) -> None:
         """Cancel what dead nodes had asked, on this stream or on the standalone one: no node waits for the answers."""

@@ -115,7 +115,8 @@ class Watcher:
             except (StoreUnavailable, StoreLost):
                 raise
             except Exception as failure:  # it must not stand in the way of other streams
-                log_event(logging.ERROR, "forward.failed", f"what was forwarded could not be appended: {failure!r}")
+                sentence = f"what was forwarded could not be appended: {failure!r}"
+                log_event(logging.ERROR, "forward.failed", sentence, session=record.session, stream=record.id)
 
     async def _handle_mail(self) -> None:
         """Handle the mail that has come, in order and one at a time. A message that cannot be handled must not stand in

@@ -166,7 +166,7 @@ class SessionIndex:
         found, total = await asyncio.to_thread(select, snapshot, wanted, running)
         shown = found[: wanted.limit]
         records = await asyncio.gather(*(store.session(one.id) for one in shown))
-        items = await asyncio.gather(*(listed(store, record) for record in records if record is not None))
+        items = await listed(store, [record for record in records if record is not None])
         more = len(found) > len(shown)
         return {
             "items": [item | {"owner_name": readable(item["owner"])} for item in items],

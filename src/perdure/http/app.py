@@ -166,6 +166,11 @@ class App:
             await self._process.drain(is_busy=lambda: self.is_busy, end_others=self._end_sessionless)
 
     @property
+    def node(self) -> str:
+        """The id of this process as a node of the store; empty until it has started."""
+        return "" if self._process is None else self._process.context.node
+
+    @property
     def is_busy(self) -> bool:
         """Whether a call runs."""
         if self._process is None:

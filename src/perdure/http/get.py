@@ -57,7 +57,7 @@ class GetHandler:
                     if session.state is SessionState.ENDED:
                         raise self._access.gone()
                     if found is None:
-                        raise self._unknown(session)
+                        raise self._unknown(session, position)
                     stream = found.stream
                     start = await self._start(session, stream, text, position, is_read=read is not None)
                     if stream.kind is Kind.STANDALONE:
@@ -77,10 +77,14 @@ class GetHandler:
             raise Refused(Refusal.REPLAY_OFF)
         return await find_stream(session, position.stream, after=position.seq, limit=BATCH)
 
-    def _unknown(self, session: Session) -> Refused:
+    def _unknown(self, session: Session, position: Position | None) -> Refused:
         self._context.counters.positions_lost += 1
         self._context.peers.log_event(
-            logging.WARNING, "position.unknown", "a position names no stream of its session", session=session.name
+            logging.WARNING,
+            "position.unknown",
+            "a position names no stream of its session",
+            session=session.name,
+            position=str(position or ""),
         )
         return Refused(Refusal.POSITION_UNKNOWN)
 

@@ -93,7 +93,10 @@ class Recovery:
         if not self._limit.take(owner, now=self._monotonic()):
             self._context.counters.recoveries_refused += 1
             self._context.peers.log_event(
-                logging.WARNING, "session.loop", "a caller lost too many sessions to be given another one"
+                logging.WARNING,
+                "session.loop",
+                "a caller lost too many sessions to be given another one",
+                session=text,
             )
             return session_gone(why=why)
         _remember(self._replaced, lost, None)  # before the handshake, during which the same id may be asked for

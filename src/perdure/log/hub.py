@@ -27,9 +27,12 @@ more is delivered again after a crash."""
 
 
 class Registry(Protocol):
-    """Learns of readers on streams that another node writes."""
+    """Learns of readers on streams that another node writes, and lists those of this one."""
 
     def on_attached(self, reader: Reader) -> None: ...
+
+    def list_here(self, reader: Reader) -> None:
+        """A reader came to a stream that this node writes: let operators know."""
 
     def on_progress(self, reader: Reader) -> None: ...
 
@@ -173,8 +176,11 @@ class Hub:
             self.counters.take_overs += 1
         if before is not None:
             before.end()
-        if not stream.is_over and (stream.writer is None or stream.readers.remote is not None):
-            self.registry.on_attached(reader)
+        if not stream.is_over:
+            if stream.writer is None or stream.readers.remote is not None:
+                self.registry.on_attached(reader)
+            if stream.writer is not None and (stream.kind is Kind.STANDALONE or stream.readers.marked_unread):
+                self.registry.list_here(reader)
         stream.moved()
 
     def is_frozen(self, reader: Reader) -> bool:
@@ -208,8 +214,10 @@ class Hub:
         stream goes on, if that is not the last of them."""
         self.counters.gaps += 1
         sentence = f"events {first} to {last} of a stream are gone: {reason}"
-        self.peers.log_event(logging.WARNING, "stream.gap", sentence, stream=stream.id)
         position = stream.position(last if behind is None else behind)
+        self.peers.log_event(
+            logging.WARNING, "stream.gap", sentence, session=stream.session, stream=stream.id, position=str(position)
+        )
         message = gap_notification(stream.id, first, last, reason=reason)
         sentence = f"gap: events {first} to {last} are no longer retained ({reason})"
         return warning_frames(position, sentence, message, random=self.random, log=by_log)

@@ -24,6 +24,7 @@ from perdure._core.states import READER, ReaderState, ReaderStep, advance
 from perdure.errors import StoreUnavailable
 from perdure.log.stream import Stream
 from perdure.store.base import READ_BYTES, Event
+from perdure.telemetry.events import SHORT
 from perdure.telemetry.tracing import Replay
 
 if TYPE_CHECKING:
@@ -190,8 +191,14 @@ class Reader:
         if self._writing_since is not None and self._writing_since <= before:
             self._hub.counters.slow_readers_ended += 1
             self.failure = TimeoutError("the reader made no progress")
+            stream = self.stream
             self._hub.peers.log_event(
-                logging.WARNING, "reader.slow", "a reader made no progress and was ended", stream=self.stream.id
+                logging.WARNING,
+                "reader.slow",
+                "a reader made no progress and was ended",
+                session=stream.session,
+                stream=stream.id,
+                position=str(stream.position(self.cursor)),
             )
             if self._connection is not None:
                 self._connection.abort()
@@ -206,15 +213,24 @@ class Reader:
                 self._woken = False
         except StoreUnavailable as failure:
             self.failure = failure
-            peers = self._hub.peers
-            peers.log_event(logging.WARNING, "reader.store", f"a reader was ended, its client may resume: {failure}")
+            peers, stream = self._hub.peers, self.stream
+            sentence = f"a reader was ended, its client may resume: {failure}"
+            peers.log_event(logging.WARNING, "reader.store", sentence, session=stream.session, stream=stream.id)
             self._pump = None
             self.end()
         except OSError:
             self._finish()  # the connection broke; the client may resume
         except Exception as failure:
             self.failure = failure
-            _logger.exception("a reader failed and was ended; its client may resume", extra={"action": "reader.failed"})
+            _logger.exception(
+                "a reader failed and was ended; its client may resume",
+                extra={
+                    "action": "reader.failed",
+                    "session": self.stream.session[:SHORT],
+                    "stream": self.stream.id,
+                    "position": str(self.stream.position(self.cursor)),
+                },
+            )
             self._finish()
         else:
             self._pump = None

@@ -594,9 +594,8 @@ class Stream:
             if append.ends or append.taken:
                 writer.written(append)
             if append.lost:  # not before: a session that has ended loses its streams, and nothing is amiss
-                log_event(
-                    logging.ERROR, "stream.behind", f"the store has lost what stream {self.id} had: {writer.loss}"
-                )
+                sentence = f"the store has lost what a stream had: {writer.loss}"
+                log_event(logging.ERROR, "stream.behind", sentence, session=self.session, stream=self.id)
         for step in steps[1:]:
             self._owner.on_step_written(self, step)
         if self.readers.remote is not None:
@@ -634,7 +633,8 @@ class Stream:
         tail.reset(tail.durable)
         readers.delivered = min(readers.delivered, tail.durable)
         readers.end_beyond(tail.durable)
-        log_event(logging.WARNING, "stream.refused", f"stream {self.id} is not written here any more: {reason}")
+        sentence = f"a stream is not written here any more: {reason}"
+        log_event(logging.WARNING, "stream.refused", sentence, session=self.session, stream=self.id)
         self._on_writer_lost(lost, shown=shown)
         self.moved()
 

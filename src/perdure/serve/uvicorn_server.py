@@ -21,10 +21,12 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.errors import Misuse, NodeBuried, PerdureError, StoreLost, StoreReplaced, TargetFailed
+from perdure.serve.access_log import AccessLog
 from perdure.serve.connection import BACKLOG, Connection
+from perdure.serve.log_output import last_line
 from perdure.serve.own_frames import blame, own_traceback
 from perdure.serve.worker_pool import ADOPT, AT_ONCE, GONE, LEAVE, RELOAD, RELOAD_SECONDS, WorkerChannel, own_socket
 from perdure.settings import Settings
@@ -60,11 +62,12 @@ def serve(
     on_ready: Callable[[], None],
     on_failure: Callable[[str], None],
     channel: WorkerChannel | None = None,
+    access_log: bool = False,
 ) -> int:
     """Serve until a signal; returns the exit status. Raises `PerdureError` if the app does not start.
 
     `on_failure` gets the reason if the server ends because of a failure. With a channel this is a worker, whose parent
-    may tell it to leave.
+    may tell it to leave. `access_log`: each request is logged when its response has ended.
     """
     # Raise the limit of open files: each reader is one, and many systems begin with 1,024 and allow more.
     with contextlib.suppress(ImportError, OSError, ValueError):
@@ -75,7 +78,8 @@ def serve(
         ceiling = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         if soft != resource.RLIM_INFINITY and soft < ceiling:
             resource.setrlimit(resource.RLIMIT_NOFILE, (ceiling, hard))
-    server = _Server(app, settings, channel, on_ready=on_ready, on_failure=on_failure)
+    answer = AccessLog(app) if access_log else app
+    server = _Server(app, answer, settings, channel, on_ready=on_ready, on_failure=on_failure)
 
     def is_shown(record: logging.LogRecord) -> bool:
         """Not what uvicorn logs about a start that failed (it is raised) and about requests it cancels at the end."""
@@ -106,12 +110,14 @@ class _Server(uvicorn.Server):
     def __init__(
         self,
         app: App,
+        answer: ASGIApp,
         settings: Settings,
         channel: WorkerChannel | None,
         *,
         on_ready: Callable[[], None],
         on_failure: Callable[[str], None],
     ) -> None:
+        """`answer` takes the requests: the app, or what logs them before it."""
         config = uvicorn.Config(
             self.run_app,
             interface="asgi3",
@@ -131,6 +137,7 @@ class _Server(uvicorn.Server):
         )
         super().__init__(config)
         self.app = app
+        self.answer = answer
         self.channel = channel
         self.drain_timeout = settings.drain_timeout
         self.longest_drain = settings.longest_drain
@@ -157,7 +164,7 @@ class _Server(uvicorn.Server):
         return 1 if self.failed or self.failure else 0
 
     def run_app(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        run = self.watch_lifespan if scope["type"] == "lifespan" else self.app
+        run = self.watch_lifespan if scope["type"] == "lifespan" else self.answer
         return run(scope, receive, send)
 
     async def watch_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -366,7 +373,7 @@ class _Deadline:
                 at = min(at, other)
         with contextlib.suppress(OSError):  # the terminal may be gone
             # Not through the log: what is stuck may hold its lock.
-            os.write(2, b"perdure: ended without waiting for what does not stop\n")
+            os.write(2, last_line("serve.cut", "ended without waiting for what does not stop"))
         os._exit(status)
 
 

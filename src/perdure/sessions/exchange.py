@@ -28,7 +28,7 @@ from perdure.sessions.ledger import Call, Calls, unknown_outcome
 from perdure.sessions.messages import encode_answer, encode_ask, encode_notification
 from perdure.store.base import AskRecord, CloseAsk, OpenAsk, Step
 from perdure.telemetry import tracing as spans
-from perdure.telemetry.events import log_event
+from perdure.telemetry.events import CallIds, current_call, log_event
 
 if TYPE_CHECKING:
     from perdure.sessions.session import Session
@@ -73,7 +73,12 @@ class Exchange:
         if call.token is not None and params is not None:
             params = {**params, "_meta": {**params["_meta"], "progressToken": call.number}}
         request = Request(id=call.number, method=call.request.method, params=params, raw={})
-        self.runtime.send(request, origin=origin)
+        # The runtime runs the handler in a copy of this context.
+        before = current_call.set(CallIds(self.session.name, call.stream.id, call.request.id))
+        try:
+            self.runtime.send(request, origin=origin)
+        finally:
+            current_call.reset(before)
 
     def start_again(
         self,

@@ -139,7 +139,8 @@ class Outbox:
 
     def restart(self) -> None:
         """The store has lost messages that it had taken: those that come next have the numbers of another sender."""
-        log_event(logging.ERROR, "forward.lost", f"the store has lost messages that were forwarded ({self.refusal})")
+        sentence = f"the store has lost messages that were forwarded ({self.refusal})"
+        log_event(logging.ERROR, "forward.lost", sentence, session=self._stream.session, stream=self._stream.id)
         self._sender, self._sent = "", len(self.returned)
 
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
@@ -279,7 +280,8 @@ class Home:
                 except MailFull:
                     await asyncio.sleep(_FULL_AGAIN)
                 except PerdureError as failure:
-                    log_event(logging.WARNING, "home.unreached", f"messages wait for their session's home: {failure}")
+                    sentence = f"messages wait for their session's home: {failure}"
+                    log_event(logging.WARNING, "home.unreached", sentence, session=self._session.id)
                     await asyncio.sleep(_FORWARD_AGAIN)
         finally:
             self._forwarding = None

@@ -157,6 +157,7 @@ class Orphans:
                 logging.DEBUG,
                 "orphans.untold",
                 f"the store fails; the client learns of its lost calls later: {failure}",
+                session=session.name,
             )
             self.give_time()
 
@@ -192,4 +193,12 @@ class Orphans:
         session.home.send(encode_notification(ORPHAN, said.params), also)
         session.context.counters.orphans_told += 1
         sentence = "a client was told that a call which it lost " + ("has ended" if said.ended else "still runs")
-        log_event(logging.INFO, "call.orphan", sentence, session=session.name)
+        log_event(
+            logging.INFO,
+            "call.orphan",
+            sentence,
+            session=session.name,
+            stream=said.position.stream,
+            position=str(said.position),
+            call=said.request_id,
+        )

@@ -886,6 +886,26 @@ class Survey:
     kept_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
+class Usage(NamedTuple):
+    """What the streams of a session, and their readers, tell of its use."""
+
+    streams: Sequence[StreamRecord] = ()
+    """All of them, the oldest first."""
+    newest: float = 0.0
+    """When its newest stream was opened, or the newest event that is retained was appended."""
+    readers: Sequence[ReaderRecord] = ()
+
+
+NO_USAGE = Usage()
+
+
+class TellsUsage(Protocol):
+    """Is kept by a store that reads how many sessions are used in one go; `usage_of` asks any store."""
+
+    async def usage(self, sessions: Sequence[SessionId]) -> Mapping[SessionId, Usage]:
+        """Of sessions that have streams."""
+
+
 class Measured(Protocol):
     """Is kept by a store that has something to tell for the metrics; `measures_of` and `survey_of` ask any store."""
 
@@ -966,6 +986,22 @@ async def survey_of(store: object) -> Survey | None:
     """Give what a store's server says, or `None` if there is none."""
     survey: Callable[[], Awaitable[Survey]] | None = getattr(store, "survey", None)
     return None if survey is None else await survey()
+
+
+async def usage_of(store: Store, sessions: Sequence[SessionId]) -> Mapping[SessionId, Usage]:
+    """Give how sessions are used, as far as their streams tell; piece by piece from a store that has no better way."""
+    usage: Callable[[Sequence[SessionId]], Awaitable[Mapping[SessionId, Usage]]] | None = getattr(store, "usage", None)
+    if usage is not None:
+        return await usage(sessions)
+    return {session: await _usage_apart(store, session) for session in sessions}
+
+
+async def _usage_apart(store: Store, session: SessionId) -> Usage:
+    streams = await store.streams(session)
+    last = [event for stream in streams for event in await store.read(stream.id, after=stream.last - 1, limit=1)]
+    times = [*(stream.opened for stream in streams), *(event.time for event in last)]
+    readers = [await store.reader(stream.id) for stream in streams]
+    return Usage(streams, max(times, default=0.0), [reader for reader in readers if reader is not None])
 
 
 async def load_apart(store: Store, session: SessionId) -> Loaded | None:

@@ -73,8 +73,9 @@ class Upkeep(Protocol):
     async def check(self) -> Sequence[Fact]:
         """Look at the store and change nothing. Raises `StoreError` if it cannot be looked at."""
 
-    async def living(self) -> Sequence[NodeId]:
-        """The nodes that live, as far as can be told from outside. The store must be there."""
+    async def living(self, *, patiently: bool = True) -> Sequence[NodeId]:
+        """The nodes that live, as far as can be told from outside. The store must be there. Without patience, a node
+        that has just lost its connection to the store counts as dead."""
 
     async def verify(self) -> Verdict:
         """Check everything in a store of this release, as of one moment, while servers use it (`store.invariants`).

@@ -5,10 +5,15 @@ Clients import this module as well, so it uses `_core` only.
 
 import asyncio
 import logging
+from contextvars import ContextVar
+from typing import NamedTuple
 
 from perdure._core.text import printable
 
 _logger = logging.getLogger("perdure")
+
+SHORT = 8
+"""Characters of an id that tell it from others. The whole id of a session is a secret, and no record has more of it."""
 
 MAX_SENTENCE = 2_000
 """Characters of a sentence or of a fact: room for any of ours and the reason in it, which a peer may have written."""
@@ -20,9 +25,24 @@ def log_event(level: int, action: str, sentence: str, /, **facts: object) -> Non
     A sentence may name what a peer wrote (a method, a reason), so both are made harmless here, for every handler.
     """
     if _logger.isEnabledFor(level):
-        safe = {name: printable(fact, MAX_SENTENCE) if isinstance(fact, str) else fact for name, fact in facts.items()}
+        safe = {name: _harmless(name, fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
         _logger.log(level, printable(sentence, MAX_SENTENCE), extra={"action": action, **safe})
 
+
+def _harmless(name: str, fact: str) -> str:
+    return printable(fact[:SHORT] if name == "session" else fact, MAX_SENTENCE)
+
+
+class CallIds(NamedTuple):
+    """Names the call whose handler runs."""
+
+    session: str
+    stream: str
+    call: int | str
+
+
+current_call: ContextVar[CallIds | None] = ContextVar("perdure_call", default=None)
+"""Set where a call is handed to its handler, so that a record of the user's code can name the call that it is of."""
 
 PEER_RECORDS = 5
 PEER_SECONDS = 60.0

@@ -118,7 +118,7 @@ class Holding:
                 _log.warning(
                     "the database has lost that node %s had joined: it joins again",
                     node[:8],
-                    extra={"action": "store.node_lost"},
+                    extra={"action": "store.node_lost", "node": node},
                 )
 
     async def show_life(self) -> None:

@@ -101,6 +101,17 @@ class Reads(RecordReads):
             return await self._one("longest_dormant", session_record, kind.value)
         return await self._one("longest_dormant_of", session_record, caller_key(owner, address), kind.value)
 
+    async def usage(self, sessions: Sequence[SessionId]) -> Mapping[SessionId, base.Usage]:
+        streams: dict[SessionId, list[base.StreamRecord]] = {}
+        for stream in await self._all("streams_of_sessions", rows.stream_record, list(sessions)):
+            streams.setdefault(stream.session, []).append(stream)
+        readers: dict[SessionId, list[base.ReaderRecord]] = {}
+        for session, *row in await self._readers.fetch(self._queries["readers_of_sessions"], list(sessions)):
+            readers.setdefault(session, []).append(rows.reader_record(tuple(row)))
+        newest = await self._readers.fetch(self._queries["newest_of_sessions"], list(sessions))
+        found = {session: (streams.get(session, ()), time, readers.get(session, ())) for session, time in newest}
+        return {session: base.Usage(*usage) for session, usage in found.items()}
+
     async def chain(self, name: str) -> Chain | None:
         return await self._one("chain_by_name", _chain_record, name)
 

@@ -187,18 +187,18 @@ class PostgresUpkeep:
             return {"value": "notifications"}
         return {"value": "polling", "says": says}
 
-    async def living(self) -> Sequence[NodeId]:
+    async def living(self, *, patiently: bool = True) -> Sequence[NodeId]:
         async with self._connected("read") as connection:
-            return await self._living(connection)
+            return await self._living(connection, patiently=patiently)
 
     async def holders(self) -> None:
         """A node answers that by a notification, and only to another node."""
 
-    async def _living(self, connection: Connection) -> list[NodeId]:
+    async def _living(self, connection: Connection, *, patiently: bool = True) -> list[NodeId]:
         """Those whose lock is held. A process that lost its connection takes the lock again at once, so a lock that is
         free is looked at twice. A node without a lock lives if it showed a beat lately."""
         looked = await self._look(connection)
-        if any(held is False and not gone for _, gone, held, _ in looked):
+        if patiently and any(held is False and not gone for _, gone, held, _ in looked):
             await asyncio.sleep(FREE_SECONDS)
             looked = await self._look(connection)
         return [NodeId(node) for node, gone, held, recent in looked if not gone and (recent if held is None else held)]

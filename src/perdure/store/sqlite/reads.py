@@ -131,6 +131,12 @@ class Reads(RecordReads):
             return await self._one("longest_dormant", rows.session_record, kind.value)
         return await self._one("longest_dormant_of", rows.session_record, rows.loose(owner), address, kind.value)
 
+    async def usage(self, sessions: Sequence[SessionId]) -> Mapping[SessionId, base.Usage]:
+        found: dict[SessionId, base.Usage] = {}
+        for start in range(0, len(sessions), MAX_READ):
+            found |= await self._readers.run(partial(_usage, sessions=sessions[start : start + MAX_READ]))
+        return found
+
     async def chain(self, name: str) -> Chain | None:
         return await self._one("chain_by_name", rows.chain_record, name)
 
@@ -171,6 +177,18 @@ def _events(
             if room <= 0:
                 break
     return payloads.decode_all(events), room
+
+
+def _usage(connection: sqlite3.Connection, *, sessions: Sequence[SessionId]) -> dict[SessionId, base.Usage]:
+    found: dict[SessionId, base.Usage] = {}
+    for session in sessions:
+        streams = [rows.stream_record(row) for row in connection.execute(_SQL["streams_of_session"], (session,))]
+        if streams:
+            (appended,) = connection.execute(_SQL["newest_of_session"], (session,)).fetchone()
+            readers = [rows.reader_record(row) for row in connection.execute(_SQL["readers_of_session"], (session,))]
+            newest = max(*(stream.opened for stream in streams), appended or 0.0)
+            found[session] = base.Usage(streams, newest, readers)
+    return found
 
 
 def _streams(connection: sqlite3.Connection, *, ids: Sequence[StreamId]) -> dict[StreamId, base.StreamRecord]:

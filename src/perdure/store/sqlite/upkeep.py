@@ -118,7 +118,7 @@ class SqliteUpkeep:
             facts.append(Fact(name="nodes", value=len(living), says=f"{len(living)} live, {joined - len(living)} dead"))
         return facts
 
-    async def living(self) -> Sequence[NodeId]:
+    async def living(self, *, patiently: bool = True) -> Sequence[NodeId]:
         return (await asyncio.to_thread(self._nodes))[0]
 
     async def holders(self) -> Sequence[NodeId]:

@@ -204,6 +204,22 @@ SELECT a.record, a.session, a.id, s.id, a.request, a.node
 FROM perdure.ask AS a JOIN perdure.stream AS s ON s.key = a.stream
 WHERE a.session = $1 ORDER BY a.key;
 
+-- streams_of_sessions: the streams of sessions, the oldest first
+SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
+FROM perdure.stream WHERE session = ANY ($1::text[]) ORDER BY key;
+
+-- newest_of_sessions: of sessions, when the newest stream was opened or the newest retained event was appended
+SELECT s.session, max(greatest(s.opened, e.time, a.time))
+FROM perdure.stream AS s
+LEFT JOIN perdure.event AS e ON e.stream = s.key AND e.seq = s.last AND e.seq > s.trimmed
+LEFT JOIN perdure.answer AS a ON a.stream = s.key AND a.seq = s.last AND a.seq > s.forgotten
+WHERE s.session = ANY ($1::text[]) GROUP BY s.session;
+
+-- readers_of_sessions: the readers of the streams of sessions, each behind its session
+SELECT s.session, r.record, s.id, r.reader, r.node, r.seq
+FROM perdure.stream AS s JOIN perdure.reader AS r ON r.stream = s.key
+WHERE s.session = ANY ($1::text[]) ORDER BY s.key;
+
 -- reader_of_stream: the reader of a stream
 SELECT r.record, s.id, r.reader, r.node, r.seq
 FROM perdure.stream AS s JOIN perdure.reader AS r ON r.stream = s.key
@@ -353,8 +369,8 @@ SELECT application_name, max(pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn)):
        coalesce(extract(epoch FROM max(replay_lag)), 0)::float8
 FROM pg_stat_replication WHERE replay_lsn IS NOT NULL AND NOT pg_is_in_recovery() GROUP BY application_name;
 
--- outside_look: each node; whether it has left, holds its lock (NULL: it has none), and beat within so many seconds
-SELECT id, gone, perdure.is_held_1(lock), seen > clock_timestamp() - make_interval(secs => $1)
+-- outside_look: each node; whether it has left, holds its lock (NULL: it has none, or this is a standby), and beat within so many seconds
+SELECT id, gone, CASE WHEN NOT pg_is_in_recovery() THEN perdure.is_held_1(lock) END, seen > clock_timestamp() - make_interval(secs => $1)
 FROM perdure.node ORDER BY key;
 
 -- restore_events: events of streams, copied from another store

@@ -267,6 +267,14 @@ SELECT r.record, s.id, r.reader, r.node, r.seq
 FROM stream AS s JOIN reader AS r ON r.stream = s.key
 WHERE s.id = ?;
 
+-- newest_of_session: when its newest retained event was appended
+SELECT max(e.time) FROM stream AS s JOIN event AS e ON e.stream = s.key AND e.seq = s.last WHERE s.session = ?;
+
+-- readers_of_session: the readers of a session's streams
+SELECT r.record, s.id, r.reader, r.node, r.seq
+FROM stream AS s JOIN reader AS r ON r.stream = s.key
+WHERE s.session = ? ORDER BY s.key;
+
 -- put_chain: a session's chain in place of the one that it may have; nothing if the session has ended
 INSERT INTO chain (session, name, record, holder, current, next)
 SELECT :session, :name, :record, :holder, :current, :next
