@@ -161,8 +161,8 @@ def _start_log(target: str, level: str, form: str, *, is_shared: bool) -> loggin
 
 @contextlib.contextmanager
 def _quiet_fastmcp() -> Iterator[None]:
-    """Let FastMCP, if it is imported now, write no log of its own beside ours, unless the user wants it to. This does not
-    concern programs that the target starts later."""
+    """Let FastMCP write no log of its own beside ours, if it is imported now and the user has not asked for that log.
+    Programs that the target starts later are left alone."""
     if "FASTMCP_LOG_ENABLED" in os.environ:
         yield
         return
