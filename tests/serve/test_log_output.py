@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from perdure.cli.main import _quiet_fastmcp
 from perdure.serve.log_output import TURN_SECONDS, SharedStream, ShownRecords
 from tests.support.serving import ROOT
 
@@ -61,6 +62,7 @@ def test_a_target_in_a_file_makes_no_library_the_user_s_own() -> None:
 
 WRITER = """
 import logging, sys
+from perdure.cli.main import _quiet_fastmcp
 from perdure.serve.log_output import start_log
 start_log("info", "json", target="", colors=False, shared=True)
 sys.stdin.readline()
@@ -107,3 +109,18 @@ def test_a_process_that_is_stuck_while_it_writes_holds_the_others_up_once(monkey
         assert handler._patience == TURN_SECONDS
     with open(reading, "rb") as lines:
         assert lines.read() == b"it goes on\nand on\nin its turn again\n"
+
+
+def test_fastmcp_is_told_by_the_environment_to_set_up_no_log_and_its_children_are_not() -> None:
+    settings = pytest.importorskip("fastmcp.settings")
+    with _quiet_fastmcp():
+        assert settings.Settings().log_enabled is False
+    assert "FASTMCP_LOG_ENABLED" not in os.environ
+    assert settings.Settings().log_enabled is True
+
+
+def test_what_the_user_says_of_fastmcp_s_log_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTMCP_LOG_ENABLED", "true")
+    with _quiet_fastmcp():
+        assert os.environ["FASTMCP_LOG_ENABLED"] == "true"
+    assert os.environ["FASTMCP_LOG_ENABLED"] == "true"

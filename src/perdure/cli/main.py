@@ -1,11 +1,12 @@
 """Runs the command `perdure`; defines `perdure serve` and collects the other commands."""
 
+import contextlib
 import logging
 import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from ipaddress import ip_address
 from pathlib import Path
@@ -142,7 +143,9 @@ def serve_command(
         from perdure.serve.target import load_target
         from perdure.serve.uvicorn_server import serve as run
 
-        app = perdure.asgi(load_target(target), store=store, settings=settings, auth=auth, path=path)
+        with _quiet_fastmcp():
+            served = load_target(target)
+        app = perdure.asgi(served, store=store, settings=settings, auth=auth, path=path)
         name_node(log, lambda: app.node)
         how = {"channel": channel, "access_log": given["access_log"]}
         return run(app, listener=listener, settings=settings, on_ready=on_ready, on_failure=_tell_failure, **how)
@@ -206,10 +209,23 @@ def _address(host: str, listener: socket.socket, path: str) -> str:
 
 
 def _start_log(target: str, level: str, form: str, *, is_shared: bool) -> logging.Handler:
-    """Before the target is imported: the SDK and FastMCP would set up logging of their own."""
-    os.environ.setdefault("FASTMCP_LOG_ENABLED", "false")
+    """Before the target is imported: the SDK would set up its own logging, with a record for each request."""
     has_colors = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     return start_log(level, form, target=target, colors=has_colors, shared=is_shared)
+
+
+@contextlib.contextmanager
+def _quiet_fastmcp() -> Iterator[None]:
+    """Let FastMCP write no log of its own beside ours, if it is imported now and the user has not asked for that log.
+    Programs that the target starts later are left alone."""
+    if "FASTMCP_LOG_ENABLED" in os.environ:
+        yield
+        return
+    os.environ["FASTMCP_LOG_ENABLED"] = "false"
+    try:
+        yield
+    finally:
+        del os.environ["FASTMCP_LOG_ENABLED"]
 
 
 def _tell_failure(reason: str) -> None:

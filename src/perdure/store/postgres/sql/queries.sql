@@ -204,21 +204,23 @@ SELECT a.record, a.session, a.id, s.id, a.request, a.node
 FROM perdure.ask AS a JOIN perdure.stream AS s ON s.key = a.stream
 WHERE a.session = $1 ORDER BY a.key;
 
--- streams_of_sessions: the streams of sessions, the oldest first
-SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
-FROM perdure.stream WHERE session = ANY ($1::text[]) ORDER BY key;
+-- streams_of_sessions: the streams of sessions, the oldest of each first. (One session at a time: no plan scans the table)
+SELECT s.* FROM unnest($1::text[]) AS w (session) CROSS JOIN LATERAL (
+    SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
+    FROM perdure.stream WHERE session = w.session ORDER BY key OFFSET 0) AS s;
 
 -- newest_of_sessions: of sessions, when the newest stream was opened or the newest retained event was appended
-SELECT s.session, max(greatest(s.opened, e.time, a.time))
-FROM perdure.stream AS s
-LEFT JOIN perdure.event AS e ON e.stream = s.key AND e.seq = s.last AND e.seq > s.trimmed
-LEFT JOIN perdure.answer AS a ON a.stream = s.key AND a.seq = s.last AND a.seq > s.forgotten
-WHERE s.session = ANY ($1::text[]) GROUP BY s.session;
+SELECT w.session, max(greatest(s.opened, coalesce(
+    (SELECT time FROM perdure.answer WHERE stream = s.key AND seq = s.last AND seq > s.forgotten LIMIT 1),
+    (SELECT time FROM perdure.event WHERE stream = s.key AND seq = s.last AND seq > s.trimmed LIMIT 1))))
+FROM unnest($1::text[]) AS w (session) CROSS JOIN LATERAL (
+    SELECT key, opened, last, trimmed, forgotten FROM perdure.stream WHERE session = w.session OFFSET 0) AS s
+GROUP BY w.session;
 
 -- readers_of_sessions: the readers of the streams of sessions, each behind its session
-SELECT s.session, r.record, s.id, r.reader, r.node, r.seq
-FROM perdure.stream AS s JOIN perdure.reader AS r ON r.stream = s.key
-WHERE s.session = ANY ($1::text[]) ORDER BY s.key;
+SELECT w.session, r.record, s.id, r.reader, r.node, r.seq FROM unnest($1::text[]) AS w (session)
+CROSS JOIN LATERAL (SELECT key, id FROM perdure.stream WHERE session = w.session ORDER BY key OFFSET 0) AS s
+CROSS JOIN LATERAL (SELECT record, reader, node, seq FROM perdure.reader WHERE stream = s.key OFFSET 0) AS r;
 
 -- reader_of_stream: the reader of a stream
 SELECT r.record, s.id, r.reader, r.node, r.seq
