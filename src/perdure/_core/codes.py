@@ -31,6 +31,12 @@ request gets this one, as from the SDK."""
 OUTCOME_UNKNOWN = -31001
 """The request was interrupted, and the server does not know how far it got."""
 
+OUTCOME_UNKNOWN_TEXT = (
+    "Interrupted, outcome unknown. After a crash Perdure runs a tool again only if it has the hint readOnlyHint or"
+    " idempotentHint; see docs/errors.md#interrupted-outcome-unknown"
+)
+"""What it says, from the server and from our clients."""
+
 POSITION_LOST = -31002
 """The server cannot read on from the position, or no longer has the request's answer."""
 

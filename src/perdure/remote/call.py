@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-from perdure._core.codes import INTERNAL_ERROR, NO_SERVER, OUTCOME_UNKNOWN, UNREACHABLE
+from perdure._core.codes import INTERNAL_ERROR, NO_SERVER, OUTCOME_UNKNOWN, OUTCOME_UNKNOWN_TEXT, UNREACHABLE
 from perdure._core.delivery import REPEATABLE, Attempt, Failure, Meaning, Purpose, is_read, of_failure
 from perdure._core.sse import EventTooLarge
 from perdure.remote.endpoint import Refused, RequestFailed, Unavailable
@@ -178,7 +178,7 @@ class Call:
 def unknown(request_id: str, method: str, name: str, reason: str) -> Message:
     """The answer to a request that may have run, and whose outcome this client does not know."""
     data = {"outcome": "unknown", "reason": reason, "method": method, "name": name, "told_by": "client"}
-    return error(encode(request_id), OUTCOME_UNKNOWN, "Interrupted, outcome unknown", data)
+    return error(encode(request_id), OUTCOME_UNKNOWN, OUTCOME_UNKNOWN_TEXT, data)
 
 
 def not_run(meaning: Meaning, request_id: str, trouble: str, refusal: Refused) -> Message:

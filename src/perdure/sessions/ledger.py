@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from perdure._core.codes import OUTCOME_UNKNOWN
+from perdure._core.codes import OUTCOME_UNKNOWN, OUTCOME_UNKNOWN_TEXT
 from perdure._core.ids import Kind, StreamId
 from perdure._core.jsonrpc import JsonObject, Request, coerce_id, error_payload
 from perdure._core.limits import Work
@@ -271,7 +271,7 @@ def unknown_outcome(request_id: int | str, *, method: str, reason: str, params: 
     data = {"outcome": "unknown", "reason": reason, "method": method}
     if (name := name_of(params)) is not None:
         data["name"] = name
-    return error_payload(request_id, OUTCOME_UNKNOWN, "Interrupted, outcome unknown", data)
+    return error_payload(request_id, OUTCOME_UNKNOWN, OUTCOME_UNKNOWN_TEXT, data)
 
 
 def name_of(params: dict[str, Any] | None) -> str | None:
