@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from perdure._core.ids import NodeId, SessionId, StreamId, parse_position
+from perdure._core.ids import (
+    NodeId,
+    SessionId,
+    StreamId,
+    is_only_listed,
+    parse_position,
+    reader_name,
+    reader_since,
+)
 from perdure.cluster.node import Peers
 from perdure.errors import StoreUnavailable
 from perdure.store import MemoryStore
@@ -103,6 +111,79 @@ async def test_the_reader_of_a_dead_node_holds_nobody_back(start: Start, tmp_pat
     assert pair.a.shop.sent < 500
     await ghost.die()
     await until(lambda: pair.a.shop.seen == ["flooded"])
+
+
+async def row_of(pair: Pair, stream: StreamId) -> tuple[NodeId, bool] | None:
+    """The node of the reader that the store has of a stream, and whether it is only listed."""
+    row = await life_of(pair.a.site).context.store.reader(stream)
+    return None if row is None else (row.node, is_only_listed(row.reader))
+
+
+async def test_a_reader_is_in_the_store_wherever_it_is_and_no_longer_than_it_is_there(pair: Pair) -> None:
+    at_a, at_b = await pair.join()
+    a, b = (life_of(node.site).context.node for node in (pair.a, pair.b))
+    session = life_of(pair.a.site).sessions.held(SessionId(at_a.session))
+    assert session is not None
+    stream = session.standalone.id
+    here = await at_a.get()
+    await until_row(pair, stream, (a, True))
+    row = await life_of(pair.b.site).context.store.reader(stream)
+    assert row is not None
+    assert reader_since(row.reader) == pytest.approx(life_of(pair.a.site).context.clock(), abs=60)
+    there = await at_b.get()
+    await until_row(pair, stream, (b, False))
+    assert await here.rest() == []
+    back = await at_a.get()
+    await until_row(pair, stream, (a, True))
+    assert await there.rest() == []
+    await back.drop()
+    await until_row(pair, stream, None)
+
+
+async def until_row(pair: Pair, stream: StreamId, row: tuple[NodeId, bool] | None) -> None:
+    while await row_of(pair, stream) != row:
+        pass
+
+
+async def test_a_reader_that_a_dead_node_has_listed_takes_the_place_of_no_other_one(
+    start: Start, tmp_path: Path
+) -> None:
+    """As after a crash: the client is back at the node that writes the stream now, and the old row is still there."""
+    pair = await start()
+    at_a, _ = await pair.join()
+    wire = await at_a.call("count", n=2, gate="g", pauses=[1], token=1)
+    await wire.message()
+    position = parse_position(wire.last_id)
+    session = life_of(pair.a.site).sessions.held(SessionId(at_a.session))
+    assert position is not None
+    assert session is not None
+    ghost = await Ghost.on(tmp_path / "log.db")
+    name = reader_name(ghost.node, 1, 1.0, only_listed=True)
+    row = ReaderRecord(stream=position.stream, reader=name, node=ghost.node, seq=1)
+    await ghost.store.commit([PutReader(record=row)])
+    await remote_readers_of(pair.a.site).look_who_reads(session.streams[position.stream])
+    pair.a.shop.open("g/1")
+    assert text_of((await wire.rest())[-1]) == "counted to 2"
+    await ghost.die()
+
+
+async def test_a_reader_whose_row_was_taken_by_one_that_has_left_is_ended_so_that_its_client_comes_again(
+    pair: Pair,
+) -> None:
+    """Both came in one moment, and the row of the one that is gone was written last."""
+    at_a, at_b = await pair.join()
+    a, b = (life_of(node.site).context.node for node in (pair.a, pair.b))
+    session = life_of(pair.a.site).sessions.held(SessionId(at_a.session))
+    assert session is not None
+    stream = session.standalone
+    there = await at_b.get()
+    await until_row(pair, stream.id, (b, False))
+    late = ReaderRecord(stream=stream.id, reader=reader_name(a, 1, 1.0, only_listed=True), node=a, seq=0)
+    await session.context.journal.write(PutReader(record=late))
+    await remote_readers_of(pair.a.site).look_who_reads(stream)
+    assert await there.rest() == []
+    await at_b.get()
+    await until_row(pair, stream.id, (b, False))
 
 
 async def test_a_killed_process_is_settled_live_to_a_reader_at_the_other(address: str) -> None:

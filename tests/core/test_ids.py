@@ -13,6 +13,7 @@ from perdure._core.ids import (
     NodeId,
     Position,
     StreamId,
+    is_only_listed,
     new_fence,
     new_node_id,
     new_session_id,
@@ -158,5 +159,7 @@ def test_a_fence_exceeds_the_one_that_it_takes_over_from(above: int) -> None:
 
 
 def test_the_name_of_a_reader_tells_when_it_came_and_other_names_do_not() -> None:
-    assert reader_since(reader_name(NodeId("n-_1"), 7, 1_794_843_521.3320005)) == 1_794_843_521.332
+    for only_listed in (False, True):
+        name = reader_name(NodeId("n-_1"), 7, 1_794_843_521.3320005, only_listed=only_listed)
+        assert (reader_since(name), is_only_listed(name)) == (1_794_843_521.332, only_listed)
     assert [reader_since(name) for name in ("", "n.7", "n.7.1e9", "n.7.nan", "n.7.1.000.1")] == [None] * 5

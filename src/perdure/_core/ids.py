@@ -45,7 +45,8 @@ _PRIMING_BYTES = 6
 
 _POSITION = re.compile(r"([cs])([A-Za-z0-9_-]{22})\.([0-9]{6})\.([0-9]{10})(?:~[A-Za-z0-9_-]{1,32})?")
 _SESSION = re.compile(r"[A-Za-z0-9_-]{43}")
-_READER = re.compile(r"[A-Za-z0-9_-]+\.[0-9]+\.([0-9]{1,12}\.[0-9]{3})")
+_LISTED = "~"
+_READER = re.compile(rf"{_LISTED}?[A-Za-z0-9_-]+\.[0-9]+\.([0-9]{{1,12}}\.[0-9]{{3}})")
 
 
 class Kind(enum.Enum):
@@ -131,9 +132,14 @@ def new_node_id(random: RandomBytes) -> NodeId:
     return NodeId(id_text(random(STREAM_BYTES)))
 
 
-def reader_name(node: NodeId, arrival: int, since: float) -> str:
-    """The name of a reader: no other one has it. It tells an operator since when the reader is there."""
-    return f"{node}.{arrival}.{since:.3f}"
+def reader_name(node: NodeId, arrival: int, since: float, *, only_listed: bool = False) -> str:
+    """The name of a reader: no other one has it. It tells an operator since when the reader is there, and nodes whether
+    it is at its writer's own node and only listed: then no node acts on it."""
+    return f"{_LISTED if only_listed else ''}{node}.{arrival}.{since:.3f}"
+
+
+def is_only_listed(name: str) -> bool:
+    return name.startswith(_LISTED)
 
 
 def reader_since(name: str) -> float | None:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from perdure._core import mail
-from perdure._core.ids import Kind, NodeId, StreamId, place, reader_name
+from perdure._core.ids import Kind, NodeId, StreamId, is_only_listed, place, reader_name
 from perdure._core.states import LogState
 from perdure.errors import PerdureError, StoreError
 from perdure.log.chores import Chores, OnDemand
@@ -103,7 +103,8 @@ class RemoteReaders:
         entry = self._followed.pop(stream.id, None)
         stream.readers.lose(next(self._arrivals))
         if entry is not None and entry.reader is stream.readers.reader:
-            self._listed_here[stream.id] = entry.reader
+            self._put(LeaveReader(stream=stream.id, reader=self._name(entry.reader)))
+            self.list_here(entry.reader)
         else:
             self._want_look_up(stream)
 
@@ -132,6 +133,13 @@ class RemoteReaders:
                 del self._followed[stream.id]
                 entry.reader.end()
             return
+        if row is not None and is_only_listed(row.reader):
+            if row.node == self._node and stream.id not in self._listed_here:
+                # Its reader has left. If its row took the place of another node's, no node knows of that reader: it is
+                # ended, and its client comes again.
+                self._put(LeaveReader(stream=stream.id, reader=row.reader))
+                self._put(*mail_to(self._peers.others, mail.Reading(session=stream.session, stream=stream.id)))
+            row = None
         row = None if row is None or row.node == self._node else row
         before = stream.readers.remote
         if row is None or stream.is_over:
@@ -172,24 +180,24 @@ class RemoteReaders:
         """Enter a reader of a stream that this node writes. While the store fails it would only add to what is held."""
         if self._store.shared and self._journal.state is LogState.HEALTHY:
             self._listed_here[reader.stream.id] = reader
-            self._put(self._entering(reader))
+            self._put(self._entering(reader, only_listed=True))
 
     def on_detached(self, reader: Reader) -> None:
         stream, entry = reader.stream, self._followed.get(reader.stream.id)
         if self._listed_here.get(stream.id) is reader:
             del self._listed_here[stream.id]
-            self._put(LeaveReader(stream=stream.id, reader=self._name(reader)))
+            self._put(LeaveReader(stream=stream.id, reader=self._name(reader, only_listed=True)))
         if entry is None or entry.reader is not reader:
             return
         del self._followed[stream.id]
         leave = LeaveReader(stream=stream.id, reader=self._name(reader))
         self._put(leave, *self._reading(stream.node, stream))
 
-    def _name(self, reader: Reader) -> str:
-        return reader_name(self._node, reader.arrival, reader.since)
+    def _name(self, reader: Reader, *, only_listed: bool = False) -> str:
+        return reader_name(self._node, reader.arrival, reader.since, only_listed=only_listed)
 
-    def _entering(self, reader: Reader) -> PutReader:
-        name, stream = self._name(reader), reader.stream.id
+    def _entering(self, reader: Reader, *, only_listed: bool = False) -> PutReader:
+        name, stream = self._name(reader, only_listed=only_listed), reader.stream.id
         return PutReader(record=ReaderRecord(stream=stream, reader=name, node=self._node, seq=reader.cursor))
 
     def _reading(self, node: NodeId, stream: Stream) -> list[Step]:
