@@ -82,7 +82,7 @@ def _read(env: str | None, file: Path | None, environ: Mapping[str, str]) -> str
         except OSError as error:
             raise Refused(reason, f"{where} cannot be read: {error.strerror}") from error
         if os.name == "posix" and stat.S_ISREG(mode) and mode & 0o077:
-            log_event(logging.WARNING, "token_file.open", f"{where} can be read by other users")
+            log_event(logging.WARNING, "remote.token_file_open", f"{where} can be read by other users")
         if len(data) > MAX_BYTES:
             raise Refused(reason, f"{where} is larger than {MAX_BYTES} bytes")
         text = data.decode("utf-8", "replace")
