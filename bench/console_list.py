@@ -4,8 +4,8 @@
 
 ADDRESS is an empty store: a SQLite file, or a PostgreSQL schema; without it a file in a temporary folder is used. A
 server and a console are started on the store, both by their commands. Clients call a tool that does nothing, first
-without the console, then while a page is open that reads the list with each change (and a filtered list, and a session)
-as a browser does. Printed are the times of pages, and the calls that the server has answered in each phase. Server,
+without the console, then while a page is open that reads the list every second (and a filtered list, and a session) as
+a browser does. Printed are the times of pages, and the calls that the server has answered in each phase. Server,
 console and clients share this machine's processors.
 """
 
@@ -35,6 +35,7 @@ from perdure.store import open_store
 from perdure.store.base import PutSession, SessionRecord
 
 CLIENTS = 4
+PAGES = 30
 PARAMS = json.dumps({"clientInfo": {"name": "inspector", "version": "1"}, "capabilities": {"roots": {}}}).encode()
 RESULT = json.dumps({"serverInfo": {"name": "bakery", "version": "1"}, "instructions": "x" * 400}).encode()
 TARGET = """\
@@ -105,8 +106,8 @@ async def load(url: str, seconds: float) -> list[float]:
     return took
 
 
-async def look(address: str, times: dict[str, list[float]]) -> None:
-    """A page that is open: it reads what it shows with each change, as a browser does."""
+async def look(address: str) -> None:
+    """A page that is open: it reads what it shows with each change, as a browser does. Prints the time of each read."""
     base, _, token = address.partition("?token=")
     headers = {"authorization": f"Bearer {token}"}
     async with httpx.AsyncClient(base_url=base, headers=headers, timeout=60) as client:
@@ -114,14 +115,14 @@ async def look(address: str, times: dict[str, list[float]]) -> None:
         async def get(what: str, path: str) -> Any:
             began = time.perf_counter()
             answer = await client.get(path)
-            times.setdefault(what, []).append(time.perf_counter() - began)
+            print(json.dumps([what, time.perf_counter() - began]), flush=True)
             assert answer.status_code == 200, answer.text
             return answer.json()
 
-        first = await get("the first page, when the console was just started", "/api/sessions")
+        first = await get("the first page", "/api/sessions")
         async with client.stream("GET", "/api/live") as live:
             async for line in live.aiter_lines():
-                if "changed" in line or len(times.setdefault("a page", [])) < 3:
+                if line.startswith("data:"):
                     page = await get("a page", "/api/sessions?limit=100")
                     await get("the next page", f"/api/sessions?limit=100&cursor={page['next']}")
                     await get("a page of one owner", "/api/sessions?owner=user-7")
@@ -129,9 +130,30 @@ async def look(address: str, times: dict[str, list[float]]) -> None:
                     await get("the store", "/api/store")
 
 
+async def cost(address: str, pid: int) -> None:
+    """The processor time that the console takes for one page, while nothing else happens."""
+    base, _, token = address.partition("?token=")
+    async with httpx.AsyncClient(base_url=base, headers={"authorization": f"Bearer {token}"}, timeout=60) as client:
+        for what, path in (
+            ("a page of 100", "/api/sessions?limit=100"),
+            ("a page of one owner", "/api/sessions?owner=user-7"),
+            ("a page of one tool", "/api/sessions?tool=nothing"),
+            ("a page of one", "/api/sessions?limit=1"),
+        ):
+            await client.get(path)
+            used = processor_seconds(pid)
+            for _ in range(PAGES):
+                assert (await client.get(path)).status_code == 200
+            print(f"{what}: {1_000 * (processor_seconds(pid) - used) / PAGES:.1f} ms of processor time", flush=True)
+
+
 def tell(what: str, seconds: list[float]) -> None:
     ms = sorted(1_000 * one for one in seconds)
     print(f"{what}: {len(ms)} times, median {statistics.median(ms):.1f} ms, slowest {ms[-1]:.1f} ms", flush=True)
+
+
+def each_call(used: float, took: list[float]) -> None:
+    print(f"the server used {1_000 * used / len(took):.2f} ms of processor time for each call", flush=True)
 
 
 def processor_seconds(pid: int) -> float:
@@ -149,25 +171,33 @@ async def measure(address: str, folder: Path, *, sessions: int, seconds: float) 
     await fill(address, sessions)
     print(f"{sessions:,} sessions written in {time.perf_counter() - began:.0f} s", flush=True)
     serve = ("serve", "target.py:server", "--port", "0", "--store", address, "--max-sessions", str(2 * sessions))
-    async with running(folder, "serving on ", *serve) as (url, _):
+    async with running(folder, "serving on ", *serve) as (url, server):
         await load(url, 2)
         for turn in range(2):
+            before = processor_seconds(server)
             took = await load(url, seconds)
             tell(f"turn {turn + 1}, without the console: {len(took) / seconds:.0f} calls/s", took)
+            each_call(processor_seconds(server) - before, took)
             async with running(folder, "console on ", "console", "--port", "0", "--store", address) as (console, pid):
-                times: dict[str, list[float]] = {}
-                looking = asyncio.create_task(look(console, times))
-                while "the store" not in times and not looking.done():  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-                used, at = processor_seconds(pid), time.perf_counter()
+                page = await asyncio.create_subprocess_exec(
+                    sys.executable, __file__, "--look", console, stdout=asyncio.subprocess.PIPE
+                )
+                assert page.stdout is not None
+                await page.stdout.readline()
+                used, before, at = processor_seconds(pid), processor_seconds(server), time.perf_counter()
                 took = await load(url, seconds)
                 share = (processor_seconds(pid) - used) / (time.perf_counter() - at)
                 tell(f"turn {turn + 1}, with an open page: {len(took) / seconds:.0f} calls/s", took)
+                each_call(processor_seconds(server) - before, took)
                 print(f"the console used {share:.0%} of one processor and {memory(pid):.0f} MB", flush=True)
-                looking.cancel()
-                await asyncio.wait([looking])
+                page.terminate()
+                times: dict[str, list[float]] = {}
+                for line in (await page.communicate())[0].splitlines():
+                    what, one = json.loads(line)
+                    times.setdefault(what, []).append(one)
                 for what, each in times.items():
                     tell(what, each)
+                await cost(console, pid)
 
 
 def main() -> None:
@@ -175,7 +205,10 @@ def main() -> None:
     parser.add_argument("--store")
     parser.add_argument("--sessions", type=int, default=100_000)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--look", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.look:
+        asyncio.run(look(given.look))
     with tempfile.TemporaryDirectory() as folder:
         address = given.store or f"sqlite:{folder}/perdure.db"
         asyncio.run(measure(address, Path(folder), sessions=given.sessions, seconds=given.seconds))

@@ -18,7 +18,7 @@ from perdure._core.ids import RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.principals import is_called, readable
 from perdure._core.states import CallState, SessionState
-from perdure.admin.queries import Shown, is_clients, listed, shown_kind, subject_of
+from perdure.admin.queries import Shown, is_clients, list_entry, shown_kind, subject_of
 from perdure.console.kept import Kept
 from perdure.console.store_view import StoreView
 from perdure.store import Store
@@ -74,6 +74,7 @@ class Snapshot:
     """Those that have not ended."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """How many there are of each kind; `ended` sessions apart."""
+    owners: frozenset[str] = frozenset()
     left_out: bool = False
     """There are more records than the index takes."""
 
@@ -94,39 +95,43 @@ def arrange(outlines: Sequence[Outline], calls: Sequence[OpenCall], *, most: int
         outlines=sorted(outlines, key=order)[:most],
         calls=calls,
         counts=found | {"running": len(calls)},
+        owners=frozenset(one.owner for one in outlines),
         left_out=len(outlines) > most,
     )
 
 
-def select(snapshot: Snapshot, wanted: Wanted, streams: frozenset[SessionId] | None) -> tuple[list[Outline], int]:
+def select(snapshot: Snapshot, wanted: Wanted, running: frozenset[SessionId] | None) -> tuple[Sequence[Outline], int]:
     """Give one entry more than a page has, if there is one, and how many entries there are on all pages.
 
-    `streams`: the sessions that run the tool that is asked for; `None` if none is. It takes some hundredths of a second
-    for a hundred thousand records, so it runs in a thread.
+    `running`: the sessions that run the tool that is asked for; `None` if none is. Only filters that are given cost
+    anything; each takes some milliseconds for a hundred thousand records, so this runs in a thread.
     """
-    owners: dict[str, bool] = {}
-
-    def is_owned(owner: str) -> bool:
-        if owner not in owners:
-            owners[owner] = is_called(owner, wanted.owner or "")
-        return owners[owner]
-
-    state = wanted.state.value if wanted.state is not None else None
-    found = [
-        one
-        for one in snapshot.outlines
-        if wanted.active_after <= one.active <= wanted.active_before
-        and (state is None or state == (one.state if one.call is None else one.call).value)
-        and (wanted.kind is None or shown_kind(one) is wanted.kind)
-        and (streams is None or one.id in streams)
-        and one.id.startswith(wanted.prefix)
-        and (wanted.owner is None or is_owned(one.owner))
-    ]
+    found = snapshot.outlines
+    if wanted.active_before < math.inf:
+        found = found[bisect.bisect_left(found, -wanted.active_before, key=_since) :]
+    if wanted.active_after > -math.inf:
+        found = found[: bisect.bisect_right(found, -wanted.active_after, key=_since)]
+    if running is not None:
+        found = [one for one in found if one.id in running]
+    if wanted.owner is not None:
+        name = wanted.owner
+        owners = {owner for owner in snapshot.owners if is_called(owner, name)}
+        found = [one for one in found if one.owner in owners]
+    if (state := wanted.state) is not None:
+        found = [one for one in found if (one.state if one.call is None else one.call).value == state.value]
+    if wanted.kind is not None:
+        found = [one for one in found if shown_kind(one) is wanted.kind]
+    if wanted.prefix:
+        found = [one for one in found if one.id.startswith(wanted.prefix)]
     first = 0
     if wanted.cursor is not None:
         active, last = wanted.cursor
         first = bisect.bisect_right(found, (-active, last), key=order)
     return found[first : first + wanted.limit + 1], len(found)
+
+
+def _since(outline: Outline) -> float:
+    return -outline.active
 
 
 def trim(outlines: list[Outline], *, most: int = MAX_INDEXED) -> list[Outline]:
@@ -161,7 +166,7 @@ class SessionIndex:
         found, total = await asyncio.to_thread(select, snapshot, wanted, running)
         shown = found[: wanted.limit]
         records = await asyncio.gather(*(store.session(one.id) for one in shown))
-        items = await asyncio.gather(*(listed(store, record) for record in records if record is not None))
+        items = await asyncio.gather(*(list_entry(store, record) for record in records if record is not None))
         more = len(found) > len(shown)
         return {
             "items": [item | {"owner_name": readable(item["owner"])} for item in items],
