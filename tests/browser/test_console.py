@@ -158,6 +158,9 @@ async def test_the_list_is_filtered_searched_and_paged(browser: Browser, left: C
     await page.fill("q", "")
     await page.fill("active", "-3600")
     await page.shows(".sum", "of 0")
+    await page.fill("owner", "x" * 300)
+    await page.shows(".none", "owner has 300 characters; allowed are 200")
+    await page.fill("owner", "")
     await page.fill("active", "60")
     await page.until("document.querySelectorAll('tbody tr').length < 10")
 
@@ -268,6 +271,7 @@ async def test_the_keyboard_reaches_everything(browser: Browser, left: Console) 
         await page.tab.press("Tab")
     await page.tab.press("Enter")
     await page.shows("h1", "Session 00000xxx")
+    await page.shows(".lane", SHOWN)
     assert await page.tab.eval("document.activeElement.tagName") == "H1"
     for _ in range(2):  # the button that copies the id, then the first lane
         await page.tab.press("Tab")

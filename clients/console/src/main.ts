@@ -15,6 +15,7 @@ const WORDS: Readonly<Record<Trouble['where'], string>> = {
   store: 'The store cannot be read; the console tries again.',
   token: 'This page has no access. Open the address that “perdure console” printed.',
   gone: '',
+  asked: '',
 };
 
 class Frame implements Shell {
@@ -33,7 +34,7 @@ class Frame implements Shell {
     this.feed = new Feed(api.live, listener, () => api.store(), SILENCE);
     window.addEventListener('hashchange', () => this.go(true));
     document.addEventListener('visibilitychange', () => this.pause(document.hidden));
-    window.addEventListener('online', () => this.feed.hurry());
+    window.addEventListener('online', () => this.hurry());
     one('.skip').addEventListener('click', (event) => {
       event.preventDefault();
       this.main.focus();
@@ -102,7 +103,7 @@ class Frame implements Shell {
   private warn({ where, sentence }: Trouble): void {
     const since = `What is shown is as of ${clock(now()).slice(0, 8)}.`;
     const detail = where === 'token' ? '' : plain(sentence).replace(/[^.!?]$/, '$&.');
-    const again = h('button', { type: 'button', click: () => this.feed.hurry() }, 'Try now');
+    const again = h('button', { type: 'button', click: () => this.hurry() }, 'Try now');
     replace(this.banner, h('div', { class: 'banner', 'data-is': where }, h('p', {}, h('b', {}, WORDS[where]), ' ', detail, ' ', since), again));
   }
 
@@ -112,11 +113,18 @@ class Frame implements Shell {
     this.view?.refresh();
   }
 
+  private hurry(): void {
+    this.feed.hurry();
+    this.view?.pause(false);
+  }
+
   private pause(isHidden: boolean): void {
-    if (isHidden) this.feed.close();
-    else this.feed.hurry();
-    this.view?.pause(isHidden);
-    if (!isHidden) this.view?.refresh();
+    if (!isHidden) {
+      this.hurry();
+      return this.view?.refresh();
+    }
+    this.feed.close();
+    this.view?.pause(true);
   }
 
   async refreshFacts(): Promise<void> {
