@@ -16,6 +16,7 @@ from perdure._core.chains import Chain
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.principals import token_principal
 from perdure._core.states import CallState, SessionState
+from perdure.console.app import has_page
 from perdure.console.live import MAX_READERS
 from perdure.console.payloads import MAX_SHOWN
 from perdure.store import SqliteStore
@@ -191,6 +192,8 @@ async def test_only_the_caller_with_the_token_is_let_in_and_only_under_a_known_h
     for host in (f"localhost:{port}", f"[::1]:{port}", "127.0.0.1"):
         assert (await console.ask("/api/store", headers=console.known | {"host": host})).status == 200
 
+    page = await console.ask("/", headers={})
+    assert (page.status, page.header("cache-control")) == (200 if has_page() else 503, "no-cache")
     entered = await console.ask(f"/?token={token}", headers={})
     cookie = entered.header("set-cookie") or ""
     assert (entered.status, entered.header("location")) == (303, "/")

@@ -69,7 +69,7 @@ async def list_sessions(
     while page := await store.sessions(after=after, limit=PAGE):
         after = page[-1].id
         wanted = [record for record in page if _is_wanted(record, state, owner, kind)]
-        listed = await asyncio.gather(*(listed(store, record) for record in wanted))
+        listed = await asyncio.gather(*(list_entry(store, record) for record in wanted))
         found += [one for one in listed if state is None or state.value == (one["call"] or one)["state"]]
     return sorted(found, key=lambda session: (-session["active"], session["id"]))
 
@@ -85,7 +85,7 @@ def _is_wanted(
     return kind in (None, shown_kind(record)) and (owner is None or is_called(record.owner, owner))
 
 
-async def listed(store: Store, record: SessionRecord) -> JsonObject:
+async def list_entry(store: Store, record: SessionRecord) -> JsonObject:
     """A session or single call as it is in a list."""
     streams = await store.streams(record.id)
     # By stream, because a session may have thousands of calls that have ended, and a few that have not.

@@ -15,6 +15,9 @@ from perdure.telemetry.prometheus import Snapshot, has_left, read_facts
 PAUSE = 1.0
 """Seconds between two looks: nodes write their numbers every three seconds, and a death is found within one."""
 
+REST = 4.0
+"""A pause is at least so many times as long as the last look: with PostgreSQL a look makes a connection."""
+
 GONE_SECONDS = 600.0
 """How long a node is shown after it has left the store: another node has taken over, and the operator wants to know."""
 
@@ -46,7 +49,7 @@ class NodeWatch:
         self._index = index
         self._clock = clock
         self._monotonic = monotonic
-        self._kept = Kept(self._look, pause=PAUSE, monotonic=monotonic)
+        self._kept = Kept(self._look, pause=PAUSE, rest=REST, monotonic=monotonic)
         self._before: dict[NodeId, Seen] = {}
         self._gone: dict[NodeId, tuple[Seen, float, float]] = {}
         """The nodes that were seen and are not in the store any more: how they were, when that was found, by both

@@ -18,7 +18,7 @@ from perdure._core.ids import RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.principals import is_called, readable
 from perdure._core.states import CallState, SessionState
-from perdure.admin.queries import Shown, is_clients, listed, shown_kind, subject_of
+from perdure.admin.queries import Shown, is_clients, list_entry, shown_kind, subject_of
 from perdure.console.kept import Kept
 from perdure.console.store_view import StoreView
 from perdure.store import Store
@@ -166,7 +166,7 @@ class SessionIndex:
         found, total = await asyncio.to_thread(select, snapshot, wanted, running)
         shown = found[: wanted.limit]
         records = await asyncio.gather(*(store.session(one.id) for one in shown))
-        items = await asyncio.gather(*(listed(store, record) for record in records if record is not None))
+        items = await asyncio.gather(*(list_entry(store, record) for record in records if record is not None))
         more = len(found) > len(shown)
         return {
             "items": [item | {"owner_name": readable(item["owner"])} for item in items],
