@@ -193,7 +193,7 @@ async def test_a_session_is_ended_behind_a_question_and_only_where_that_is_allow
     browser: Browser, left: Console, tmp_path: Path
 ) -> None:
     page = await open_page(browser, left, "#/session/00001xxx")
-    await page.shows("h1", "Session 00001xxx")
+    await page.shows(".none", "It has no stream.")
     assert await page.texts("button.danger") == []
     async with cluster(tmp_path / "log.db") as servers, consoling(servers.address, "--allow-end") as console:
         client = await Peer(port=servers.proxy.port).session()
@@ -230,6 +230,9 @@ async def test_the_page_says_when_it_is_alone_and_comes_back_by_itself(browser: 
     other = (arguments[0], "--port", str(console.port))
     async with consoling(*other):
         await page.shows(".banner", "This page has no access.")
+        await page.tab.reload()
+        await page.shows(".banner", "This page has no access.")
+        assert await page.texts("main *") == []
 
 
 async def test_rows_stay_in_their_places_while_they_are_used(browser: Browser, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ class Frame implements Shell {
     this.trouble = trouble?.where ?? null;
     say(this.status, trouble ? (trouble.where === 'token' ? 'no access' : 'reconnecting') : 'live');
     mark(this.status, 'data-is', trouble ? (trouble.where === 'token' ? 'bad' : 'warn') : 'good');
-    mark(document.body, 'data-stale', trouble ? '' : null);
+    mark(document.body, 'data-stale', trouble ? (this.facts ? 'figures' : 'nothing') : null);
     if (!trouble) {
       replace(this.banner);
       if (before) this.back();
@@ -101,7 +101,7 @@ class Frame implements Shell {
   }
 
   private warn({ where, sentence }: Trouble): void {
-    const since = `What is shown is as of ${clock(now()).slice(0, 8)}.`;
+    const since = this.facts ? `What is shown is as of ${clock(now()).slice(0, 8)}.` : '';
     const detail = where === 'token' ? '' : plain(sentence).replace(/[^.!?]$/, '$&.');
     const again = h('button', { type: 'button', click: () => this.hurry() }, 'Try now');
     replace(this.banner, h('div', { class: 'banner', 'data-is': where }, h('p', {}, h('b', {}, WORDS[where]), ' ', detail, ' ', since), again));
