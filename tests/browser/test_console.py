@@ -144,6 +144,13 @@ async def test_the_list_is_filtered_searched_and_paged(browser: Browser, left: C
     assert await page.texts(".paging a") == ["First page", "Previous page"]
     await page.tab.back()
     await page.shows(".sum", f"101 to 200 of {MANY}")
+    await page.tab.eval("document.querySelector('tbody tr:nth-child(80)').scrollIntoView()")
+    scrolled = await page.tab.eval("scrollY")
+    await page.click("tbody a", "00180xxx")
+    await page.shows("h1", "Session 00180xxx")
+    await page.tab.back()
+    await page.shows(".sum", f"101 to 200 of {MANY}")
+    await page.until(f"scrollY === {scrolled} && scrollY > 1000")
     await page.tab.reload()
     await page.shows(".sum", f"101 to 200 of {MANY}")
     await page.goto("#/sessions")

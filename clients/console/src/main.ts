@@ -27,6 +27,8 @@ class Frame implements Shell {
   private readonly feed: Feed;
   private view: View | null = null;
   private key = '';
+  private hash = '';
+  private readonly left = new Map<string, { view: View; hash: string; scroll: number }>();
   private trouble: Trouble['where'] | null = null;
 
   constructor() {
@@ -54,21 +56,28 @@ class Frame implements Shell {
     const route = routeOf(location.hash);
     const key = `${route.page} ${route.id}`;
     if (key !== this.key || !this.view) {
-      this.view?.close();
+      this.leave();
+      const left = this.left.get(key);
       this.key = key;
-      this.view = this.make(route);
+      this.view = left?.view ?? this.make(route);
       this.view.show(route);
       replace(this.main, this.view.element);
-      if (isStep) {
-        window.scrollTo(0, 0);
-        one<HTMLElement>('h1', this.main).focus({ preventScroll: true });
-      }
+      if (isStep) one<HTMLElement>('h1', this.main).focus({ preventScroll: true });
+      if (isStep) window.scrollTo(0, left?.hash === location.hash ? left.scroll : 0);
     } else this.view.show(route);
+    this.hash = location.hash;
     document.title = `${this.view.title} · Perdure console`;
     for (const link of document.querySelectorAll<HTMLElement>('nav [data-page]')) {
       const isHere = link.dataset['page'] === route.page;
       mark(link, 'aria-current', isHere ? 'page' : null);
     }
+  }
+
+  /** A list stays as it was left, so that the way back leads to the same place in it. */
+  private leave(): void {
+    if (!this.view) return;
+    this.view.close();
+    if (!(this.view instanceof SessionView)) this.left.set(this.key, { view: this.view, hash: this.hash, scroll: window.scrollY });
   }
 
   private make({ page, id }: Route): View {
