@@ -54,7 +54,7 @@ def a_session(id_: str = ID, **more: Any) -> SessionRecord:
         "owner": token_principal("alice", None, "alice"),
         "state": SessionState.ACTIVE,
         "version": "2025-11-25",
-        "client_params": b'{"clientInfo":{"name":"inspector","version":"1.2"}}',
+        "client_params": b'{"clientInfo":{"name":"half a character: \\ud83d","version":NaN}}',
         "result": b"{}",
         "initialized": True,
         "sticky": (),

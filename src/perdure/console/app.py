@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -27,6 +27,7 @@ from perdure.console.entrance import Entrance, refuse
 from perdure.console.health import Health
 from perdure.console.live import LiveResponse, Seats
 from perdure.console.node_watch import NodeWatch
+from perdure.console.payloads import encoded
 from perdure.console.pulse import TICK, Pulse
 from perdure.console.session_index import SessionIndex
 from perdure.console.session_view import DEFAULT_EVENTS, MAX_BEHIND, MAX_EVENTS, NotFound, SessionView
@@ -132,7 +133,7 @@ class Console:
 
         async def answer(request: Request) -> Response:
             await self.view.current()
-            return JSONResponse({"now": time.time(), **await read(request)})
+            return Response(encoded({"now": time.time(), **await read(request)}), media_type="application/json")
 
         return answer
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from perdure._core.jsonrpc import JsonObject
 from perdure.console.entrance import refuse
+from perdure.console.payloads import encoded
 from perdure.errors import StoreError
 
 MAX_READERS = 32
@@ -100,7 +100,7 @@ async def _with_comments(objects: AsyncGenerator[JsonObject | None]) -> AsyncIte
 
 
 def _data(one: JsonObject) -> str:
-    return f"data: {json.dumps(one, separators=(',', ':'))}\n\n"
+    return f"data: {encoded(one)}\n\n"
 
 
 async def _write(send: Send, text: str) -> None:
