@@ -15,6 +15,7 @@ import click
 import perdure
 from perdure._core.text import parse_count, printable
 from perdure._files.locks import HAS_FLOCK, NO_FLOCK
+from perdure.cli.call import INTERRUPTED, call, list_command
 from perdure.cli.options import DEFAULT_STORE, LEVELS, ServeOption, parsed, setting_options, settings_from, spelling
 from perdure.cli.sessions import sessions, tail
 from perdure.cli.stdio import stdio
@@ -29,8 +30,6 @@ from perdure.telemetry.events import LogLines, log_event
 
 #: The command cannot be run: bad arguments, a busy port, an unusable store. The status that argparse and click use.
 REFUSED = 2
-#: The status that a shell reports for a command that Ctrl-C ended.
-INTERRUPTED = 130
 
 _WHERE = "Where to serve"
 _PATH = re.compile(r"/[A-Za-z0-9._~/-]*")
@@ -204,7 +203,7 @@ perdure_command.add_command(
         short_help="Serve an MCP server.",
     )
 )
-for _command in (sessions, tail, store_commands, stdio):
+for _command in (sessions, tail, store_commands, stdio, call, list_command):
     perdure_command.add_command(_command)
 
 

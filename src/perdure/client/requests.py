@@ -14,6 +14,7 @@ from mcp.shared.inbound import (
 from mcp_types import PROTOCOL_VERSION_META_KEY, RequestId
 
 from perdure._core.reconnect import Patience
+from perdure.client.notices import ConnectionLog
 from perdure.remote.endpoint import Endpoint
 from perdure.remote.exchange import Exchange, Request
 from perdure.remote.message import Message, encode
@@ -48,6 +49,7 @@ class Requests:
         self._endpoint = endpoint
         self._tokens = tokens
         self._complain = complain
+        self._report = ConnectionLog(endpoint.url)
         self._ids: Iterator[int] = count(1)
         self._prefix = f"{start}-{secrets.token_hex(4)}"
 
@@ -71,6 +73,7 @@ class Requests:
             complain=self._complain,
             patience=patience,
             may_have_arrived=may_have_arrived,
+            report=self._report,
         )
 
     async def send(

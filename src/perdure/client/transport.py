@@ -34,10 +34,11 @@ from perdure._core.losses import Gap
 from perdure._core.sticky import METHODS as STICKY
 from perdure.client.incoming import CallbackLimit, Incoming, OnGap, answer_of, encoded
 from perdure.client.memory import Memory, Running
+from perdure.client.notices import ConnectionLog
 from perdure.client.pending import PendingCall
 from perdure.remote.call import Call, Sender, unknown
 from perdure.remote.endpoint import Endpoint, Handshake, Refused, Unavailable
-from perdure.remote.link import Link, Notice
+from perdure.remote.link import Link
 from perdure.remote.message import encode, error
 from perdure.remote.stream import Limits
 from perdure.telemetry.events import log_event
@@ -72,7 +73,8 @@ class Transport:
         self._on_renewed = on_renewed
         self._ends_session = ends_session
         prefix = f"{memory.state.start}-{secrets.token_hex(4)}"
-        self._link = Link(endpoint, limits, self, _report, prefix=prefix, listening_seconds=LISTENING_SECONDS)
+        report = ConnectionLog(endpoint.url)
+        self._link = Link(endpoint, limits, self, report, prefix=prefix, listening_seconds=LISTENING_SECONDS)
         self._sender = Sender(self._link)
         self._incoming = Incoming(memory, callback_limit, on_gap, partial(self._link.start, self._send))
         self.take = self._incoming.take
@@ -325,17 +327,6 @@ class Transport:
 
     def fail(self, error: Exception) -> None:
         raise error
-
-
-def _report(notice: Notice, why: str = "", *, reason: str = "") -> None:
-    match notice:
-        case Notice.SESSION_GONE:
-            log_event(logging.WARNING, "client.session_gone", "the session is gone; a new one is begun")
-        case Notice.NOT_SENT:
-            log_event(logging.WARNING, "client.not_told", f"a notification or a reply could not be sent: {why}")
-        case Notice.LISTENING_LOST:
-            sentence = f"the standalone stream is given up, what belongs to no call is missed: {why}"
-            log_event(logging.WARNING, "client.standalone_lost", sentence)
 
 
 def _why_not(recorded: Handshake, request: dict[str, Any]) -> str | None:

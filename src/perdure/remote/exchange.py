@@ -15,6 +15,7 @@ from perdure._core.reconnect import Patience
 from perdure._core.sse import EventTooLarge
 from perdure.remote.call import not_run, unknown
 from perdure.remote.endpoint import Endpoint, Refused, RequestFailed
+from perdure.remote.link import Notice, Report
 from perdure.remote.message import Message, encode, error
 from perdure.remote.stream import Limits, Listener, Stream
 
@@ -40,10 +41,14 @@ class Request:
     """Asked for a call without a key when it may have run. Without an answer it may not."""
 
 
+def _say_nothing(notice: Notice, why: str = "", *, reason: str = "") -> None:
+    return None
+
+
 class Exchange:
     """`new_id` makes ids that never repeat; `patience` is that of `limits`, if none is given.
 
-    `may_have_arrived`: an earlier process has sent the request.
+    `may_have_arrived`: an earlier process has sent the request. `report` is told that the server is away or answers.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Exchange:
         complain: Callable[[Exception], Awaitable[object]],
         patience: Patience | None = None,
         may_have_arrived: bool = False,
+        report: Report | None = None,
     ) -> None:
         self.id = ""
         """Of the newest attempt."""
@@ -67,6 +73,7 @@ class Exchange:
         self._is_repeatable = request.method in SESSIONLESS
         self._is_keyed = request.is_keyed
         self._may_have_arrived = may_have_arrived
+        self._report = report or _say_nothing
         self._runs = 1
         self._stream = Stream(
             endpoint,
@@ -84,6 +91,7 @@ class Exchange:
             if self._may_have_arrived and not self._is_keyed and not await self._runs_again():
                 return self._end(Meaning.UNKNOWN, "the client's process ended before the server had answered")
             while (found := await self._attempt()) is None:
+                self._report(Notice.WAITING, self._stream.trouble)
                 if not await self._stream.wait():
                     ended = of_failure(self._attempted(), Failure.PATIENCE_ENDED)
                     return self._end(ended, f"the server did not come back: {self._stream.trouble}")
@@ -110,6 +118,8 @@ class Exchange:
             opened = self._endpoint.post(self._request.body(self.id), None, self._request.headers)
             async with opened as response:
                 meaning, message = await response.meaning(attempt, self.id, self._limits.message_bytes)
+                if meaning in (Meaning.FOLLOW, Meaning.ANSWER):
+                    self._report(Notice.REACHED)
                 if meaning is Meaning.FOLLOW:
                     message = await self._stream.read(response, awaited=self.id)
                     meaning = Meaning.ANSWER if message is not None else of_failure(attempt, Failure.LOST)

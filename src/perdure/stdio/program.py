@@ -1,31 +1,22 @@
-"""Runs `perdure stdio` from its start to its end: checks what the user gave, makes the HTTP client, runs the bridge.
-
-The bearer token comes from the environment or from a file, never from the command line, which every user of the machine
-can read.
-"""
+"""Runs `perdure stdio` from its start to its end: checks what the user gave, makes the HTTP client, runs the bridge."""
 
 import asyncio
 import contextlib
 import logging
-import os
-import re
 import signal
-import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import anyio
-import httpx2
 
 from perdure._core.codes import NO_SERVER
 from perdure._core.jsonrpc import InvalidMessage, Request, parse_body
 from perdure._core.reconnect import Patience
 from perdure._files.locks import HAS_FLOCK
-from perdure.remote import endpoint as remote
-from perdure.remote.endpoint import Bearer, Endpoint, Refused, TokenProvider, shown
+from perdure.remote.credentials import checked_client, on_401, token_provider
+from perdure.remote.endpoint import Endpoint, Refused
 from perdure.remote.link import Notice
 from perdure.remote.message import encode, error
 from perdure.stdio import logs
@@ -43,9 +34,6 @@ REFUSED = 2
 #: What a shell reports for a program that a signal ended, beyond the signal's number.
 BY_SIGNAL = 128
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-#: Of the token's file. A signed token with many claims has some 10 KiB.
-MAX_BYTES = 64 << 10
-_FIT = re.compile(r"[!-~]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,15 +72,11 @@ def run(options: Options, *, arguments: list[str], environ: Mapping[str, str]) -
 async def _run(options: Options, arguments: list[str], environ: Mapping[str, str]) -> int:
     output = Output(sys.stdout.fileno())
     try:
-        token = None
-        if options.token_env is not None or options.token_file is not None:
-            token = partial(_token, options, environ)
-            token()
-        client = _http_client(options.url, token)
+        token = token_provider(options.token_env, options.token_file, environ)
+        client = checked_client(options.url, token)
     except Refused as refused:
         return await _refuse(options.url, output, refused)
-    on_401 = "wants a token: see --token-env and --token-file" if token is None else "does not accept the given token"
-    endpoint = Endpoint(client, options.url, on_401=on_401)
+    endpoint = Endpoint(client, options.url, on_401=on_401(token))
     async with client:
         place = _place(options, arguments, environ)
         slot = place if isinstance(place, Slot) else await open_slot(place[0], identify(), place[1])
@@ -157,58 +141,3 @@ async def _refuse(url: str, output: Output, refused: Refused) -> int:
                 data = {"reason": refused.reason}
                 await output.write(error(encode(message.id), NO_SERVER, str(refused), data).text)
     return REFUSED
-
-
-def _http_client(url: str, token: TokenProvider | None) -> httpx2.AsyncClient:
-    """Raises `Refused` where the address, the proxies or the certificates cannot be used."""
-    try:
-        parsed = httpx2.URL(url)
-    except (httpx2.InvalidURL, ValueError) as error:
-        raise Refused("bad_address", f"the address cannot be read: {error}") from error
-    bad = ""
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        bad = f"{shown(url)} is not the address of an MCP server: it must begin with http:// or https://"
-    elif parsed.port is not None and not 0 < parsed.port < 65_536:
-        bad = f"{shown(url)} is not an address: there is no port {parsed.port}"
-    elif parsed.userinfo:
-        bad = "credentials must not stand in the address: give them with --token-env or --token-file"
-    if bad:
-        raise Refused("bad_address", bad)
-    try:
-        return remote.http_client(url, auth=None if token is None else Bearer(token))
-    except OSError as error:
-        sentence = f"the certificates that are trusted (SSL_CERT_FILE) cannot be read: {error.strerror or error}"
-        raise Refused("bad_certificates", sentence) from error
-    except (ImportError, ValueError, httpx2.InvalidURL) as error:
-        # Not all of it: some libraries add advice.
-        first_line = str(error).partition("\n")[0].partition(". ")[0]
-        sentence = f"the proxy that the environment names cannot be used: {first_line}"
-        raise Refused("bad_proxy", sentence) from error
-
-
-def _token(options: Options, environ: Mapping[str, str]) -> str:
-    """The user's token, read again each time: the program that renews it writes it to its file. Raises `Refused`."""
-    reason = "no_credentials"
-    if options.token_file is not None:
-        where = f"the file {options.token_file} of --token-file"
-        try:
-            with options.token_file.open("rb") as opened:
-                data = opened.read(MAX_BYTES + 1)
-                mode = os.fstat(opened.fileno()).st_mode
-        except OSError as error:
-            raise Refused(reason, f"{where} cannot be read: {error.strerror}") from error
-        if os.name == "posix" and stat.S_ISREG(mode) and mode & 0o077:
-            log_event(logging.WARNING, "stdio.token_file_open", f"{where} can be read by other users")
-        if len(data) > MAX_BYTES:
-            raise Refused(reason, f"{where} is larger than {MAX_BYTES} bytes")
-        text = data.decode("utf-8", "replace")
-    else:
-        name = options.token_env or ""
-        where = f"the variable {name} of --token-env"
-        if name not in environ:
-            raise Refused(reason, f"{where} is not set")
-        text = environ[name]
-    if not _FIT.fullmatch(token := text.strip()):
-        # Not what was seen: it is a secret.
-        raise Refused(reason, f"{where} does not hold a token: one line of visible ASCII characters is expected")
-    return token

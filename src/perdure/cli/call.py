@@ -1,0 +1,242 @@
+"""The commands `perdure call` and `perdure list`: try a server without writing a client.
+
+Both are `perdure.connect` with a terminal in front: a call goes on over lost connections and restarts of the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perdure._core.codes import NO_SERVER, UNREACHABLE
+from perdure._core.reconnect import Patience
+from perdure._core.text import format_duration, parse_duration, printable
+from perdure.cli.options import LEVELS, parsed
+from perdure.errors import Misuse
+
+if TYPE_CHECKING:
+    import mcp_types as types
+
+    from perdure import Client
+    from perdure.cli.terminal import Terminal
+
+# The SDK takes most of a second to import, so it is imported where it is used.
+
+#: The tool ran, or may have run, and gave an error. (2: it did not run.)
+FAILED = 1
+#: The status that a shell reports for a command that Ctrl-C ended.
+INTERRUPTED = 130
+#: Pages of a list that are read: a server that never ends its list does not keep the command from ending.
+MAX_PAGES = 100
+#: Characters of a name, a title or a message of the server in a line.
+MAX_SHOWN = 300
+
+_MODES = ("auto", "legacy", "2026-07-28")
+#: The levels of MCP, the least severe first.
+_SERVER_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    """What the user gave to reach the server."""
+
+    url: str
+    token_env: str | None
+    token_file: Path | None
+    mode: str
+    patience: float
+    log_level: str
+
+
+_CONNECTION_OPTIONS = (
+    click.argument("url", metavar="URL"),
+    click.option("--token-env", metavar="NAME", help="environment variable that holds the bearer token"),
+    click.option(
+        "--token-file",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="file that holds the bearer token; read again when the server refuses it",
+    ),
+    click.option(
+        "--mode",
+        type=click.Choice(_MODES),
+        default="auto",
+        show_default=True,
+        help="legacy speaks the revisions with sessions, auto those if the server has them",
+    ),
+    click.option(
+        "--patience",
+        type=parsed(parse_duration),
+        default=Patience().max_time,
+        metavar="TIME",
+        help=f"how long to wait for a server that went away  [default: {format_duration(Patience().max_time)}]",
+    ),
+    click.option(
+        "--log-level",
+        type=click.Choice(LEVELS),
+        default="info",
+        metavar="LEVEL",
+        help=f"least level of the server's log messages that is shown on stderr: {', '.join(LEVELS)}  [default: info]",
+    ),
+)
+
+
+def _connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_CONNECTION_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.command(short_help="Call a tool of an MCP server.")
+@_connection_options
+@click.argument("tool", metavar="TOOL")
+@click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--input-json", metavar="JSON|@FILE|-", help="arguments as one JSON object, from a file, or from stdin")
+@click.option("--json", "as_json", is_flag=True, help="print the result as one JSON object")
+def call(tool: str, arguments: tuple[str, ...], input_json: str | None, as_json: bool, **given: Any) -> int:
+    """Call TOOL on the MCP server at URL, and print its result.
+
+    The tool's schema says how a VALUE is read: as text where it allows text, otherwise as JSON. KEY:=JSON is always
+    JSON. For an array, KEY=ITEM may be repeated. A TOOL with :// in it is the URI of a resource, which is read.
+
+    Progress, log messages and questions of the tool go to stderr. The status is 0; 1 if the tool gave an error; 2 if
+    nothing was called.
+    """
+    from perdure.cli.terminal import Terminal
+    from perdure.cli.tool_arguments import parse_words, read_input
+
+    connection, terminal = _connection(given), Terminal(printable(tool, MAX_SHOWN))
+    words, more = parse_words(arguments), read_input(input_json)
+
+    async def work() -> int:
+        from perdure.cli.tool_calls import call_tool, read_resource
+
+        async with _connected(connection, terminal) as client:
+            if "://" in tool:
+                if words or more:
+                    raise Misuse(f"{tool!r} is a resource, which takes no arguments")
+                return await read_resource(client, tool, as_json=as_json)
+            return await call_tool(client, connection.url, tool, words, more, terminal, as_json=as_json)
+
+    return _run(work(), connection, terminal, as_json=as_json)
+
+
+@click.command("list", short_help="List what an MCP server offers.")
+@_connection_options
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object, with whole schemas")
+def list_command(as_json: bool, **given: Any) -> int:
+    """List the tools of the MCP server at URL with their arguments, and its resources and prompts."""
+    from perdure.cli.terminal import Terminal
+
+    connection, terminal = _connection(given), Terminal("list")
+
+    async def work() -> int:
+        from perdure.cli.listing import listing_lines, read_offers
+
+        async with _connected(connection, terminal) as client:
+            offers = await read_offers(client)
+        if as_json:
+            click.echo(json.dumps(offers.as_json(), ensure_ascii=False))
+        else:
+            click.echo("\n".join(listing_lines(offers)))
+        return 0
+
+    return _run(work(), connection, terminal, as_json=as_json)
+
+
+def _connection(given: dict[str, Any]) -> Connection:
+    if given["token_env"] is not None and given["token_file"] is not None:
+        raise click.UsageError("--token-env and --token-file cannot be given together")
+    return Connection(**given)
+
+
+def _run(work: Coroutine[Any, Any, int], connection: Connection, terminal: Terminal, *, as_json: bool) -> int:
+    """The status. Ctrl-C cancels the call, and tells the server so."""
+    from mcp.shared.exceptions import MCPError
+
+    from perdure.cli.terminal import TerminalLog
+    from perdure.remote.endpoint import Refused
+
+    log = logging.getLogger("perdure")
+    log.setLevel(connection.log_level.upper())
+    log.addHandler(TerminalLog(terminal))
+    log.propagate = False
+    try:
+        with contextlib.closing(work):
+            return asyncio.run(work)
+    except KeyboardInterrupt:
+        terminal.line("perdure: cancelled")
+        return INTERRUPTED
+    except Refused as refused:
+        raise Misuse(str(refused)) from None
+    except MCPError as error:
+        terminal.clear()
+        if error.code in (UNREACHABLE, NO_SERVER):
+            raise Misuse(_why_not_reached(connection, error)) from None
+        if as_json:
+            click.echo(json.dumps({"error": error.error.model_dump(mode="json", by_alias=True, exclude_none=True)}))
+        else:
+            terminal.line(f"perdure: {' '.join(error.message.split())} (error {error.code})")
+        return FAILED
+    finally:
+        terminal.clear()
+
+
+def _why_not_reached(connection: Connection, error: Any) -> str:
+    from perdure.remote.credentials import on_401
+    from perdure.remote.endpoint import shown
+
+    if error.code == UNREACHABLE:
+        return f"no server answers at {shown(connection.url)}: {error.message.rpartition(': ')[2]}"
+    if isinstance(error.data, dict) and error.data.get("reason") == "unauthorized":
+        has_token = connection.token_env is not None or connection.token_file is not None
+        return f"{shown(connection.url)} {on_401((lambda: '') if has_token else None)} (HTTP 401)"
+    return str(error.message)
+
+
+@asynccontextmanager
+async def _connected(connection: Connection, terminal: Terminal) -> AsyncIterator[Client]:
+    """Raises `Refused` for an address or a token that cannot be used, and `MCPError` for a server that cannot."""
+    import mcp_types as types
+
+    import perdure
+    from perdure.cli.elicitation_form import ElicitationForm
+    from perdure.remote.credentials import checked_client, token_provider
+
+    least = _SERVER_LEVELS.index(connection.log_level)
+
+    async def on_log(params: types.LoggingMessageNotificationParams) -> None:
+        if _SERVER_LEVELS.index(params.level) >= least:
+            terminal.line(_log_line(params))
+
+    token = token_provider(connection.token_env, connection.token_file, os.environ)
+    http = checked_client(connection.url, token)
+    async with (
+        http,
+        perdure.connect(
+            connection.url,
+            http_client=http,
+            mode=connection.mode,
+            patience=Patience(max_time=connection.patience),
+            elicitation_callback=ElicitationForm(terminal).answer,
+            logging_callback=on_log,
+            log_level=connection.log_level,
+            client_info=types.Implementation(name="perdure call", version=perdure.__version__),
+        ) as client,
+    ):
+        yield client
+
+
+def _log_line(params: types.LoggingMessageNotificationParams) -> str:
+    said = params.data if isinstance(params.data, str) else json.dumps(params.data, ensure_ascii=False)
+    return f"{params.logger or 'server'}: {params.level}: {' '.join(said.split())}"

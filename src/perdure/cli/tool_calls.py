@@ -1,0 +1,102 @@
+"""Calls one tool, or reads one resource, over a connected client, and prints what came."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+import mcp_types as types
+from pydantic import BaseModel
+
+from perdure._core.text import format_size, printable
+from perdure.cli.call import FAILED, MAX_SHOWN
+from perdure.cli.listing import all_tools
+from perdure.cli.terminal import Terminal
+from perdure.cli.tool_arguments import Word, did_you_mean, tool_arguments
+from perdure.client.connect import Client
+from perdure.errors import Misuse
+from perdure.remote.endpoint import shown
+
+
+async def call_tool(
+    client: Client,
+    url: str,
+    name: str,
+    words: Sequence[Word],
+    given: dict[str, Any],
+    terminal: Terminal,
+    *,
+    as_json: bool,
+) -> int:
+    """The status. Raises `Misuse` if there is no such tool, or its arguments do not fit: nothing was called then."""
+    tools = {tool.name: tool for tool in await all_tools(client)}
+    if (tool := tools.get(name)) is None:
+        hint = did_you_mean(name, tools) or f"; perdure list {shown(url)} shows them"
+        raise Misuse(f"{shown(url)} has no tool {name!r}{hint}" if tools else f"{shown(url)} has no tools")
+    arguments = tool_arguments(printable(name, MAX_SHOWN), tool.input_schema, words, given)
+
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        terminal.progress(progress, total, message)
+
+    result = await client.call_tool(name, arguments, progress_callback=on_progress)
+    terminal.clear()
+    if as_json:
+        print_json(result)
+    else:
+        _print(_result_lines(result), is_error=bool(result.is_error))
+    return FAILED if result.is_error else 0
+
+
+async def read_resource(client: Client, uri: str, *, as_json: bool) -> int:
+    result = await client.read_resource(uri)
+    if as_json:
+        print_json(result)
+    else:
+        _print([_resource(one) for one in result.contents])
+    return 0
+
+
+def print_json(value: BaseModel) -> None:
+    click.echo(json.dumps(value.model_dump(mode="json", by_alias=True, exclude_none=True), ensure_ascii=False))
+
+
+def _print(texts: Sequence[str], *, is_error: bool = False) -> None:
+    """A tool's error goes to stderr. Elsewhere than on a terminal a text is written as it is."""
+    stream = sys.stderr if is_error else sys.stdout
+    for text in texts:
+        if stream.isatty():
+            text = "\n".join(printable(line.replace("\t", "    ")) for line in text.splitlines())
+        click.echo(text, err=is_error)
+
+
+def _result_lines(result: types.CallToolResult) -> list[str]:
+    found = list(_blocks(result.content))
+    if not found and result.structured_content is not None:
+        found = [json.dumps(result.structured_content, ensure_ascii=False, indent=2)]
+    return found
+
+
+def _blocks(content: Sequence[types.ContentBlock]) -> Iterator[str]:
+    for block in content:
+        match block:
+            case types.TextContent():
+                yield block.text
+            case types.ImageContent() | types.AudioContent():
+                yield f"[{block.type}: {block.mime_type}, {_size(block.data)}; --json shows it]"
+            case types.ResourceLink():
+                yield f"[resource: {block.uri}]"
+            case types.EmbeddedResource():
+                yield _resource(block.resource)
+
+
+def _resource(contents: types.TextResourceContents | types.BlobResourceContents) -> str:
+    if isinstance(contents, types.TextResourceContents):
+        return contents.text
+    return f"[{contents.uri}: {contents.mime_type or 'bytes'}, {_size(contents.blob)}; --json shows it]"
+
+
+def _size(base64: str) -> str:
+    return format_size(len(base64) * 3 // 4)

@@ -1,0 +1,203 @@
+"""`perdure call` and `perdure list`, against real servers: what they print, ask, survive and refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.crashbox import diary, open_gate
+from tests.support.cutting_proxy import cutting_proxy
+from tests.support.kitchen import has_noted
+from tests.support.pty_program import on_a_pty
+from tests.support.serving import Served, serving
+from tests.support.site import until
+from tests.support.starting import can_fork, start
+
+pytestmark = pytest.mark.anyio
+
+KITCHEN = "tests.support.kitchen:server"
+ERAS = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+needs_pty = pytest.mark.skipif(not can_fork(), reason="the program is given its terminal as a fork")
+
+
+async def perdure(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str, str]:
+    """Status, output and errors of a command."""
+    program = await start("perdure", *arguments, env={**os.environ, **(env or {})})
+    said, errors = await program.communicate()
+    return await program.wait(), said.decode(), errors.decode()
+
+
+async def refusal(*arguments: str) -> str:
+    """The one line that a command refuses with, without the name before it."""
+    status, said, errors = await perdure(*arguments)
+    assert (status, said, errors.count("\n")) == (2, "", 1), (status, said, errors)
+    return errors.removeprefix("perdure: ").rstrip()
+
+
+async def test_a_server_is_tried_from_the_command_line(tmp_path: Path) -> None:
+    async with serving(KITCHEN, "--store", "memory:") as served:
+        await _tools_are_listed(served)
+        await _calls_print_results(served)
+        await _bad_input_calls_nothing(served)
+
+
+async def _tools_are_listed(served: Served) -> None:
+    (status, said, errors), (_, whole, _) = await asyncio.gather(
+        perdure("list", served.url), perdure("list", served.url, "--json", "--mode", "2026-07-28")
+    )
+    assert (status, errors) == (0, "")
+    for line in (
+        "kitchen 2, MCP 2025-11-25",
+        "Ask the cook.",
+        "  bake  (idempotent)",
+        "    Bake bread, loaf by loaf.",
+        "      loaves  integer, 1 to 100  How many",
+        "      oven    wood | gas, default wood",
+        "      dough  object of flour, grams  What is kneaded.",
+        "  menu://today  (text/plain)",
+        "      bread  (required)",
+    ):
+        assert line in said.splitlines()
+    found = json.loads(whole)
+    assert found["protocolVersion"] == "2026-07-28"
+    assert [tool["name"] for tool in found["tools"]] == ["bake", "knead", "order", "wait", "burn"]
+    assert [one["uri"] for one in found["resources"]] == ["menu://today"]
+    assert [one["name"] for one in found["prompts"]] == ["recipe"]
+
+
+async def _calls_print_results(served: Served) -> None:
+    baked, kneaded, burnt, read, asked = await asyncio.gather(
+        perdure("call", served.url, "bake", "loaves=2", "oven=gas"),
+        perdure("call", served.url, "knead", 'dough={"flour": "rye"}', "seeds=7", "seeds=8", "hot=true", "--json"),
+        perdure("call", served.url, "burn"),
+        perdure("call", served.url, "menu://today"),
+        perdure("call", served.url, "order"),
+    )
+    assert baked == (
+        0,
+        "2 loaves from the gas oven\n",
+        "bake: 1 of 2 (50%) loaf 1\nbake: 2 of 2 (100%) loaf 2\n",
+    )
+    assert json.loads(kneaded[1])["structuredContent"] == {
+        "dough": {"flour": "rye", "grams": 500},
+        "seeds": ["7", "8"],
+        "turns": None,
+        "hot": True,
+        "salt": None,
+    }
+    assert burnt == (1, "", "Error executing tool burn\n")
+    assert read == (0, "rye, spelt\n", "")
+    refused = "perdure: not answered, because stdin is not a terminal: What shall it be?"
+    assert asked == (0, "cancel\n", f"server: info: the cook listens\n{refused}\n")
+
+
+async def _bad_input_calls_nothing(served: Served) -> None:
+    url = served.url
+    lines = await asyncio.gather(
+        refusal("call", url, "bke"),
+        refusal("call", url, "bake", "loaves=101"),
+        refusal("call", url.replace("/mcp", "/elsewhere"), "bake"),
+        refusal("list", "http://127.0.0.1:1/mcp"),
+    )
+    assert list(lines) == [
+        f"{url} has no tool 'bke'; did you mean 'bake'?",
+        "bake: loaves: 101 is greater than the maximum of 100",
+        f"there is no MCP server at {url.replace('/mcp', '/elsewhere')} (HTTP 404)",
+        "no server answers at http://127.0.0.1:1/mcp: [Errno 111] Connect call failed ('127.0.0.1', 1)",
+    ]
+
+
+@ERAS
+async def test_a_call_goes_on_over_a_cut_and_over_a_killed_server(tmp_path: Path, mode: str) -> None:
+    log, gate = tmp_path / "diary", tmp_path / "gate"
+    options = ("--store", f"sqlite:{tmp_path / 'log.db'}", "--retry", "50ms", "--task-after", "60")
+    async with serving(KITCHEN, *options) as first, cutting_proxy(first.port) as proxy:
+        cut = proxy.cut_after(b"loaf 1")
+        words = ("loaves=3", f"gate={gate}", f"log={log}")
+        call = asyncio.create_task(perdure("call", proxy.url, "bake", *words, "--mode", mode))
+        await cut.passed()
+        await until(lambda: len(diary(log)) == 1)
+        # The second connection of the call: behind the standalone stream, or behind discover, list and the first one.
+        await (proxy.answered("GET", times=2) if mode == "legacy" else proxy.answered("POST", times=4))
+        await first.kill()
+        async with serving(KITCHEN, *options, port=first.port) as second:
+            open_gate(gate)
+            status, said, errors = await call
+        assert (status, said) == (0, "3 loaves from the wood oven\n")
+        assert [pid for _, pid in diary(log)] == [first.pid, second.pid]
+        assert f"perdure: {proxy.url} answers again\n" in errors
+
+
+@needs_pty
+@ERAS
+async def test_a_tool_asks_on_the_terminal_and_an_answer_that_does_not_fit_is_asked_for_again(mode: str) -> None:
+    async with (
+        serving(KITCHEN, "--store", "memory:") as served,
+        on_a_pty("perdure", "call", served.url, "order", "--mode", mode) as user,
+    ):
+        for question, answer in (
+            ("server: info: the cook listens", ""),
+            ("What shall it be?", ""),
+            ("2. spelt", ""),
+            ("Bread (number or value): ", "wheat\n"),
+            ("'wheat' is not one of rye, spelt", ""),
+            ("Bread (number or value): ", "2\n"),
+            ("Loaves (integer, 1 to 12) [2]: ", "13\n"),
+            ("13 is greater than the maximum of 12", ""),
+            ("Loaves (integer, 1 to 12) [2]: ", "\n"),
+            ("Sliced (y/n): ", "\n"),
+            ("an answer is needed", ""),
+            ("Sliced (y/n): ", "y\n"),
+            ("Weight (number) [1.5]: ", "2.25\n"),
+            ("Name on the box (string) []: ", "Ada\n"),
+        ):
+            await user.sees(question)
+            user.types(answer)
+        await user.sees('{"bread":"spelt","loaves":2,"sliced":true,"weight":2.25,"name":"Ada"}')
+        assert await user.end() == 0
+        assert "yawns" not in user.screen
+
+
+@needs_pty
+async def test_on_a_terminal_a_bar_is_drawn_and_taken_away_and_a_question_can_be_declined(tmp_path: Path) -> None:
+    async with serving(KITCHEN, "--store", "memory:") as served:
+        async with on_a_pty("perdure", "call", served.url, "bake", "loaves=4") as user:
+            await user.sees("\r\x1b[Kbake  [############------------]  2 of 4 (50%) loaf 2")
+            await user.sees("\r\x1b[K4 loaves from the wood oven")
+            assert await user.end() == 0
+        async with on_a_pty("perdure", "call", served.url, "order") as user:
+            await user.sees("Bread (number or value): ")
+            user.types("\x04")
+            await user.sees("decline\r\n")
+            assert await user.end() == 0
+
+
+@ERAS
+async def test_ctrl_c_cancels_the_call_at_the_server(tmp_path: Path, mode: str) -> None:
+    log = tmp_path / "diary"
+    async with serving(KITCHEN, "--store", "memory:") as served:
+        program = await start("perdure", "call", served.url, "wait", f"log={log}", "--mode", mode, env=os.environ)
+        await until(lambda: has_noted(log, "began"))
+        program.send_signal(signal.SIGINT)
+        assert (await program.communicate(), await program.wait()) == ((b"", b"perdure: cancelled\n"), 130)
+        await until(lambda: has_noted(log, "cancelled"))
+
+
+async def test_the_token_comes_from_a_file_and_its_absence_is_told(tmp_path: Path) -> None:
+    tokens, token = tmp_path / "tokens", tmp_path / "token"
+    tokens.write_text("ada:0123456789abcdef\n")
+    token.write_text("0123456789abcdef\n")
+    for file in (tokens, token):
+        file.chmod(0o600)
+    async with serving(KITCHEN, "--store", "memory:", "--tokens", str(tokens)) as served:
+        given, missing = await asyncio.gather(
+            perdure("call", served.url, "bake", "loaves=1", "--token-file", str(token)),
+            refusal("call", served.url, "bake", "loaves=1"),
+        )
+        assert given[:2] == (0, "1 loaves from the wood oven\n")
+        assert missing == f"{served.url} wants a token: see --token-env and --token-file (HTTP 401)"
