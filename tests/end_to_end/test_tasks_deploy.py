@@ -37,7 +37,7 @@ from tests.support.witness import assert_answered_once, assert_sound, settled
 
 pytestmark = pytest.mark.anyio
 
-DEPLOYS = int(os.environ.get("PERDURE_DEPLOYS", "3"))
+DEPLOYS = int(os.environ.get("PERDURE_TEST_DEPLOYS", "3"))
 CLIENTS = 2
 """Of each kind."""
 LENGTHS = (1, 3, 16)

@@ -20,10 +20,10 @@ from tests.support.task_client import CAN_BE_ASKED, Balancer, TaskClient, call_p
 pytestmark = pytest.mark.anyio
 
 #: Tasks that are made and looked for; a number of thousands takes minutes.
-MADE = int(os.environ.get("PERDURE_TASKS_MADE", "150"))
+MADE = int(os.environ.get("PERDURE_TEST_TASKS_MADE", "150"))
 AT_ONCE = 10
 """Requests under way together."""
-EVERY = int(os.environ.get("PERDURE_TASKS_CUT_EVERY", "7"))
+EVERY = int(os.environ.get("PERDURE_TEST_TASKS_CUT_EVERY", "7"))
 """The response is cut at every so manieth byte; at each one if this is 1."""
 
 

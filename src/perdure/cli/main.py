@@ -5,12 +5,14 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 import perdure
 from perdure._core.text import parse_count, printable
@@ -18,6 +20,7 @@ from perdure._files.locks import HAS_FLOCK, NO_FLOCK
 from perdure.cli.call import INTERRUPTED, call, list_command
 from perdure.cli.options import DEFAULT_STORE, LEVELS, ServeOption, parsed, setting_options, settings_from, spelling
 from perdure.cli.sessions import sessions, tail
+from perdure.cli.sources import PerdureGroup, source_options
 from perdure.cli.stdio import stdio
 from perdure.cli.store import store as store_commands
 from perdure.errors import Misuse, PerdureError, StoreUnavailable
@@ -32,6 +35,13 @@ from perdure.telemetry.events import LogLines, log_event
 REFUSED = 2
 
 _WHERE = "Where to serve"
+#: Where an option may come from; each overrides those behind it.
+_SOURCES = (
+    ParameterSource.COMMANDLINE,
+    ParameterSource.ENVIRONMENT,
+    ParameterSource.DEFAULT_MAP,
+    ParameterSource.DEFAULT,
+)
 _PATH = re.compile(r"/[A-Za-z0-9._~/-]*")
 _WORKERS = Rule(kind="count", group=_WHERE, why="processes that serve, all on the same port and store", low=1, high=64)
 _PORT = Rule(kind="count", group=_WHERE, why="port to listen on; 0 picks a free one", low=0, high=65_535)
@@ -48,7 +58,9 @@ TIME is a number of seconds, or has a suffix: 500ms, 30s, 5m, 1h, 7d. SIZE is a 
 
 Each option has an environment variable: PERDURE_EVENT_TTL=1h is --event-ttl 1h, PERDURE_JSON_RESPONSE=true is
 --json-response, and PERDURE_ALLOWED_HOSTS, PERDURE_ALLOWED_ORIGINS and PERDURE_CORS_ORIGINS take several names,
-separated by commas. An option on the command line overrides its variable.
+separated by commas. perdure.toml, or [tool.perdure] in pyproject.toml, may have each option under its name:
+event_ttl = "1h", json_response = true, allowed_hosts = ["a.example"], and target = "bakery.py:server". The command line
+overrides the environment, which overrides the file.
 """
 
 
@@ -76,7 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 @click.group(
-    invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+    cls=PerdureGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(package_name="perdure", message="perdure %(version)s")
 @click.pass_context
@@ -130,11 +144,10 @@ def serve_command(target: str, store: str, path: str, tokens: Path | None, log_l
         raise Misuse(f"--workers {workers} needs a store that processes share, and {store} is not one; use sqlite:PATH")
     if workers > 1 and not HAS_FLOCK:
         raise Misuse(f"--workers {workers} cannot work here: {NO_FLOCK}; serve with one process")
-    with _listen(given["host"], given["port"], is_open=auth is None) as listener:
+    with _listening(given, is_open=auth is None) as listener:
 
         def on_ready() -> None:
-            name = f"[{given['host']}]" if ":" in given["host"] else given["host"]
-            print(f"perdure: serving on http://{name}:{listener.getsockname()[1]}{path}", flush=True)
+            print(f"perdure: serving on {_address(given['host'], listener, path)}", flush=True)
 
         if workers == 1:
             return serve(listener, on_ready)
@@ -147,6 +160,29 @@ def serve_command(target: str, store: str, path: str, tokens: Path | None, log_l
             longest_drain=settings.longest_drain,
             on_ready=on_ready,
         )
+
+
+def _listening(given: Mapping[str, Any], *, is_open: bool) -> AbstractContextManager[socket.socket]:
+    """Listen on a Unix socket or on a port: on what comes from the source that overrides the other."""
+    if given["uds"] is None:
+        return _listen(given["host"], given["port"], is_open=is_open)
+    ctx = click.get_current_context()
+    rank = {name: _SOURCES.index(ctx.get_parameter_source(name)) for name in ("uds", "host", "port")}
+    for name in ("host", "port"):
+        if rank[name] < rank["uds"]:
+            return _listen(given["host"], given["port"], is_open=is_open)
+        if rank[name] == rank["uds"]:
+            raise Misuse(f"--uds and --{name} cannot be given together: a Unix socket has no address and no port")
+    from perdure.serve.unix_socket import listening_at
+
+    return listening_at(given["uds"], mode=given["uds_mode"])
+
+
+def _address(host: str, listener: socket.socket, path: str) -> str:
+    found = listener.getsockname()
+    if isinstance(found, str):
+        return f"unix:{found}, path {path}"
+    return f"http://{f'[{host}]' if ':' in host else host}:{found[1]}{path}"
 
 
 def _listen(host: str, port: int, *, is_open: bool) -> socket.socket:
@@ -180,6 +216,9 @@ _STORE_HELP = (
     "where the log is kept: memory:, sqlite:PATH, sqlite:PATH?sync=full to survive power cuts as well, or"
     " postgresql://USER@HOST/DATABASE, which machines share"
 )
+_UDS_HELP = "Unix socket to listen on, in place of --host and --port"
+_UDS_MODES = ("600", "660", "666")
+_UDS_MODE_HELP = "who may connect to it: its owner (600), its group as well (660), every user (666)"
 _TOKENS_HELP = "serve only callers that send one of the bearer tokens in FILE; its lines are principal:token"
 _LEVEL_HELP = f"what is logged on stderr: {', '.join(LEVELS)}"
 
@@ -188,10 +227,13 @@ perdure_command.add_command(
         "serve",
         callback=serve_command,
         params=[
-            click.Argument(["target"], metavar="TARGET"),
+            click.Argument(["target"], metavar="TARGET", envvar="PERDURE_TARGET"),
+            *source_options(_WHERE),
             _option("--store", "STORE", _STORE_HELP, default=DEFAULT_STORE),
             _option("--host", "HOST", "address to listen on", default="127.0.0.1"),
             _option("--port", "PORT", _PORT.why, default=8000, type=parsed(parse_count, _PORT)),
+            _option("--uds", "PATH", _UDS_HELP, type=click.Path(path_type=Path)),
+            _option("--uds-mode", "MODE", _UDS_MODE_HELP, default="600", type=click.Choice(_UDS_MODES)),
             _option("--path", "PATH", "path of the endpoint", default="/mcp", callback=_path),
             _option("--workers", "N", _WORKERS.why, default=1, type=parsed(parse_count, _WORKERS)),
             _option("--log-level", "LEVEL", _LEVEL_HELP, default="warning", type=click.Choice(LEVELS)),

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 LEVELS = ("debug", "info", "warning", "error")
 DEFAULT_STORE = "sqlite:perdure.db"
+#: Under this key a click context has the name of its configuration file, if there is one.
+CONFIG = f"{__name__}.config"
 
 
 _METAVARS = {"allowed_hosts": "NAME", "tasks": "NAME=HOW"}
@@ -104,7 +106,10 @@ def settings_from(values: Mapping[str, Any]) -> Settings:
 
 
 def spelling(ctx: click.Context | None, param: click.Parameter) -> str:
-    """How the user gave a parameter: the option's name, or the variable's where that was the source."""
-    if ctx is not None and ctx.meta.get(f"{__name__}.{param.name}") is ParameterSource.ENVIRONMENT:
+    """How the user gave a parameter: the option's name, or the variable's or the key's where that was the source."""
+    source = None if ctx is None else ctx.meta.get(f"{__name__}.{param.name}")
+    if source is ParameterSource.ENVIRONMENT:
         return str(param.envvar)
+    if ctx is not None and source is ParameterSource.DEFAULT_MAP:
+        return f"{ctx.meta[CONFIG]}: {param.name}"
     return str(param.metavar or param.name) if isinstance(param, click.Argument) else max(param.opts, key=len)

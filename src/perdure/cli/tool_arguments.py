@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perdure.cli.hints import did_you_mean
 from perdure.cli.json_schema import (
     Schema,
     Unfit,
@@ -29,8 +29,6 @@ from perdure.errors import Misuse
 
 #: Bytes of `--input-json`: four times what a server takes in a POST unless it is told otherwise.
 MAX_INPUT = 16 << 20
-#: How much two names must have in common: `loavse` is `loaves`, and not `oven`.
-ALIKE = 0.7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +107,6 @@ def tool_arguments(tool: str, schema: Schema, words: Iterable[Word], given: Mapp
     if (why := misfit(found, schema)) is not None:
         raise Misuse(f"{tool}: {why}")
     return found
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint at names that look alike; "" if there are none."""
-    close = difflib.get_close_matches(name, list(known), cutoff=ALIKE)
-    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 def _hint(key: str, parts: Mapping[str, Schema]) -> str:

@@ -13,9 +13,10 @@ from pydantic import BaseModel
 
 from perdure._core.text import format_size, printable
 from perdure.cli.call import FAILED, MAX_SHOWN
+from perdure.cli.hints import did_you_mean
 from perdure.cli.listing import all_tools
 from perdure.cli.terminal import Terminal
-from perdure.cli.tool_arguments import Word, did_you_mean, tool_arguments
+from perdure.cli.tool_arguments import Word, tool_arguments
 from perdure.client.connect import Client
 from perdure.errors import Misuse
 from perdure.remote.endpoint import shown

@@ -1,0 +1,94 @@
+"""Listens on a Unix socket: a path in place of an address and a port, for a proxy on the same machine.
+
+**Stale sockets.** The file of a socket outlives a process that was killed. It is removed only if it is a socket on
+which no process listens. Another start may look at the same file in the same moment: it could take a socket that is
+bound and not listened on yet for a stale one, and remove it. So a start locks the directory while it looks and listens.
+
+**Modes.** The file has its mode from the beginning: the system makes it by the process's mask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from perdure.errors import Misuse
+from perdure.serve.connection import BACKLOG
+
+
+@contextlib.contextmanager
+def listening_at(path: Path, *, mode: str) -> Iterator[socket.socket]:
+    """A socket that listens at a path, which is removed at the end if it is still this socket's. Raises `Misuse`."""
+    if not hasattr(socket, "AF_UNIX"):
+        raise Misuse("--uds cannot work here: this system has no Unix sockets; use --host and --port")
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        with _locked(path):
+            _remove_stale(path)
+            # The mask is the whole process's; nothing else runs yet.
+            mask = os.umask(0o777 & ~int(mode, 8))
+            try:
+                listener.bind(str(path))
+            finally:
+                os.umask(mask)
+            listener.listen(BACKLOG)
+            made = path.lstat()
+    except OSError as error:
+        listener.close()
+        raise Misuse(_reason(path, error)) from error
+    except Misuse:
+        listener.close()
+        raise
+    try:
+        with listener:
+            yield listener
+    finally:
+        # Another server may have put its own socket there, after an operator removed this one's.
+        with contextlib.suppress(OSError), _locked(path):
+            if os.path.samestat(path.lstat(), made):
+                path.unlink()
+
+
+def _reason(path: Path, error: OSError) -> str:
+    if "too long" in str(error):
+        return f"cannot listen at {str(path)!r}: its {len(os.fsencode(path))} bytes are too long for a Unix socket"
+    if error.errno == errno.EADDRINUSE:
+        return f"{path} is in use; choose another path with --uds"
+    return f"cannot listen at {path}: {error.strerror or error}"
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Let no other start look at the sockets of this directory. It is a matter of a moment."""
+    import fcntl
+
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
+
+
+def _remove_stale(path: Path) -> None:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise Misuse(f"{path} is there and is not a socket; remove it, or choose another path with --uds")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except BlockingIOError:  # its backlog is full, so there is a listener
+            pass
+    raise Misuse(f"another process listens at {path}; stop it, or choose another path with --uds")
