@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import re
 import signal
 import socket
 import stat
@@ -53,6 +54,21 @@ def test_only_a_socket_on_which_no_process_listens_is_removed(tmp_path: Path) ->
     assert not path.exists()
 
 
+def test_a_server_that_is_too_busy_to_accept_is_not_taken_for_a_dead_one(tmp_path: Path) -> None:
+    path = tmp_path / "sock"
+    with socket.socket(socket.AF_UNIX) as busy, contextlib.ExitStack() as clients:
+        busy.bind(str(path))
+        busy.listen(0)
+        with pytest.raises(BlockingIOError):  # noqa: PT012
+            while True:
+                client = clients.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(str(path))
+        with pytest.raises(Misuse, match="another process listens at"), listening_at(path, mode="600"):
+            pass
+        assert path.is_socket()
+
+
 def test_a_socket_that_another_server_put_there_is_not_removed_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "sock"
     with listening_at(path, mode="600"):
@@ -64,6 +80,7 @@ def test_a_socket_that_another_server_put_there_is_not_removed_at_the_end(tmp_pa
     assert not path.exists()
 
 
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="it waits until the system shows that another one waits")
 def test_a_start_waits_while_another_one_looks_at_the_same_directory(tmp_path: Path) -> None:
     path, errors = tmp_path / "sock", []
 
@@ -78,6 +95,9 @@ def test_a_start_waits_while_another_one_looks_at_the_same_directory(tmp_path: P
     fcntl.flock(directory, fcntl.LOCK_EX)
     other = threading.Thread(target=start_another)
     other.start()
+    waiting = re.compile(rf"-> FLOCK .*:{os.stat(tmp_path).st_ino} ")
+    while other.is_alive() and not waiting.search(Path("/proc/locks").read_text()):
+        os.sched_yield()
     with socket.socket(socket.AF_UNIX) as first:
         first.bind(str(path))  # bound, and not listened on yet: it looks like a stale one
         first.listen()

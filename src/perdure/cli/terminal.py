@@ -47,7 +47,8 @@ class Terminal:
 
     @property
     def can_ask(self) -> bool:
-        return sys.stdin is not None and sys.stdin.isatty()
+        """Not on Windows, whose event loop cannot wait for a terminal."""
+        return os.name == "posix" and sys.stdin is not None and sys.stdin.isatty()
 
     def line(self, text: str) -> None:
         """A line, above the bar if there is one."""
