@@ -71,12 +71,13 @@ async def _tools_are_listed(served: Served) -> None:
 
 
 async def _calls_print_results(served: Served) -> None:
-    baked, kneaded, burnt, read, asked = await asyncio.gather(
+    baked, kneaded, burnt, read, asked, prompt = await asyncio.gather(
         perdure("call", served.url, "bake", "loaves=2", "oven=gas"),
         perdure("call", served.url, "knead", 'dough={"flour": "rye"}', "seeds=7", "seeds=8", "hot=true", "--json"),
         perdure("call", served.url, "burn"),
         perdure("call", served.url, "menu://today"),
         perdure("call", served.url, "order"),
+        perdure("call", served.url, "recipe", "bread=7", "--prompt"),
     )
     assert baked == (
         0,
@@ -92,6 +93,7 @@ async def _calls_print_results(served: Served) -> None:
     }
     assert burnt == (1, "", "Error executing tool burn\n")
     assert read == (0, "rye, spelt\n", "")
+    assert prompt == (0, "user: How do I bake 7?\n", "")
     refused = "perdure: not answered, because stdin is not a terminal: What shall it be?"
     assert asked == (0, "cancel\n", f"server: info: the cook listens\n{refused}\n")
 
@@ -101,12 +103,14 @@ async def _bad_input_calls_nothing(served: Served) -> None:
     lines = await asyncio.gather(
         refusal("call", url, "bke"),
         refusal("call", url, "bake", "loaves=101"),
+        refusal("call", url, "recipe", "--prompt"),
         refusal("call", url.replace("/mcp", "/elsewhere"), "bake"),
         refusal("list", "http://127.0.0.1:1/mcp"),
     )
     assert list(lines) == [
         f"{url} has no tool 'bke'; did you mean 'bake'?",
         "bake: loaves: 101 is greater than the maximum of 100",
+        "recipe needs bread=…; perdure list shows its arguments",
         f"there is no MCP server at {url.replace('/mcp', '/elsewhere')} (HTTP 404)",
         "no server answers at http://127.0.0.1:1/mcp: [Errno 111] Connect call failed ('127.0.0.1', 1)",
     ]

@@ -15,6 +15,7 @@ from perdure.errors import Misuse
 from perdure.serve.connection import listen
 from perdure.settings import Settings
 from tests.cli.test_main import quiet_environment, read, refusal
+from tests.support.serving import ROOT
 
 __all__ = ["quiet_environment"]
 
@@ -64,6 +65,15 @@ def test_a_file_has_every_option_and_the_target(name: str) -> None:
     found = given(*(("--config", name) if name == "elsewhere.toml" else ()))
     assert settings_from(found) == EXPECTED
     assert (found["target"], found["port"], found["tokens"]) == ("bakery.py:server", 9000, Path("tokens"))
+
+
+def test_the_example_of_the_documentation_is_accepted() -> None:
+    page = (ROOT / "docs" / "settings.md").read_text()
+    write(page.partition("```toml\n")[2].partition("```")[0])
+    write("", ".env")
+    found = given()
+    assert (found["target"], found["port"]) == ("bakery.py:server", 8080)
+    assert settings_from(found) == Settings(event_ttl=7_200.0, json_response=True, allowed_hosts=("bakery.example",))
 
 
 def test_the_command_line_wins_over_variables_they_over_a_file_of_them_and_that_over_the_configuration() -> None:

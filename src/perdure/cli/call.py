@@ -102,8 +102,11 @@ def _connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("tool", metavar="TOOL")
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--input-json", metavar="JSON|@FILE|-", help="arguments as one JSON object, from a file, or from stdin")
+@click.option("--prompt", "is_prompt", is_flag=True, help="TOOL is the name of a prompt, which is shown")
 @click.option("--json", "as_json", is_flag=True, help="print the result as one JSON object")
-def call(tool: str, arguments: tuple[str, ...], input_json: str | None, as_json: bool, **given: Any) -> int:
+def call(
+    tool: str, arguments: tuple[str, ...], input_json: str | None, is_prompt: bool, as_json: bool, **given: Any
+) -> int:
     """Call TOOL on the MCP server at URL, and print its result.
 
     The tool's schema says how a VALUE is read: as text where it allows text, otherwise as JSON. KEY:=JSON is always
@@ -119,9 +122,11 @@ def call(tool: str, arguments: tuple[str, ...], input_json: str | None, as_json:
     words, more = parse_words(arguments), read_input(input_json)
 
     async def work() -> int:
-        from perdure.cli.tool_calls import call_tool, read_resource
+        from perdure.cli.tool_calls import call_tool, get_prompt, read_resource
 
         async with _connected(connection, terminal) as client:
+            if is_prompt:
+                return await get_prompt(client, connection.url, tool, words, more, as_json=as_json)
             if "://" in tool:
                 if words or more:
                     raise Misuse(f"{tool!r} is a resource, which takes no arguments")

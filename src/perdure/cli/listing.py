@@ -51,7 +51,6 @@ async def read_offers(client: Client) -> Offers:
     tools = await all_tools(client) if can.tools is not None else []
     resources = await _pages(client.list_resources) if can.resources is not None else []
     templates = await _pages(client.list_resource_templates) if can.resources is not None else []
-    prompts = await _pages(client.list_prompts) if can.prompts is not None else []
     return Offers(
         server=client.server_info,
         revision=client.protocol_version,
@@ -59,12 +58,16 @@ async def read_offers(client: Client) -> Offers:
         tools=tools,
         resources=[one for page in resources for one in page.resources],
         templates=[one for page in templates for one in page.resource_templates],
-        prompts=[one for page in prompts for one in page.prompts],
+        prompts=await all_prompts(client) if can.prompts is not None else [],
     )
 
 
 async def all_tools(client: Client) -> list[types.Tool]:
     return [tool for page in await _pages(client.list_tools) for tool in page.tools]
+
+
+async def all_prompts(client: Client) -> list[types.Prompt]:
+    return [prompt for page in await _pages(client.list_prompts) for prompt in page.prompts]
 
 
 async def _pages(read: Callable[..., Awaitable[Page]]) -> list[Page]:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from perdure._core.text import format_size, printable
 from perdure.cli.call import FAILED, MAX_SHOWN
 from perdure.cli.hints import did_you_mean
-from perdure.cli.listing import all_tools
+from perdure.cli.listing import all_prompts, all_tools
 from perdure.cli.terminal import Terminal
 from perdure.cli.tool_arguments import Word, tool_arguments
 from perdure.client.connect import Client
@@ -57,6 +57,27 @@ async def read_resource(client: Client, uri: str, *, as_json: bool) -> int:
         print_json(result)
     else:
         _print([_resource(one) for one in result.contents])
+    return 0
+
+
+async def get_prompt(
+    client: Client, url: str, name: str, words: Sequence[Word], given: dict[str, Any], *, as_json: bool
+) -> int:
+    """As `call_tool`, of a prompt, whose arguments are all text."""
+    prompts = {prompt.name: prompt for prompt in await all_prompts(client)}
+    if (prompt := prompts.get(name)) is None:
+        raise Misuse(f"{shown(url)} has no prompt {name!r}{did_you_mean(name, prompts)}")
+    listed = prompt.arguments or []
+    schema = {
+        "type": "object",
+        "properties": {one.name: {"type": "string"} for one in listed},
+        "required": [one.name for one in listed if one.required],
+    }
+    result = await client.get_prompt(name, tool_arguments(printable(name, MAX_SHOWN), schema, words, given))
+    if as_json:
+        print_json(result)
+    else:
+        _print([f"{message.role}: {text}" for message in result.messages for text in _blocks([message.content])])
     return 0
 
 
