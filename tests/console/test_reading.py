@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -19,6 +20,7 @@ from perdure._core.states import CallState, SessionState
 from perdure.console.app import has_page
 from perdure.console.live import MAX_READERS
 from perdure.console.payloads import MAX_SHOWN
+from perdure.console.store_view import StoreView
 from perdure.store import SqliteStore
 from perdure.store.base import (
     Append,
@@ -224,6 +226,24 @@ async def test_a_store_that_is_lost_is_told_and_shown_again_when_it_is_back(cons
         assert (await view.what("state"))["session"]["id"] == ID
         await pulse.what("tick")
         assert (await console.get("/api/sessions"))["total"] == 1
+
+
+async def test_a_node_that_holds_what_is_not_written_is_told(console: Console, folder: Path) -> None:
+    async with SqliteStore(str(folder / "perdure.db")) as store:
+        await store.join(other := NodeId("other-node"))
+        liveness = store.liveness(other, lease=15.0, monotonic=time.monotonic)
+        await console.until("/api/store", lambda found: found["degraded"] is False)
+        liveness.hold(True)
+        assert (await console.get("/api/store"))["degraded"] is True
+        liveness.hold(False)
+        assert (await console.get("/api/store"))["degraded"] is False
+
+
+def test_the_password_of_a_database_is_not_shown() -> None:
+    assert (
+        StoreView("postgresql://perdure:secret@db.example/log").upkeep.shown
+        == "postgresql://perdure:***@db.example/log"
+    )
 
 
 async def test_as_many_live_views_are_open_as_may_be_and_no_more(console: Console) -> None:

@@ -74,10 +74,9 @@ class NodeWatch:
             for record in await store.nodes()
         }
         now = self._monotonic()
-        for node in self._before.keys() - found.keys():
-            self._gone[node] = (self._before[node], self._clock(), now)
-        recent = [(node, gone) for node, gone in self._gone.items() if now - gone[2] < GONE_SECONDS]
-        self._gone = {node: gone for node, gone in recent[-MAX_GONE:] if node not in found}
+        self._gone |= {node: (seen, self._clock(), now) for node, seen in self._before.items() if node not in found}
+        recent = [gone for gone in self._gone.items() if now - gone[1][2] < GONE_SECONDS and gone[0] not in found]
+        self._gone = dict(recent[-MAX_GONE:])
         self._before = found
         return list(found.values())
 
@@ -100,8 +99,8 @@ def _end(one: Seen) -> str:
 
 
 def _node(one: Seen, state: str, gone: float | None = None) -> JsonObject:
-    """`state`: alive; dead (its calls are to be settled); left (in good order); gone (another node has settled its
-    calls)."""
+    """`state`: alive; dead (its calls are to be settled); left (in good order, and its calls are to be taken over);
+    gone (nothing of it is left: it has left, or another node has settled its calls)."""
     numbers = one.numbers
     return {
         "id": one.record.id,
