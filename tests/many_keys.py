@@ -261,7 +261,7 @@ async def first_call(served: Served, store: Store) -> tuple[bytes, KeptCall, Str
 
 
 async def run(address: str, sizes: Sequence[int], size_of: Callable[[], int]) -> Sequence[Figures]:
-    most = str(2 * sizes[-1])
+    most = str(sizes[-1] + 10 * (SAMPLES + EXPIRED))  # nothing is given up
     limits = ("--max-tasks", most, "--max-principal-tasks", most, "--store-timeout", f"{PATIENCE:g}s")
     options = ("--store", address, "--cleanup-interval", "1h", *limits)
     found: list[Figures] = []
