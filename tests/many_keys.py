@@ -50,6 +50,8 @@ AT_ONCE = 500
 """Calls that are written in one commit."""
 EXPIRED = 1_000
 """Calls whose time has passed, which one sweep removes."""
+PATIENCE = 20.0
+"""Seconds that the store may take: a busy machine is not a failing store."""
 PAGE = 100
 """Rows of the list that an operator looks at."""
 TIMES_SLOWER = 3.0
@@ -259,10 +261,11 @@ async def first_call(served: Served, store: Store) -> tuple[bytes, KeptCall, Str
 
 
 async def run(address: str, sizes: Sequence[int], size_of: Callable[[], int]) -> Sequence[Figures]:
-    most = str(2 * sizes[-1])
-    options = ("--store", address, "--max-tasks", most, "--max-principal-tasks", most, "--cleanup-interval", "1h")
+    most = str(sizes[-1] + 10 * (SAMPLES + EXPIRED))  # nothing is given up
+    limits = ("--max-tasks", most, "--max-principal-tasks", most, "--store-timeout", f"{PATIENCE:g}s")
+    options = ("--store", address, "--cleanup-interval", "1h", *limits)
     found: list[Figures] = []
-    async with serving(CRASHBOX, *options, "--store-timeout", "20s") as served, open_store(address) as store:
+    async with serving(CRASHBOX, *options) as served, open_store(address, busy_timeout=PATIENCE) as store:
         keys = Keys(store, *await first_call(served, store))
         measuring = Measuring(served, store, keys, random.Random(7))
         for size in sizes:
@@ -287,6 +290,8 @@ def main() -> int:
     parser.add_argument("--keys", type=int, default=SIZES[-1])
     parser.add_argument("--store", choices=["sqlite", "postgres"], default="sqlite")
     given = parser.parse_args()
+    if given.keys < 1:
+        parser.error(f"--keys is {given.keys}; give 1 or more")
     sizes = [size for size in SIZES if size < given.keys] + [given.keys]
     with tempfile.TemporaryDirectory(prefix="perdure-keys-") as folder:
         if given.store == "sqlite":

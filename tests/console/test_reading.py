@@ -133,7 +133,7 @@ async def test_a_session_is_shown_with_its_gap_its_large_message_and_no_secret(c
     [node] = (await get("/api/nodes"))["nodes"]
     assert (node["id"], node["state"], node["readers"], node["since"]) == (NODE, "dead", None, None)
     [item] = (await get("/api/sessions?owner=alice"))["items"]
-    assert (item["id"], item["owner_name"], item["active"]) == (ID, "alice", NOON)
+    assert (item["id"], item["owner_name"], item["active"]) == (ID, "alice", NOON + 5)  # with its newest event
     session = await get(f"/api/sessions/{ID[:8]}")
     assert (session["id"], session["resume_token"], session["calls"][0]["state"]) == (ID, True, "answered")
 
