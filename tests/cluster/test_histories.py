@@ -9,12 +9,17 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from perdure._core.ids import Kind, SessionId
+from perdure._core.ids import Kind, NodeId, SessionId, StreamId
+from perdure.store.base import Followed, HintListener
 from tests.cluster.conftest import Pair, Start
+from tests.support.stores import SharedStore
 from tests.support.wire import Message, Peer, Wire, progress_of, text_of
 
 pytestmark = pytest.mark.anyio
@@ -87,9 +92,58 @@ class Client:
         return next((message for message in self.seen if "result" in message), None)
 
 
+class Hearsay(SharedStore):
+    """Hints bring along what is new, and come late, twice, not at all, without it, in another order, or long after."""
+
+    dice = random.Random()
+    listeners: ClassVar[dict[NodeId, HintListener]] = {}
+    said: ClassVar[list[tuple[NodeId, Sequence[StreamId], Sequence[Followed]]]] = []
+    brought = 0
+
+    def subscribe(self, node: NodeId, listener: HintListener) -> Callable[[], None]:
+        self.listeners[node] = listener
+        stop = super().subscribe(node, listener)
+
+        def stop_all() -> None:
+            self.listeners.pop(node, None)
+            stop()
+
+        return stop_all
+
+    def hint(self, node: NodeId, streams: Sequence[StreamId], enclosed: Sequence[Followed] = ()) -> None:
+        self.said.append((node, streams, enclosed))
+        for _ in range(self.dice.choice((0, 1, 1, 1, 1, 2))):
+            self._tell(*self.said[-1])
+        if self.dice.random() < 0.3:
+            self._tell(*self.dice.choice(self.said[-5:]))
+
+    def _tell(self, node: NodeId, streams: Sequence[StreamId], enclosed: Sequence[Followed]) -> None:
+        if self.dice.random() < 0.2:
+            enclosed = ()
+
+        def tell() -> None:
+            if (listener := self.listeners.get(node)) is not None:
+                Hearsay.brought += len(enclosed)
+                listener(streams, enclosed)
+
+        asyncio.get_running_loop().call_later(self.dice.choice((0, 0, 0.001, 0.01)), tell)
+
+
+@pytest.mark.parametrize("seed", [0, 5, 23])
+async def test_what_hints_bring_along_arrives_once_however_they_come(tmp_path: Path, seed: int) -> None:
+    Hearsay.dice, Hearsay.listeners, Hearsay.said, Hearsay.brought = random.Random(seed), {}, [], 0
+    async with AsyncExitStack() as stack:
+        await tell_a_history(Start(stack, tmp_path, Hearsay), seed)
+    assert Hearsay.brought
+
+
 @pytest.mark.parametrize("seed", range(12))
 async def test_every_number_arrives_once(start: Start, seed: int) -> None:
     """Promises 1 to 3, R5, R10"""
+    await tell_a_history(start, seed)
+
+
+async def tell_a_history(start: Start, seed: int) -> None:
     dice = random.Random(seed)
     pair = await start()
     at_a, _ = await pair.join()

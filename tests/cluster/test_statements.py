@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from perdure._core.ids import SessionId, parse_position
+from perdure._core.states import ReaderState
 from perdure.cluster.node import LONGEST_PAUSE, ROUND
 from perdure.store.postgres.store import PostgresStore
 from tests.cluster.conftest import Pair, Start
@@ -106,12 +108,24 @@ async def test_a_small_event_comes_with_its_hint_and_costs_the_node_that_follows
     counted.pair.a.shop.open("g/1")
     await reader.message()
     await until(lambda: counted.a.seen["reader_of_stream"] > 0)  # its writer knows where it is read
+    position, session = (
+        parse_position(wire.last_id),
+        life_of(counted.pair.b.site).sessions.held(SessionId(at_b.session)),
+    )
+    assert position is not None
+    assert session is not None
+    stream = session.streams[position.stream]
+
+    def rests() -> bool:
+        """A hint is of no use to a reader that still writes what came before."""
+        return stream.readers.reader is not None and stream.readers.reader.state is ReaderState.RESTING
+
     counted.b.take()
     for number in range(2, events):
+        await until(rests)
         counted.pair.a.shop.open(f"g/{number}")
         await reader.message()
     seen = counted.b.take()
-    # A hint is of no use to a reader that still writes what came before.
     assert seen["follow_streams"] <= events // 4
     # Records are read apart from events in a round only; events by a round, and by a reader that was just writing.
     assert seen["streams_by_id"] <= 2 * seen["overview"]

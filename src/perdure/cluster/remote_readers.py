@@ -217,12 +217,15 @@ class RemoteReaders:
                 entry.enclosed = None if found is None or len(found.events or ()) > BATCH else found
 
     def _enclosed(self, after: Mapping[StreamId, int]) -> dict[StreamId, Followed]:
-        """What hints have brought along of streams whose reader has got this far."""
+        """What hints have brought along of streams whose reader has got this far. Only the writer that is known here is
+        believed: a hint may come late, from one that has lost its claim, and only the store tells who has it now."""
         found: dict[StreamId, Followed] = {}
         for name, number in after.items():
             entry = self._followed[name]
             enclosed, entry.enclosed = entry.enclosed, None
-            if enclosed is not None and enclosed.events and enclosed.events[0].seq == number + 1:
+            if enclosed is None or not enclosed.events or enclosed.record.fence != entry.reader.stream.fence:
+                continue
+            if enclosed.events[0].seq == number + 1:
                 found[name] = enclosed
         return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -94,6 +94,29 @@ async def test_a_hint_at_the_same_stream_without_its_news_takes_them_back() -> N
         here.hint(OTHER, [StreamId("s")], [grown(1, b"a")])
         here.hint(OTHER, [StreamId("s")])
         assert await told.get() == (("s",), ())
+
+
+def test_events_of_two_claims_are_not_put_together() -> None:
+    """The earlier ones may have been lost with their claim."""
+    before, after = grown(1, b"a"), grown(2, b"b")
+    assert [event.seq for event in after.behind(before).events or ()] == [1, 2]
+    other = before._replace(record=replace(before.record, fence=Fence(FENCE - 1)))
+    assert after.behind(other) == after
+
+
+def test_of_many_streams_no_more_is_encoded_than_fits() -> None:
+    payloads = Payloads(Backwards())
+    many = [grown(1, bytes(1_000), stream=str(number)) for number in range(100)]
+    seen: list[Followed] = []
+
+    def each() -> Iterator[Followed]:
+        for one in many:
+            seen.append(one)
+            yield one
+
+    assert enclosures.write(each(), payloads) == ""
+    assert len(seen) < 10
+    assert enclosures.read(enclosures.write(many[:3], payloads), payloads) == many[:3]
 
 
 def test_as_many_events_as_are_allowed_fit_into_a_notification_and_no_more_are_tried() -> None:

@@ -34,10 +34,16 @@ def is_small(followed: Followed) -> bool:
 
 
 def write(enclosed: Iterable[Followed], payloads: Payloads) -> str:
-    """The text; empty if it is too large."""
-    streams = [[[base.RECORD_VERSION, *_row(followed.record)], _events(followed, payloads)] for followed in enclosed]
-    text = f"{WORD} {json.dumps(streams, separators=(',', ':'))}"
-    return text if len(text) <= MAX_TEXT else ""
+    """The text; empty if it is too large. Of a thousand streams that grew together no more is written than fits."""
+    streams: list[str] = []
+    size = len(f"{WORD} []")
+    for followed in enclosed:
+        stream = [[base.RECORD_VERSION, *_row(followed.record)], _events(followed, payloads)]
+        streams.append(json.dumps(stream, separators=(",", ":")))
+        size += len(streams[-1]) + (len(streams) > 1)
+        if size > MAX_TEXT:
+            return ""
+    return f"{WORD} [{','.join(streams)}]"
 
 
 def read(text: str, payloads: Payloads) -> Sequence[Followed]:

@@ -117,6 +117,8 @@ class Hints:
         """A hint came on a channel; on none: for every node."""
         self.heard += channel != ""
         enclosed = self._announced.pop(channel, ())
+        if not channel:
+            self._announced.clear()  # the hint that it came with may have been missed
         for node in list(self._listeners):
             if channel in ("", self._ear.channel(node)):
                 self._tell(node, {StreamId(stream) for stream in streams} or None, enclosed)
