@@ -6,7 +6,10 @@ import asyncio
 import json
 import os
 import signal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import Any, ClassVar
 
 import pytest
 
@@ -135,6 +138,71 @@ async def test_a_call_goes_on_over_a_cut_and_over_a_killed_server(tmp_path: Path
         assert (status, said) == (0, "3 loaves from the wood oven\n")
         assert [pid for _, pid in diary(log)] == [first.pid, second.pid]
         assert f"perdure: {proxy.url} answers again\n" in errors
+
+
+ESCAPES = "\x1b[31m \x9b31m \u202e \x07"
+
+
+class Liar(BaseHTTPRequestHandler):
+    """A server that does not keep to the protocol, nor to its own schemas."""
+
+    protocol_version = "HTTP/1.1"
+    tools: ClassVar = [
+        {"name": "lie", "inputSchema": {"type": "object"}, "outputSchema": {"type": "object", "required": ["truth"]}},
+        {"name": "mumble", "description": ESCAPES, "inputSchema": {"type": "object"}},
+    ]
+
+    def do_POST(self) -> None:
+        message = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        match message["method"], message.get("params"):
+            case "initialize", _:
+                about = {"serverInfo": {"name": "liar", "version": ESCAPES}, "capabilities": {"tools": {}}}
+                self._answer(message, about | {"protocolVersion": "2025-11-25"})
+            case "tools/list", _:
+                self._answer(message, {"tools": self.tools})
+            case "tools/call", {"name": "lie"}:
+                self._answer(message, {"content": [], "structuredContent": {}})
+            case "tools/call", _:
+                self._answer(message, {"content": [{"type": "text", "text": 5}]})
+            case _:
+                self._answer(message, None)
+
+    def do_GET(self) -> None:
+        self.send_error(405)
+
+    def _answer(self, message: dict[str, Any], result: object) -> None:
+        body = b"" if "id" not in message else json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result})
+        data = body.encode() if isinstance(body, str) else body
+        self.send_response(200 if data else 202)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+async def test_a_server_that_does_not_keep_to_the_protocol_is_told_of_in_one_line_without_its_escape_codes() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Liar) as server:
+        thread = Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}/mcp"
+            lie, mumble, listed = await asyncio.gather(
+                perdure("call", url, "lie", "--mode", "legacy"),
+                perdure("call", url, "mumble", "--mode", "legacy"),
+                perdure("list", url, "--json", "--mode", "legacy"),
+            )
+        finally:
+            server.shutdown()
+            thread.join()
+    said = "perdure: Invalid structured content returned by tool lie: 'truth' is a required property\n"
+    assert lie == (1, "", said)
+    said = "perdure: the server's answer is not as MCP has it: content.0.TextContent.text: "
+    assert (*mumble[:2], mumble[2][: len(said)], mumble[2].count("\n")) == (1, "", said, 1)
+    assert (listed[0], listed[1].removesuffix("\n").isprintable()) == (0, True)
+    assert json.loads(listed[1])["tools"][1]["description"] == ESCAPES
 
 
 @needs_pty

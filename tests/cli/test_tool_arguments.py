@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from perdure.cli.json_schema import MAX_DEPTH, choices, describe, misfit, types_of
-from perdure.cli.tool_arguments import MAX_INPUT, parse_words, read_input, tool_arguments
+from perdure.cli.json_schema import MAX_ARRAYS, MAX_DEPTH, MAX_LOOKS, choices, describe, misfit, types_of
+from perdure.cli.tool_arguments import MAX_INPUT, MAX_NAMES, parse_words, read_input, tool_arguments
 from perdure.errors import Misuse
 
 SCHEMA: dict[str, Any] = {
@@ -124,3 +124,33 @@ def test_a_schema_that_cannot_be_understood_allows_everything() -> None:
     assert misfit({}, {"$ref": "http://127.0.0.1:1/x"}) is None
     assert misfit({}, {"type": 3}) is None
     assert types_of(nested["anyOf"][0], nested) == {"integer"}
+
+
+def test_an_array_of_arrays_of_its_own_kind_is_described_as_deep_as_is_useful() -> None:
+    tree = {"properties": {"tree": {"type": "array", "items": {"$ref": "#/properties/tree"}}}}
+    assert describe({"$ref": "#/properties/tree"}, tree) == "array of " * MAX_ARRAYS + "array"
+
+
+def test_alternatives_that_double_with_each_level_are_not_all_looked_at() -> None:
+    def doubling(levels: int) -> dict[str, Any]:
+        parts: dict[str, Any] = {str(n): {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(levels)}
+        return {"$defs": parts | {str(levels): {"type": "integer"}}}
+
+    few = MAX_LOOKS.bit_length() - 1  # levels of which all are looked at
+    assert types_of({"$ref": "#/$defs/0"}, doubling(few)) == {"integer"}
+    assert "string" in types_of({"$ref": "#/$defs/0"}, doubling(few + 1))
+    assert describe({"$ref": "#/$defs/0"}, doubling(60)) == "any"
+
+
+def test_a_schema_that_takes_for_ever_is_left_to_the_server() -> None:
+    schema = {"type": "string", "pattern": "^(a+)+$"}
+    assert misfit("a" * 60 + "b", schema, seconds=0.05) is None
+    assert misfit("b", schema) == "'b' does not match '^(a+)+$'"
+
+
+def test_of_a_thousand_names_only_the_first_are_said() -> None:
+    many = {"properties": {f"name-{n}": {} for n in range(1_000)}, "required": [f"name-{n}" for n in range(1_000)]}
+    for words in ((), ("other=1",)):
+        with pytest.raises(Misuse) as refused:
+            arguments(*words, schema=many)
+        assert MAX_NAMES < len(str(refused.value)) < MAX_NAMES + 100

@@ -26,6 +26,7 @@ from perdure.errors import Misuse
 
 if TYPE_CHECKING:
     import mcp_types as types
+    from pydantic import ValidationError
 
     from perdure import Client
     from perdure.cli.terminal import Terminal
@@ -146,12 +147,12 @@ def list_command(as_json: bool, **given: Any) -> int:
     connection, terminal = _connection(given), Terminal("list")
 
     async def work() -> int:
-        from perdure.cli.listing import listing_lines, read_offers
+        from perdure.cli.listing import listing_lines, one_line, read_offers
 
         async with _connected(connection, terminal) as client:
             offers = await read_offers(client)
         if as_json:
-            click.echo(json.dumps(offers.as_json(), ensure_ascii=False))
+            click.echo(one_line(offers.as_json()))
         else:
             click.echo("\n".join(listing_lines(offers)))
         return 0
@@ -168,6 +169,7 @@ def _connection(given: dict[str, Any]) -> Connection:
 def _run(work: Coroutine[Any, Any, int], connection: Connection, terminal: Terminal, *, as_json: bool) -> int:
     """The status. Ctrl-C cancels the call, and tells the server so."""
     from mcp.shared.exceptions import MCPError
+    from pydantic import ValidationError
 
     from perdure.cli.terminal import TerminalLog
     from perdure.remote.endpoint import Refused
@@ -193,8 +195,17 @@ def _run(work: Coroutine[Any, Any, int], connection: Connection, terminal: Termi
         else:
             terminal.line(f"perdure: {' '.join(error.message.split())} (error {error.code})")
         return FAILED
+    except ValidationError as error:
+        terminal.line(f"perdure: the server's answer is not as MCP has it: {_first_of(error)}")
+        return FAILED
     finally:
         terminal.clear()
+
+
+def _first_of(error: ValidationError) -> str:
+    """What is wrong first, and where."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def _why_not_reached(connection: Connection, error: Any) -> str:

@@ -6,7 +6,10 @@ Servers write what they like, so a schema that cannot be understood allows every
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from perdure._core.text import printable
@@ -15,6 +18,13 @@ Schema = Mapping[str, Any]
 
 #: References and alternatives that are followed below each other; a schema may lead back to itself.
 MAX_DEPTH = 16
+#: Schemas that are looked at to say which types one allows: alternatives that each lead to the same two others double
+#: with each level.
+MAX_LOOKS = 1_000
+#: Arrays in each other that are described.
+MAX_ARRAYS = 4
+#: Seconds for the comparison of a value with a schema. It takes milliseconds, unless the schema was made to take long.
+MISFIT_SECONDS = 2.0
 #: Characters of a server's text in a line.
 MAX_SHOWN = 200
 
@@ -61,8 +71,12 @@ def required(schema: Schema) -> list[str]:
     return [str(name) for name in found] if isinstance(found, list) else []
 
 
-def types_of(schema: object, root: Schema, depth: int = 0) -> frozenset[str]:
+def types_of(schema: object, root: Schema) -> frozenset[str]:
     """The types of JSON that a schema allows."""
+    return _types(schema, root, 0, iter(range(MAX_LOOKS)))
+
+
+def _types(schema: object, root: Schema, depth: int, looks: Iterator[int]) -> frozenset[str]:
     found = resolved(schema, root)
     if isinstance(named := found.get("type"), str):
         return frozenset((named,))
@@ -70,13 +84,13 @@ def types_of(schema: object, root: Schema, depth: int = 0) -> frozenset[str]:
         return frozenset(map(str, named))
     if (values := _choices(found)) is not None:
         return frozenset(map(_type_of, values))
-    if depth >= MAX_DEPTH:
+    if depth >= MAX_DEPTH or next(looks, None) is None:
         return _ANY
     for key in ("anyOf", "oneOf"):
         if isinstance(ways := found.get(key), list) and ways:
-            return frozenset().union(*(types_of(way, root, depth + 1) for way in ways))
+            return frozenset().union(*(_types(way, root, depth + 1, looks) for way in ways))
     if isinstance(ways := found.get("allOf"), list) and ways:
-        return _ANY.intersection(*(types_of(way, root, depth + 1) for way in ways))
+        return _ANY.intersection(*(_types(way, root, depth + 1, looks) for way in ways))
     return _ANY
 
 
@@ -142,7 +156,7 @@ def read_json(text: str) -> Any:
         raise Unfit(f"{shown(text)} is nested too deeply") from None
 
 
-def misfit(value: object, schema: Schema) -> str | None:
+def misfit(value: object, schema: Schema, *, seconds: float = MISFIT_SECONDS) -> str | None:
     """Why a value does not fit, in one line that begins with the place; None if it fits, or nothing can be said."""
     from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
     from jsonschema.exceptions import SchemaError, best_match  # type: ignore[import-untyped]
@@ -152,10 +166,11 @@ def misfit(value: object, schema: Schema) -> str | None:
 
     try:
         kind = validator_for(schema, default=Draft202012Validator)
-        kind.check_schema(schema)
-        # Without a registry of its own it would fetch what the server's schema refers to.
-        found = best_match(kind(schema, registry=Registry()).iter_errors(value))
-    except (SchemaError, Unresolvable, RecursionError):
+        with _at_most(seconds):
+            kind.check_schema(schema)
+            # Without a registry of its own it would fetch what the server's schema refers to.
+            found = best_match(kind(schema, registry=Registry()).iter_errors(value))
+    except (SchemaError, Unresolvable, RecursionError, TimeoutError):
         return None
     if found is None:
         return None
@@ -164,13 +179,34 @@ def misfit(value: object, schema: Schema) -> str | None:
     return f"{place}: {said}" if place else said
 
 
+@contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Raise `TimeoutError` in a block that takes longer. A signal reaches regular expressions as well, which other
+    timeouts do not. Where there is no such signal, and beside the main thread, nothing is limited."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def type_words(types: frozenset[str]) -> str:
     order = [name for name in _WORDS if name in types and not (name == "integer" and "number" in types)]
     return " or ".join(_WORDS[name] for name in order) or "anything that could be given"
 
 
-def describe(schema: object, root: Schema) -> str:
-    """A schema in a few words for people: `integer, 1 to 12, default 3`."""
+def describe(schema: object, root: Schema, depth: int = 0) -> str:
+    """A schema in a few words for people: `integer, 1 to 12, default 3`. An array may have others of its kind in it, as
+    in a tree: what is deep in it is left out."""
     found = resolved(schema, root)
     values = choices(found, root)
     if values is not None:
@@ -179,8 +215,8 @@ def describe(schema: object, root: Schema) -> str:
         types = types_of(found, root)
         order = [name for name in _WORDS if name in types]
         parts = ["any" if types == _ANY else " or ".join(order)]
-        if types - {"null"} == {"array"} and (items := item_schema(found, root)):
-            parts = [f"array of {describe(items, root)}"]
+        if types - {"null"} == {"array"} and depth < MAX_ARRAYS and (items := item_schema(found, root)):
+            parts = [f"array of {describe(items, root, depth + 1)}"]
         if types - {"null"} == {"object"} and (fields := properties(found)):
             parts = [f"object of {', '.join(fields)}"]
         parts += _limits(found)

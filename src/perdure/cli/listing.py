@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -143,6 +144,12 @@ def _first(text: object) -> str:
 
 def _line(text: str) -> str:
     return printable(text, MAX_SHOWN).rstrip()
+
+
+def one_line(value: object) -> str:
+    """JSON in which a terminal finds nothing to act on: what is not printable is escaped."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def _plain(value: BaseModel) -> dict[str, Any]:

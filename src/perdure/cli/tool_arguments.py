@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perdure._core.text import printable
 from perdure.cli.hints import did_you_mean
 from perdure.cli.json_schema import (
     Schema,
@@ -29,6 +30,8 @@ from perdure.errors import Misuse
 
 #: Bytes of `--input-json`: four times what a server takes in a POST unless it is told otherwise.
 MAX_INPUT = 16 << 20
+#: Characters of a list of a tool's arguments: those of most tools. A server may name thousands.
+MAX_NAMES = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +105,7 @@ def tool_arguments(tool: str, schema: Schema, words: Iterable[Word], given: Mapp
             raise Misuse(f"{tool}: {word.key}: {problem}") from None
     missing = [key for key in required(schema) if key not in found]
     if missing:
-        listed = " and ".join(f"{key}=…" for key in missing)
+        listed = printable(" and ".join(f"{key}=…" for key in missing), MAX_NAMES)
         raise Misuse(f"{tool} needs {listed}; perdure list shows its arguments")
     if (why := misfit(found, schema)) is not None:
         raise Misuse(f"{tool}: {why}")
@@ -112,7 +115,7 @@ def tool_arguments(tool: str, schema: Schema, words: Iterable[Word], given: Mapp
 def _hint(key: str, parts: Mapping[str, Schema]) -> str:
     if not parts:
         return "; it takes none"
-    return did_you_mean(key, parts) or f"; it has {', '.join(parts)}"
+    return did_you_mean(key, parts) or f"; it has {printable(', '.join(parts), MAX_NAMES)}"
 
 
 def _takes_others(schema: Schema) -> bool:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from perdure._core.text import format_size, printable
 from perdure.cli.call import FAILED, MAX_SHOWN
 from perdure.cli.hints import did_you_mean
-from perdure.cli.listing import all_prompts, all_tools
+from perdure.cli.listing import all_prompts, all_tools, one_line
 from perdure.cli.terminal import Terminal
 from perdure.cli.tool_arguments import Word, tool_arguments
 from perdure.client.connect import Client
@@ -42,7 +42,11 @@ async def call_tool(
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
         terminal.progress(progress, total, message)
 
-    result = await client.call_tool(name, arguments, progress_callback=on_progress)
+    try:
+        result = await client.call_tool(name, arguments, progress_callback=on_progress)
+    except RuntimeError as problem:  # the SDK's word for a result that does not fit the tool's own output schema
+        terminal.line(f"perdure: {str(problem).partition(chr(10))[0]}")
+        return FAILED
     terminal.clear()
     if as_json:
         print_json(result)
@@ -82,7 +86,7 @@ async def get_prompt(
 
 
 def print_json(value: BaseModel) -> None:
-    click.echo(json.dumps(value.model_dump(mode="json", by_alias=True, exclude_none=True), ensure_ascii=False))
+    click.echo(one_line(value.model_dump(mode="json", by_alias=True, exclude_none=True)))
 
 
 def _print(texts: Sequence[str], *, is_error: bool = False) -> None:
