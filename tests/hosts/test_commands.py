@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -307,6 +309,28 @@ def test_a_name_of_the_longest_length_fits() -> None:
 )
 def test_an_entry_that_runs_the_bridge_is_known_however_it_is_started(entry: object, expected: bool) -> None:
     assert is_bridge(entry) is expected
+
+
+def test_of_several_changes_in_one_moment_none_is_lost(home: Path) -> None:
+    path, together = home / "mcp.json", threading.Barrier(4)
+
+    def change(number: int) -> None:
+        together.wait()
+        is_changed = False
+        while not is_changed:
+            file = ConfigFile.read(path)
+            with contextlib.suppress(Misuse):  # and the user runs the command again
+                file.replace(json.dumps({**json.loads(file.text or "{}"), str(number): True}))
+                is_changed = True
+
+    for _ in range(5):
+        changes = [threading.Thread(target=change, args=(number,)) for number in range(4)]
+        for one in changes:
+            one.start()
+        for one in changes:
+            one.join()
+        assert sorted(json.loads(path.read_text())) == ["0", "1", "2", "3"]
+        path.unlink()
 
 
 def test_a_file_that_another_program_changes_in_that_moment_is_left_to_it(home: Path) -> None:

@@ -3,9 +3,11 @@
 import contextlib
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from perdure._files.locks import HAS_FLOCK, flock
 from perdure.errors import Misuse
 
 BACKUP = ".perdure-backup"
@@ -49,23 +51,43 @@ class ConfigFile:
         """
         if self.text is not None and not self.mode & stat.S_IWUSR:
             raise Misuse(f"{self.path} is read-only (mode {self.mode:04o}): chmod u+w it, or use --print")
-        if ConfigFile.read(self.path) != self:
-            raise Misuse(f"{self.path} was changed by another program in this moment: run the command again")
         try:
-            if text is None:
-                self.path.unlink()
-                return None
-            data = text.encode()
+            data = None if text is None else text.encode()
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            backup = None
-            if self.text is not None:
-                backup = self.path.with_name(self.path.name + BACKUP)
-                self._write(backup, self.text.encode())
-            self._write(self.path, data)
+            with self._alone():
+                return self._replace(data)
         except UnicodeEncodeError as error:
             raise Misuse("the options hold bytes that are not UTF-8, which the file cannot hold") from error
         except OSError as error:
             raise Misuse(f"{error.filename or self.path} cannot be written: {error.strerror}") from error
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let no other `perdure install` change files in this directory in between, and be sure that none has. A lock
+        of the file itself would not do, because that is replaced."""
+        changed = Misuse(f"{self.path} was changed by another program in this moment: run the command again")
+        with contextlib.ExitStack() as stack:
+            is_free = True
+            with contextlib.suppress(OSError):  # a file system without locks, or a directory that may not be read
+                if HAS_FLOCK:
+                    directory = os.open(self.path.parent, os.O_RDONLY)
+                    stack.callback(os.close, directory)
+                    is_free = flock(directory)
+            if not is_free:
+                raise changed
+            if ConfigFile.read(self.path) != self:
+                raise changed
+            yield
+
+    def _replace(self, data: bytes | None) -> Path | None:
+        if data is None:
+            self.path.unlink()
+            return None
+        backup = None
+        if self.text is not None:
+            backup = self.path.with_name(self.path.name + BACKUP)
+            self._write(backup, self.text.encode())
+        self._write(self.path, data)
         return backup
 
     def _write(self, path: Path, data: bytes) -> None:
