@@ -11,6 +11,7 @@ import signal
 import socket
 import stat
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import pytest
 
 import perdure
 from perdure.errors import Misuse
-from perdure.serve.unix_socket import listening_at
+from perdure.serve.unix_socket import LOCK_LOOKS, listening_at
 from tests.client.conftest import text
 from tests.support.starting import Program, can_fork, start
 
@@ -54,6 +55,25 @@ def test_only_a_socket_on_which_no_process_listens_is_removed(tmp_path: Path) ->
     assert not path.exists()
 
 
+def test_a_folder_that_another_user_keeps_locked_neither_holds_up_a_start_nor_an_end(tmp_path: Path) -> None:
+    locked = os.open(tmp_path, os.O_RDONLY)
+    waits: list[float] = []
+    try:
+        with listening_at(tmp_path / "first", mode="600", sleep=waits.append):
+            fcntl.flock(locked, fcntl.LOCK_EX)
+            said = f"another process keeps {tmp_path} locked; choose a path in another folder with --uds"
+            second = listening_at(tmp_path / "second", mode="600", sleep=waits.append)
+            with pytest.raises(Misuse, match=re.escape(said)), second:
+                pass
+            assert len(waits) == LOCK_LOOKS
+        assert [path.name for path in tmp_path.iterdir()] == ["first"], "it is stale, and goes with the next start"
+    finally:
+        os.close(locked)
+    with listening_at(tmp_path / "first", mode="600"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_server_that_is_too_busy_to_accept_is_not_taken_for_a_dead_one(tmp_path: Path) -> None:
     path = tmp_path / "sock"
     with socket.socket(socket.AF_UNIX) as busy, contextlib.ExitStack() as clients:
@@ -80,26 +100,28 @@ def test_a_socket_that_another_server_put_there_is_not_removed_at_the_end(tmp_pa
     assert not path.exists()
 
 
-@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="it waits until the system shows that another one waits")
 def test_a_start_waits_while_another_one_looks_at_the_same_directory(tmp_path: Path) -> None:
-    path, errors = tmp_path / "sock", []
+    path, errors, waits = tmp_path / "sock", [], threading.Event()
+
+    def wait(seconds: float) -> None:
+        waits.set()
+        time.sleep(seconds)
 
     def start_another() -> None:
         try:
-            with listening_at(path, mode="600"):
+            with listening_at(path, mode="600", sleep=wait):
                 pass
         except Misuse as refused:
             errors.append(str(refused))
 
     directory = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(directory, fcntl.LOCK_EX)
-    other = threading.Thread(target=start_another)
-    other.start()
-    waiting = re.compile(rf"-> FLOCK .*:{os.stat(tmp_path).st_ino} ")
-    while other.is_alive() and not waiting.search(Path("/proc/locks").read_text()):
-        os.sched_yield()
     with socket.socket(socket.AF_UNIX) as first:
         first.bind(str(path))  # bound, and not listened on yet: it looks like a stale one
+        other = threading.Thread(target=start_another)
+        other.start()
+        while other.is_alive() and not waits.is_set():
+            os.sched_yield()
         first.listen()
         os.close(directory)
         other.join()

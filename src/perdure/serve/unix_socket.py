@@ -14,21 +14,27 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from perdure._files.locks import flock
 from perdure.errors import Misuse
 from perdure.serve.connection import BACKLOG
 
+LOCK_LOOKS, LOCK_PAUSE = 500, 0.01
+"""How often a start, or an end, tries to lock its directory, and the seconds in between. Others that start there take
+some milliseconds each."""
+
 
 @contextlib.contextmanager
-def listening_at(path: Path, *, mode: str) -> Iterator[socket.socket]:
+def listening_at(path: Path, *, mode: str, sleep: Callable[[float], None] = time.sleep) -> Iterator[socket.socket]:
     """A socket that listens at a path, which is removed at the end if it is still this socket's. Raises `Misuse`."""
     if not hasattr(socket, "AF_UNIX"):
         raise Misuse("--uds cannot work here: this system has no Unix sockets; use --host and --port")
     listener = socket.socket(socket.AF_UNIX)
     try:
-        with _locked(path):
+        with _locked(path, sleep):
             _remove_stale(path)
             # The mask is the whole process's; nothing else runs yet.
             mask = os.umask(0o777 & ~int(mode, 8))
@@ -49,7 +55,7 @@ def listening_at(path: Path, *, mode: str) -> Iterator[socket.socket]:
             yield listener
     finally:
         # Another server may have put its own socket there, after an operator removed this one's.
-        with contextlib.suppress(OSError), _locked(path):
+        with contextlib.suppress(OSError, Misuse), _locked(path, sleep):
             if os.path.samestat(path.lstat(), made):
                 path.unlink()
 
@@ -63,13 +69,17 @@ def _reason(path: Path, error: OSError) -> str:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Let no other start look at the sockets of this directory. It is a matter of a moment."""
-    import fcntl
-
+def _locked(path: Path, sleep: Callable[[float], None]) -> Iterator[None]:
+    """Let no other start look at the sockets of this directory. It is a matter of a moment. Raises `Misuse` if it takes
+    longer: any user who may read a directory may lock it."""
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(directory, fcntl.LOCK_EX)
+        for _ in range(LOCK_LOOKS):
+            if flock(directory):
+                break
+            sleep(LOCK_PAUSE)
+        else:
+            raise Misuse(f"another process keeps {path.parent} locked; choose a path in another folder with --uds")
         yield
     finally:
         os.close(directory)
