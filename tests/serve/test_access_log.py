@@ -66,6 +66,7 @@ async def test_each_request_is_logged_once_when_its_response_ends_and_only_perdu
         stranger = Peer(port=served.port)
         assert (await stranger.ask("GET", path="/healthz?secret=1")).status == 200
         assert (await stranger.ask("POST", message("ping", id=1))).status == 401
+        assert (await stranger.ask("GET", path="/a%20200%20in%200.1%20s%0A%1B[31m")).status == 401
         peer = Peer(port=served.port, headers={"authorization": f"Bearer {TOKEN}"})
         assert (await peer.ask("GET", path="/crash?secret=1")).status == 500
         session = await peer.session()
@@ -84,6 +85,7 @@ async def test_each_request_is_logged_once_when_its_response_ends_and_only_perdu
     assert requests(served) == [
         ("GET", "/healthz", 200, "application/json", True),
         ("POST", "/mcp", 401, "application/json", True),
+        ("GET", "/a 200 in 0.1 s\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}[31m", 401, "application/json", True),
         ("GET", "/crash", 500, "text/plain", True),
         ("POST", "/mcp", 200, "text/event-stream", True),
         ("POST", "/mcp", 202, None, True),
@@ -94,6 +96,8 @@ async def test_each_request_is_logged_once_when_its_response_ends_and_only_perdu
         ("DELETE", "/mcp", 200, None, True),
     ]
     lines = logged(served)
+    [odd] = [line["message"] for line in lines if line.get("path", "").startswith("/a ")]
+    assert odd.startswith("GET /a%20200%20in%200.1%20s\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}[31m 401 in ")
     [baked] = [line for line in lines if line["action"] == "http.request" and line["bytes"] == len(answer.body)][-1:]
     assert baked["session"] == session.id[:8]
     assert 0 < baked["duration"] < 20

@@ -79,7 +79,7 @@ class SessionView:
     async def _stream(self, store: Store, session: SessionId, stream: StreamId) -> StreamRecord:
         if not stream:
             raise Misuse("stream is missing; give the id of one of the session's streams")
-        record = await stream_by_id(store, stream)
+        record = await stream_by_id(store, stream) if stream.isprintable() else None  # PostgreSQL takes no zero byte
         if record is None or record.session != session:
             raise NotFound(f"the session has no stream {stream[:8]}")
         return record

@@ -81,7 +81,15 @@ class _Response:
         how = "" if self._ended else ", cut off"
         _logger.info(
             "%s %s %s in %.3f s, %d bytes%s%s",
-            *(method, path, self._status or "unanswered", seconds, sent, kind and f" of {kind}", how),
+            *(
+                method,
+                path.replace(" ", "%20"),
+                self._status or "unanswered",
+                seconds,
+                sent,
+                kind and f" of {kind}",
+                how,
+            ),
             extra={
                 "action": "http.request",
                 "method": method,
