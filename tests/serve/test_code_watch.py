@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import py_compile
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -153,3 +154,20 @@ def test_a_report_names_one_file_and_counts_the_others() -> None:
     assert describe([Path("a.py")]) == "a.py"
     assert describe([Path("b.py"), Path("a.py")]) == "a.py and 1 other file"
     assert describe(map(Path, "abc")) == "a and 2 other files"
+
+
+async def test_a_folder_that_is_deleted_and_made_again_is_watched_again(folder: Path) -> None:
+    """As by a checkout of a branch that does not have it, and back."""
+    app = folder / "app"
+    app.mkdir()
+    (app / "bakery.py").write_text("1")
+    async with watching(app) as told:
+        shutil.rmtree(app)
+        assert await told.get() == "bakery.py"
+        app.mkdir()
+        (app / "bakery.py").write_text("2")
+        assert (await told.get()).startswith("app")
+        await until(lambda: is_watched(app))
+        (app / "oven.py").write_text("3")
+        while "oven.py" not in await told.get():
+            pass

@@ -11,7 +11,7 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,22 +86,20 @@ async def watch_code(
     longest: float = MAX_QUIET_SECONDS,
 ) -> None:
     """Report each change of the code, with the names of the files, until this task is cancelled."""
-    from watchfiles import Change, DefaultFilter, awatch
-
     logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it counts changes, also those that are no code
     names = ", ".join(map(str, code.folders))
     log_event(logging.INFO, "code.watched", f"the code in {names} is watched, and loaded again when it changes")
-    common = DefaultFilter()
     changed: set[Path] = set()
     news = asyncio.Event()
 
-    def is_wanted(change: Change, path: str) -> bool:
-        return code.is_code(Path(path), lambda below: not common(change, below))
-
     async def collect() -> None:
-        # A store in a watched folder changes all the time, so the watcher's own wait for a rest would not end.
-        async for batch in awatch(*code.folders, watch_filter=is_wanted, step=STEP_MS, debounce=2 * STEP_MS):
-            changed.update(Path(path) for _, path in batch)
+        while True:
+            async for paths in _changes(code):
+                changed.update(paths)
+                news.set()
+            while not all(folder.is_dir() for folder in code.folders):  # noqa: ASYNC110 - no event says so
+                await asyncio.sleep(QUIET_SECONDS)
+            changed.update(code.folders)  # as after a checkout of another branch
             news.set()
 
     try:
@@ -116,6 +114,24 @@ async def watch_code(
     except* (OSError, RuntimeError) as failed:
         reason = failed.exceptions[0]
         raise Misuse(f"the code cannot be watched: {reason}; choose what is watched with --reload-dir") from reason
+
+
+async def _changes(code: WatchedCode) -> AsyncIterator[Iterable[Path]]:
+    """The files of code that have changed, until a watched folder is deleted: one that is made in its place is another
+    one, of which this watch learns nothing."""
+    from watchfiles import Change, DefaultFilter, awatch
+
+    common, deleted = DefaultFilter(), asyncio.Event()
+
+    def is_wanted(change: Change, path: str) -> bool:
+        if change is Change.deleted and Path(path) in code.folders:
+            deleted.set()
+        return code.is_code(Path(path), lambda below: not common(change, below))
+
+    # A store in a watched folder changes all the time, so the watcher's own wait for a rest would not end.
+    wait = 2 * STEP_MS
+    async for batch in awatch(*code.folders, watch_filter=is_wanted, stop_event=deleted, step=STEP_MS, debounce=wait):
+        yield [Path(path) for _, path in batch]
 
 
 async def _rest(news: asyncio.Event, quiet: float, longest: float) -> None:
