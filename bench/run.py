@@ -287,7 +287,9 @@ def growth(run: Run) -> None:
         )
     }
     for kind in SHARED:
-        run.with_server(kind, grow, settings=KEEP_MORE | MANY_SESSIONS, patience=TIMEOUT + max(run.plan.sizes) / SLOWEST)
+        run.with_server(
+            kind, grow, settings=KEEP_MORE | MANY_SESSIONS, patience=TIMEOUT + max(run.plan.sizes) / SLOWEST
+        )
 
 
 PARTS: dict[str, Callable[[Run], None]] = {
