@@ -12,7 +12,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from site_pages import API, OUTSIDE, ROOT, api_page, site_page
+from site_pages import API, IMAGES, OUTSIDE, ROOT, api_page, site_page
 
 #: Draws the diagrams. Material takes it from another host if a page with a diagram does not have it already.
 MERMAID = ROOT / "build" / "mermaid" / "mermaid.min.js"
@@ -22,6 +22,8 @@ _TAG = '<script src="assets/mermaid.min.js"></script>\n'
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     for path, there in OUTSIDE.items():
         files.append(File.generated(config, there, content=site_page((ROOT / path).read_text(), path)))
+    for path, there in IMAGES.items():
+        files.append(File.generated(config, there, abs_src_path=str(ROOT / path)))
     files.append(File.generated(config, API, content=api_page()))
     return files
 

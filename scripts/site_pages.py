@@ -22,6 +22,8 @@ OUTSIDE = {
     "deploy/README.md": "deploy.md",
     "bench/README.md": "bench.md",
 }
+#: Images outside of docs/, and where they are on the site.
+IMAGES = {"bench/results/latest.png": "latest.png"}
 
 #: The page that is made from the docstrings, and its chapters: the public names of `perdure`, and two modules.
 API = "api.md"
@@ -60,8 +62,8 @@ _INDENT = re.compile(r" *")
 
 def site_path(path: str) -> str | None:
     """Where a file of the repository is on the site; None if it is not there."""
-    if path in OUTSIDE:
-        return OUTSIDE[path]
+    if path in OUTSIDE or path in IMAGES:
+        return OUTSIDE.get(path) or IMAGES[path]
     return path.removeprefix("docs/") if path.startswith("docs/") else None
 
 

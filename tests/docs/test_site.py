@@ -40,6 +40,8 @@ def test_links_lead_to_pages_of_the_site_and_files_of_the_source_are_text() -> N
     assert site_page(page, "docs/design.md") == told
     links = "[a](docs/tasks.md) [b](LICENSE) [c](https://semver.org) [d](docs/idea.svg)"
     assert site_page(links, "README.md") == "[a](tasks.md) b [c](https://semver.org) [d](idea.svg)"
+    plot = site_page("![plot](../bench/results/latest.png)", "docs/benchmarks.md")
+    assert plot == "![plot](latest.png)"
     assert site_page("[a](../docs/deploying.md) [b](kubernetes)", "deploy/README.md") == "[a](deploying.md) b"
 
 
