@@ -286,10 +286,9 @@ def growth(run: Run) -> None:
             t, sizes=list(run.plan.sizes), missed=100, times=run.plan.resumes
         )
     }
+    patience = TIMEOUT + max(run.plan.sizes) / SLOWEST
     for kind in SHARED:
-        run.with_server(
-            kind, grow, settings=KEEP_MORE | MANY_SESSIONS, patience=TIMEOUT + max(run.plan.sizes) / SLOWEST
-        )
+        run.with_server(kind, grow, settings=KEEP_MORE | MANY_SESSIONS, patience=patience)
 
 
 PARTS: dict[str, Callable[[Run], None]] = {

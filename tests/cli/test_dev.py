@@ -145,15 +145,15 @@ async def test_code_that_cannot_be_imported_is_shown_and_the_old_code_serves_unt
         await saw(served, "the old code goes on serving")
         assert await taste(client) == "of the first recipe"
         line = BROKEN.count("\n")
-        shown = served.output[-5:]
-        assert shown == [
+        *frames, told = served.output[-5:]
+        assert frames == [
             f'  File "{tmp_path}/bakery.py", line {line}',
             "    oven = (",
             "           ^",
             "SyntaxError: '(' was never closed",
-            "perdure: ERROR: the old code goes on serving: bakery.py cannot be imported: SyntaxError: '(' was never"
-            f" closed (bakery.py:{line})",
         ]
+        kept = "the old code goes on serving: bakery.py cannot be imported: SyntaxError: '(' was never closed"
+        assert f"{kept} (bakery.py:{line})" in told
         save(tmp_path, "import no_such_flour\n")
         await saw(served, "the old code goes on serving", 2)
         assert "No module named 'no_such_flour' (bakery.py:1)" in served.output[-1]

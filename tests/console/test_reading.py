@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -16,8 +17,10 @@ from perdure._core.chains import Chain
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.principals import token_principal
 from perdure._core.states import CallState, SessionState
+from perdure.console.app import has_page
 from perdure.console.live import MAX_READERS
 from perdure.console.payloads import MAX_SHOWN
+from perdure.console.store_view import StoreView
 from perdure.store import SqliteStore
 from perdure.store.base import (
     Append,
@@ -130,7 +133,7 @@ async def test_a_session_is_shown_with_its_gap_its_large_message_and_no_secret(c
     [node] = (await get("/api/nodes"))["nodes"]
     assert (node["id"], node["state"], node["readers"], node["since"]) == (NODE, "dead", None, None)
     [item] = (await get("/api/sessions?owner=alice"))["items"]
-    assert (item["id"], item["owner_name"], item["active"]) == (ID, "alice", NOON)
+    assert (item["id"], item["owner_name"], item["active"]) == (ID, "alice", NOON + 5)  # with its newest event
     session = await get(f"/api/sessions/{ID[:8]}")
     assert (session["id"], session["resume_token"], session["calls"][0]["state"]) == (ID, True, "answered")
 
@@ -191,6 +194,8 @@ async def test_only_the_caller_with_the_token_is_let_in_and_only_under_a_known_h
     for host in (f"localhost:{port}", f"[::1]:{port}", "127.0.0.1"):
         assert (await console.ask("/api/store", headers=console.known | {"host": host})).status == 200
 
+    page = await console.ask("/", headers={})
+    assert (page.status, page.header("cache-control")) == (200 if has_page() else 503, "no-cache")
     entered = await console.ask(f"/?token={token}", headers={})
     cookie = entered.header("set-cookie") or ""
     assert (entered.status, entered.header("location")) == (303, "/")
@@ -221,6 +226,24 @@ async def test_a_store_that_is_lost_is_told_and_shown_again_when_it_is_back(cons
         assert (await view.what("state"))["session"]["id"] == ID
         await pulse.what("tick")
         assert (await console.get("/api/sessions"))["total"] == 1
+
+
+async def test_a_node_that_holds_what_is_not_written_is_told(console: Console, folder: Path) -> None:
+    async with SqliteStore(str(folder / "perdure.db")) as store:
+        await store.join(other := NodeId("other-node"))
+        liveness = store.liveness(other, lease=15.0, monotonic=time.monotonic)
+        await console.until("/api/store", lambda found: found["degraded"] is False)
+        liveness.hold(True)
+        assert (await console.get("/api/store"))["degraded"] is True
+        liveness.hold(False)
+        assert (await console.get("/api/store"))["degraded"] is False
+
+
+def test_the_password_of_a_database_is_not_shown() -> None:
+    assert (
+        StoreView("postgresql://perdure:secret@db.example/log").upkeep.shown
+        == "postgresql://perdure:***@db.example/log"
+    )
 
 
 async def test_as_many_live_views_are_open_as_may_be_and_no_more(console: Console) -> None:

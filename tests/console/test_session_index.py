@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
-from perdure._core.ids import Kind, RecordKind, SessionId, StreamId
+from perdure._core.ids import Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.states import SessionState
 from perdure.console import parameters
+from perdure.console.node_watch import GONE_SECONDS, MAX_GONE, PAUSE, NodeWatch
 from perdure.console.session_index import OUTLINES, SessionIndex, arrange, trim
+from perdure.console.session_view import newest
 from perdure.console.store_view import StoreView
-from perdure.store import SqliteStore
+from perdure.store import SqliteStore, base
 from perdure.store.base import CallRecord, OpenStream, Outline, PutSession, SessionRecord, StreamRecord
-from tests.console.test_reading import NODE, NOON, a_session
+from tests.console.test_reading import NODE, NOON, a_session, fill
 
 pytestmark = pytest.mark.anyio
 
@@ -102,6 +104,55 @@ def test_the_index_takes_so_many_records_and_leaves_out_those_without_activity_f
     assert trim(outlines, most=6) == outlines
     assert {one.id for one in trim(outlines, most=5)} == {f"s{n}" for n in range(2, 8)}, "one more than it takes"
     assert arrange(trim(outlines, most=5), (), most=5).left_out
+
+
+def test_of_a_sessions_streams_those_that_are_not_over_are_shown_and_the_newest_of_the_others() -> None:
+    streams = [{"id": number, "sealed": number != 2} for number in range(6)]
+    assert newest(streams, most=6) == streams
+    assert [stream["id"] for stream in newest(streams, most=5)] == [1, 2, 3, 4, 5]
+    assert [stream["id"] for stream in newest(streams, most=2)] == [2, 5]
+    assert [stream["id"] for stream in newest(streams, most=0)] == [2]
+
+
+async def test_nodes_that_are_gone_are_shown_for_a_while_and_the_last_ones_of_many(tmp_path: Path) -> None:
+    path = tmp_path / "perdure.db"
+    now = 0.0
+    async with SqliteStore(str(path)) as store:
+        view = StoreView(f"sqlite:{path}")
+        index = SessionIndex(view)
+        watch = NodeWatch(view, index, clock=lambda: NOON, monotonic=lambda: now)
+
+        async def shown() -> list[tuple[str, str]]:
+            nonlocal now
+            now += PAUSE + 10  # too old: it is looked at again
+            return [(node["id"], node["state"]) for node in await watch.objects()]
+
+        names = [NodeId(f"n{number}") for number in range(MAX_GONE + 1)]
+        for name in names:
+            await store.join(name)
+        assert await shown() == [(name, "alive") for name in names]
+        for name in names[1:]:
+            await store.leave(name)
+        gone = [(name, "gone") for name in reversed(names[1:])]
+        assert [await shown(), len(gone)] == [[("n0", "alive"), *gone], MAX_GONE]
+        await store.leave(names[0])
+        assert await shown() == [("n0", "gone"), *gone[:-1]], "the one that is gone for longest makes room"
+        now += GONE_SECONDS - PAUSE - 10.1
+        assert await shown() == [("n0", "gone")]
+        assert await shown() == []
+        await watch.aclose()
+        await index.aclose()
+        await view.aclose()
+
+
+@pytest.mark.parametrize(("most", "told"), [(3, (3, True)), (2, (2, False))])
+async def test_events_are_counted_up_to_a_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, told: tuple[int, bool]
+) -> None:
+    monkeypatch.setattr(base, "MAX_COUNTED", most)
+    async with SqliteStore(str(tmp_path / "perdure.db")) as store:
+        await fill(store)
+        assert (await store.extent())[1:3] == told
 
 
 def test_records_are_counted_by_what_they_are() -> None:

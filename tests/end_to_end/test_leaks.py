@@ -35,7 +35,7 @@ from tests.support.site import until
 
 pytestmark = pytest.mark.anyio
 
-SESSIONS = 500
+SESSIONS = 300
 AT_ONCE = 20
 OUTAGE = range(200, 250)
 """The sessions that begin while the store fails."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from perdure.cli.main import _quiet_fastmcp
+from perdure.cli.serve import quiet_fastmcp
 from perdure.serve.log_output import TURN_SECONDS, SharedStream, ShownRecords
 from tests.support.serving import ROOT
 
@@ -62,7 +62,7 @@ def test_a_target_in_a_file_makes_no_library_the_user_s_own() -> None:
 
 WRITER = """
 import logging, sys
-from perdure.cli.main import _quiet_fastmcp
+from perdure.cli.serve import quiet_fastmcp
 from perdure.serve.log_output import start_log
 start_log("info", "json", target="", colors=False, shared=True)
 sys.stdin.readline()
@@ -113,7 +113,7 @@ def test_a_process_that_is_stuck_while_it_writes_holds_the_others_up_once(monkey
 
 def test_fastmcp_is_told_by_the_environment_to_set_up_no_log_and_its_children_are_not() -> None:
     settings = pytest.importorskip("fastmcp.settings")
-    with _quiet_fastmcp():
+    with quiet_fastmcp():
         assert settings.Settings().log_enabled is False
     assert "FASTMCP_LOG_ENABLED" not in os.environ
     assert settings.Settings().log_enabled is True
@@ -121,6 +121,6 @@ def test_fastmcp_is_told_by_the_environment_to_set_up_no_log_and_its_children_ar
 
 def test_what_the_user_says_of_fastmcp_s_log_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FASTMCP_LOG_ENABLED", "true")
-    with _quiet_fastmcp():
+    with quiet_fastmcp():
         assert os.environ["FASTMCP_LOG_ENABLED"] == "true"
     assert os.environ["FASTMCP_LOG_ENABLED"] == "true"

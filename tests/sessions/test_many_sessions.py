@@ -24,7 +24,7 @@ from tests.support.site import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
-SESSIONS = int(os.environ.get("PERDURE_TEST_SESSIONS", "1000"))
+SESSIONS = int(os.environ.get("PERDURE_TEST_SESSIONS", "700"))
 AT_ONCE = 16
 
 #: What the process may have grown by for each. A session that stayed would be 11 KiB or more, and an allocator keeps a

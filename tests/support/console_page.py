@@ -39,6 +39,12 @@ def have_page() -> None:
             build(BUILT)
 
 
+def _seen(selector: str) -> str:
+    """The elements that a person can see, as an expression."""
+    shown = "one.checkVisibility({ visibilityProperty: true })"
+    return f"[...document.querySelectorAll({json.dumps(selector)})].filter((one) => {shown})"
+
+
 @dataclass(kw_only=True)
 class Page:
     """A tab that shows the console."""
@@ -51,26 +57,17 @@ class Page:
 
     async def shows(self, selector: str, text: str, *, seconds: float = 20) -> None:
         """Wait until an element says this."""
-        await self.until(
-            f"[...document.querySelectorAll({json.dumps(selector)})]"
-            ".some((one) => one.checkVisibility()"
-            f" && one.innerText.replace(/\\s+/g, ' ').includes({json.dumps(text)}))",
-            seconds=seconds,
-        )
+        said = "one.innerText.replace(/\\s+/g, ' ')"
+        await self.until(f"{_seen(selector)}.some((one) => {said}.includes({json.dumps(text)}))", seconds=seconds)
 
     async def texts(self, selector: str) -> list[str]:
-        found: list[str] = await self.tab.eval(
-            f"[...document.querySelectorAll({json.dumps(selector)})]"
-            ".filter((one) => one.checkVisibility()).map((one) => one.innerText.replace(/\\s+/g, ' ').trim())"
-        )
+        said = "one.innerText.replace(/\\s+/g, ' ').trim()"
+        found: list[str] = await self.tab.eval(f"{_seen(selector)}.map((one) => {said})")
         return found
 
     async def click(self, selector: str, text: str = "") -> None:
         """Click the first of these elements that says this, as soon as it is there."""
-        wanted = (
-            f"[...document.querySelectorAll({json.dumps(selector)})]"
-            f".find((one) => one.checkVisibility() && one.textContent.includes({json.dumps(text)}))"
-        )
+        wanted = f"{_seen(selector)}.find((one) => one.textContent.includes({json.dumps(text)}))"
         await self.until(f"!!{wanted}")
         await self.tab.eval(f"{wanted}.click()")
 

@@ -16,6 +16,7 @@ from perdure.store.base import (
     AskRecord,
     CallRecord,
     Event,
+    Extent,
     Followed,
     Forwarded,
     Generation,
@@ -26,6 +27,8 @@ from perdure.store.base import (
     Loaded,
     Mail,
     NodeRecord,
+    OpenCall,
+    Outline,
     Overview,
     ReaderRecord,
     Refusals,
@@ -172,6 +175,18 @@ class FaultyStore:
     async def single_call(self, session: SessionId, *, recent: int) -> KeptCall | None:
         await _fail(self.reads)
         return await self._inner.single_call(session, recent=recent)
+
+    async def outlines(self, *, after: SessionId | None, limit: int) -> Sequence[Outline]:
+        await _fail(self.reads)
+        return await self._inner.outlines(after=after, limit=limit)
+
+    async def open_calls(self, *, limit: int) -> Sequence[OpenCall]:
+        await _fail(self.reads)
+        return await self._inner.open_calls(limit=limit)
+
+    async def extent(self) -> Extent:
+        await _fail(self.reads)
+        return await self._inner.extent()
 
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
         await _fail(self.reads)

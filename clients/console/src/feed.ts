@@ -9,8 +9,11 @@ const LONGEST_WAIT = 8_000;
 export const SILENCE = 15_000;
 
 export interface Trouble {
-  /** `console`: it does not answer. `store`: it cannot read the store. `token`: it does not know this page. `gone`: not this. */
-  where: 'console' | 'store' | 'token' | 'gone';
+  /**
+   * `console`: it does not answer. `store`: it cannot read the store. `token`: it does not know this page. `gone`: what was
+   * asked for is not there. `asked`: it does not take what was asked.
+   */
+  where: 'console' | 'store' | 'token' | 'gone' | 'asked';
   sentence: string;
 }
 
@@ -21,7 +24,14 @@ export interface Listener {
   onTrouble(trouble: Trouble): void;
 }
 
-const PLACES: Readonly<Record<number, Trouble['where']>> = { 401: 'token', 403: 'token', 404: 'gone', 421: 'token', 503: 'store' };
+const PLACES: Readonly<Record<number, Trouble['where']>> = {
+  400: 'asked',
+  401: 'token',
+  403: 'token',
+  404: 'gone',
+  421: 'token',
+  503: 'store',
+};
 
 export function troubleOf(error: unknown): Trouble {
   if (!(error instanceof Refused)) return { where: 'console', sentence: String(error) };

@@ -19,6 +19,8 @@ const MARKS = 4;
 
 export class Lanes {
   readonly element: HTMLElement;
+  private readonly box: HTMLElement;
+  private readonly none = h('p', { class: 'none', hidden: true }, 'It has no stream.');
   private readonly list = h('ol', { class: 'lanes' });
   private readonly axis = h('div', { class: 'axis', 'aria-hidden': 'true' });
   private readonly more = h('button', { type: 'button', class: 'plain', hidden: true, click: () => this.showMore() });
@@ -42,7 +44,8 @@ export class Lanes {
       key('rerun', 'run again'),
       key('reader', 'read to here'),
     );
-    this.element = h('div', { class: 'lanes-box' }, this.list, this.axis, h('div', { class: 'head' }, legend, this.more));
+    this.box = h('div', { class: 'lanes-box' }, this.list, this.axis, h('div', { class: 'head' }, legend, this.more));
+    this.element = h('div', {}, this.box, this.none);
   }
 
   /** The streams that are shown: the chosen one, open ones, then the newest of the rest; in the order of their beginnings. */
@@ -55,6 +58,9 @@ export class Lanes {
 
   draw(record: SessionRecord, chosen: string | null): void {
     const streams = this.shown(record, chosen);
+    this.box.hidden = !streams.length;
+    this.none.hidden = streams.length > 0;
+    if (!streams.length) return;
     const [from, to] = spanOf(streams);
     const ids = new Set(streams.map((stream) => stream.id));
     for (const id of this.lanes.keys()) if (!ids.has(id)) this.lanes.delete(id);
@@ -75,7 +81,6 @@ export class Lanes {
     const marks = Array.from({ length: MARKS }, (_, index) => from + ((to - from) * index) / (MARKS - 1));
     if (this.axis.children.length !== MARKS) replace(this.axis, ...marks.map(() => h('span', {})));
     marks.forEach((time, index) => say(this.axis.children[index] as Element, clock(time).slice(0, to - from < 10 ? 12 : 8)));
-    this.axis.hidden = !streams.length;
   }
 
   private showMore(): void {

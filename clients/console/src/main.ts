@@ -15,6 +15,7 @@ const WORDS: Readonly<Record<Trouble['where'], string>> = {
   store: 'The store cannot be read; the console tries again.',
   token: 'This page has no access. Open the address that “perdure console” printed.',
   gone: '',
+  asked: '',
 };
 
 class Frame implements Shell {
@@ -26,6 +27,8 @@ class Frame implements Shell {
   private readonly feed: Feed;
   private view: View | null = null;
   private key = '';
+  private hash = '';
+  private readonly left = new Map<string, { view: View; hash: string; scroll: number }>();
   private trouble: Trouble['where'] | null = null;
 
   constructor() {
@@ -33,7 +36,7 @@ class Frame implements Shell {
     this.feed = new Feed(api.live, listener, () => api.store(), SILENCE);
     window.addEventListener('hashchange', () => this.go(true));
     document.addEventListener('visibilitychange', () => this.pause(document.hidden));
-    window.addEventListener('online', () => this.feed.hurry());
+    window.addEventListener('online', () => this.hurry());
     one('.skip').addEventListener('click', (event) => {
       event.preventDefault();
       this.main.focus();
@@ -53,21 +56,28 @@ class Frame implements Shell {
     const route = routeOf(location.hash);
     const key = `${route.page} ${route.id}`;
     if (key !== this.key || !this.view) {
-      this.view?.close();
+      this.leave();
+      const left = this.left.get(key);
       this.key = key;
-      this.view = this.make(route);
+      this.view = left?.view ?? this.make(route);
       this.view.show(route);
       replace(this.main, this.view.element);
-      if (isStep) {
-        window.scrollTo(0, 0);
-        one<HTMLElement>('h1', this.main).focus({ preventScroll: true });
-      }
+      if (isStep) one<HTMLElement>('h1', this.main).focus({ preventScroll: true });
+      if (isStep) window.scrollTo(0, left?.hash === location.hash ? left.scroll : 0);
     } else this.view.show(route);
+    this.hash = location.hash;
     document.title = `${this.view.title} · Perdure console`;
     for (const link of document.querySelectorAll<HTMLElement>('nav [data-page]')) {
       const isHere = link.dataset['page'] === route.page;
       mark(link, 'aria-current', isHere ? 'page' : null);
     }
+  }
+
+  /** A list stays as it was left, so that the way back leads to the same place in it. */
+  private leave(): void {
+    if (!this.view) return;
+    this.view.close();
+    if (!(this.view instanceof SessionView)) this.left.set(this.key, { view: this.view, hash: this.hash, scroll: window.scrollY });
   }
 
   private make({ page, id }: Route): View {
@@ -92,7 +102,7 @@ class Frame implements Shell {
     this.trouble = trouble?.where ?? null;
     say(this.status, trouble ? (trouble.where === 'token' ? 'no access' : 'reconnecting') : 'live');
     mark(this.status, 'data-is', trouble ? (trouble.where === 'token' ? 'bad' : 'warn') : 'good');
-    mark(document.body, 'data-stale', trouble ? '' : null);
+    mark(document.body, 'data-stale', trouble ? (this.facts ? 'figures' : 'nothing') : null);
     if (!trouble) {
       replace(this.banner);
       if (before) this.back();
@@ -100,9 +110,9 @@ class Frame implements Shell {
   }
 
   private warn({ where, sentence }: Trouble): void {
-    const since = `What is shown is as of ${clock(now()).slice(0, 8)}.`;
+    const since = this.facts ? `What is shown is as of ${clock(now()).slice(0, 8)}.` : '';
     const detail = where === 'token' ? '' : plain(sentence).replace(/[^.!?]$/, '$&.');
-    const again = h('button', { type: 'button', click: () => this.feed.hurry() }, 'Try now');
+    const again = h('button', { type: 'button', click: () => this.hurry() }, 'Try now');
     replace(this.banner, h('div', { class: 'banner', 'data-is': where }, h('p', {}, h('b', {}, WORDS[where]), ' ', detail, ' ', since), again));
   }
 
@@ -112,11 +122,18 @@ class Frame implements Shell {
     this.view?.refresh();
   }
 
+  private hurry(): void {
+    this.feed.hurry();
+    this.view?.pause(false);
+  }
+
   private pause(isHidden: boolean): void {
-    if (isHidden) this.feed.close();
-    else this.feed.hurry();
-    this.view?.pause(isHidden);
-    if (!isHidden) this.view?.refresh();
+    if (!isHidden) {
+      this.hurry();
+      return this.view?.refresh();
+    }
+    this.feed.close();
+    this.view?.pause(true);
   }
 
   async refreshFacts(): Promise<void> {

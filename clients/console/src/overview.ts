@@ -14,7 +14,7 @@ export class Overview implements View {
   readonly title = 'Overview';
   readonly element: HTMLElement;
   private readonly health = h('dl', { class: 'facts' });
-  private readonly problems = h('ul', { class: 'problems' });
+  private readonly problems = h('ul', { class: 'problems', hidden: true });
   private readonly nodes = new NodeTable();
   private readonly table = new SessionTable('The sessions, tasks and calls that were active last');
   private readonly plots: readonly [Plot, Plot, Plot, Plot];

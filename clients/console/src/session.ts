@@ -132,10 +132,10 @@ export class SessionView implements View {
     this.feed.open();
   }
 
-  private onFailure(trouble: Trouble | null): void {
-    if (trouble?.where !== 'gone') {
+  private onFailure(trouble: Trouble): void {
+    if (trouble.where !== 'gone' && trouble.where !== 'asked') {
       this.shell.onTrouble(trouble);
-      if (trouble && !this.record) this.loader.soon();
+      if (!this.record) this.loader.soon();
       return;
     }
     this.feed?.close();
@@ -148,13 +148,11 @@ export class SessionView implements View {
 
   private onOpen(): void {
     this.isBehind = true;
-    this.shell.onTrouble(null);
   }
 
   private onSeen(seen: Seen): void {
     switch (seen.what) {
       case 'state':
-        this.shell.onTrouble(null);
         this.take(seen.session, now());
         if (this.isBehind) void this.history();
         this.isBehind = false;

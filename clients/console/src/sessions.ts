@@ -1,7 +1,7 @@
 // The page of all sessions, tasks and calls: filters, search by an id's beginning, and paging.
 import { api } from './api.ts';
-import { h, say } from './dom.ts';
-import { number } from './format.ts';
+import { h, mark, say } from './dom.ts';
+import { number, plain } from './format.ts';
 import { SessionTable } from './table.ts';
 import { now, setNow } from './times.ts';
 import { Loader, type Route, type Shell, type View } from './view.ts';
@@ -35,7 +35,7 @@ export class Sessions implements View {
   private readonly form: HTMLFormElement;
   private readonly table = new SessionTable('Sessions, tasks and calls, the last active one first');
   private readonly more = h('button', { type: 'button', class: 'newer', hidden: true, click: () => this.showNewer() });
-  private readonly sum = h('p', { class: 'sum', role: 'status' });
+  private readonly sum = h('p', { class: 'sum', 'aria-live': 'off' });
   private readonly first = h('a', { class: 'button', href: '#/sessions' }, 'First page');
   private readonly previous = h('a', { class: 'button' }, 'Previous page');
   private readonly next = h('a', { class: 'button' }, 'Next page');
@@ -63,7 +63,7 @@ export class Sessions implements View {
     );
     this.loader = new Loader(
       (signal) => this.load(signal),
-      (trouble) => shell.onTrouble(trouble),
+      (trouble) => (trouble.where === 'asked' ? this.refuse(trouble.sentence) : shell.onTrouble(trouble)),
     );
   }
 
@@ -136,10 +136,17 @@ export class Sessions implements View {
     const isFiltered = FILTERS.some((name) => this.query.get(name));
     const none = isFiltered ? 'Nothing fits these filters.' : 'No session, task or call is in this store yet.';
     const hidden = this.table.fill(page.items, { holds: !this.isFresh && this.table.isUsed, none });
+    // Told aloud if the person has asked for it, and not whenever something happens in the store.
+    mark(this.sum, 'aria-live', this.isFresh ? 'polite' : 'off');
     this.isFresh = false;
     this.more.hidden = !hidden;
     say(this.more, `Show ${number(hidden)} newer`);
     this.turn(page.items.length, page.next, page.total ?? null, page.left_out ?? false);
+  }
+
+  private refuse(sentence: string): void {
+    this.table.fill([], { holds: false, none: plain(sentence) });
+    this.turn(0, null, null, false);
   }
 
   private turn(shown: number, next: string | null, total: number | null, isPart: boolean): void {

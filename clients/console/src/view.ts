@@ -31,8 +31,8 @@ export const linkTo = (id: string): string => `#/session/${encodeURIComponent(id
 export interface Shell {
   readonly rates: Rates;
   readonly facts: StoreFacts | null;
-  /** Show a trouble, and try again; `null` when a request was answered. */
-  onTrouble(trouble: Trouble | null): void;
+  /** Show a trouble until the console ticks again. */
+  onTrouble(trouble: Trouble): void;
   /** Load the store's facts again. */
   refreshFacts(): Promise<void>;
 }
@@ -67,7 +67,7 @@ export class Loader {
 
   constructor(
     private readonly load: (signal: AbortSignal) => Promise<void>,
-    private readonly onFailure: (trouble: Trouble | null) => void,
+    private readonly onFailure: (trouble: Trouble) => void,
   ) {}
 
   /** Now, whatever goes on: what was asked before is no longer wanted. */
@@ -102,7 +102,6 @@ export class Loader {
     const begun = performance.now();
     try {
       await this.load(signal);
-      if (!signal.aborted) this.onFailure(null);
     } catch (error) {
       if (!signal.aborted) this.onFailure(troubleOf(error));
     }

@@ -1,15 +1,17 @@
 """The operator's command `perdure console`: a page that shows what is in a store."""
 
-import secrets
-import socket
-import webbrowser
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from perdure.cli.options import DEFAULT_STORE, Name
 from perdure.errors import Misuse
+
+if TYPE_CHECKING:
+    import socket
 
 MAX_TOKEN_FILE = 4_096
 """Bytes: a token is shorter. A larger file is most likely the wrong one."""
@@ -64,11 +66,15 @@ def console(
     It is a process of its own, beside the servers, and only reads: servers do not wait for it. The address has a token,
     without which nothing is shown. Whoever has the address sees all that clients and servers have said.
     """
-    token = secrets.token_urlsafe(32) if token_file is None else _read_token(token_file)
+    import secrets
+    import webbrowser
+
     from perdure.console.app import NO_PAGE, console_app, has_page
+    from perdure.console.entrance import TOKEN_BYTES
     from perdure.console.server import serve_console
     from perdure.serve.connection import Connection, listen
 
+    token = secrets.token_urlsafe(TOKEN_BYTES) if token_file is None else _read_token(token_file)
     app = console_app(store, token=token, allow_end=allow_end, allowed_hosts=[*allowed_hosts, host])
     with listen(host, port) as listener:
         address = f"http://{_reached(listener, host)}:{listener.getsockname()[1]}/"

@@ -1,74 +1,24 @@
-"""Runs the command `perdure`; defines `perdure serve` and collects the other commands."""
+"""Runs the command `perdure`, and collects its commands."""
 
-import contextlib
-import logging
-import os
-import re
-import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from ipaddress import ip_address
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import NoReturn
 
 import click
-from click.core import ParameterSource
 
-import perdure
-from perdure._core.text import parse_count, printable
-from perdure._files.locks import HAS_FLOCK, NO_FLOCK
+from perdure._core.text import printable
 from perdure.cli.call import INTERRUPTED, call, list_command
 from perdure.cli.console import console
 from perdure.cli.dev import make_dev
 from perdure.cli.hosts import install, uninstall
-from perdure.cli.options import DEFAULT_STORE, LEVELS, ServeOption, parsed, setting_options, settings_from, spelling
+from perdure.cli.options import spelling
+from perdure.cli.serve import REFUSED, serve, show_frames
 from perdure.cli.sessions import sessions, tail
-from perdure.cli.sources import PerdureGroup, source_options
+from perdure.cli.sources import PerdureGroup
 from perdure.cli.stdio import stdio
 from perdure.cli.store import store as store_commands
 from perdure.cli.upkeep import backup, check, vacuum
-from perdure.errors import Misuse, PerdureError, StoreUnavailable, TargetFailed
-from perdure.http.paths import BESIDE
-from perdure.serve.log_output import FORMATS, name_node, start_log
-from perdure.serve.worker_pool import Watch, WorkerChannel, run_workers
-from perdure.settings import SECURITY, Rule
-from perdure.telemetry.events import MAX_LINE, MAX_LINES, log_event
-
-# The serving side is imported where it is used: the SDK takes most of a second, and not every command serves.
-
-#: The command cannot be run: bad arguments, a busy port, an unusable store. The status that argparse and click use.
-REFUSED = 2
-
-_WHERE = "Where to serve"
-#: Where an option may come from; each overrides those behind it.
-_SOURCES = (
-    ParameterSource.COMMANDLINE,
-    ParameterSource.ENVIRONMENT,
-    ParameterSource.DEFAULT_MAP,
-    ParameterSource.DEFAULT,
-)
-_PATH = re.compile(r"/[A-Za-z0-9._~/-]*")
-_WORKERS = Rule(kind="count", group=_WHERE, why="processes that serve, all on the same port and store", low=1, high=64)
-_PORT = Rule(kind="count", group=_WHERE, why="port to listen on; 0 picks a free one", low=0, high=65_535)
-
-_ABOUT = """\
-Serve TARGET, a Python MCP server, over Streamable HTTP. Its sessions outlive dropped connections and restarts.
-
-TARGET is path/file.py or package.module; its object server, mcp or app is served, or the only server that it has.
-path/file.py:name and package.module:name name another. The object is an MCPServer or a low-level Server (package mcp),
-or a FastMCP server.
-"""
-_VALUES = """\
-TIME is a number of seconds, or has a suffix: 500ms, 30s, 5m, 1h, 7d. SIZE is a number of bytes, or has a suffix: 64KiB,
-4MiB.
-
-Each option has an environment variable: PERDURE_EVENT_TTL=1h is --event-ttl 1h, PERDURE_JSON_RESPONSE=true is
---json-response, and PERDURE_ALLOWED_HOSTS, PERDURE_ALLOWED_ORIGINS and PERDURE_CORS_ORIGINS take several names,
-separated by commas. perdure.toml, or [tool.perdure] in pyproject.toml, may have each option under its name:
-event_ttl = "1h", json_response = true, allowed_hosts = ["a.example"], and target = "bakery.py:server". The command line
-overrides the environment, which overrides the file.
-"""
+from perdure.errors import PerdureError
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -78,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         status = perdure_command.main(arguments, prog_name="perdure", standalone_mode=False, obj=again)
     except PerdureError as error:
-        _show_frames(error)
+        show_frames(error)
         _complain(str(error))
         status = REFUSED
     except click.ClickException as error:
@@ -108,199 +58,9 @@ def perdure_command(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-class ServeCommand(click.Command):
-    """A command whose help shows its options under headings."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        chapters: dict[str, list[tuple[str, str]]] = {}
-        for option in self.get_params(ctx):
-            if isinstance(option, ServeOption):
-                chapters.setdefault(option.group, []).append(option.get_help_record(ctx))
-        for chapter, records in chapters.items():
-            with formatter.section(chapter):
-                formatter.write_dl(records, col_max=34)
-
-
-def serve_command(
-    target: str,
-    store: str,
-    path: str,
-    tokens: Path | None,
-    log_level: str,
-    watch: Watch | None = None,
-    on_served: Callable[[], None] = lambda: None,
-    **given: Any,
-) -> int:
-    log = _start_log(target, log_level, given["log_format"], is_shared=given["workers"] > 1 or watch is not None)
-    auth = None
-    if tokens is not None:
-        from perdure.serve.token_file import FileTokens
-
-        auth = FileTokens.read(tokens)
-    settings = settings_from(given)
-
-    def serve(listener: socket.socket, on_ready: Callable[[], None], channel: WorkerChannel | None = None) -> int:
-        from perdure.serve.target import load_target
-        from perdure.serve.uvicorn_server import serve as run
-
-        with _quiet_fastmcp():
-            served = load_target(target)
-        app = perdure.asgi(served, store=store, settings=settings, auth=auth, path=path)
-        name_node(log, lambda: app.node)
-        how = {"channel": channel, "access_log": given["access_log"]}
-        return run(app, listener=listener, settings=settings, on_ready=on_ready, on_failure=_tell_failure, **how)
-
-    channel = WorkerChannel.from_environment(os.environ)
-    if channel is not None:
-        try:
-            return serve(channel.listener, channel.send_ready, channel)
-        except PerdureError as error:  # the parent reports it, once for all workers
-            _show_frames(error)
-            is_transient, is_code = isinstance(error, StoreUnavailable), isinstance(error, TargetFailed)
-            channel.send_failed(str(error), is_transient=is_transient, is_code=is_code)
-            return REFUSED
-    workers: int = given["workers"]
-    several = "perdure dev" if watch else f"--workers {workers}" if workers > 1 else None
-    if several and store.startswith("memory:"):
-        raise Misuse(
-            f"{several} needs a store that processes share, and {store} is not one; use sqlite:PATH;"
-            " see docs/troubleshooting.md#several-processes-need-a-shared-store"
-        )
-    if several and not HAS_FLOCK:
-        raise Misuse(f"{several} cannot work here: {NO_FLOCK}; serve with one process")
-    with _listening(given, is_open=auth is None) as listener:
-
-        def on_ready() -> None:
-            print(f"perdure: serving on {_address(given['host'], listener, path)}", flush=True)
-            on_served()
-
-        if not several:
-            return serve(listener, on_ready)
-        again = click.get_current_context().find_root().obj
-        return run_workers(
-            again,
-            environment=os.environ,
-            listener=listener,
-            count=workers,
-            longest_drain=settings.longest_drain,
-            on_ready=on_ready,
-            watch=watch,
-        )
-
-
-def _listening(given: Mapping[str, Any], *, is_open: bool) -> AbstractContextManager[socket.socket]:
-    """Listen on a Unix socket or on a port: on what comes from the source that overrides the other."""
-    if given["uds"] is None:
-        return _listen(given["host"], given["port"], is_open=is_open)
-    ctx = click.get_current_context()
-    rank = {name: _SOURCES.index(ctx.get_parameter_source(name)) for name in ("uds", "host", "port")}
-    for name in ("host", "port"):
-        if rank[name] < rank["uds"]:
-            return _listen(given["host"], given["port"], is_open=is_open)
-        if rank[name] == rank["uds"]:
-            raise Misuse(f"--uds and --{name} cannot be given together: a Unix socket has no address and no port")
-    from perdure.serve.unix_socket import listening_at
-
-    return listening_at(given["uds"], mode=given["uds_mode"])
-
-
-def _address(host: str, listener: socket.socket, path: str) -> str:
-    found = listener.getsockname()
-    if isinstance(found, str):
-        return f"unix:{found}, path {path}"
-    return f"http://{f'[{host}]' if ':' in host else host}:{found[1]}{path}"
-
-
-def _start_log(target: str, level: str, form: str, *, is_shared: bool) -> logging.Handler:
-    """Before the target is imported: the SDK would set up its own logging, with a record for each request."""
-    has_colors = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-    return start_log(level, form, target=target, colors=has_colors, shared=is_shared)
-
-
-@contextlib.contextmanager
-def _quiet_fastmcp() -> Iterator[None]:
-    """Let FastMCP write no log of its own beside ours, if it is imported now and the user has not asked for that log.
-    Programs that the target starts later are left alone."""
-    if "FASTMCP_LOG_ENABLED" in os.environ:
-        yield
-        return
-    os.environ["FASTMCP_LOG_ENABLED"] = "false"
-    try:
-        yield
-    finally:
-        del os.environ["FASTMCP_LOG_ENABLED"]
-
-
-def _tell_failure(reason: str) -> None:
-    log_event(logging.ERROR, "serve.failed", f"the server ends: {reason}")
-
-
-def _listen(host: str, port: int, *, is_open: bool) -> socket.socket:
-    """Listen, and warn if any caller on other machines may come."""
-    from perdure.serve.connection import listen
-
-    listener = listen(host, port)
-    if is_open and not ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback:
-        log_event(
-            logging.WARNING,
-            "serve.open",
-            f"other machines can reach {host}, and everyone may use it: set --tokens",
-            host=host,
-        )
-    return listener
-
-
-def _path(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    if not _PATH.fullmatch(value):
-        raise click.BadParameter(f"{value!r} is not a path such as /mcp", ctx, param)
-    if value in BESIDE:
-        raise click.BadParameter(f"{value!r} is where {BESIDE[value]}", ctx, param)
-    return value
-
-
-def _option(name: str, metavar: str, says: str, *, group: str = _WHERE, **attributes: Any) -> ServeOption:
-    return ServeOption([name], group=group, metavar=metavar, help=says, **attributes)
-
-
-_STORE_HELP = (
-    "where the log is kept: memory:, sqlite:PATH, sqlite:PATH?sync=full to survive power cuts as well, or"
-    " postgresql://USER@HOST/DATABASE, which machines share"
-)
-_UDS_HELP = "Unix socket to listen on, in place of --host and --port"
-_UDS_MODES = ("600", "660", "666")
-_UDS_MODE_HELP = "who may connect to it: its owner (600), its group as well (660), every user (666)"
-_TOKENS_HELP = "serve only callers that send one of the bearer tokens in FILE; its lines are principal:token"
-_LEVEL_HELP = f"what is logged on stderr: {', '.join(LEVELS)}"
-_FORMAT_HELP = "how: lines of text, or one JSON object in each line"
-_ACCESS_HELP = "log each request on stderr as well, when its response has ended"
-
-perdure_command.add_command(
-    ServeCommand(
-        "serve",
-        callback=serve_command,
-        params=[
-            click.Argument(["target"], metavar="TARGET", envvar="PERDURE_TARGET"),
-            *source_options(_WHERE),
-            _option("--store", "STORE", _STORE_HELP, default=DEFAULT_STORE),
-            _option("--host", "HOST", "address to listen on", default="127.0.0.1"),
-            _option("--port", "PORT", _PORT.why, default=8000, type=parsed(parse_count, _PORT)),
-            _option("--uds", "PATH", _UDS_HELP, type=click.Path(path_type=Path)),
-            _option("--uds-mode", "MODE", _UDS_MODE_HELP, default="600", type=click.Choice(_UDS_MODES)),
-            _option("--path", "PATH", "path of the endpoint", default="/mcp", callback=_path),
-            _option("--workers", "N", _WORKERS.why, default=1, type=parsed(parse_count, _WORKERS)),
-            _option("--log-level", "LEVEL", _LEVEL_HELP, default="warning", type=click.Choice(LEVELS)),
-            _option("--log-format", "|".join(FORMATS), _FORMAT_HELP, default="text", type=click.Choice(FORMATS)),
-            _option("--access-log/--no-access-log", "", _ACCESS_HELP, default=False, shown="off"),
-            *setting_options(),
-            _option("--tokens", "FILE", _TOKENS_HELP, group=SECURITY, type=click.Path(path_type=Path)),
-        ],
-        help=_ABOUT,
-        epilog=_VALUES,
-        short_help="Serve an MCP server.",
-    )
-)
 for _command in (
-    make_dev(perdure_command.commands["serve"]),
+    serve,
+    make_dev(serve),
     sessions,
     tail,
     store_commands,
@@ -315,13 +75,6 @@ for _command in (
     list_command,
 ):
     perdure_command.add_command(_command)
-
-
-def _show_frames(error: PerdureError) -> None:
-    """Print where the user's own code failed, above the line that says what is wrong."""
-    if isinstance(error, TargetFailed):
-        lines = error.traceback.rstrip().split("\n")
-        print(*(printable(line, MAX_LINE) for line in lines[:MAX_LINES]), sep="\n", file=sys.stderr, flush=True)
 
 
 def _complain(message: str) -> None:

@@ -138,17 +138,17 @@ class Console:
 
     def routes(self) -> list[BaseRoute]:
         """One row for each thing that can be asked for."""
-        session = "/api/sessions/{id}"
+        session = "/sessions/{id}"
         return [
-            Route("/api/store", self._answering(self.store)),
-            Route("/api/nodes", self._answering(self.list_nodes)),
-            Route("/api/sessions", self._answering(self.list_sessions)),
+            Route("/store", self._answering(self.store)),
+            Route("/nodes", self._answering(self.list_nodes)),
+            Route("/sessions", self._answering(self.list_sessions)),
             Route(session, self._answering(self.show)),
             Route(f"{session}/events", self._answering(self.list_events)),
             Route(f"{session}/events/{{stream}}/{{seq}}", self._answering(self.show_event)),
             Route(f"{session}/live", self.follow_session),
             Route(f"{session}/end", self._answering(self.end), methods=["POST"]),
-            Route("/api/live", self.follow_all),
+            Route("/live", self.follow_all),
         ]
 
 
@@ -188,7 +188,7 @@ def console_app(address: str, *, token: str, allow_end: bool = False, allowed_ho
     console = Console(address, allow_end=allow_end)
     page: BaseRoute = Mount("/", StaticFiles(directory=PAGE, html=True)) if has_page() else Route("/", no_page)
     return Starlette(
-        routes=[*console.routes(), page],
+        routes=[Mount("/api", routes=console.routes()), page],
         lifespan=console.lifespan,
         middleware=[Middleware(Entrance, token=token, allowed_hosts=allowed_hosts)],
         exception_handlers={HTTPException: on_refusal, **dict.fromkeys(STATUSES, on_failure)},

@@ -26,6 +26,7 @@ MIN_TOKEN = 16
 """Characters of a token that an operator gives: 64 bits, even if they are only hexadecimal digits."""
 
 TOKEN_BYTES = 32
+"""Random bytes of a token that is made at the start."""
 
 COOKIE_SECONDS = 30 * 86_400
 """For as long a browser stays signed in at a console that keeps its token."""

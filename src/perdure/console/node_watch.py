@@ -15,6 +15,9 @@ from perdure.telemetry.prometheus import Snapshot, has_left, read_facts
 PAUSE = 1.0
 """Seconds between two looks: nodes write their numbers every three seconds, and a death is found within one."""
 
+REST = 4.0
+"""A pause is at least so many times as long as the last look: with PostgreSQL a look makes a connection."""
+
 GONE_SECONDS = 600.0
 """How long a node is shown after it has left the store: another node has taken over, and the operator wants to know."""
 
@@ -46,7 +49,7 @@ class NodeWatch:
         self._index = index
         self._clock = clock
         self._monotonic = monotonic
-        self._kept = Kept(self._look, pause=PAUSE, monotonic=monotonic)
+        self._kept = Kept(self._look, pause=PAUSE, rest=REST, monotonic=monotonic)
         self._before: dict[NodeId, Seen] = {}
         self._gone: dict[NodeId, tuple[Seen, float, float]] = {}
         """The nodes that were seen and are not in the store any more: how they were, when that was found, by both
@@ -71,10 +74,9 @@ class NodeWatch:
             for record in await store.nodes()
         }
         now = self._monotonic()
-        for node in self._before.keys() - found.keys():
-            self._gone[node] = (self._before[node], self._clock(), now)
-        recent = [(node, gone) for node, gone in self._gone.items() if now - gone[2] < GONE_SECONDS]
-        self._gone = {node: gone for node, gone in recent[-MAX_GONE:] if node not in found}
+        self._gone |= {node: (seen, self._clock(), now) for node, seen in self._before.items() if node not in found}
+        recent = [gone for gone in self._gone.items() if now - gone[1][2] < GONE_SECONDS and gone[0] not in found]
+        self._gone = dict(recent[-MAX_GONE:])
         self._before = found
         return list(found.values())
 
@@ -97,8 +99,8 @@ def _end(one: Seen) -> str:
 
 
 def _node(one: Seen, state: str, gone: float | None = None) -> JsonObject:
-    """`state`: alive; dead (its calls are to be settled); left (in good order); gone (another node has settled its
-    calls)."""
+    """`state`: alive; dead (its calls are to be settled); left (in good order, and its calls are to be taken over);
+    gone (nothing of it is left: it has left, or another node has settled its calls)."""
     numbers = one.numbers
     return {
         "id": one.record.id,

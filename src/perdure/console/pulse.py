@@ -22,7 +22,7 @@ from perdure.telemetry.counters import BUCKETS, CALL_BUCKETS
 TICK = 1.0
 """Seconds between two ticks."""
 
-SHORTEST, LONGEST = 1.0, 5.0
+SHORTEST, LONGEST = 1.0, 3.0
 """Seconds over which a beat's counts are spread: nodes beat every three seconds, or more often with a short lease."""
 
 WINDOW = 60.0

@@ -121,7 +121,7 @@ async def shown(store: Store, session: SessionId) -> JsonObject:
     records = {record.id: record for record in await store.streams(session)}
     found = named(dict(without_secrets(found)))
     streams = found["streams"]
-    found["streams"] = _newest(streams)
+    found["streams"] = newest(streams)
     found["left_out"] = len(streams) - len(found["streams"])
     kept = {stream["id"] for stream in found["streams"]}
     found["calls"] = [call for call in found["calls"] if call["stream"] in kept]
@@ -139,9 +139,9 @@ def named(session: JsonObject) -> JsonObject:
     return session | {"owner_name": readable(session["owner"])}
 
 
-def _newest(streams: list[JsonObject]) -> list[JsonObject]:
+def newest(streams: list[JsonObject], *, most: int = MAX_STREAMS) -> list[JsonObject]:
     """The streams that are not over, and the newest of the others, in their order."""
-    room = max(0, MAX_STREAMS - sum(not stream["sealed"] for stream in streams))
+    room = max(0, most - sum(not stream["sealed"] for stream in streams))
     over = [place for place, stream in enumerate(streams) if stream["sealed"]]
     dropped = set(over[: max(0, len(over) - room)])
     return [stream for place, stream in enumerate(streams) if place not in dropped]

@@ -22,6 +22,9 @@ HEAD_SECONDS = 30.0
 #: The connection of a peer that takes nothing of an answer for so long is closed.
 UNREAD_SECONDS = 60.0
 
+#: How soon a connection that is handed over is looked at again whose last answer is not sent yet.
+FLUSH_SECONDS = 0.005
+
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 #: The same, cut off by the end of a segment.
 _UPGRADE_BEGUN = re.compile(rb"\r(\n(u(p(g(r(a(d(e)?)?)?)?)?)?)?)?\Z", re.IGNORECASE)
@@ -110,6 +113,9 @@ class Connection(HttpToolsProtocol):
         if self.successor is None or not self._is_between_requests:
             return
         self.flow.pause_reading()
+        if self.transport.get_write_buffer_size():
+            self.loop.call_later(FLUSH_SECONDS, self._hand_over_if_idle)
+            return
         try:
             socket.send_fds(self.successor, [b"c"], [self.transport.get_extra_info("socket").fileno()])
         except OSError:  # that process has ended, or has not read what was sent before: it is served here
@@ -119,12 +125,10 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _is_between_requests(self) -> bool:
-        """Whether the last answer was sent, and no byte of another request has come."""
+        """Whether the last answer was written, and no byte of another request has come."""
         has_begun = self.head is not None or self.held or self.pipeline or (self.cycle and self.cycle.more_body)
-        is_sent = (
-            all(cycle.response_complete for cycle in self.overtaken) and not self.transport.get_write_buffer_size()
-        )
-        return self.is_idle and not has_begun and is_sent and not self.transport.is_closing()
+        is_answered = self.is_idle and all(cycle.response_complete for cycle in self.overtaken)
+        return is_answered and not has_begun and not self.transport.is_closing()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -177,8 +181,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.successor is not None:
-            self.loop.call_soon(self._hand_over_if_idle)
+        self._hand_over_if_idle()
         # Closing, now or when the connection has been idle, waits until all is sent: for ever, if it is not read.
         if self.unread_timer is None and (unread := self.transport.get_write_buffer_size()):
             self.unread_timer = self.loop.call_later(self.unread_seconds, self._check_unread, unread)

@@ -237,10 +237,15 @@ class _Server(uvicorn.Server):
         self.longest_drain = max(self.longest_drain, RELOAD_SECONDS)
         before, self.successor = self.successor, successor
         self.leave()
-        for connection in self._connections():
-            connection.hand_over(successor)
+        self.hand_over_connections()
         if before is not None:
             before.close()
+
+    def hand_over_connections(self) -> None:
+        """Also those that were just being accepted when this worker was told to make way."""
+        for connection in self._connections():
+            if self.successor is not None and connection.successor is not self.successor:
+                connection.hand_over(self.successor)
 
     def take_connections(self, older: socket.socket) -> None:
         """Go on with the connections of a worker that has older code."""
@@ -288,6 +293,7 @@ class _Server(uvicorn.Server):
         while True:
             self.app.end_idle_readers()
             await asyncio.sleep(LEAVING_LOOK_SECONDS)
+            self.hand_over_connections()
             connections = self._connections()
             if not connections and not self.app.is_busy:
                 break

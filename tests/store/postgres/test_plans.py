@@ -65,6 +65,18 @@ async def test_the_open_calls_of_a_session_are_counted_in_the_index_of_open_call
         assert "call_open" in plan
 
 
+async def test_what_was_not_used_for_long_is_found_by_its_time(schema: str) -> None:
+    """A sweep that finds nothing does not look at a million calls."""
+    with connection(store_url(schema)) as run:
+        run("SET enable_seqscan = off")
+        stale = sql_files.queries(schema)["stale_sessions"]
+        run(f"PREPARE stale (float8, float8, text, bigint) AS {stale}")
+        plan = " ".join(row[0] for row in run("EXPLAIN EXECUTE stale (1, 1, '', 100)"))
+        for condition in ("(kind = 'call'::text) AND (active <", "(kind = 'session'::text) AND (active <"):
+            assert f"Index Cond: ({condition}" in plan, plan
+        assert "Index Cond: (active <" in plan, plan  # of those that have ended
+
+
 CALL = "INSERT INTO {schema}.call VALUES (1, {place}, 1, 's', 1, '1', '{place}', 'm', '', '', 1, NULL, '{state}', '')"
 STREAM = """
 INSERT INTO {schema}.stream (id, record, session, kind, node, fence, opened, generation, last, sealed, listed)

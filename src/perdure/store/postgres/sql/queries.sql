@@ -341,10 +341,18 @@ ORDER BY opened, key LIMIT $4;
 -- expire_streams: forget those of some streams that are over
 SELECT perdure.expire_streams_1($1, $2);
 
--- stale_sessions: some sessions and single calls that were not used since their times, which are given too
+-- stale_sessions: some sessions and single calls that were not used since their times, which are given too. They are found
+-- by their last activity: a look at all of them would take longer the more there are
 SELECT id, since FROM (
-    SELECT id, active, CASE kind WHEN 'call' THEN $2::float8 ELSE $1::float8 END AS since FROM perdure.session) AS s
-WHERE active < since AND id > $3 AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id)
+    SELECT id, $2::float8 AS since FROM perdure.session WHERE kind = 'call' AND active < $2 AND state <> 'ended'
+    UNION ALL
+    SELECT id, $1::float8 FROM perdure.session WHERE kind = 'session' AND active < $1 AND state <> 'ended'
+    UNION ALL
+    SELECT id, CASE kind WHEN 'call' THEN $2::float8 ELSE $1::float8 END FROM perdure.session
+    WHERE state = 'ended' AND active < greatest($1, $2)
+      AND active < CASE kind WHEN 'call' THEN $2::float8 ELSE $1::float8 END
+) AS s
+WHERE id > $3 AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id)
 ORDER BY id LIMIT $4;
 
 -- expire_session: forget a session if it is still not used
