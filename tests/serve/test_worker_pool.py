@@ -320,9 +320,10 @@ async def test_hangup_replaces_all_workers_and_nobody_is_refused(folder: Path) -
             answer = await peer.ask("GET", path="/healthz")
             assert (answer.status, answer.json) == (200, {"status": "ok"})
         assert await answering(peer, 2) == workers_of(served)
+        expected = {"node.departed", "node.settled", "call.rerun"}
+        await until(lambda: {line.action for line in log_lines(served.output)} >= expected)
         assert await served.stop() == 0
     told = log_lines(served.output)
-    assert {line.action for line in told} >= {"node.departed", "node.settled", "call.rerun"}
     assert [line for line in told if line.level != "INFO"] == []
 
 
