@@ -13,7 +13,7 @@ endif
 PAGE = examples/page/dist/page.js
 CONSOLE = src/perdure/console/page/console.js
 
-.PHONY: help setup demo page test coverage lint format conformance dist bench clean
+.PHONY: help setup demo page test coverage lint format conformance docs dist bench clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ format: .venv/ready ## Format the code
 conformance: .venv/ready ## Run the official conformance suite for each protocol revision, and for tasks
 	@.venv/bin/python -m tests.conformance.conformance
 
+docs: .venv/ready ## Build the documentation as a site; result in build/site
+	@scripts/docs
+
 dist: .venv/ready ## Build the wheel, the sdist and the npm package from the last commit, and check them; results in dist
 	@.venv/bin/python scripts/dist.py
 
@@ -49,7 +52,7 @@ bench: ## Measure Perdure beside its peers; results in bench/results
 	@.bench-venv/bin/python -m bench.run
 
 clean: ## Remove what was made here
-	rm -rf .venv .bench-venv build dist clients/browser/build clients/browser/dist examples/page/dist src/perdure/console/page .coverage .coverage.* .hypothesis .mypy_cache .ruff_cache
+	rm -rf .venv .bench-venv .docs-venv build dist clients/browser/build clients/browser/dist examples/page/dist src/perdure/console/page .coverage .coverage.* .hypothesis .mypy_cache .ruff_cache
 	find . -name node_modules -prune -exec rm -rf {} +
 	find . -name __pycache__ -prune -exec rm -rf {} +
 

@@ -27,9 +27,8 @@ from tests.support.serving import ROOT
 from tests.support.starting import can_fork
 from tests.support.starting_sync import Program, start
 
-PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted(
-    (ROOT / "docs").glob("*.md")
-)
+OUTSIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "deploy/README.md", "bench/README.md")
+PAGES = [ROOT / name for name in OUTSIDE] + sorted((ROOT / "docs").glob("*.md"))
 
 _FENCE = re.compile(r"^( *)```(\w+)([^\n`]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -100,7 +99,7 @@ def test_the_made_parts_are_fresh() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     dead = []
     for target in _LINK.findall(_FENCE.sub("", page.read_text())):
@@ -124,7 +123,7 @@ def test_every_dependency_has_its_reason() -> None:
     wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
     for extra in project["project"]["optional-dependencies"].values():
         wanted += extra
-    for name in ("requirements-dev.txt", "bench/requirements.txt"):
+    for name in ("requirements-dev.txt", "requirements-docs.txt", "bench/requirements.txt"):
         lines = (ROOT / name).read_text().splitlines()
         wanted += [line for line in lines if line and not line.startswith("#")]
     names = {re.split(r"[\[<>=;! ]", requirement)[0] for requirement in wanted}

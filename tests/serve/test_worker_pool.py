@@ -493,7 +493,10 @@ async def test_control_c_is_heard_once_by_each_worker(folder: Path) -> None:
 async def test_a_store_of_one_process_is_refused(folder: Path) -> None:
     status, said = await refused(folder, "--workers", "2", "--store", "memory:")
     assert status == 2
-    assert said == "perdure: --workers 2 needs a store that processes share, and memory: is not one; use sqlite:PATH\n"
+    assert said == (
+        "perdure: --workers 2 needs a store that processes share, and memory: is not one; use sqlite:PATH;"
+        " see docs/troubleshooting.md#several-processes-need-a-shared-store\n"
+    )
 
 
 async def test_a_target_that_is_broken_is_told_once(folder: Path) -> None:

@@ -27,6 +27,8 @@ from tests.support.workshop import Workshop
 
 pytestmark = pytest.mark.anyio
 
+SEE = "see docs/troubleshooting.md#503-and-what-health-says"
+
 
 def _backup(path: Path) -> Path:
     """A copy of the file as it is now, made as the documentation says."""
@@ -163,7 +165,7 @@ async def test_an_app_whose_file_is_gone_says_so_and_refuses_everything(
         refused = await peer.send(peer.tool("count", n=1))
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         error = refused.json()["error"]
-        assert (error["code"], error["message"]) == (-31005, "This server has lost its log: store replaced")
+        assert (error["code"], error["message"]) == (-31005, f"This server has lost its log: store replaced; {SEE}")
         assert (await peer.try_get()).status_code == 503
 
 
@@ -176,7 +178,7 @@ async def test_an_app_whose_file_a_newer_release_has_taken_over_says_so(tmp_path
             connection.execute(f"PRAGMA user_version = {schema_version() + 1}")
         await until(lambda: _says(site, "store too new"))
         refused = await peer.send(peer.tool("count", n=1))
-        assert refused.json()["error"]["message"] == "This server has lost its log: store too new"
+        assert refused.json()["error"]["message"] == f"This server has lost its log: store too new; {SEE}"
 
 
 # Served
@@ -195,7 +197,7 @@ async def test_a_server_whose_file_is_gone_ends_and_says_why(
         await web.aclose()
     [line] = [line for line in log_lines(served.output) if line.action == "serve.failed"]
     assert line.sentence.startswith("the server ends: the SQLite file")
-    assert line.sentence.endswith("while it was open; start the server again")
+    assert line.sentence.endswith(f"while it was open; start the server again; {SEE}")
 
 
 async def test_workers_go_on_with_the_backup_that_was_moved_into_place(tmp_path: Path) -> None:

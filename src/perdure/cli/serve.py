@@ -118,7 +118,10 @@ def _run(
     workers: int = given["workers"]
     several = "perdure dev" if watch else f"--workers {workers}" if workers > 1 else None
     if several and store.startswith("memory:"):
-        raise Misuse(f"{several} needs a store that processes share, and {store} is not one; use sqlite:PATH")
+        raise Misuse(
+            f"{several} needs a store that processes share, and {store} is not one; use sqlite:PATH;"
+            " see docs/troubleshooting.md#several-processes-need-a-shared-store"
+        )
     if several and not HAS_FLOCK:
         raise Misuse(f"{several} cannot work here: {NO_FLOCK}; serve with one process")
     with _listening(given, is_open=auth is None) as listener:

@@ -29,8 +29,18 @@ class Refusal(enum.Enum):
     """Every reason to refuse a request: status, code, sentence. `{…}` stands for a value that was seen."""
 
     REPEATED_HEADER = (400, INVALID_REQUEST, "This request has {count} {name} headers; it may have one")
-    BAD_HOST = (421, INVALID_REQUEST, "Host {host} is not allowed here; allow it with --allowed-host")
-    BAD_ORIGIN = (403, INVALID_REQUEST, "Origin {origin} is not allowed here; allow it with --allowed-origin")
+    BAD_HOST = (
+        421,
+        INVALID_REQUEST,
+        "Host {host} is not allowed here; allow it with --allowed-host;"
+        " see docs/troubleshooting.md#421-the-host-is-not-allowed",
+    )
+    BAD_ORIGIN = (
+        403,
+        INVALID_REQUEST,
+        "Origin {origin} is not allowed here; allow it with --allowed-origin, or a page with --cors-origin;"
+        " see docs/troubleshooting.md#a-page-gets-cors-errors",
+    )
     HEADERS_TOO_LARGE = (431, LIMIT_REACHED, "The request's headers are larger than {limit} bytes")
     METHOD = (405, INVALID_REQUEST, "Method {method} is not served here; use POST, GET or DELETE")
     RESUME_METHOD = (405, INVALID_REQUEST, "Method {method} is not served here; use POST")
@@ -54,7 +64,11 @@ class Refusal(enum.Enum):
     NO_SESSION_ID = (400, INVALID_REQUEST, "Mcp-Session-Id is missing; begin with an initialize request")
     SESSION_GONE = (404, SESSION_NOT_FOUND, "Session not found")
     NOTHING_MORE = (405, POSITION_LOST, "This stream is complete: nothing follows the given Last-Event-ID")
-    POSITION_UNKNOWN = (400, POSITION_LOST, "This session has no stream for the given Last-Event-ID")
+    POSITION_UNKNOWN = (
+        400,
+        POSITION_LOST,
+        "This session has no stream for the given Last-Event-ID; see docs/troubleshooting.md#a-position-is-lost",
+    )
     REPLAY_OFF = (400, POSITION_LOST, "Replay is switched off on this server (enable_replay)")
     TOO_MANY_SESSIONS = (503, LIMIT_REACHED, "This server holds {limit} sessions, as many as it may (max_sessions)")
     TOO_MANY_OF_YOURS = (429, LIMIT_REACHED, "You hold {limit} sessions, as many as you may (max_principal_sessions)")
@@ -131,7 +145,11 @@ class Refusal(enum.Enum):
         STORE_UNAVAILABLE,
         "Another process of this server holds events that the log cannot take at the moment",
     )
-    STORE_LOST = (503, STORE_UNAVAILABLE, "This server has lost its log: {state}")
+    STORE_LOST = (
+        503,
+        STORE_UNAVAILABLE,
+        "This server has lost its log: {state}; see docs/troubleshooting.md#503-and-what-health-says",
+    )
     REISSUE_FAILED = (500, REISSUE_FAILED, "The session is gone, and no new one could be started in its place")
     STOPPING = (503, STOPPING, "This server is stopping")
 

@@ -110,7 +110,10 @@ class ResumeBroker:
     def _without_broker(self) -> None:
         if not self._is_told:
             self._is_told = True
-            sentence = "the server has no resume broker: the session ends with this process"
+            sentence = (
+                "the server has no resume broker: the session ends with this process;"
+                " see docs/troubleshooting.md#no-resume-broker"
+            )
             log_event(logging.INFO, "stdio.no_broker", sentence)
 
     async def _ask(

@@ -168,7 +168,7 @@ async def schema_version(connection: Connection, address: Address) -> int:
     if oldest > sql_files.VERSION:
         raise StoreTooNew(
             f"the schema {address.schema} of {address.shown} has version {version}, written by a newer release; this"
-            f" one knows versions up to {sql_files.VERSION}"
+            f" one knows versions up to {sql_files.VERSION}; see docs/operating.md#upgrading-and-rolling-back"
         )
     # A newer release may have brought it further, in a way that this one can live with.
     return min(int(version), sql_files.VERSION)

@@ -206,7 +206,7 @@ def refuse_newer(connection: sqlite3.Connection, path: str) -> None:
     if version > ours:
         raise StoreTooNew(
             f"the SQLite file {path} has version {version}, written by a newer release; this one knows versions up to"
-            f" {ours}"
+            f" {ours}; see docs/operating.md#upgrading-and-rolling-back"
         )
 
 
@@ -303,7 +303,10 @@ class FileIdentity:
                         self._logs[suffix] = log
                 return
             self.lost = "was deleted" if found is None else "was replaced by another one"
-        raise StoreReplaced(f"the SQLite file {self._path} {self.lost} while it was open; start the server again")
+        raise StoreReplaced(
+            f"the SQLite file {self._path} {self.lost} while it was open; start the server again;"
+            " see docs/troubleshooting.md#503-and-what-health-says"
+        )
 
     def take_logs_away(self) -> None:
         """Remove the lost file's log, if it is still there: applied to another file it would damage that one."""

@@ -1,0 +1,71 @@
+"""The site has every page, and what the repository's pages mean is the same there (`make docs` builds it)."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import perdure
+from tests.docs.test_docs import PAGES, anchors
+from tests.support.serving import ROOT
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from site_pages import API, CHAPTERS, site_page, site_path
+
+_POINTER = re.compile(r"docs/([a-z-]+\.md)(?:#([\w-]+))?")
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    named = re.findall(r": (\S+\.md)$", navigation, re.MULTILINE)
+    pages = [site_path(str(page.relative_to(ROOT))) for page in PAGES]
+    assert sorted(named) == sorted([API, *map(str, pages)])
+
+
+def test_every_page_of_docs_is_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"](docs/{page.name})" not in readme] == []
+
+
+def test_the_reference_has_every_public_name() -> None:
+    """`Store` is with its promises, in the part of the module that has them."""
+    told = [name for names in CHAPTERS.values() for name in names]
+    assert sorted([*told, "Store"]) == sorted(perdure.__all__)
+
+
+def test_links_lead_to_pages_of_the_site_and_files_of_the_source_are_text() -> None:
+    page = "[a](../README.md#two-commands), [b](using.md), [`c`](../src/perdure/errors.py), ![d\ne](idea.svg), [f](#g)"
+    told = "[a](index.md#two-commands), [b](using.md), `c`, ![d\ne](idea.svg), [f](#g)"
+    assert site_page(page, "docs/design.md") == told
+    links = "[a](docs/tasks.md) [b](LICENSE) [c](https://semver.org) [d](docs/idea.svg)"
+    assert site_page(links, "README.md") == "[a](tasks.md) b [c](https://semver.org) [d](idea.svg)"
+    plot = site_page("![plot](../bench/results/latest.png)", "docs/benchmarks.md")
+    assert plot == "![plot](latest.png)"
+    assert site_page("[a](../docs/deploying.md) [b](kubernetes)", "deploy/README.md") == "[a](deploying.md) b"
+
+
+def test_a_fence_keeps_its_language_and_its_name_and_what_is_in_it_stays() -> None:
+    page = "```python file=a.py\n- [a](../src/b.py)\n```\n\n```console by-hand\n$ ls\n```"
+    told = '```python title="a.py"\n- [a](../src/b.py)\n```\n\n```console\n$ ls\n```'
+    assert site_page(page, "docs/using.md") == told
+
+
+def test_text_of_list_items_is_indented_by_four_spaces_for_each_level() -> None:
+    page = "Text\n- one\n  more\n\n  ```sh run\n  - no item\n      deep\n  ```\n  1. inner\n     text\n- two\n\nText"
+    told = (
+        "Text\n\n-   one\n    more\n\n    ```sh\n    - no item\n        deep\n    ```\n"
+        "    1.  inner\n        text\n-   two\n\nText"
+    )
+    assert site_page(page, "docs/using.md") == told
+
+
+def test_every_place_in_the_docs_that_the_source_names_is_there() -> None:
+    """Error messages say `see docs/PAGE.md#SECTION`."""
+    dead = []
+    for file in sorted((ROOT / "src").rglob("*.py")):
+        for page, anchor in _POINTER.findall(file.read_text()):
+            there = ROOT / "docs" / page
+            if not there.exists() or (anchor and anchor not in anchors(there.read_text())):
+                dead.append(f"{file.relative_to(ROOT)}: docs/{page}#{anchor}")
+    assert dead == []
