@@ -29,7 +29,11 @@ front.stop()
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    # The tests may run below `make test`, and a make below another one says more.
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    }
+    environment["PYTHONPATH"] = os.pathsep.join([str(folder), str(ROOT)])
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
 
 
