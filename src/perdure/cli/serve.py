@@ -110,20 +110,12 @@ def _run(
     if channel is not None:
         try:
             return serve(channel.listener, channel.send_ready, channel)
-        except PerdureError as error:  # the parent reports it, once for all workers
-            show_frames(error)
-            is_transient, is_code = isinstance(error, StoreUnavailable), isinstance(error, TargetFailed)
-            channel.send_failed(str(error), is_transient=is_transient, is_code=is_code)
-            return REFUSED
+        except PerdureError as error:
+            return _failed(channel, error)
     workers: int = given["workers"]
     several = "perdure dev" if watch else f"--workers {workers}" if workers > 1 else None
-    if several and store.startswith("memory:"):
-        raise Misuse(
-            f"{several} needs a store that processes share, and {store} is not one; use sqlite:PATH;"
-            " see docs/troubleshooting.md#several-processes-need-a-shared-store"
-        )
-    if several and not HAS_FLOCK:
-        raise Misuse(f"{several} cannot work here: {NO_FLOCK}; serve with one process")
+    if several:
+        _check_shared(several, store)
     with _listening(given, is_open=auth is None) as listener:
 
         def on_ready() -> None:
@@ -142,6 +134,25 @@ def _run(
             on_ready=on_ready,
             watch=watch,
         )
+
+
+def _failed(channel: WorkerChannel, error: PerdureError) -> int:
+    """Let the parent report why a worker does not serve, once for all workers."""
+    show_frames(error)
+    is_transient, is_code = isinstance(error, StoreUnavailable), isinstance(error, TargetFailed)
+    channel.send_failed(str(error), is_transient=is_transient, is_code=is_code)
+    return REFUSED
+
+
+def _check_shared(several: str, store: str) -> None:
+    """Raise `Misuse` where several processes cannot serve. `several`: what asks for them."""
+    if store.startswith("memory:"):
+        raise Misuse(
+            f"{several} needs a store that processes share, and {store} is not one; use sqlite:PATH;"
+            " see docs/troubleshooting.md#several-processes-need-a-shared-store"
+        )
+    if not HAS_FLOCK:
+        raise Misuse(f"{several} cannot work here: {NO_FLOCK}; serve with one process")
 
 
 def _listening(given: Mapping[str, Any], *, is_open: bool) -> AbstractContextManager[socket.socket]:
