@@ -12,9 +12,9 @@ from starlette.types import Message, Scope
 
 import perdure
 from perdure import Settings
-from perdure._core.ids import StreamId
+from perdure._core.ids import SessionId, StreamId
 from perdure.store import MemoryStore
-from perdure.store.base import Event, Refusals, Step, StreamRecord
+from perdure.store.base import Event, Loaded, Refusals, Step, StreamRecord
 from tests.support.site import Site, serve, until
 from tests.support.wire import Peer, Wire, notices_of, progress_of, text_of
 from tests.support.workshop import Workshop
@@ -31,6 +31,8 @@ class Hesitant(MemoryStore):
         self.writes.set()
         self.finds.set()
         self.asked = 0
+        self.next_load: asyncio.Event | None = None
+        """The next session is loaded when this is set; those behind it are not held up."""
 
     def commit_now(self, steps: Sequence[Step]) -> Refusals | None:  # type: ignore[override]
         return super().commit_now(steps) if self.writes.is_set() else None
@@ -44,6 +46,12 @@ class Hesitant(MemoryStore):
         self.asked += 1
         await self.finds.wait()
         return await super().streams_by_id(streams)
+
+    async def load(self, session: SessionId) -> Loaded | None:
+        waits, self.next_load = self.next_load, None
+        if waits is not None:
+            await waits.wait()
+        return await super().load(session)
 
 
 async def test_a_session_deleted_while_a_request_is_being_accepted(shop: Workshop) -> None:
@@ -110,6 +118,27 @@ async def test_two_resumes_wait_for_the_store_and_the_later_one_wins(shop: Works
         store.finds.set()
         assert progress_of(await (await late).rest()) == [2, 3]
         assert progress_of(await (await early).rest()) in ([], [1, 2, 3])
+
+
+async def test_two_resumes_load_their_session_and_the_later_one_wins(shop: Workshop) -> None:
+    """A17: also where the store gives the session to the later one first."""
+    store = Hesitant()
+    async with serve(shop.server, store=store) as site:
+        peer = await site.join()
+        wire = await peer.get()
+        await peer.result("announce", n=1)
+        await wire.messages(1)
+    async with serve(shop.server, store=store, store_timeout=30.0) as site:
+        peer = peer.through(site)
+        loads = store.next_load = asyncio.Event()
+        early = asyncio.create_task(peer.get(wire.last_id))
+        await until(lambda: store.next_load is None)
+        late = await peer.get(wire.last_id)
+        loads.set()
+        overtaken = await early
+        await peer.result("announce", n=1, start=2)
+        assert notices_of(await late.messages(1)) == [2]
+        assert await overtaken.rest() == []
 
 
 class Asgi:

@@ -44,8 +44,9 @@ class GetHandler:
         position = parse_position(text)
         # With a call's stream the store tells whether its session is still as it is known here.
         of_call = position is not None and position.kind is Kind.CALL and self._settings.enable_replay
+        # Before anything is waited for: of two that come, the store may answer the later one first.
+        arrival = self._context.hub.arrive()
         async with self._access.session(headers, owner, scope, checked_later=of_call) as session:
-            arrival = self._context.hub.arrive()
             if text:
                 self._context.counters.resumes += 1
             with self._access.refusing(Refusal.STORE_UNREADABLE):
