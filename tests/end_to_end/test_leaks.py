@@ -192,3 +192,24 @@ async def test_a_session_at_rest_keeps_nothing_of_its_last_request(tmp_path: Pat
             alive = await census.at_rest()
             assert (alive["Session"], alive["SdkRuntime"]) == (1, 1)
             assert (alive["Call"], alive["Request"], alive["Reader"], alive["Streamed"]) == (0, 0, 0, 0)
+
+
+async def test_a_call_that_is_over_goes_without_the_garbage_collector() -> None:
+    """Objects that hold each other would wait for it, and a busy server would spend its time on collecting them."""
+
+    def alive() -> Counter[str]:
+        kinds = (Reader, Stream, Call, EventStreamResponse)
+        return Counter(type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, kinds))
+
+    async with live() as served:
+        peer = await served.session()
+        await peer.call("count", n=3)
+        gc.collect()
+        before = alive()
+        gc.disable()
+        try:
+            for _ in range(10):
+                assert (await peer.call("count", n=3)).status == 200
+            await until(lambda: alive() <= before)
+        finally:
+            gc.enable()

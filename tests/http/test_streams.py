@@ -101,6 +101,19 @@ async def test_an_idle_connection_carries_comments(shop: Workshop) -> None:
         assert text_of(answer) == "went through g"
 
 
+@pytest.mark.parametrize("version", SESSION_VERSIONS)
+async def test_a_response_begins_also_where_nothing_comes(shop: Workshop, version: str) -> None:
+    """Clients wait for the head of a response no longer than for any other answer."""
+    async with serve(shop.server, keepalive_interval=3600.0) as site:
+        peer = await site.join(version)
+        standalone = await peer.get()
+        call = await peer.call("wait", gate="g")
+        shop.open("g")
+        [answer] = await call.rest()
+        assert text_of(answer) == "went through g"
+        await standalone.drop()
+
+
 @pytest.mark.parametrize("number", range(3))
 async def test_every_new_stream_of_the_newest_revision_is_primed(shop: Workshop, number: int) -> None:
     """A9, A10: an id with empty data and `retry`, on POST, on GET and on a resumed stream."""

@@ -10,7 +10,8 @@ import pytest
 from perdure._core.states import ReaderState
 from perdure.log.reader import Reader
 from perdure.log.stream import Stream
-from perdure.store.base import Event
+from perdure.store import MemoryStore
+from perdure.store.base import Event, Reached, Refusals, Step
 from tests.support.ghost import life_of
 from tests.support.site import Site, serve, until
 from tests.support.workshop import Workshop
@@ -38,6 +39,18 @@ class Wire:
 
     def finish(self) -> None:
         self.finished = True
+
+
+class Remembering(MemoryStore):
+    """A store that remembers what was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[Step] = []
+
+    def commit_now(self, steps: Sequence[Step]) -> Refusals:
+        self.steps += steps
+        return super().commit_now(steps)
 
 
 class NoHistory:
@@ -92,6 +105,22 @@ async def test_what_comes_before_the_response_has_begun_is_written_when_it_begin
     await reader.begin(wire)
     await until(lambda: reader.cursor == 1)
     reader.leave()
+
+
+async def test_a_comment_that_keeps_a_connection_alive_is_not_written_down() -> None:
+    """Thousands of clients may only listen: their readers get nowhere, and the store need not hear of it."""
+    store = Remembering()
+    async with serve(Workshop().server, store=store) as site:
+        await site.join()
+        stream, wire = standalone(site), Wire()
+        reader = reader_on(site, stream)
+        await reader.begin(wire)
+        reader.keep_alive()
+        await until(lambda: b"keep-alive" in wire.written and reader.state is ReaderState.RESTING)
+        reader.leave()
+        stream.append(b"{}")
+        await until(lambda: stream.tail.durable == 1)
+    assert Reached not in {type(step) for step in store.steps}
 
 
 async def test_one_that_is_ended_before_it_begins_closes_its_connection_and_writes_nothing(site: Site) -> None:

@@ -1,7 +1,7 @@
 """Finds the caller's session, and puts a reader on one of its streams: what every method of the endpoint needs."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 
 from starlette.requests import Request as HttpRequest
@@ -38,15 +38,12 @@ class SessionAccess:
         self._retry_ms = round(self.settings.retry * 1000)
         self._retry = sse.encode_retry(self._retry_ms)
 
-    @asynccontextmanager
-    async def session(
-        self, headers: Headers, owner: str, scope: Scope, *, resume: bool = True, checked_later: bool = False
-    ) -> AsyncIterator[Session]:
+    async def find(self, headers: Headers, owner: str, scope: Scope, *, checked_later: bool = False) -> Session:
         """The session that a request names, if it is the caller's. A foreign one and none are answered alike.
 
-        It is in use until the request has its response, or a reader that holds it.
-        `resume`: calls that wait for their principal run again in the context of this request. `checked_later`: the
-        record is not read again where it is in memory (`SessionRegistry.find`).
+        The caller has it in use (`Session.in_use`) before it waits for anything, until the request has its response, or
+        a reader that holds it. `checked_later`: the record is not read again where it is in memory
+        (`SessionRegistry.find`).
         """
         text = headers.get(b"mcp-session-id")
         if not text:
@@ -55,14 +52,17 @@ class SessionAccess:
             session = await self.sessions.find(text.decode("latin-1"), owner, checked_later=checked_later)
             if session is None or session.state is SessionState.OPENING:
                 raise await self._recovery.gone(headers, owner, scope)
-        with session.in_use():
-            with self.refusing(Refusal.STORE_UNREADABLE):
-                spans.tell(session=session.name)
-                self.credentials.bring(session.id, scope)
-                await session.come_back()
-                if session.waits and resume:
-                    await self.waiting.resume(session, HttpRequest(scope))
-            yield session
+        return session
+
+    async def come_back(self, session: Session, scope: Scope, *, resume: bool = True) -> None:
+        """A client has come to its session. `resume`: calls that wait for their principal run again in the context of
+        this request."""
+        with self.refusing(Refusal.STORE_UNREADABLE):
+            spans.tell(session=session.name)
+            self.credentials.bring(session.id, scope)
+            await session.come_back()
+            if session.waits and resume:
+                await self.waiting.resume(session, HttpRequest(scope))
 
     async def check(self, session: Session, headers: Headers, owner: str, scope: Scope) -> None:
         """Look whether a session that was `checked_later` is still there. While the store fails, what is known here

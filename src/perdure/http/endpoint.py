@@ -69,7 +69,9 @@ class Endpoint:
             case "GET":
                 return await self._get(scope, headers, owner)
             case "DELETE":
-                async with self._access.session(headers, owner, scope, resume=False) as session:
+                session = await self._access.find(headers, owner, scope)
+                with session.in_use():
+                    await self._access.come_back(session, scope, resume=False)
                     why = "The session was deleted by its client"
                     await self._access.sessions.end(session, SessionStep.CLIENT_DELETED, why)
                     return Answer(status=200)

@@ -46,7 +46,9 @@ class GetHandler:
         of_call = position is not None and position.kind is Kind.CALL and self._settings.enable_replay
         # Before anything is waited for: of two that come, the store may answer the later one first.
         arrival = self._context.hub.arrive()
-        async with self._access.session(headers, owner, scope, checked_later=of_call) as session:
+        session = await self._access.find(headers, owner, scope, checked_later=of_call)
+        with session.in_use():
+            await self._access.come_back(session, scope)
             if text:
                 self._context.counters.resumes += 1
             with self._access.refusing(Refusal.STORE_UNREADABLE):

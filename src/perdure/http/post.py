@@ -60,13 +60,16 @@ class PostHandler:
         try:
             if isinstance(parsed, Request) and parsed.method == "initialize":
                 return await self._initialize(parsed, body, http, headers, owner)
-            # What is not a request may say that a call shall not run again.
-            resume = isinstance(parsed, Request | Batch)
             if isinstance(parsed, Request):
                 with contextlib.suppress(StaleRecord):  # another process has changed it: it is read now, once
-                    async with self._access.session(headers, owner, scope, checked_later=True) as session:
+                    session = await self._access.find(headers, owner, scope, checked_later=True)
+                    with session.in_use():
+                        await self._access.come_back(session, scope)
                         return await self._take(session, parsed, body, http, seen=session.record.revision)
-            async with self._access.session(headers, owner, scope, resume=resume) as session:
+            session = await self._access.find(headers, owner, scope)
+            with session.in_use():
+                # What is not a request may say that a call shall not run again.
+                await self._access.come_back(session, scope, resume=isinstance(parsed, Request | Batch))
                 return await self._take(session, parsed, body, http)
         except Refused as refused:
             raise refused.answering(parsed.id if isinstance(parsed, Request) else None) from None
@@ -83,7 +86,7 @@ class PostHandler:
                 raise Refused(Refusal.BATCH, version=session.record.version)
         size = weigh(body)
         try:
-            self._check_work(session, messages, size)
+            self._check_work(session, messages, len(requests), size)
             with self._access.refusing(Refusal.STORE_FAILS):
                 calls = await self._accept(session, requests, body, size, seen) if requests else []
         except Refused as refused:
@@ -95,11 +98,13 @@ class PostHandler:
         await self._pass_on(session, messages, calls, http, 0)
         return await self._answer(session, calls[0].stream, batch=isinstance(parsed, Batch))
 
-    def _check_work(self, session: Session, messages: Sequence[Envelope], size: int) -> None:
+    def _check_work(self, session: Session, messages: Sequence[Envelope], requests: int, size: int) -> None:
         """Refuse what would have more handled at once than may be. What ends work is always taken: a cancellation, or
-        the answer to an ask."""
-        notifications = sum(isinstance(m, Notification) and m.method != "notifications/cancelled" for m in messages)
-        if not notifications and not any(isinstance(message, Request) for message in messages):
+        the answer to an ask. `requests`: how many of the messages are requests."""
+        notifications = 0
+        if requests < len(messages):
+            notifications = sum(isinstance(m, Notification) and m.method != "notifications/cancelled" for m in messages)
+        if not notifications and not requests:
             return
         exchange, settings = session.exchange, self._settings
         if notifications and exchange.runtime.notifications + notifications > settings.max_notifications:

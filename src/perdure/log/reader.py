@@ -137,6 +137,7 @@ class Reader:
             self._advance(ReaderStep.FINISH)
         if self._pump is not None:
             self._pump.cancel()
+        self._connection = None  # which holds this reader: all that the two hold would wait for the garbage collector
         self._hub.detach(self)
 
     def wake(self) -> None:
@@ -277,7 +278,7 @@ class Reader:
             frames += [sse.encode_event(name.priming(self._hub.random).encode(), answer) for answer in answers]
         if frames or last:
             await self._send(b"".join(frames), last=last)
-        if frames or last or moved:
+        if moved:
             self._move(cursor)
         if last:
             self._finish()
@@ -310,12 +311,13 @@ class Reader:
         self.last_write = self._hub.monotonic()
 
     async def _close(self) -> None:
-        assert self._connection is not None
+        connection = self._connection
+        assert connection is not None
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
-                await self._connection.write(b"", last=True)
+                await connection.write(b"", last=True)
         except (OSError, TimeoutError):
-            self._connection.abort()  # dead or stuck: letting go of it is all that is left
+            connection.abort()  # dead or stuck: letting go of it is all that is left
         finally:
             self._finish()
 

@@ -47,6 +47,10 @@ RUN_AHEAD_BYTES = TAIL_BYTES
 """Bytes a call may send before they are accepted, and the rest of the last event. They are written in one commit, which
 must be short; and sent from the tail, which should hold them."""
 
+LIGHT_REQUEST = 1024
+"""Bytes of a request that stay with its row in memory. Taking them out costs more than they do, and most requests are
+smaller; a client that does not read its answer must not keep a large one here."""
+
 
 class Tail:
     """The newest events of one stream, in memory, and three marks that tell how far the stream has come.
@@ -209,9 +213,10 @@ class StreamWriter:
     _readers: Readership
     sizes: StreamSizes
     _owed: int
-    opening: OpenStream
-    """The step that opens the stream again, should the store have lost it, with the rows of the requests that it
-    answers; repeated without harm."""
+    record: StreamRecord
+    """As it was when this node became the writer."""
+    _calls: Sequence[CallRecord]
+    """The rows of the requests that it answers."""
     written_ends: tuple[CallEnd, ...] = ()
     """The ends of calls that are written. Few streams have more than one call, so it is mostly empty."""
     loss: str = ""
@@ -229,6 +234,13 @@ class StreamWriter:
     # Tuples, as `Readership.waiting`.
     _ends: tuple[CallEnd, ...] = ()
     _extra_steps: tuple[Step, ...] = ()
+
+    @property
+    def opening(self) -> OpenStream:
+        """The step that opens the stream again, should the store have lost it; repeated without harm. A call whose row
+        was lost comes without its request: should its node die as well, it is not run again, and its outcome is
+        unknown."""
+        return OpenStream(record=self.record, calls=tuple([replace(call, request=b"") for call in self._calls]))
 
     def add(self, end: CallEnd | None, also: Step | None, taken: int) -> None:
         """Add what is committed together with the last event of `pending`."""
@@ -370,8 +382,8 @@ class Stream:
         self.readers.update(record.last, None, False)
         if writes:
             self.writing = WritingState.WRITING
-            opening = _opening(record, calls)
-            self.writer = StreamWriter(self.id, self.tail, self.readers, StreamSizes(record.last), owed, opening)
+            sizes = StreamSizes(record.last)
+            self.writer = StreamWriter(self.id, self.tail, self.readers, sizes, owed, record, _light(calls))
 
     def _set_node(self, record: StreamRecord) -> None:
         self.node: NodeId = record.node
@@ -433,7 +445,7 @@ class Stream:
         tail.reset(record.last)
         # What a writer under an earlier claim had under way is refused by the store; what it counted is still there.
         sizes = StreamSizes(record.last) if self.writer is None else self.writer.sizes.restarted(record.last)
-        self.writer = StreamWriter(self.id, tail, readers, sizes, owed, _opening(record, calls))
+        self.writer = StreamWriter(self.id, tail, readers, sizes, owed, record, _light(calls))
         readers.delivered = max(min(readers.delivered, record.last), record.delivered)
         readers.marked_unread = record.unread
         readers.end_beyond(record.last)
@@ -647,7 +659,7 @@ class Stream:
             return None
         tail, readers = self.tail, self.readers
         record = replace(
-            self.writer.opening.record,
+            self.writer.record,
             node=self.node,
             fence=self.fence,
             generation=self.generation,
@@ -676,10 +688,9 @@ def _append_of(steps: Sequence[Step]) -> Append:
     return append
 
 
-def _opening(record: StreamRecord, calls: Sequence[CallRecord]) -> OpenStream:
-    """Opens a stream again; the rows come without their requests, which take memory. A call whose row was lost is then
-    not run again, should its node die as well: its outcome is unknown."""
-    return OpenStream(record=record, calls=tuple([replace(call, request=b"") for call in calls]))
+def _light(calls: Sequence[CallRecord]) -> Sequence[CallRecord]:
+    """Rows that are kept for as long as their stream is in memory: without large requests."""
+    return [replace(call, request=b"") if len(call.request) > LIGHT_REQUEST else call for call in calls]
 
 
 _NO_STREAMS: Mapping[StreamId, Stream] = MappingProxyType({})
