@@ -515,10 +515,12 @@ class Stream:
         writer = self.writer
         if writer is None:
             return
-        journal, unlogged = self._journal, self.writing is WritingState.UNLOGGED
-        if not writer.is_queued and not unlogged:
-            writer.is_queued = True
-            journal.put(self)
+        journal, unlogged = self._journal, False
+        if not writer.is_queued:
+            unlogged = self.writing is WritingState.UNLOGGED
+            if not unlogged:
+                writer.is_queued = True
+                journal.put(self)
         writer.pending.append(self.tail.append(journal.time, payload, end is not None))
         writer.ahead_bytes += len(payload)
         if end is not None or also is not None or taken:

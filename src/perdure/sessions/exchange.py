@@ -187,12 +187,11 @@ class Exchange:
 
     def goes_standalone(self, call: Call) -> bool:
         """Whether what belongs to this call would find no reader on the call's own stream."""
-        stream = call.stream
-        if self.session.is_single_call:
-            return False
-        return self.session.context.settings.json_response or (
-            stream.readers.reader is None and self.session.orphans.is_orphan(stream)
-        )
+        session, stream = self.session, call.stream
+        as_json = session.context.settings.json_response
+        if stream.readers.reader is not None and not as_json:
+            return False  # as for nearly every event
+        return not session.is_single_call and (as_json or session.orphans.is_orphan(stream))
 
     def new_ask_id(self) -> str:
         context = self.session.context

@@ -18,7 +18,7 @@ def encode(value: object) -> bytes:
 def encode_notification(method: str, params: dict[str, Any] | None) -> bytes:
     if params is None:
         return b'{"jsonrpc":"2.0","method":%b}' % _name(method)
-    return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % (_name(method), encode(params))
+    return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % (_name(method), to_json(params, inf_nan_mode="null"))
 
 
 def encode_ask(ask_id: str, method: str, params: dict[str, Any] | None) -> bytes:

@@ -117,28 +117,32 @@ def weigh(steps: Sequence[base.Step]) -> tuple[int, int, bool]:
     """Give how many rows and bytes the steps write, nearly; and whether they forget anything."""
     count = size = 0
     forget = False
-
-    def weighed(payload: bytes) -> bytes:
-        nonlocal size
-        size += len(payload)
-        return payload
-
     for step in steps:
         count += 1
         # The steps of every call, without copies of them.
         if type(step) is base.Append:
             count += len(step.events)
-            for event in step.events:
-                size += len(event.payload)
+            size += sum([len(event.payload) for event in step.events])
         elif type(step) is base.OpenStream:
             count += len(step.calls)
-            for call in step.calls:
-                size += len(call.request)
+            size += sum([len(call.request) for call in step.calls])
         elif type(step) is base.PutSession:
             size += len(step.record.client_params) + len(step.record.result)
         elif isinstance(step, base.Trim | base.DropStream | base.EndSession):
             forget = True
         else:
             count += len(step.payloads) if type(step) is base.Forward else 0
-            _changed(step, weighed)
+            size += _size(step)
     return count, size, forget
+
+
+def _size(step: base.Step) -> int:
+    size = 0
+
+    def weighed(payload: bytes) -> bytes:
+        nonlocal size
+        size += len(payload)
+        return payload
+
+    _changed(step, weighed)
+    return size
