@@ -232,12 +232,14 @@ class Journal:
             return None  # the way through the writer meets the same failure, and deals with it
 
     async def _write(self, group: Group) -> None:
-        """Write a group, and whatever is held if the store fails. What has queued up meanwhile has a turn of its own:
-        the store may take it at once."""
+        """Write a group, and whatever has queued up meanwhile, until nothing is left."""
         try:
             await self._write_group(group)
-            while self._is_behind:
-                await self._catch_up()
+            while self._queue or self._is_behind:
+                if self._is_behind:
+                    await self._catch_up()
+                elif group := self._take():
+                    await self._write_group(group)
         finally:
             self._writer = None
             self._settle_idle()
