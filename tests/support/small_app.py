@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 import sys
@@ -89,6 +90,8 @@ class SmallApp:
         if self.mode == "drains-for-ever":
             await self.draining.wait()
             await send({"type": "http.response.body", "body": b"draining", "more_body": True})
+        if self.mode == "counts-frozen":
+            await send({"type": "http.response.body", "body": b"%d\r\n" % gc.get_freeze_count(), "more_body": True})
         if self.mode == "buried":
             self.tell(NodeBuried())
         await self.stopping.wait()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import queue
@@ -184,6 +185,7 @@ class _Server(uvicorn.Server):
         self.loop = asyncio.get_running_loop()
         self.app.when_lost(self.on_store_lost)
         await super().startup(sockets)
+        gc.freeze()  # what is loaded stays: looking for garbage in it would hold up all calls for 50 ms, each time
         if self.channel is not None:
             self.loop.add_reader(self.channel.fileno(), self.on_parent_word)
         self.on_ready()
