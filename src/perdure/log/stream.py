@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 TAIL_BYTES = 256 * 1024
 """Bytes of durable events kept in memory for a reader that lags; beyond, it reads from the store."""
 
-RUN_AHEAD = 128
+RUN_AHEAD = 256
 """Events a call may send before they are accepted. More is faster, and the longer an event waits at full load."""
 
 RUN_AHEAD_BYTES = TAIL_BYTES
