@@ -95,6 +95,33 @@ async def test_connections_that_rest_for_longer_than_the_server_allows_stay(
         assert outages(it) == [0]
 
 
+async def test_what_an_operator_takes_away_and_gives_back_is_an_outage(tmp_path: Path, operator: Operator) -> None:
+    """A role's login or rights, or the schema, which is put back from a dump: nothing is refused for good."""
+    async with role_with(operator) as url, town(tmp_path, url) as it:
+        role, schema = url.partition("//")[2].partition("@")[0], parse_address(url).schema
+        near, far = await it.add(lease=LEASE), await it.add(lease=LEASE)
+        for taken, given in (
+            (f"ALTER ROLE {role} NOLOGIN", f"ALTER ROLE {role} LOGIN"),
+            (f"REVOKE ALL ON SCHEMA {schema} FROM {role}", f"GRANT ALL ON SCHEMA {schema} TO {role}"),
+            (f"ALTER SCHEMA {schema} RENAME TO dumped_{schema}", f"ALTER SCHEMA dumped_{schema} RENAME TO {schema}"),
+        ):
+            client = it.client(near, far)
+            client.has_gate = True
+            await client.open()
+            await client.ask_for_survey()
+            failed = near.site.app.counters.outages
+            await operator.execute(taken)
+            if "LOGIN" in taken:
+                near.proxy.cut()
+            client.gate.touch()
+            await until(near.is_degraded)
+            await operator.execute(given)
+            await go_on(client)
+            await until(near.is_well)
+            await it.judge(client)
+            assert near.site.app.counters.outages == failed + 1
+
+
 # --- Commits that are undone ----------------------------------------------------------------------------------------
 
 

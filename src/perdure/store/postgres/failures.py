@@ -28,10 +28,15 @@ BURIED = "PD001"
 UNKNOWN = "PD002"
 """The same for nodes that the server has lost, with what came after they had joined."""
 
-_OF_THE_MOMENT = ("08", "40", "53", "55", "57", "58", "25", BURIED, UNKNOWN)
-"""Classes of conditions that may pass: connection, rollback, resources, lock, operator's intervention, system error,
-a transaction's state (the server only reads: another one has become the primary), and nodes that were buried or
-lost."""
+_OF_THE_SERVER = ("08", "25", "40", "53", "55", "57", "58", BURIED, UNKNOWN)
+"""Classes of conditions that may pass: connection, a transaction's state (the server only reads: another one has become
+the primary), rollback, resources, lock, operator's intervention, system error, and nodes that were buried or lost."""
+
+_OF_AN_OPERATOR = ("28", "3D", "3F", "42501", "42883", "42P01")
+"""What an operator takes away and gives back while processes serve: the role's login or password, the database, the
+schema, rights, functions and tables (a dump is put back, for example). It is not of the steps that it meets."""
+
+_OF_THE_MOMENT = (*_OF_THE_SERVER, *_OF_AN_OPERATOR)
 
 
 def is_unknown(error: BaseException | None) -> bool:
@@ -39,13 +44,17 @@ def is_unknown(error: BaseException | None) -> bool:
     return getattr(error, "sqlstate", None) == UNKNOWN
 
 
+NOT_POSTGRES = "what answers there may not be PostgreSQL"
+
 _ADVICE = {
+    "rejected SSL upgrade": f"it takes no TLS, or {NOT_POSTGRES}",
+    "unexpected connection_lost() call": NOT_POSTGRES,
     "unsupported startup parameter": "the pooler takes no such setting: leave it out of the address, and set it for"
     " the role with ALTER ROLE … SET",
     "statement pooling mode": "the pooler takes no transactions: make or migrate the schema with `perdure store init`"
     " or `migrate` at an address past it",
 }
-"""What to do about sentences of PgBouncer, by a part of each."""
+"""What to do about sentences of the driver and of PgBouncer, by a part of each."""
 
 
 def failure(error: BaseException, shown: str, doing: str) -> StoreError:
