@@ -16,7 +16,7 @@ import asyncpg
 from perdure._core.histograms import Histogram
 from perdure.errors import StoreUnavailable
 from perdure.store.postgres.address import each_host
-from perdure.store.postgres.failures import NAMED, failure
+from perdure.store.postgres.failures import NAMED, NOT_POSTGRES, failure
 from perdure.store.time_limit import TimeLimit
 
 T = TypeVar("T")
@@ -117,7 +117,9 @@ class Connector:
                 server_settings=settings,
             )
         except TimeoutError as error:
-            raise TimeoutError(f"there was no answer within {self._timeout:g} s") from error
+            raise TimeoutError(f"no PostgreSQL server answered within {self._timeout:g} s") from error
+        except asyncpg.ConnectionDoesNotExistError as error:
+            raise ConnectionError(f"the connection was closed before it was made; {NOT_POSTGRES}") from error
 
     async def look_for_pooler(self, connection: Connection) -> None:
         """Find out, on a connection that was made without prepared statements, what answers."""

@@ -33,7 +33,7 @@ from perdure.store.base import (
 )
 from perdure.store.codec import PLAIN, Codec, Payloads
 from perdure.store.postgres import sql_files
-from perdure.store.postgres.address import for_writing, parse_address
+from perdure.store.postgres.address import for_writing, parse_address, without_password
 from perdure.store.postgres.connections import Connections, Connector
 from perdure.store.postgres.ear import Ear
 from perdure.store.postgres.failures import named
@@ -132,6 +132,8 @@ class PostgresStore(Reads, Opens):
         self._connector.is_pooled = self._direct.is_pooled = True  # nothing is prepared until it is known what answers
         connection = await self._connector.connect()
         try:
+            if self._writes and self._address.listen != self._address.dsn:
+                await self._try_listening()  # a wrong address is told before anything is made
             await prepare(connection, self._address, makes=self._makes, writes=self._writes)
             await self._connector.look_for_pooler(connection)
             if self._connector.is_pooled:
@@ -140,7 +142,9 @@ class PostgresStore(Reads, Opens):
             await self._connector.aclose([connection])
         if self._address.listen == self._address.dsn:
             self._direct.is_pooled = self._connector.is_pooled
-        elif self._writes:  # a wrong address for listening is told now, and not when a node joins
+
+    async def _try_listening(self) -> None:
+        with named(f"{without_password(self._address.listen)}, which `listen` names,", "opened"):
             connection = await self._direct.connect()
             try:
                 await self._direct.look_for_pooler(connection)
