@@ -6,12 +6,16 @@ import asyncio
 import secrets
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from perdure.errors import BadSetting, StoreError, StoreTooNew, StoreUnavailable
 from perdure.store import existing_store, open_store
+from perdure.store.postgres import layout
+from perdure.store.postgres.address import parse_address
 from perdure.testing._values import NODE
 from tests.support.postgres import ROLE_WITH_PASSWORD, Server, connection, new_schema, server_url, store_url
 from tests.support.starting import ROOT
@@ -210,6 +214,30 @@ def test_the_command_says_it_in_one_line_and_ends_with_2() -> None:
         assert done.stderr.startswith("perdure: the ")
         assert done.stderr.count("\n") == 1
     assert schema not in schemas()
+
+
+async def test_a_schema_that_another_program_keeps_locked_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A migration that was begun by hand and left open, for example."""
+    monkeypatch.setattr(layout, "TRIES", 1)
+    schema = new_schema()
+    address = replace(parse_address(store_url(schema)), patience=0.2)
+    starting = await asyncpg.connect(server_url().partition("?")[0])
+    with connection(server_url()) as run:
+        run("BEGIN")
+        run(layout.LOCK, f"{schema}.migration")
+        with pytest.raises(StoreUnavailable, match=f"schema {schema} .* cannot be made now: another program keeps"):
+            await layout.prepare(starting, replace(address, patience=20.0), makes=True)
+        run("ROLLBACK")
+        assert schema not in schemas()
+        await layout.prepare(starting, replace(address, patience=20.0), makes=True)
+        run("BEGIN")
+        run(f"LOCK TABLE {schema}.version")
+        with pytest.raises(StoreUnavailable, match=f"schema {schema} .* could not be read within 0.2 s: another program"):
+            await layout.prepare(starting, address, makes=True)
+        run("ROLLBACK")
+    await starting.close()
 
 
 async def test_several_processes_that_start_at_once_make_one_schema(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ PAUSE = 0.5
 TRIES = 60
 """About a minute. What is in the way for longer is for people to look at."""
 
+IN_THE_WAY = "another program keeps it locked; find it in pg_stat_activity, and start again when it has ended"
+
 _STRANGE = """
 SELECT min(relname) FROM pg_class
 WHERE relnamespace = to_regnamespace($1)::oid AND relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
@@ -51,10 +53,19 @@ async def prepare(connection: Connection, address: Address, *, makes: bool, writ
 
     Several processes may do this at once: the first makes, the others wait for it.
     """
-    await _check_server(connection, address, writes=writes)
-    version = await schema_version(connection, address)
-    if version == sql_files.VERSION:
-        if writes and (missing := await missing_rights(connection, address.schema)):
+    try:
+        async with asyncio.timeout(address.patience):
+            await _check_server(connection, address, writes=writes)
+            version = await schema_version(connection, address)
+            is_latest = version == sql_files.VERSION
+            missing = await missing_rights(connection, address.schema) if writes and is_latest else ""
+    except TimeoutError as error:
+        raise StoreUnavailable(
+            f"the schema {address.schema} of {address.shown} could not be read within {address.patience:g} s:"
+            f" {IN_THE_WAY}"
+        ) from error
+    if is_latest:
+        if missing:
             raise StoreError(
                 f"the role may not serve from the schema {address.schema} of {address.shown}: it lacks {missing}; let"
                 " the schema's owner run `perdure store init --grant ROLE`"
@@ -86,8 +97,8 @@ async def prepare(connection: Connection, address: Address, *, makes: bool, writ
         ) from error
     except asyncpg.LockNotAvailableError as error:
         raise StoreUnavailable(
-            f"the schema {address.schema} of {address.shown} cannot be migrated now: another program keeps its tables"
-            f" locked ({error}); find it in pg_stat_activity, and start again when it has ended"
+            f"the schema {address.schema} of {address.shown} cannot be {'migrated' if version else 'made'} now:"
+            f" {IN_THE_WAY} ({error})"
         ) from error
 
 
@@ -95,11 +106,10 @@ async def _migrate(connection: Connection, address: Address) -> None:
     """Make the schema, or bring it further, as one transaction, while processes of the release before it serve."""
     # At a stricter level, what another process has made while this one waited would not be seen.
     async with connection.transaction(isolation="read_committed"):
+        await connection.execute(SHORT_LOCKS)
         await connection.execute(LOCK, f"{address.schema}.migration")
         before = await schema_version(connection, address)
-        if before:
-            await connection.execute(SHORT_LOCKS)
-        elif strange := await connection.fetchval(_STRANGE, address.schema):
+        if not before and (strange := await connection.fetchval(_STRANGE, address.schema)):
             raise StoreError(_not_a_store(address, f"it holds {strange}"))
         if not await connection.fetchval("SELECT to_regnamespace($1)::oid", address.schema):
             await connection.execute(f"CREATE SCHEMA {address.schema}")
