@@ -3,7 +3,7 @@
     python -m tests.liveness --times 10
 
 A process that is killed frees its lock: three seconds at most. One that stands still keeps it, and its lease tells:
-fifteen seconds with the default lease. Ends with status 1 if the median takes longer.
+fifteen seconds with the default lease. Ends with status 1 if one of them takes longer.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ async def settle(how: signal.Signals) -> float:
 async def measure(how: signal.Signals, times: int) -> bool:
     found = sorted([await settle(how) for _ in range(times)])
     middle, goal = statistics.median(found), GOALS[how]
-    print(f"{how.name}: {times} times, {found[0]:.2f} to {found[-1]:.2f} s, median {middle:.2f} s (goal {goal:g} s)")
-    return middle <= goal
+    print(f"{how.name}: {times} times, {found[0]:.2f} to {found[-1]:.2f} s, median {middle:.2f} s (at most {goal:g} s)")
+    return found[-1] <= goal
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from perdure import Settings
 from perdure._core.ids import SessionId
 from perdure.store.postgres.store import PostgresStore
 from tests.support.faulty_town import Node, town
@@ -27,7 +28,7 @@ from tests.support.survey import HALF, OUTCOME_UNKNOWN, Client, assert_sound
 
 IS_REAL = os.environ.get("PERDURE_TEST_OUTAGES") == "real"
 
-LEASE, TIMEOUT = (15.0, 1.0) if IS_REAL else (2.4, 0.4)
+LEASE, TIMEOUT = (Settings().lease, Settings().store_timeout) if IS_REAL else (2.4, 0.4)
 """`lease` and `store_timeout`: the defaults, or the same scaled down."""
 
 SHORT = 2.5 if IS_REAL else 0.9
