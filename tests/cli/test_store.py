@@ -159,10 +159,12 @@ async def test_the_rights_that_a_role_lacks_are_named(tmp_path: Path, role: str)
     await checked(tmp_path, of_role(url, role), status=0)
 
 
-async def test_a_role_that_is_not_there_gets_nothing(tmp_path: Path) -> None:
+async def test_for_a_role_that_is_not_there_nothing_is_made(tmp_path: Path) -> None:
     schema = new_schema()
     sentence = await refusal(tmp_path, "store", "init", store_url(schema), "--grant", "no such role")
     assert 'role "no such role" does not exist' in sentence
+    with connection(server_url()) as run:
+        assert not run("SELECT 1 FROM pg_namespace WHERE nspname = $1", schema)
 
 
 async def test_a_database_that_is_not_prepared_is_not_fit(tmp_path: Path, role: str) -> None:

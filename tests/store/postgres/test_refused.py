@@ -71,6 +71,21 @@ def test_a_password_is_never_shown(url: str) -> None:
     assert "***" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("written", "sentence"),
+    [("[ours]\n", "there is no service 'other' in"), ("[other]\npassword=100%\n", "cannot be read: Interpolation")],
+)
+def test_a_service_that_is_not_in_the_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, sentence: str
+) -> None:
+    """The driver would take the default database of this machine instead."""
+    file = tmp_path / "services"
+    file.write_text(written)
+    monkeypatch.setenv("PGSERVICEFILE", str(file))
+    with pytest.raises(BadSetting, match=sentence):
+        open_store("postgresql:///?service=other")
+
+
 def test_a_schema_name_of_forty_characters_is_allowed() -> None:
     open_store("postgresql://host/db?schema=" + "a" * 40)
 

@@ -1,7 +1,10 @@
 """Reads the address of a PostgreSQL store: what is ours in it, and what the driver gets."""
 
+import configparser
+import os
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
 from perdure.errors import BadSetting
@@ -74,6 +77,7 @@ def parse_address(url: str) -> Address:
     if target not in _TARGETS:
         raise BadSetting(f"store is {shown!r}; {_TARGET} is {target!r}, allowed: {', '.join(_TARGETS)}")
     _refuse_binding(options, shown)
+    _refuse_unknown_service(options, shown)
     dsn = _joined(parts, kept)
     listen = _listening(ours["listen"], shown) if "listen" in ours else dsn
     patience = _patience(ours.get("connect_timeout", str(OPEN_SECONDS)), shown)
@@ -87,6 +91,7 @@ def _listening(url: str, shown: str) -> str:
         raise BadSetting(f"store is {shown!r}; listen is {without_password(url)!r}, allowed: {FORM}")
     options = parse_qsl(parts.query, keep_blank_values=True)
     _refuse_binding(options, shown)
+    _refuse_unknown_service(options, shown)
     return _joined(parts, [(name, value) for name, value in options if name not in OURS])
 
 
@@ -98,6 +103,23 @@ def _refuse_binding(options: list[tuple[str, str]], shown: str) -> None:
             f"store is {shown!r}; channel_binding is {binding!r}, which the driver cannot do: leave it out, and have"
             " the server's certificate checked with sslmode=verify-full"
         )
+
+
+def _refuse_unknown_service(options: list[tuple[str, str]], shown: str) -> None:
+    """The driver passes over a service that is not in the file, and takes a database that the address does not name."""
+    service = dict(options).get("service")
+    if service is None:
+        return
+    home = Path(os.environ.get("APPDATA", ""), "postgresql") if os.name == "nt" else Path.home()
+    file = os.environ.get("PGSERVICEFILE") or home / ".pg_service.conf"
+    services = configparser.ConfigParser()
+    try:
+        services.read(file)
+        known = dict(services[service]) if services.has_section(service) else None
+    except configparser.Error as error:
+        raise BadSetting(f"store is {shown!r}; {file} cannot be read: {type(error).__name__}") from None
+    if known is None:
+        raise BadSetting(f"store is {shown!r}; there is no service {service!r} in {file}")
 
 
 def _patience(text: str, shown: str) -> float:

@@ -48,6 +48,8 @@ FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE n.nspname = $1 AND c.relname = 'version'
 """
 
+_HAS_ROLE = "SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1)"
+
 
 class PostgresUpkeep:
     """Does the operator's work on the schema that an address names."""
@@ -95,6 +97,8 @@ class PostgresUpkeep:
 
     async def make(self, *, grant: str | None) -> None:
         async with self._connected("changed") as connection:
+            if grant is not None and not await connection.fetchval(_HAS_ROLE, grant):
+                raise StoreError(f'role "{grant}" does not exist in {self.shown}; nothing was made')
             await prepare(connection, self._address, makes=True)
             async with connection.transaction():
                 for statement in self._grants(grant):
