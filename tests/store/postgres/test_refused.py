@@ -249,7 +249,7 @@ async def test_a_schema_that_another_program_keeps_locked_is_not_waited_for_with
         await layout.prepare(starting, replace(address, patience=20.0), makes=True)
         run("BEGIN")
         run(f"LOCK TABLE {schema}.version")
-        with pytest.raises(StoreUnavailable, match=f"schema {schema} .* could not be read within 0.2 s: another program"):
+        with pytest.raises(StoreUnavailable, match=f"schema {schema} .* could not be read within 0.2 s: another"):
             await layout.prepare(starting, address, makes=True)
         run("ROLLBACK")
     await starting.close()
