@@ -281,7 +281,10 @@ BAD_INPUT = [
     (["install", "cursor", "http://user:pass@127.0.0.1/mcp"], "credentials must not stand in the address"),
     (["install", "cursor", URL, "--name", "x" * (MAX_NAME + 1)], "does not fit all hosts: up to 32 letters"),
     (["install", "cursor", URL, "--name", ""], "does not fit all hosts"),
-    (["install", "gemini-cli", URL, "--name", "my_shop"], "'my_shop' does not fit Gemini CLI, whose rules for tools fail"),
+    (
+        ["install", "gemini-cli", URL, "--name", "my_shop"],
+        "'my_shop' does not fit Gemini CLI, whose rules for tools fail",
+    ),
     (["install", "cursor", URL, "--token-env", "sk-12345"], "--token-env takes the name of a variable"),
     (["install", "cursor", URL, "--token-env", "A", "--token-file", "b"], "cannot be given together"),
     (["install", "cursor", URL, "--log-file", "\udcff"], "bytes that are not UTF-8"),

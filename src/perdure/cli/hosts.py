@@ -84,7 +84,9 @@ def _check(host: Host, url: str, name: str, given: dict[str, Any]) -> None:
     if not is_name(name):
         raise Misuse(f"--name: {name!r} does not fit all hosts: {NAME_RULE}")
     if host.splits_names and "_" in name:
-        raise Misuse(f"--name: {name!r} does not fit {host.title}, whose rules for tools fail at underscores: use hyphens")
+        raise Misuse(
+            f"--name: {name!r} does not fit {host.title}, whose rules for tools fail at underscores: use hyphens"
+        )
     variable = given["token_env"]
     if variable is not None and not _VARIABLE.fullmatch(variable):
         # Not what was seen: it may be the token.
