@@ -242,6 +242,24 @@ async def test_the_page_says_when_it_is_alone_and_comes_back_by_itself(browser: 
         assert await page.texts("main *") == []
 
 
+async def test_every_page_says_at_once_that_nodes_hold_what_is_not_written(browser: Browser, tmp_path: Path) -> None:
+    """While the store fails nothing in it changes, so the page has to be told."""
+    path = tmp_path / "log.db"
+    async with SqliteStore(str(path)) as store, consoling(f"sqlite:{path}") as console:
+        await store.join(node := NodeId("n" * 22))
+        liveness = store.liveness(node, lease=15.0, monotonic=time.monotonic)
+        page = await open_page(browser, console)
+        await page.shows("#status", "live")
+        await page.shows(".health .pill", "healthy")
+        liveness.hold(True)
+        await page.shows("#status", "store degraded")
+        await page.shows(".health .pill", "degraded")
+        await page.click("nav a", "Sessions")
+        await page.shows("#status", "store degraded")
+        liveness.hold(False)
+        await page.shows("#status", "live")
+
+
 async def test_rows_stay_in_their_places_while_they_are_used(browser: Browser, tmp_path: Path) -> None:
     async with cluster(tmp_path / "log.db") as servers, consoling(servers.address) as console:
         first = await Peer(port=servers.proxy.port).session()
