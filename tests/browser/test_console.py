@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import time
@@ -85,7 +86,11 @@ async def fill(path: Path) -> None:
         EVIL.encode(),
     ]
     events = tuple(base.Event(seq, now - 50 + seq, payload, False) for seq, payload in enumerate(payloads, 1))
+    failed = dataclasses.replace(opened, id=StreamId("d" * 22))
+    answer = base.Event(1, now - 40, message(id=2, result={"isError": True, "content": []}), True)
     steps += [
+        base.OpenStream(record=failed, calls=()),
+        base.Append(stream=failed.id, fence=fence, events=(answer,), seal=True),
         base.OpenStream(record=opened, calls=(call,)),
         base.Append(stream=stream, fence=fence, events=events),
     ]
@@ -181,7 +186,11 @@ async def test_what_a_peer_wrote_is_shown_and_does_nothing(browser: Browser, lef
     await page.shows(".lane", SHOWN)
     await page.shows(".open-calls", f"request {SHOWN}")
     await page.shows(".facts", SHOWN)
-    await page.until("document.querySelectorAll('.timeline > li').length === 5")
+    await page.until("document.querySelectorAll('.timeline > li').length === 7")
+    # A tool that failed is an error in its lane, as it is in the list.
+    await page.shows(".timeline [data-is=error]", "answer: the tool failed")
+    signs = "['answer', 'error'].map((sign) => document.querySelectorAll(`.lanes .${sign}:not([d='M0 0'])`).length)"
+    assert await page.tab.eval(signs) == [0, 1]
     await page.tab.eval("document.querySelectorAll('.timeline details').forEach((one) => { one.open = true; })")
     await page.shows(".timeline pre", SHOWN.replace('"', '\\"'))
     await page.click(".timeline button", "Load all")
