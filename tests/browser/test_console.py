@@ -17,7 +17,7 @@ from perdure._core.states import SessionState
 from perdure.store import SqliteStore, base
 from tests.support.chromium import Browser
 from tests.support.cluster import cluster
-from tests.support.console_page import BUILT, axe, build, have_page, open_page
+from tests.support.console_page import BUILT, VIOLATIONS, axe, build, have_page, open_page
 from tests.support.consoling import Console, consoling
 from tests.support.crashbox import open_gate
 from tests.support.raw import Peer
@@ -296,8 +296,7 @@ async def test_every_page_is_accessible_and_fits_a_phone(browser: Browser, left:
             edges = "[...document.querySelectorAll('main :is(td, th, dd, button, input, select, summary, pre, svg)')]"
             rightmost = f"Math.max(...{edges}.map((one) => one.getBoundingClientRect().right))"
             assert max(await page.tab.eval(f"[document.documentElement.scrollWidth, {rightmost}]")) <= width
-            violations = "axe.run().then(({ violations }) => violations.map((one) => [one.id, one.nodes[0].html]))"
-            assert await page.tab.eval(violations) == []
+            assert await page.tab.eval(VIOLATIONS) == []
 
 
 async def test_the_keyboard_reaches_everything(browser: Browser, left: Console) -> None:
