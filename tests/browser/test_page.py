@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.support.chromium import PACKAGE, Browser
+from tests.support.console_page import VIOLATIONS, axe
 from tests.support.node import node_modules, program
 from tests.support.serving import ROOT, python_path
 
@@ -89,6 +90,8 @@ async def test_positions_are_folded(browser: Browser, page: str) -> None:
     assert await tab.eval(shown) == [False, False]
     await tab.eval("document.querySelector('.place summary').click(); document.querySelector('#details').click()")
     assert await tab.eval(shown) == [True, True]
+    await tab.eval(axe())
+    assert await tab.eval(VIOLATIONS) == []
 
 
 async def test_on_a_phone_a_button_shows_what_it_does(browser: Browser, page: str) -> None:
@@ -110,6 +113,8 @@ async def test_on_a_phone_a_button_shows_what_it_does(browser: Browser, page: st
         assert 0 <= left < right <= 360, places
     assert places[0][1] <= places[1][0], "the call is not below the buttons"
     assert await tab.eval("document.documentElement.scrollWidth") == 360
+    await tab.eval(axe())
+    assert await tab.eval(VIOLATIONS) == []
 
 
 async def test_other_sites_cannot_make_trouble(browser: Browser, page: str) -> None:
