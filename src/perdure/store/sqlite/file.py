@@ -53,11 +53,33 @@ _OF_THE_MOMENT = (sqlite3.OperationalError, sqlite3.InternalError)
 def failure(error: BaseException, path: str, doing: str) -> StoreError:
     """Give the named failure for a driver's exception: unavailable where trying again may help, else refused."""
     reason = error.strerror if isinstance(error, OSError) else error
-    sentence = f"the SQLite file {path} cannot be {doing}: {reason}"
+    sentence = f"the SQLite file {path} cannot be {doing}: {reason}{_advice(error, path)}"
     # DatabaseError itself (not its children) says: no database, or a damaged one.
     if isinstance(error, (*_OF_THE_MOMENT, OSError)) or type(error) is sqlite3.DatabaseError:
         return StoreUnavailable(sentence)
     return StoreError(sentence)
+
+
+def is_damage(error: BaseException | None) -> bool:
+    """Whether SQLite says that this is not a database, or a damaged one."""
+    return type(error) is sqlite3.DatabaseError and _code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _advice(error: BaseException, path: str) -> str:
+    if is_damage(error):
+        return "; see docs/operating.md#if-a-store-is-damaged"
+    # SQLite has one sentence for all that keeps it from opening a file.
+    is_kept_out = _code(error) in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+    if is_kept_out and os.path.exists(path):
+        for place, rights in ((path, os.R_OK | os.W_OK), (os.path.dirname(os.path.abspath(path)), os.W_OK | os.X_OK)):
+            if not os.access(place, rights, effective_ids=os.access in os.supports_effective_ids):
+                return f"; this user may not read and write {place}: run as the servers' user, or change its mode"
+    return ""
+
+
+def _code(error: BaseException | None) -> int:
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF
 
 
 NAMED = (sqlite3.Error, sqlite3.Warning, OSError, OverflowError, UnicodeError)
@@ -75,8 +97,7 @@ def named(path: str, doing: str) -> Iterator[None]:
 
 def is_busy(error: sqlite3.Error) -> bool:
     """Whether another connection is writing."""
-    code: int = getattr(error, "sqlite_errorcode", 0)
-    return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def patiently(work: Callable[[], object], *, patience: float, has_moved: Callable[[], bool] = lambda: False) -> None:
