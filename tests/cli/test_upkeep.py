@@ -277,6 +277,12 @@ async def test_room_is_given_back_while_a_node_lives_and_in_steps_once_the_file_
     assert [event.seq for event in await served.read(HOME, after=0, limit=9)] == [1, 2, 3, 4]
 
 
+async def test_what_is_still_in_the_log_counts_before(tmp_path: Path, served: Store) -> None:
+    """Nothing was to be given back, so the file has not grown by that either."""
+    [told] = await objects(tmp_path, "vacuum")
+    assert (told["free"], told["before"]) == (0, told["after"])
+
+
 async def test_servers_are_not_made_to_wait_for_long_unless_that_is_asked_for(
     tmp_path: Path, served: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,7 +56,9 @@ def vacuum(path: str, *, living: int, incremental: bool, may_wait: bool, on_step
             sqlite3.connect(f"file:{quote(path)}?mode=rw", uri=True, isolation_level=None, timeout=OPERATOR_PATIENCE)
         ) as file,
     ):
-        before, page = os.path.getsize(path), pragma(file, "page_size")
+        page = pragma(file, "page_size")
+        # What was not moved from the log yet is a part of it.
+        before = max(os.path.getsize(path), pragma(file, "page_count") * page)
         free = pragma(file, "freelist_count") * page
         used = pragma(file, "page_count") * page - free
         is_prepared = pragma(file, "auto_vacuum") == _INCREMENTAL
