@@ -135,6 +135,7 @@ def open_writer(path: str, *, sync: Sync, busy_timeout: float) -> sqlite3.Connec
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; Perdure needs 3.24 or later")
         _make_file(path)
+        refuse_other_log(path)
         connection = connect(path, timeout=0)
         try:
             patiently(partial(_prepare, connection, path, sync=sync), patience=busy_timeout)
@@ -186,27 +187,54 @@ def _make_file(path: str) -> None:
 def _prepare(connection: sqlite3.Connection, path: str, *, sync: Sync) -> None:
     _refuse_foreign(connection, path)
     connection.execute(f"PRAGMA page_size = {PAGE}")  # no effect on a file that has pages
+    if pragma(connection, "application_id") == BACKUP_ID:
+        _take_over(connection, path)  # before there is a log: see `refuse_other_log`
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         raise StoreUnavailable(
             f"the SQLite file {path} is on a file system without shared memory (journal mode {mode})"
         )
-    is_backup = pragma(connection, "application_id") == BACKUP_ID
-    if is_backup or pragma(connection, "user_version") < _sql.schema_version():
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            # Looked at again: another process may have been faster.
-            _refuse_foreign(connection, path)
-            is_backup = pragma(connection, "application_id") == BACKUP_ID
-            bring_up_to_date(connection)
-            if is_backup:
-                begin_again(connection)
-            connection.execute("COMMIT")
-        except BaseException:
-            rollback(connection)
-            raise
+    if pragma(connection, "user_version") < _sql.schema_version():
+        _take_over(connection, path)
     connection.execute(f"PRAGMA synchronous = {sync.upper()}")
     connection.execute("PRAGMA wal_autocheckpoint = 0")
+
+
+def _take_over(connection: sqlite3.Connection, path: str) -> None:
+    """Make a store of this release of an empty file, an older one or a backup."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        # Looked at again: another process may have been faster.
+        _refuse_foreign(connection, path)
+        is_backup = pragma(connection, "application_id") == BACKUP_ID
+        bring_up_to_date(connection)
+        if is_backup:
+            begin_again(connection)
+        connection.execute("COMMIT")
+    except BaseException:
+        rollback(connection)
+        raise
+
+
+def refuse_other_log(path: str) -> None:
+    """Raise if a backup was put in the place of a file whose log is still beside it.
+
+    SQLite would write that log into the backup, and give back what was to be undone, or a mixture. A backup has no log,
+    and a server that opens one has made it a store before there is one.
+    """
+    log = f"{os.path.realpath(path)}-wal"
+    is_backup = False
+    # A file that a server is just writing to may not be read in this way. Then it is not a backup.
+    with contextlib.suppress(OSError, sqlite3.Error):
+        if os.path.getsize(log):
+            without_log = f"file:{quote(path)}?mode=ro&immutable=1"
+            with contextlib.closing(sqlite3.connect(without_log, uri=True)) as file:
+                is_backup = pragma(file, "application_id") == BACKUP_ID
+    if is_backup:
+        raise StoreError(
+            f"{path} is a backup, and {log} is the log of the file that was there before; move that away, and -shm;"
+            " see docs/operating.md#restoring-a-store"
+        )
 
 
 def _refuse_foreign(connection: sqlite3.Connection, path: str) -> None:
@@ -235,6 +263,7 @@ def refuse_unfit(path: str) -> None:
     """Raise unless there is a store of this release at the path. Nothing is made or changed."""
     if not os.path.exists(path):
         raise StoreUnavailable(f"there is no SQLite file {path}")
+    refuse_other_log(path)
     with (
         named(path, "opened"),
         # Not `mode=ro`: that leaves the log's files behind if no other program has the file open.

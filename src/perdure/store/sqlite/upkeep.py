@@ -26,6 +26,7 @@ from perdure.store.sqlite.file import (
     open_writer,
     pragma,
     refuse_newer,
+    refuse_other_log,
     refuse_unfit,
 )
 from perdure.store.sqlite.locks import locks_of
@@ -173,6 +174,7 @@ class SqliteUpkeep:
         return vacuum(self._path, living=len(living), incremental=incremental, may_wait=may_wait, on_step=on_step)
 
     def _look(self) -> sqlite3.Connection:
+        refuse_other_log(self._path)
         # Not `mode=ro`: that leaves the log's files behind if no other program has the file open.
         return sqlite3.connect(
             f"file:{quote(self._path)}?mode=rw", uri=True, timeout=OPERATOR_PATIENCE, check_same_thread=False
