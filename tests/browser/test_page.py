@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.chromium import PACKAGE, Browser
+from tests.support.chromium import Browser
 from tests.support.console_page import VIOLATIONS, axe
-from tests.support.node import node_modules, program
+from tests.support.demo_page import have_page
 from tests.support.serving import ROOT, python_path
 
 pytestmark = pytest.mark.anyio
@@ -24,8 +23,7 @@ PATIENCE = 90
 
 @pytest.fixture(scope="module")
 def built() -> None:
-    node_modules(PACKAGE)
-    subprocess.run([program("node"), PACKAGE / "build.mjs"], check=True, capture_output=True, timeout=60)
+    have_page()
 
 
 @pytest.fixture(scope="module")
