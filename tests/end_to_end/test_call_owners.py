@@ -160,12 +160,23 @@ async def expired(peer: CallPeer, begun: dict[str, Any], asking: dict[str, Any])
     return answer
 
 
-@pytest.mark.parametrize("responses", [7, [], "x", {"ask-1": 7}, {"ask-1": None}])
-async def test_responses_that_are_no_objects_are_refused(responses: object) -> None:
+@pytest.mark.parametrize(
+    ("responses", "seen"),
+    [
+        (7, "7"),
+        (None, "nothing"),
+        ([], "[]"),
+        ("x", "'x'"),
+        ({"ask-1": 7}, "{'ask-1': 7}"),
+        ({"ask-1": None}, "{'ask-1': None}"),
+    ],
+)
+async def test_responses_that_are_no_objects_are_refused(responses: object, seen: str) -> None:
     async with live(server=askbox) as served:
         peer = CallPeer(port=served.port, capabilities={**ALL_ASKS, **TAKES_TASKS})
         task = result_of(await peer.call("ask", {"question": "Well?"}))["taskId"]
         answer = await peer.rpc("tasks/update", {"taskId": task, "inputResponses": responses})
         assert (answer.status, answer.error["code"]) == (400, -32602)
-        assert "inputResponses must be an object" in answer.error["message"]
+        sentence = f"inputResponses must be an object with an object for each key, not {seen}"
+        assert answer.error["message"] == sentence
         assert len(await peer.until_asked(task)) == 1

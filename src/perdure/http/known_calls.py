@@ -192,7 +192,7 @@ class KnownCalls:
         if responses is None:
             return
         if not isinstance(responses, Mapping) or not all(isinstance(value, dict) for value in responses.values()):
-            raise Refused(Refusal.BAD_RESPONSES, seen=type(responses).__name__)
+            raise Refused(Refusal.BAD_RESPONSES, seen=repr(responses))
         if len(responses) > MAX_RESPONSES:
             raise Refused(Refusal.TOO_MANY_RESPONSES, limit=MAX_RESPONSES, seen=len(responses))
         with self._access.refusing(Refusal.STORE_FAILS):
