@@ -6,6 +6,7 @@ gets them as a round.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from tests.support.serving import Served, serving
 pytestmark = pytest.mark.anyio
 
 ASKBOX = "tests.support.askbox:server"
+CALLS = 20
+"""Calls at once, so that a question is often answered in the moment in which it is shown elsewhere."""
 
 
 @dataclass(kw_only=True)
@@ -165,17 +168,22 @@ async def test_the_rounds_of_a_call_alternate_between_nodes_and_each_counts_once
 
 
 async def test_questions_in_parallel_are_one_round_and_may_be_answered_in_several(pair: Pair) -> None:
+    """What was answered at one node is not asked again at the other, however soon the next round comes there."""
     arguments = {"questions": ["one?", "two?"], "log": str(pair.log)}
     a, b = pair.at_a(tasks=False), pair.at_b(tasks=False)
-    asked = result_of(await a.call("ask_all", arguments))
-    while len(asked["inputRequests"]) < 2:  # a round begins with the first question
-        asked = result_of(await b.round("ask_all", asked, {}, arguments=arguments))
-    names = messages(asked["inputRequests"])
-    left = result_of(await b.round("ask_all", asked, {names["one?"]: accept(answer="1")}, arguments=arguments))
-    assert messages(left["inputRequests"]) == {"two?": names["two?"]}
-    done = result_of(await a.round("ask_all", left, {names["two?"]: accept(answer="2")}, arguments=arguments))
-    assert said(done) == "1 2"
-    assert sorted(pair.effects) == ["1", "2"]
+
+    async def answer_in_rounds() -> None:
+        asked = result_of(await a.call("ask_all", arguments))
+        while len(asked["inputRequests"]) < 2:  # a round begins with the first question
+            asked = result_of(await b.round("ask_all", asked, {}, arguments=arguments))
+        names = messages(asked["inputRequests"])
+        left = result_of(await b.round("ask_all", asked, {names["one?"]: accept(answer="1")}, arguments=arguments))
+        assert messages(left["inputRequests"]) == {"two?": names["two?"]}
+        done = result_of(await a.round("ask_all", left, {names["two?"]: accept(answer="2")}, arguments=arguments))
+        assert said(done) == "1 2"
+
+    await asyncio.gather(*(answer_in_rounds() for _ in range(CALLS)))
+    assert sorted(pair.effects) == ["1"] * CALLS + ["2"] * CALLS
 
 
 async def test_a_round_whose_reply_was_lost_is_found_again_by_its_key(pair: Pair) -> None:

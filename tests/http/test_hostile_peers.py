@@ -306,7 +306,7 @@ async def test_a_position_is_honoured_by_any_process_that_has_the_store(shop: Wo
 
 async def test_sessions_do_not_leak(shop: Workshop) -> None:
     """“10,593 made, 108 deleted” (mcp-proxy #79). Those that nobody deletes end by themselves."""
-    async with serve(shop.server, session_grace=0.6, replay_window=0.8, cleanup_interval=0.3) as site:
+    async with serve(shop.server, session_grace=2.0, replay_window=2.0, cleanup_interval=0.3) as site:
         await asyncio.gather(*(site.join() for _ in range(30)))
         assert await count_open(site.store) == 30
 

@@ -37,11 +37,12 @@ def ready_port(process: Program) -> int:
     return int(found[1])
 
 
-def open_stream(port: int) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
-    connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-    read_to(connection, b"begun\r\n")
-    return connection
+@contextmanager
+def open_stream(port: int) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        read_to(connection, b"begun\r\n")
+        yield connection
 
 
 def read_to(connection: socket.socket, mark: bytes) -> None:

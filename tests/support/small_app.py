@@ -90,12 +90,12 @@ class SmallApp:
         if self.mode == "drains-for-ever":
             await self.draining.wait()
             await send({"type": "http.response.body", "body": b"draining", "more_body": True})
-        if self.mode == "looks-for-itself":
-            found = any(thing is self for thing in gc.get_objects())
-            await send({"type": "http.response.body", "body": b"found" if found else b"not found", "more_body": True})
         if self.mode == "buried":
             self.tell(NodeBuried())
         await self.stopping.wait()
+        if self.mode == "looks-for-itself":
+            found = any(thing is self for thing in gc.get_objects())
+            await send({"type": "http.response.body", "body": b"found" if found else b"not found", "more_body": True})
         if self.mode == "hangs":
             await send({"type": "http.response.body", "body": b"hanging", "more_body": True})
             await asyncio.Event().wait()

@@ -36,7 +36,8 @@ FIRST_SIGN = 1.0
 """Seconds until the first of them, which tells such a client that its request has arrived."""
 
 ANSWERED_SECONDS = 1.0
-"""How long `tasks/update` waits for its answers to arrive. Clients ask their users again for what is still shown."""
+"""How long a request waits for the answers that it brought to arrive. Clients ask their users again for what is still
+shown, at whatever node they look next."""
 
 MAX_RESPONSES = 100
 """Answers that one request may bring: each may be looked for in the store. As many as a batch may have messages; a call
@@ -94,7 +95,7 @@ class KnownCalls:
         whether it was given. `gone`: what is said if the call's time passes in this moment; if that is `None`, nothing
         is said of a call that is gone, or that was cancelled, and `None` tells so."""
         leaving = asyncio.create_task(left(receive))
-        # What this request answers may be on its way to the node that asked: its client is not asked that again.
+        # What this request answers may still be on its way to the node that asked: its client is not asked that again.
         responses = asked.params.get("inputResponses")
         answered = frozenset(responses) if isinstance(responses, Mapping) else frozenset()
         waiting = asyncio.create_task(self._outcome(asked, record, after, writer, answered, gone))
@@ -190,7 +191,7 @@ class KnownCalls:
                 await cancel_call(session, cancelled, self._access.waiting.cancel)
 
     async def take_responses(self, record: SessionRecord, asked: ModernRequest) -> None:
-        """Hand the client's answers to the node that waits for them."""
+        """Hand the client's answers to the node that asked, and wait, for a short time, until it has them."""
         responses = asked.params.get("inputResponses")
         if responses is None:
             return
@@ -205,11 +206,8 @@ class KnownCalls:
                     answer = Response(id=name, raw={"jsonrpc": "2.0", "id": name, "result": result})
                     cancel = self._access.waiting.cancel
                     await receive_message(session, answer, asked.http, size=0, cancel_waiting=cancel)
-
-    async def wait_for_answers(self, record: SessionRecord, asked: ModernRequest) -> None:
-        """Wait until the node that asked has the answers, for a short time: what is shown next does not ask again."""
-        names = frozenset(asked.params["inputResponses"])
         with self._access.refusing(Refusal.STORE_UNREADABLE):
+            names = responses.keys()
             await self._calls.wait(record, lambda facts: not names & facts.asks.keys(), seconds=ANSWERED_SECONDS)
 
     # What is shown

@@ -38,7 +38,6 @@ class TaskHandler:
                 if asked.params.get("inputResponses") is None:
                     raise Refused(Refusal.BAD_RESPONSES, seen="nothing")
                 await self._known.take_responses(record, asked)
-                await self._known.wait_for_answers(record, asked)
             case _:
                 with self._access.refusing(Refusal.STORE_FAILS):
                     await self._known.cancel_call(record, "it was cancelled as a task")
