@@ -113,8 +113,7 @@ async def test_a_poll_at_a_node_that_the_others_do_not_know_yet_is_answered_with
     async with live(**settings) as a:
         begins = CallPeer(port=a.port, capabilities=TAKES_TASKS)
         task = result_of(await begins.call("wait", {"gate": str(gate)}))["taskId"]
-        async with live(**settings) as b:
-            async with await begins.through(b.port).send("tasks/get", {"taskId": task}) as held:
-                await asyncio.sleep(0.05)  # so that it is held; whether it is decides nothing
-                open_gate(gate)
-                assert said(result_of(await held.answer())["result"]) == "went through"
+        async with live(**settings) as b, await begins.through(b.port).send("tasks/get", {"taskId": task}) as held:
+            await asyncio.sleep(0.05)  # so that it is held; whether it is decides nothing
+            open_gate(gate)
+            assert said(result_of(await held.answer())["result"]) == "went through"

@@ -22,7 +22,6 @@ from perdure.sessions.registry import SessionRegistry
 from perdure.store.base import Followed, MailReceived, Overview, StreamRecord, stream_by_id
 from perdure.telemetry.events import log_event
 
-
 _ROUNDS_UNKNOWN = 3
 """Rounds of a new node in which others may not know it yet, and hint it nothing: each of them learns of it in a round
 of its own, and one that is busy comes late to that."""
