@@ -12,7 +12,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from site_pages import API, IMAGES, OUTSIDE, ROOT, api_page, site_page
+from site_pages import API, CODES, IMAGES, OUTSIDE, ROOT, api_page, site_page
 
 #: Draws the diagrams. Material takes it from another host if a page with a diagram does not have it already.
 MERMAID = ROOT / "build" / "mermaid" / "mermaid.min.js"
@@ -33,7 +33,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
-    return output.replace("</main>", f"</main>\n{_TAG}", 1) if 'class="mermaid"' in output else output
+    scripts = CODES + _TAG if 'class="mermaid"' in output else CODES
+    return output.replace("</main>", f"</main>\n{scripts}", 1)
 
 
 def on_post_build(*, config: MkDocsConfig) -> None:

@@ -53,6 +53,14 @@ CHAPTERS: Mapping[str, tuple[str, ...]] = {
 #: `perdure.Store` is `perdure.store.base.Store`, whose module has the promises.
 MODULES = {"A store of your own": "perdure.store.base", "Testing a store": "perdure.testing"}
 
+#: The search takes a minus before a word for "not", so an error's code would find every page that does not name it.
+CODES = """<script>
+document.addEventListener("input", ({ target }) => {
+  if (target.matches(".md-search__input")) target.value = target.value.replace(/(^|\\s)-(?=\\d)/g, "$1")
+}, true)
+</script>
+"""
+
 _FENCE = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _FENCE_HEAD = re.compile(r"( *)```(\w+)([^`]*)$")

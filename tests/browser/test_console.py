@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import time
@@ -16,7 +17,7 @@ from perdure._core.states import SessionState
 from perdure.store import SqliteStore, base
 from tests.support.chromium import Browser
 from tests.support.cluster import cluster
-from tests.support.console_page import BUILT, axe, build, have_page, open_page
+from tests.support.console_page import BUILT, VIOLATIONS, axe, build, have_page, open_page
 from tests.support.consoling import Console, consoling
 from tests.support.crashbox import open_gate
 from tests.support.raw import Peer
@@ -85,7 +86,11 @@ async def fill(path: Path) -> None:
         EVIL.encode(),
     ]
     events = tuple(base.Event(seq, now - 50 + seq, payload, False) for seq, payload in enumerate(payloads, 1))
+    failed = dataclasses.replace(opened, id=StreamId("d" * 22))
+    answer = base.Event(1, now - 40, message(id=2, result={"isError": True, "content": []}), True)
     steps += [
+        base.OpenStream(record=failed, calls=()),
+        base.Append(stream=failed.id, fence=fence, events=(answer,), seal=True),
         base.OpenStream(record=opened, calls=(call,)),
         base.Append(stream=stream, fence=fence, events=events),
     ]
@@ -181,7 +186,11 @@ async def test_what_a_peer_wrote_is_shown_and_does_nothing(browser: Browser, lef
     await page.shows(".lane", SHOWN)
     await page.shows(".open-calls", f"request {SHOWN}")
     await page.shows(".facts", SHOWN)
-    await page.until("document.querySelectorAll('.timeline > li').length === 5")
+    await page.until("document.querySelectorAll('.timeline > li').length === 7")
+    # A tool that failed is an error in its lane, as it is in the list.
+    await page.shows(".timeline [data-is=error]", "answer: the tool failed")
+    signs = "['answer', 'error'].map((sign) => document.querySelectorAll(`.lanes .${sign}:not([d='M0 0'])`).length)"
+    assert await page.tab.eval(signs) == [0, 1]
     await page.tab.eval("document.querySelectorAll('.timeline details').forEach((one) => { one.open = true; })")
     await page.shows(".timeline pre", SHOWN.replace('"', '\\"'))
     await page.click(".timeline button", "Load all")
@@ -242,6 +251,24 @@ async def test_the_page_says_when_it_is_alone_and_comes_back_by_itself(browser: 
         assert await page.texts("main *") == []
 
 
+async def test_every_page_says_at_once_that_nodes_hold_what_is_not_written(browser: Browser, tmp_path: Path) -> None:
+    """While the store fails nothing in it changes, so the page has to be told."""
+    path = tmp_path / "log.db"
+    async with SqliteStore(str(path)) as store, consoling(f"sqlite:{path}") as console:
+        await store.join(node := NodeId("n" * 22))
+        liveness = store.liveness(node, lease=15.0, monotonic=time.monotonic)
+        page = await open_page(browser, console)
+        await page.shows("#status", "live")
+        await page.shows(".health .pill", "healthy")
+        liveness.hold(True)
+        await page.shows("#status", "store degraded")
+        await page.shows(".health .pill", "degraded")
+        await page.click("nav a", "Sessions")
+        await page.shows("#status", "store degraded")
+        liveness.hold(False)
+        await page.shows("#status", "live")
+
+
 async def test_rows_stay_in_their_places_while_they_are_used(browser: Browser, tmp_path: Path) -> None:
     async with cluster(tmp_path / "log.db") as servers, consoling(servers.address) as console:
         first = await Peer(port=servers.proxy.port).session()
@@ -269,8 +296,7 @@ async def test_every_page_is_accessible_and_fits_a_phone(browser: Browser, left:
             edges = "[...document.querySelectorAll('main :is(td, th, dd, button, input, select, summary, pre, svg)')]"
             rightmost = f"Math.max(...{edges}.map((one) => one.getBoundingClientRect().right))"
             assert max(await page.tab.eval(f"[document.documentElement.scrollWidth, {rightmost}]")) <= width
-            violations = "axe.run().then(({ violations }) => violations.map((one) => [one.id, one.nodes[0].html]))"
-            assert await page.tab.eval(violations) == []
+            assert await page.tab.eval(VIOLATIONS) == []
 
 
 async def test_the_keyboard_reaches_everything(browser: Browser, left: Console) -> None:

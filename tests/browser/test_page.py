@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.chromium import PACKAGE, Browser
-from tests.support.node import node_modules, program
+from tests.support.chromium import Browser
+from tests.support.console_page import VIOLATIONS, axe
+from tests.support.demo_page import have_page
 from tests.support.serving import ROOT, python_path
 
 pytestmark = pytest.mark.anyio
@@ -23,8 +23,7 @@ PATIENCE = 90
 
 @pytest.fixture(scope="module")
 def built() -> None:
-    node_modules(PACKAGE)
-    subprocess.run([program("node"), PACKAGE / "build.mjs"], check=True, capture_output=True, timeout=60)
+    have_page()
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +88,8 @@ async def test_positions_are_folded(browser: Browser, page: str) -> None:
     assert await tab.eval(shown) == [False, False]
     await tab.eval("document.querySelector('.place summary').click(); document.querySelector('#details').click()")
     assert await tab.eval(shown) == [True, True]
+    await tab.eval(axe())
+    assert await tab.eval(VIOLATIONS) == []
 
 
 async def test_on_a_phone_a_button_shows_what_it_does(browser: Browser, page: str) -> None:
@@ -110,6 +111,8 @@ async def test_on_a_phone_a_button_shows_what_it_does(browser: Browser, page: st
         assert 0 <= left < right <= 360, places
     assert places[0][1] <= places[1][0], "the call is not below the buttons"
     assert await tab.eval("document.documentElement.scrollWidth") == 360
+    await tab.eval(axe())
+    assert await tab.eval(VIOLATIONS) == []
 
 
 async def test_other_sites_cannot_make_trouble(browser: Browser, page: str) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, ClassVar
 
+import mcp_types as types
 import pytest
 
+from perdure.cli.listing import Offers, listing_lines
 from tests.support.crashbox import diary, open_gate
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.kitchen import has_noted
@@ -73,6 +75,14 @@ async def _tools_are_listed(served: Served) -> None:
     assert [one["name"] for one in found["prompts"]] == ["recipe"]
 
 
+async def test_a_server_without_a_version_has_only_its_name_in_the_first_line() -> None:
+    server = types.Implementation(name="bakery", version="")
+    offers = Offers(
+        server=server, revision="2025-11-25", instructions=None, tools=[], resources=[], templates=[], prompts=[]
+    )
+    assert list(listing_lines(offers)) == ["bakery, MCP 2025-11-25", "", "No tools"]
+
+
 async def _calls_print_results(served: Served) -> None:
     baked, kneaded, burnt, read, asked, prompt = await asyncio.gather(
         perdure("call", served.url, "bake", "loaves=2", "oven=gas"),
@@ -108,6 +118,7 @@ async def _bad_input_calls_nothing(served: Served) -> None:
         refusal("call", url, "bake", "loaves=101"),
         refusal("call", url, "recipe", "--prompt"),
         refusal("call", url.replace("/mcp", "/elsewhere"), "bake"),
+        refusal("list", url.removesuffix("/mcp")),
         refusal("list", "http://127.0.0.1:1/mcp"),
     )
     assert list(lines) == [
@@ -115,6 +126,7 @@ async def _bad_input_calls_nothing(served: Served) -> None:
         "bake: loaves: 101 is greater than the maximum of 100",
         "recipe needs bread=…; perdure list shows its arguments",
         f"there is no MCP server at {url.replace('/mcp', '/elsewhere')} (HTTP 404)",
+        f"there is no MCP server at {url.removesuffix('/mcp')} (HTTP 404); its address has a path, most often /mcp",
         "no server answers at http://127.0.0.1:1/mcp: [Errno 111] Connect call failed ('127.0.0.1', 1)",
     ]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.cli import config_file, variables
+from perdure.cli import config_file, entry, variables
 from perdure.cli.main import perdure_command
 from perdure.cli.options import settings_from
 from perdure.errors import Misuse
@@ -105,7 +105,7 @@ def test_the_own_file_wins_over_the_project_and_a_project_that_says_nothing_chan
     ("text", "line"),
     [
         ("evnt_ttl = 1", "there is no setting 'evnt_ttl'; did you mean 'event_ttl'?"),
-        ("[serve]\nport = 1", "there is no setting 'serve'; perdure serve --help shows all"),
+        ("[serve]\nport = 1", "serve is a table; write the settings above all tables"),
         ('config = "a"', "there is no setting 'config'; perdure serve --help shows all"),
         ("event-ttl = 1\nevent_ttl = 1", "'event_ttl' is given twice, with a dash and with an underscore"),
         ('event_ttl = "soon"', "event_ttl: 'soon' is not a duration such as 90, 500ms, 30s, 5m, 1h or 7d"),
@@ -136,8 +136,17 @@ def test_a_file_that_is_no_configuration_is_one_line(capsys: pytest.CaptureFixtu
     assert refusal(capsys, "serve", "a:b", "--config", "none.toml") == line
 
 
+def test_the_mark_that_some_editors_put_before_a_text_is_skipped() -> None:
+    write("\ufeffport = 1\n")
+    assert read()["port"] == 1
+
+
 def test_the_other_commands_use_the_store_of_the_configuration(capsys: pytest.CaptureFixture[str]) -> None:
-    write('store = "sqlite:bread.db"')
+    write('stoer = "sqlite:bread.db"')
+    assert refusal(capsys, "sessions") == "perdure.toml: there is no setting 'stoer'; did you mean 'store'?"
+    write("store = true")
+    assert refusal(capsys, "store", "check") == "perdure.toml: store is true; write a text or a number"
+    write('port = 1\nreload_dirs = ["src"]\nstore = "sqlite:bread.db"')
     assert refusal(capsys, "sessions") == f"there is no SQLite file {Path('bread.db').absolute()}"
     assert refusal(capsys, "tail", "12345678") == f"there is no SQLite file {Path('bread.db').absolute()}"
     os.environ["PERDURE_STORE"] = "sqlite:own.db"
@@ -162,7 +171,12 @@ def test_a_mistake_in_the_file_of_variables_is_one_line(
     assert refusal(capsys, "serve", "a:b", "--env-file", ".env") == line
 
 
-@pytest.mark.parametrize("command", [("serve", "a:b"), ("sessions",), ("store", "check")])
+BAD_BRIDGE = ("stdio", "http://127.0.0.1/mcp", "--log-level", "loud")
+
+
+@pytest.mark.parametrize(
+    "command", [("serve", "a:b"), ("sessions",), ("store", "check"), ("install", "cursor", "ftp://x"), BAD_BRIDGE]
+)
 def test_a_mistyped_variable_is_one_line_and_foreign_ones_are_left_alone(
     capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
 ) -> None:
@@ -180,6 +194,22 @@ def test_a_mistyped_variable_is_one_line_and_foreign_ones_are_left_alone(
     os.environ["PERDURE_KITCHEN"] = "1"
     line = "there is no variable PERDURE_KITCHEN; unset it: names that begin with PERDURE_ are for the command"
     assert refusal(capsys, *command) == line
+
+
+def test_the_bridge_that_loads_no_other_command_refuses_it_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said() -> str:
+        with pytest.raises(SystemExit) as end:
+            entry.main()
+        assert end.value.code == 2
+        return capsys.readouterr().err
+
+    monkeypatch.setattr(sys, "argv", ["perdure", *BAD_BRIDGE])
+    os.environ["PERDURE_STORE"] = "memory:"
+    assert said().startswith("perdure: --log-level: 'loud' is not one of")
+    os.environ["PERDURE_TOKENDIR"] = "x"
+    assert said().startswith("perdure: there is no variable PERDURE_TOKENDIR; did you mean 'PERDURE_TOKEN_DIR'")
 
 
 def test_every_variable_that_the_package_reads_is_known() -> None:

@@ -10,7 +10,7 @@ import signal
 import sqlite3
 import stat
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -195,6 +195,52 @@ async def test_a_check_names_faults_and_promises_and_what_is_no_store(tmp_path: 
     assert "a store in memory can be read only" in await refusal(tmp_path, "check", "--store", "memory:")
 
 
+def letter(path: Path) -> None:
+    path.write_text("Dear reader, this is a letter and not a database. " * 100)
+
+
+def half(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def lost_tables(path: Path) -> None:
+    """The first page, which lists the tables, but for the header."""
+    with path.open("r+b") as file:
+        file.seek(100)
+        file.write(bytes(2_048 - 100))
+
+
+def of_another_program(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as file:
+        file.execute("PRAGMA application_id = 7")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (letter, "file is not a database; see docs/operating.md#if-a-store-is-damaged"),
+        (half, "database disk image is malformed; see docs/operating.md#if-a-store-is-damaged"),
+        (lost_tables, "database disk image is malformed; see docs/operating.md#if-a-store-is-damaged"),
+        (of_another_program, "is not a Perdure store; give "),
+    ],
+)
+async def test_a_file_that_no_server_can_open_is_unsound_and_named(
+    tmp_path: Path, spoil: Callable[[Path], None], reason: str
+) -> None:
+    path = tmp_path / "perdure.db"
+    async with open_store(f"sqlite:{path}") as store:
+        await fill(store)
+    spoil(path)
+    before = path.read_bytes()
+    found = await checked(tmp_path, "sqlite:perdure.db", status=1)
+    assert [reason in problem for problem in found["problems"]] == [True]
+    for command in (["backup", "copy.db"], ["vacuum"]):
+        said = await refusal(tmp_path, *command)
+        assert said.startswith(f"the SQLite file {path} ")
+        assert reason in said
+    assert (sizes(tmp_path), path.read_bytes()) == ({"perdure.db"}, before)
+
+
 # Vacuum
 
 
@@ -229,6 +275,12 @@ async def test_room_is_given_back_while_a_node_lives_and_in_steps_once_the_file_
     assert (done.waited, left) == (0, [*range(done.free, 0, -STEP * 2_048), 0])
     assert (await lines(tmp_path, "check"))[-1] == "sound     yes"
     assert [event.seq for event in await served.read(HOME, after=0, limit=9)] == [1, 2, 3, 4]
+
+
+async def test_what_is_still_in_the_log_counts_before(tmp_path: Path, served: Store) -> None:
+    """Nothing was to be given back, so the file has not grown by that either."""
+    [told] = await objects(tmp_path, "vacuum")
+    assert (told["free"], told["before"]) == (0, told["after"])
 
 
 async def test_servers_are_not_made_to_wait_for_long_unless_that_is_asked_for(

@@ -188,7 +188,7 @@ async def test_only_the_caller_with_the_token_is_let_in_and_only_under_a_known_h
     assert (wrong.status, wrong.header("set-cookie")) == (401, None)
     assert b"the token in this address is wrong" in wrong.body
 
-    for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", ""):
+    for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "[::1].evil.example", ""):
         status, said = await console.refused("/api/store", headers=console.known | {"host": host or " "})
         assert (status, "--allowed-host" in said) == (421, True)
     for host in (f"localhost:{port}", f"[::1]:{port}", "127.0.0.1"):
@@ -235,6 +235,8 @@ async def test_a_node_that_holds_what_is_not_written_is_told(console: Console, f
         await console.until("/api/store", lambda found: found["degraded"] is False)
         liveness.hold(True)
         assert (await console.get("/api/store"))["degraded"] is True
+        nodes = {node["id"]: node for node in (await console.get("/api/nodes"))["nodes"]}
+        assert nodes[other]["degraded"] is True
         liveness.hold(False)
         assert (await console.get("/api/store"))["degraded"] is False
 

@@ -12,6 +12,7 @@ import click
 import pytest
 
 from perdure.cli.main import perdure_command
+from perdure.settings import Settings
 from tests.support.serving import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -73,7 +74,17 @@ def test_every_variable_is_one_of_serve() -> None:
 def test_the_process_manager_waits_longer_than_the_drain(path: Path, drain: str, stop: str) -> None:
     text = path.read_text()
     [drained], [stopped] = re.findall(drain, text), re.findall(stop, text)
-    assert seconds(stopped) == seconds(drained) + ALLOWANCE
+    paused = sum(map(int, re.findall(r"sleep: {seconds: (\d+)}", text)))  # before the signal
+    assert seconds(stopped) == paused + seconds(drained) + ALLOWANCE
+
+
+def test_a_proxy_lets_a_body_of_the_largest_size_through() -> None:
+    [mebibytes] = {
+        int(size)
+        for path in (DEPLOY / "nginx/perdure.conf", DEPLOY / "kubernetes/ingress.yaml")
+        for size in re.findall(r"body[-_]size:? (\d+)m", path.read_text())
+    }
+    assert mebibytes << 20 == Settings().max_body
 
 
 def test_containers_are_stopped_later_than_their_drain_ends() -> None:

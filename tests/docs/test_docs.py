@@ -151,6 +151,7 @@ def test_the_first_screen_of_the_readme_gets_a_result_from_a_call_whose_server_i
     [block] = [block for block in blocks((ROOT / "README.md").read_text()) if "trick" in block.words]
     setup, text = block.text.split("\n", 1)
     assert setup == "make setup && . .venv/bin/activate"
+    assert "#" not in text, "zsh, the shell of macOS, takes no comments at its prompt"
     port = free_port()
     changes = {
         "examples/hello.py &": f"{ROOT}/examples/hello.py --port {port} &",

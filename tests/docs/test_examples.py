@@ -21,6 +21,7 @@ from examples import demo, nodes
 
 from perdure._core.sse import ServerSentEvent
 from perdure.serve.connection import listen
+from tests.support.demo_page import have_page
 from tests.support.postgres import programs
 from tests.support.serving import ROOT
 
@@ -157,6 +158,7 @@ def test_a_busy_port_is_one_clear_line() -> None:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_what_it_invites_to_works_and_control_c_ends_it_all(tmp_path: Path) -> None:
+    have_page()
     with playing("--page", "--port", "0") as process:  # the scenes are played above
         said = read_to(process, "asyncio.run(main())")
         url = url_in(said)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 import sys
+
+import pytest
 
 import perdure
 from tests.docs.test_docs import PAGES, anchors
+from tests.support.node import program
 from tests.support.serving import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from site_pages import API, CHAPTERS, site_page, site_path
+from site_pages import API, CHAPTERS, CODES, site_page, site_path
 
 _POINTER = re.compile(r"docs/([a-z-]+\.md)(?:#([\w-]+))?")
 
@@ -32,6 +37,20 @@ def test_the_reference_has_every_public_name() -> None:
     """`Store` is with its promises, in the part of the module that has them."""
     told = [name for names in CHAPTERS.values() for name in names]
     assert sorted([*told, "Store"]) == sorted(perdure.__all__)
+
+
+@pytest.mark.parametrize(
+    ("typed", "searched"),
+    [("-31001", "31001"), ("error -31001 kill -9", "error 31001 kill 9"), ("re-run 2026-07-28", "re-run 2026-07-28")],
+)
+def test_the_code_of_an_error_is_searched_without_its_minus(typed: str, searched: str) -> None:
+    """The search would look for the pages that do not have it."""
+    body = CODES.removeprefix("<script>").partition("</script>")[0]
+    story = f"""let hear; globalThis.document = {{ addEventListener: (_, listener) => {{ hear = listener }} }}; {body}
+        const target = {{ matches: () => true, value: {json.dumps(typed)} }}; hear({{ target }})
+        console.log(target.value)"""
+    said = subprocess.run([program("node"), "-e", story], capture_output=True, text=True, check=True)
+    assert said.stdout == f"{searched}\n"
 
 
 def test_links_lead_to_pages_of_the_site_and_files_of_the_source_are_text() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from perdure._core.extension import CANCEL
 from tests.support.askbox import server as askbox
 from tests.support.call_peer import ALL_ASKS, TAKES_TASKS, CallPeer, accept, result_of, said
 from tests.support.crashbox import diary
@@ -69,6 +70,7 @@ async def test_what_is_not_the_callers_own_is_refused_in_the_same_bytes_as_what_
     asking = {"question": "Well?"}
     task = result_of(await alice.call("ask", asking))["taskId"]
     state = result_of(await town.peer(ALICE, tasks=False).call("ask", asking))["requestState"]
+    keyed = result_of(await alice.call("ask", asking, key="order-7"))["taskId"]
     unknown = secrets.token_urlsafe(32)
     for at in (0, 1):
         bob, nobody = town.peer(BOB, at=at), town.peer("", at=at)
@@ -77,6 +79,10 @@ async def test_what_is_not_the_callers_own_is_refused_in_the_same_bytes_as_what_
             assert foreign == none
             assert (foreign[0], b'"code":-32602' in foreign[1]) == (400, True), foreign
             assert (await nobody.rpc(method, params)).status == 401
+        keys = [shown(await bob.rpc(CANCEL, {"key": key}, id=1)) for key in ("order-7", "order-8")]
+        assert keys[0] == keys[1]
+        assert (keys[0][0], b'"code":-32602' in keys[0][1]) == (400, True), keys
+        assert await heard(bob, task, keyed) == await heard(bob, unknown, "x") == [{"taskIds": []}, "complete"]
         rounds = town.peer(BOB, at=at, tasks=False)
         answers = [
             shown(await rounds.call("ask", asking, params={"requestState": name, "inputResponses": {}}, id=1))
@@ -85,9 +91,17 @@ async def test_what_is_not_the_callers_own_is_refused_in_the_same_bytes_as_what_
         assert answers[0] == answers[1]
         assert (answers[0][0], b'"code":-32602' in answers[0][1]) == (400, True), answers
         assert (await town.peer("", at=at, tasks=False).call("ask", asking)).status == 401
-    asked = await alice.until_asked(task)
-    await alice.update(task, {name: accept(answer="mine") for name in asked})
-    assert said((await alice.until_over(task))["result"]) == "mine"
+    for one in (task, keyed):
+        asked = await alice.until_asked(one)
+        await alice.update(one, {name: accept(answer="mine") for name in asked})
+        assert said((await alice.until_over(one))["result"]) == "mine"
+
+
+async def heard(peer: CallPeer, *tasks: str) -> list[object]:
+    """All that a listener is told of tasks, where it is told of none: the filter that is served, and how it ended."""
+    answer = await peer.rpc("subscriptions/listen", {"notifications": {"taskIds": list(tasks)}})
+    acknowledged, result = answer.messages
+    return [acknowledged["params"]["notifications"], result["result"]["resultType"]]
 
 
 def requests_for(task: str) -> list[tuple[str, dict[str, Any]]]:
@@ -160,12 +174,23 @@ async def expired(peer: CallPeer, begun: dict[str, Any], asking: dict[str, Any])
     return answer
 
 
-@pytest.mark.parametrize("responses", [7, [], "x", {"ask-1": 7}, {"ask-1": None}])
-async def test_responses_that_are_no_objects_are_refused(responses: object) -> None:
+@pytest.mark.parametrize(
+    ("responses", "seen"),
+    [
+        (7, "7"),
+        (None, "nothing"),
+        ([], "[]"),
+        ("x", "'x'"),
+        ({"ask-1": 7}, "{'ask-1': 7}"),
+        ({"ask-1": None}, "{'ask-1': None}"),
+    ],
+)
+async def test_responses_that_are_no_objects_are_refused(responses: object, seen: str) -> None:
     async with live(server=askbox) as served:
         peer = CallPeer(port=served.port, capabilities={**ALL_ASKS, **TAKES_TASKS})
         task = result_of(await peer.call("ask", {"question": "Well?"}))["taskId"]
         answer = await peer.rpc("tasks/update", {"taskId": task, "inputResponses": responses})
         assert (answer.status, answer.error["code"]) == (400, -32602)
-        assert "inputResponses must be an object" in answer.error["message"]
+        sentence = f"inputResponses must be an object with an object for each key, not {seen}"
+        assert answer.error["message"] == sentence
         assert len(await peer.until_asked(task)) == 1

@@ -31,7 +31,7 @@ KEPT = KEPT.replace("\n", "\r\n")
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home directory and a project of their own."""
-    for name in ("XDG_CONFIG_HOME", "APPDATA", "CLAUDE_CONFIG_DIR", "PERDURE_TOKEN_DIR"):
+    for name in ("XDG_CONFIG_HOME", "APPDATA", "CLAUDE_CONFIG_DIR", "GEMINI_CLI_HOME", "PERDURE_TOKEN_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "project").mkdir()
@@ -110,6 +110,7 @@ def test_the_environment_says_where_settings_are_kept() -> None:
     assert found("win32", windows, APPDATA=r"D:\a") == r"D:\a\Code\User\mcp.json"
     assert found("linux", posix, "claude-code", CLAUDE_CONFIG_DIR="/c") == "/c/.claude.json"
     assert found("win32", windows, "claude-code", CLAUDE_CONFIG_DIR="") == r"C:\h\.claude.json"
+    assert found("linux", posix, "gemini-cli", GEMINI_CLI_HOME="/g") == "/g/.gemini/settings.json"
     assert found("darwin", posix, XDG_CONFIG_HOME="/c") == "/h/Library/Application Support/Code/User/mcp.json"
 
 
@@ -126,6 +127,14 @@ async def test_a_host_with_a_bare_environment_starts_what_was_written(home: Path
         async with started(command, home) as bridge:
             assert "protocolVersion" in await bridge.handshake()
     assert [path.name[:6] for path in (home / "project/tokens").glob("token-*")] == ["token-"]
+
+
+def test_a_directory_that_the_environment_names_is_written_because_hosts_have_another_one(
+    monkeypatch: pytest.MonkeyPatch, home: Path, terminal: Terminal
+) -> None:
+    monkeypatch.setenv("PERDURE_TOKEN_DIR", "tokens")
+    shown = json.loads(terminal.run("install", "cursor", URL, "--print"))
+    assert shown["mcpServers"]["perdure"]["args"] == ["stdio", URL, "--token-dir", str(home / "project/tokens")]
 
 
 PLACES = [
@@ -272,6 +281,10 @@ BAD_INPUT = [
     (["install", "cursor", "http://user:pass@127.0.0.1/mcp"], "credentials must not stand in the address"),
     (["install", "cursor", URL, "--name", "x" * (MAX_NAME + 1)], "does not fit all hosts: up to 32 letters"),
     (["install", "cursor", URL, "--name", ""], "does not fit all hosts"),
+    (
+        ["install", "gemini-cli", URL, "--name", "my_shop"],
+        "'my_shop' does not fit Gemini CLI, whose rules for tools fail",
+    ),
     (["install", "cursor", URL, "--token-env", "sk-12345"], "--token-env takes the name of a variable"),
     (["install", "cursor", URL, "--token-env", "A", "--token-file", "b"], "cannot be given together"),
     (["install", "cursor", URL, "--log-file", "\udcff"], "bytes that are not UTF-8"),

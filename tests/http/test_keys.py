@@ -56,6 +56,15 @@ async def test_the_header_and_the_member_name_the_same_key(tmp_path: Path) -> No
     assert len(diary(tmp_path / "log")) == 1
 
 
+async def test_two_headers_with_a_key_are_refused() -> None:
+    """Whichever of them counted, another process or a gateway might take the other one."""
+    async with live(server=server) as served:
+        twice = {"idempotency-key": "order-7", "Idempotency-Key": "order-7"}
+        answer = await CallPeer(port=served.port).call("pay", {"n": 1}, headers=twice)
+        assert (answer.status, answer.error["code"]) == (400, -32600), answer
+        assert answer.error["message"] == "This request has 2 Idempotency-Key headers; it may have one"
+
+
 async def test_arguments_that_are_written_otherwise_are_the_same(tmp_path: Path) -> None:
     """The order of their names says nothing; what they are does."""
     log = str(tmp_path / "log")

@@ -19,6 +19,7 @@ from perdure._core.states import SessionState
 from perdure.errors import StoreUnavailable
 from perdure.http.app import CALL_KEYS
 from perdure.http.known_calls import MAX_RESPONSES
+from perdure.sessions import single_calls
 from perdure.store import MemoryStore
 from perdure.store.base import (
     ChangeSession,
@@ -245,6 +246,76 @@ async def _is_left(site: Site) -> bool:
 
 async def _has_dormant(site: Site) -> bool:
     return await site.store.longest_dormant(kind=RecordKind.CALL) is not None
+
+
+async def _left(site: Site, shop: Workshop) -> SessionId:
+    """The id of a call that waits at `g` and whose client has left."""
+    lost = await begin(site, "tools/call", call_params("wait", gate="g"))
+    await until(lambda: shop.seen)
+    lost.cut()
+    await until(lambda: _is_left(site))
+    [node] = await site.store.nodes()
+    [stream] = await site.store.written_by(node.id)
+    return stream.session
+
+
+async def test_a_call_that_was_joined_is_not_joined_by_another_request_while_the_first_one_waits(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two equal calls whose connections both stand are two."""
+    monkeypatch.setattr(single_calls, "NOTICE_SECONDS", 0.01)
+    async with serve(shop.server, rejoin=LATER) as site:
+        await _left(site, shop)
+        async with await begin(site, "tools/call", call_params("wait", gate="g")) as joined:
+            await until(lambda: site.app.counters.calls_rejoined)
+            async with await begin(site, "tools/call", call_params("wait", gate="g")) as other:
+                await until(lambda: len(shop.seen) == 2)
+                shop.open("g")
+                for exchange in (joined, other):
+                    assert said(response_in(exchange, await exchange.answer())) == "went through g"
+        assert (site.app.counters.calls_rejoined, shop.seen) == (1, ["waiting at g"] * 2)
+
+
+async def test_a_call_whose_second_client_leaves_as_well_is_joined_by_the_third(shop: Workshop) -> None:
+    async with serve(shop.server, rejoin=LATER) as site:
+        await _left(site, shop)
+        joined = await begin(site, "tools/call", call_params("wait", gate="g"))
+        await until(lambda: site.app.counters.calls_rejoined == 1)
+        joined.cut()
+        async with await begin(site, "tools/call", call_params("wait", gate="g")) as third:
+            await until(lambda: site.app.counters.calls_rejoined == 2)
+            shop.open("g")
+            assert said(response_in(third, await third.answer())) == "went through g"
+        assert shop.seen == ["waiting at g"]
+
+
+async def test_a_call_whose_second_client_leaves_as_well_is_cancelled(shop: Workshop) -> None:
+    """It is the same whether the second one came in time, which a slow machine decides: then it began another call."""
+    async with serve(shop.server, rejoin=0.3) as site:
+        lost = await begin(site, "tools/call", call_params("wait", gate="g"))
+        await until(lambda: shop.seen)
+        lost.cut()
+        joined = await begin(site, "tools/call", call_params("wait", gate="g"))
+        await until(lambda: site.app.counters.calls_rejoined or shop.seen.count("waiting at g") == 2)
+        joined.cut()
+        await until(lambda: _has_no_calls(site))
+        assert shop.seen.count("cancelled at g") == shop.seen.count("waiting at g")
+
+
+async def _has_no_calls(site: Site) -> bool:
+    return not await site.store.count_states(RecordKind.CALL)
+
+
+async def test_a_request_that_joins_a_call_in_the_moment_of_its_cancellation_runs_again(shop: Workshop) -> None:
+    """Its client has cancelled nothing."""
+    async with serve(shop.server, rejoin=LATER) as site:
+        task = await _left(site, shop)
+        async with await begin(site, "tools/call", call_params("wait", gate="g")) as joined:
+            await until(lambda: site.app.counters.calls_rejoined)
+            await ask(site, "tasks/cancel", {"taskId": task}, TAKES_TASKS)
+            await until(lambda: shop.seen.count("waiting at g") == 2)
+            shop.open("g")
+            assert said(response_in(joined, await joined.answer())) == "went through g"
 
 
 async def test_a_call_whose_client_has_a_handle_is_not_joined_by_an_equal_one(shop: Workshop) -> None:

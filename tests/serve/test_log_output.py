@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import pytest
 
 from perdure.cli.serve import quiet_fastmcp
-from perdure.serve.log_output import TURN_SECONDS, SharedStream, ShownRecords
+from perdure.serve.log_output import TURN_SECONDS, SharedStream, ShownRecords, name_call
+from perdure.telemetry.events import CallIds, current_call
 from tests.support.serving import ROOT
 
 LIBRARIES = ("/venv/site-packages", "/usr/lib/python3.11")
@@ -58,6 +59,25 @@ def test_below_warning_only_perdure_and_the_user_s_own_code_are_shown(
 def test_a_target_in_a_file_makes_no_library_the_user_s_own() -> None:
     assert not is_shown("mcp", "/venv/site-packages/mcp/a.py", target="./mcp/shop.py:server")
     assert is_shown("shop", "/srv/mcp/shop.py", target="./mcp/shop.py:server")
+
+
+@pytest.mark.parametrize(
+    ("name", "action", "named"),
+    [
+        ("acme.orders", None, True),
+        ("perdure", "call.failed", True),
+        ("perdure", "store.degraded", False),  # the call has only met it first
+        ("perdure.store.postgres.ear", None, False),
+    ],
+)
+def test_a_record_names_the_call_in_which_it_was_written_if_it_is_about_that(
+    name: str, action: str | None, named: bool
+) -> None:
+    record = logging.makeLogRecord({"name": name, "action": action})
+    before = current_call.set(CallIds("a-session", "a-stream", 2))
+    assert name_call(record)
+    current_call.reset(before)
+    assert ("session" in vars(record)) is named
 
 
 WRITER = """

@@ -9,7 +9,9 @@ from types import ModuleType
 
 import pytest
 
+from perdure.errors import TargetFailed
 from perdure.serve.own_frames import blame, own_traceback
+from perdure.serve.target import load_target
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +51,16 @@ def test_the_frames_of_a_group_are_the_users_too(folder: Path) -> None:
     said = own_traceback(error)
     assert said.count("bakery.py") == 3  # the group, its member, and the member as what was handled then
     assert "json/" not in said
+
+
+def test_a_module_that_cannot_be_read_is_shown_without_what_imported_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "broken_bakery.py").write_text("def (\n")
+    monkeypatch.syspath_prepend(folder)
+    with pytest.raises(TargetFailed) as told:
+        load_target("broken_bakery")
+    assert told.value.traceback.splitlines()[0] == f'  File "{folder / "broken_bakery.py"}", line 1'
 
 
 @pytest.mark.parametrize("place", ["site-packages", "dist-packages"])

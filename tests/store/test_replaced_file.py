@@ -15,9 +15,10 @@ import httpx2
 import pytest
 
 from perdure._core.ids import NodeId, SessionId
-from perdure.errors import StoreReplaced
-from perdure.store import SqliteStore
+from perdure.errors import StoreError, StoreReplaced
+from perdure.store import SqliteStore, existing_store, upkeep_of
 from perdure.store.base import PutSession
+from perdure.store.sqlite.backup import back_up
 from perdure.store.sqlite.sql_files import schema_version
 from perdure.testing._values import NODE, a_session, put
 from tests.support.serving import Served, log_lines, serving
@@ -198,6 +199,37 @@ async def test_a_server_whose_file_is_gone_ends_and_says_why(
     [line] = [line for line in log_lines(served.output) if line.action == "serve.failed"]
     assert line.sentence.startswith("the server ends: the SQLite file")
     assert line.sentence.endswith(f"while it was open; start the server again; {SEE}")
+
+
+async def test_a_backup_beside_the_log_of_a_killed_server_is_left_as_it_is(tmp_path: Path) -> None:
+    """SQLite would write that log into it: the store would be as before the restore, or a mixture."""
+    path, left = tmp_path / "log.db", tmp_path / "left"
+    left.mkdir()
+    async with SqliteStore(str(path)) as store:
+        await put(store, PutSession(record=a_session("kept")))
+        back_up(str(path), str(tmp_path / "backup.db"), on_copied=lambda done, total: None, checks=False)
+        await put(store, PutSession(record=a_session("later")))
+        shutil.copy(f"{path}-wal", left / "log.db-wal")  # as `kill -9` leaves it
+    restored = left / "log.db"
+    shutil.copy(tmp_path / "backup.db", restored)
+    before = {file: file.read_bytes() for file in left.iterdir()}
+    sentence = f"{restored} is a backup, and {restored}-wal is the log of the file that was there before; "
+    with pytest.raises(StoreError, match=sentence):
+        await SqliteStore(str(restored)).open()
+    with pytest.raises(StoreError, match=sentence):
+        await existing_store(f"sqlite:{restored}", writes=False).open()
+    problems = [fact.problem for fact in await upkeep_of(f"sqlite:{restored}").check() if fact.problem]
+    assert [problem.startswith(sentence) for problem in problems] == [True]
+    assert {file: file.read_bytes() for file in left.iterdir()} == before
+    (left / "log.db-wal").unlink()
+    async with SqliteStore(str(restored)) as store:
+        assert await _ids(store) == ["kept"]
+        # A server that is killed now leaves a log of its own.
+        await put(store, PutSession(record=a_session("new")))
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{restored}{suffix}", f"{path}{suffix}")
+    async with SqliteStore(str(path)) as store:
+        assert await _ids(store) == ["kept", "new"]
 
 
 async def test_workers_go_on_with_the_backup_that_was_moved_into_place(tmp_path: Path) -> None:

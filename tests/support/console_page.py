@@ -91,6 +91,10 @@ async def open_page(browser: Browser, console: Console, hash_: str = "#/", *, to
     return page
 
 
+#: What axe finds wrong in a page into which its source was put.
+VIOLATIONS = "axe.run().then(({ violations }) => violations.map((one) => [one.id, one.nodes[0].html]))"
+
+
 def axe() -> str:
     """The source of axe-core, which checks a page for accessibility."""
     return Path(node_modules(PACKAGE) / "axe-core" / "axe.min.js").read_text()

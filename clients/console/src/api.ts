@@ -138,6 +138,7 @@ export interface Tick {
   calls_ended: number;
   running: number;
   sessions: number;
+  degraded: boolean | null;
   latency: { of?: string; p50: number; p99: number } | null;
 }
 

@@ -1,6 +1,7 @@
 // The streams of a session as lanes over one span of time: events, answers, gaps, re-runs and the reader's place.
 import { arrange, h, mark, replace, say, svg } from './dom.ts';
 import { clock, number, plain, plural, short } from './format.ts';
+import { summarize } from './messages.ts';
 import type { SessionRecord, Stream } from './record.ts';
 import { now } from './times.ts';
 
@@ -166,7 +167,7 @@ function drawn(stream: Stream, x: (time: number) => number): Record<string, stri
   const { facts, events, gaps } = stream;
   const at = (time: number): string => Math.min(Math.max(x(time), 2), WIDTH - 2).toFixed(1);
   const dots = (some: typeof events): string => some.map((event) => `M${at(event.time)} ${MIDDLE}h0`).join('');
-  const failed = (event: (typeof events)[number]): boolean => event.final && typeof event.message === 'object' && event.message !== null && 'error' in event.message;
+  const failed = (event: (typeof events)[number]): boolean => event.final && summarize(event.message).is === 'error';
   const end = facts.sealed ? (events.at(-1)?.time ?? facts.opened) : now();
   const gap = gaps.map(({ first, last }) => {
     const to = at(stream.timeOf(last + 1));

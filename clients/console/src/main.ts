@@ -30,6 +30,7 @@ class Frame implements Shell {
   private hash = '';
   private readonly left = new Map<string, { view: View; hash: string; scroll: number }>();
   private trouble: Trouble['where'] | null = null;
+  private isDegraded = false;
 
   constructor() {
     const listener = { onSeen: (seen: Seen) => this.onSeen(seen), onOpen: () => {}, onTrouble: (trouble: Trouble) => this.onTrouble(trouble) };
@@ -93,15 +94,19 @@ class Frame implements Shell {
     if (seen.what !== 'tick') return;
     setNow(seen.time);
     this.rates.add(seen);
+    this.isDegraded = seen.degraded === true;
     this.onTrouble(null);
+    // While the store fails nothing in it changes, so no list says that it should be read again.
+    if (this.facts && this.facts.degraded !== seen.degraded) this.back();
     this.view?.onTick(seen);
   }
 
   onTrouble(trouble: Trouble | null): void {
     const before = this.trouble;
     this.trouble = trouble?.where ?? null;
-    say(this.status, trouble ? (trouble.where === 'token' ? 'no access' : 'reconnecting') : 'live');
-    mark(this.status, 'data-is', trouble ? (trouble.where === 'token' ? 'bad' : 'warn') : 'good');
+    const [word, tone] = trouble ? (trouble.where === 'token' ? ['no access', 'bad'] : ['reconnecting', 'warn']) : this.isDegraded ? ['store degraded', 'bad'] : ['live', 'good'];
+    say(this.status, word);
+    mark(this.status, 'data-is', tone);
     mark(document.body, 'data-stale', trouble ? (this.facts ? 'figures' : 'nothing') : null);
     if (!trouble) {
       replace(this.banner);

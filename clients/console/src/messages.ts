@@ -23,8 +23,8 @@ function brief(value: unknown): string {
   return plain(text.slice(0, DETAIL));
 }
 
-export function summarize(message: unknown, cut = false): Summary {
-  if (typeof message === 'string') return { is: 'text', title: cut ? 'large payload' : 'text', detail: brief(message) };
+export function summarize(message: unknown, { cut = false, final = false } = {}): Summary {
+  if (typeof message === 'string') return { is: 'text', title: `${final ? 'answer: ' : ''}${cut ? 'large payload' : 'text'}`, detail: brief(message) };
   const { id, method, params, result, error } = members(message);
   if (typeof method === 'string') {
     if (method === 'notifications/progress') return progress(members(params));

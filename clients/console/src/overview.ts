@@ -10,6 +10,9 @@ import { Loader, type Shell, type View } from './view.ts';
 /** Sessions that the first page shows: what fits below the rest of it. */
 const LATEST = 10;
 
+/** Milliseconds after which the figures are read again although no list has changed: the console measures the store as often. */
+const STALE = 15_000;
+
 export class Overview implements View {
   readonly title = 'Overview';
   readonly element: HTMLElement;
@@ -19,6 +22,7 @@ export class Overview implements View {
   private readonly table = new SessionTable('The sessions, tasks and calls that were active last');
   private readonly plots: readonly [Plot, Plot, Plot, Plot];
   private readonly loader: Loader;
+  private loaded = 0;
 
   constructor(private readonly shell: Shell) {
     this.plots = [
@@ -59,6 +63,7 @@ export class Overview implements View {
   onTick({ latency }: Tick): void {
     if (latency) this.plots[3].rename(latency.of === 'append' ? 'Latency of writes' : 'Latency of calls');
     this.draw();
+    if (performance.now() - this.loaded > STALE) this.loader.soon();
   }
 
   pause(): void {}
@@ -78,6 +83,7 @@ export class Overview implements View {
       api.nodes(signal),
       api.sessions(new URLSearchParams({ limit: `${LATEST}` }), signal),
     ]);
+    this.loaded = performance.now();
     setNow(latest.now);
     this.nodes.fill(nodes.nodes);
     this.table.fill(latest.items, { holds: false });

@@ -349,6 +349,7 @@ function pendingOf({ facts: session, streams }: SessionRecord): HTMLElement[] {
       call.attempt > 1 ? h('span', { class: 'chip warn' }, `attempt ${call.attempt}`) : null,
       h('span', { class: 'quiet' }, streams.get(call.stream)?.progress ?? ''),
       h('span', { class: 'quiet' }, 'on node ', h('code', {}, short(call.node))),
+      call.state === 'waiting' ? h('span', { class: 'quiet' }, 'its node died; it waits for its client to come back, or to be settled') : null,
     ),
   );
   const asks = session.asks.map((ask) => {

@@ -69,7 +69,7 @@ export class Timeline {
   }
 
   private event(event: LogEvent, stream: Stream): HTMLLIElement {
-    const { is, title, detail, share } = summarize(event.message, event.cut);
+    const { is, title, detail, share } = summarize(event.message, event);
     const summary = h(
       'summary',
       {},

@@ -63,6 +63,9 @@ def default_map(config: Config, command: click.Command, others: Iterator[click.C
     found: dict[str, Any] = {}
     for written, value in config.values.items():
         key = written.replace("-", "_")
+        if isinstance(value, dict):
+            place = "in [tool.perdure] itself" if Path(config.name).name == PROJECT_FILE else "above all tables"
+            raise Misuse(f"{config.name}: {written} is a table; write the settings {place}")
         if key not in known:
             hint = did_you_mean(key, sorted(known)) or "; perdure serve --help shows all"
             raise Misuse(f"{config.name}: there is no setting {written!r}{hint}")
@@ -100,7 +103,7 @@ def _read(path: Path, name: Path) -> Config | None:
             data = file.read(MAX_FILE + 1)
         if len(data) > MAX_FILE:
             raise Misuse(f"{name} is larger than {MAX_FILE >> 20} MiB")
-        values: Any = tomllib.loads(data.decode())
+        values: Any = tomllib.loads(data.decode("utf-8-sig"))
     except OSError as error:
         raise Misuse(f"cannot read the configuration {name}: {error.strerror or error}") from error
     except UnicodeDecodeError:

@@ -1,6 +1,7 @@
 """The program `perdure`. It runs `perdure stdio` without loading the other commands: hosts start it again and again."""
 
 import contextlib
+import os
 import sys
 from typing import NoReturn
 
@@ -10,9 +11,12 @@ import click
 def main() -> NoReturn:
     if sys.argv[1:2] == ["stdio"]:
         from perdure.cli.stdio import stdio
+        from perdure.cli.variables import check_variables
+        from perdure.errors import Misuse
 
-        # If the arguments are wrong, the whole command reports that.
-        with contextlib.suppress(click.ClickException):
+        # If the arguments are wrong, the whole command reports that. It also knows the variables of the other commands.
+        with contextlib.suppress(click.ClickException, Misuse):
+            check_variables(os.environ, iter([stdio]))
             try:
                 with stdio.make_context("perdure stdio", sys.argv[2:]) as context:
                     sys.exit(stdio.invoke(context))

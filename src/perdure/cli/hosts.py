@@ -65,7 +65,7 @@ def _bridge_arguments(ctx: click.Context) -> list[str]:
     words = []
     for option in BRIDGE_OPTIONS:
         name = str(option.name)
-        if ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+        if ctx.get_parameter_source(name) not in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT):
             continue
         words.append(option.opts[0])
         value = ctx.params[name]
@@ -76,13 +76,17 @@ def _bridge_arguments(ctx: click.Context) -> list[str]:
     return words
 
 
-def _check(url: str, name: str, given: dict[str, Any]) -> None:
+def _check(host: Host, url: str, name: str, given: dict[str, Any]) -> None:
     from perdure.remote.credentials import check_address
     from perdure.remote.endpoint import Refused
 
     check_token_options(given)
     if not is_name(name):
         raise Misuse(f"--name: {name!r} does not fit all hosts: {NAME_RULE}")
+    if host.splits_names and "_" in name:
+        raise Misuse(
+            f"--name: {name!r} does not fit {host.title}, whose rules for tools fail at underscores: use hyphens"
+        )
     variable = given["token_env"]
     if variable is not None and not _VARIABLE.fullmatch(variable):
         # Not what was seen: it may be the token.
@@ -109,7 +113,7 @@ def _say(sentence: str, **where: Any) -> None:
 @click.pass_context
 def _install(ctx: click.Context, /, host: str, url: str, **given: Any) -> None:
     known, name = HOSTS[host], given["name"]
-    _check(url, name, given)
+    _check(known, url, name, given)
     wanted = entry(known, [*_program(), "stdio", url, *_bridge_arguments(ctx)])
     path = _where(known, given["scope"], given["file"])
     if given["print"] or path is None:

@@ -87,7 +87,7 @@ async def _pages(read: Callable[..., Awaitable[Page]]) -> list[Page]:
 
 
 def listing_lines(offers: Offers) -> Iterator[str]:
-    name = f"{offers.server.name} {offers.server.version}" if offers.server else "a server without a name"
+    name = f"{offers.server.name} {offers.server.version}".rstrip() if offers.server else "a server without a name"
     yield _line(f"{name}, MCP {offers.revision}")
     for line in (offers.instructions or "").strip().splitlines():
         yield _line(line)

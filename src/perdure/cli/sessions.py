@@ -95,7 +95,8 @@ def sessions(
 ) -> None:
     """List the sessions, tasks and single calls in a store, the last active one first.
 
-    A task is a call of 2026-07-28 whose client has its handle or gave it a key; a call is one whose client only waits.
+    A task is a call of 2026-07-28 whose client has its handle or gave it a key; a call is one whose client only waits,
+    and can be asked something. Plain calls of 2026-07-28 are not in the store.
 
     Without authentication an id is a secret: a caller that has it can use the session, or read the task.
     """

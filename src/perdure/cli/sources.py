@@ -45,7 +45,8 @@ def config_here() -> Config | None:
 
 
 class PerdureGroup(click.Group):
-    """Commands that read variables refuse those that no command knows, and use the store of the configuration.
+    """Commands that read variables refuse those that no command knows; commands that read a store use the one of the
+    configuration, which is checked as a whole.
 
     `perdure serve` does so with its own options, which may name other files.
     """
@@ -56,16 +57,14 @@ class PerdureGroup(click.Group):
         name, command, rest = super().resolve_command(ctx, args)
         if command is None or name is None or any(word in ("-h", "--help") for word in rest):
             return name, command, rest
-        if not any(isinstance(param, ServeOption) for param in command.params) and _reads_store(command):
+        read = {param.envvar for one in commands_below(command) for param in one.params if param.envvar}
+        if read and not _serves(command):
             check_variables(os.environ, commands_below(self))
-            config = config_here()
-            if config is not None and isinstance(store := config.values.get("store"), str):
-                ctx.default_map = {name: {"store": store}}
+            if "PERDURE_STORE" in read and (config := config_here()) is not None:
+                serving = [one for one in commands_below(self) if _serves(one)]
+                values = default_map(config, serving[0], iter(serving))
+                ctx.default_map = {name: {"store": values["store"]} if "store" in values else {}}
         return name, command, rest
-
-
-def _reads_store(command: click.Command) -> bool:
-    return any(param.envvar == "PERDURE_STORE" for one in commands_below(command) for param in one.params)
 
 
 def _use_config(ctx: click.Context, param: click.Parameter, value: Path | None) -> None:

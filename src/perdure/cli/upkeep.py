@@ -42,7 +42,8 @@ def backup(target: str, store: str, no_check: bool, as_json: bool) -> None:
     FILE must not be there. It appears when it is complete, checked as `perdure check` does, and on the disk; otherwise
     nothing is left. It is readable by its owner only, because it holds what the store holds.
 
-    To restore it: stop the servers, put it in the place of the store's file, and start them.
+    To restore it: stop the servers, move the store's file and its log (-wal) away, put the copy in its place, and start
+    them.
     """
     upkeep = upkeep_of(store)
     began = time.monotonic()

@@ -22,6 +22,10 @@ from perdure.sessions.registry import SessionRegistry
 from perdure.store.base import Followed, MailReceived, Overview, StreamRecord, stream_by_id
 from perdure.telemetry.events import log_event
 
+_ROUNDS_UNKNOWN = 3
+"""Rounds of a new node in which others may not know it yet, and hint it nothing: each of them learns of it in a round
+of its own, and one that is busy comes late to that."""
+
 
 class Watcher:
     """Follows the other nodes through the store."""
@@ -41,6 +45,7 @@ class Watcher:
         self._changes = changes
         self.handled = 0
         """The key of the last message that was handled."""
+        self._unknown_rounds = _ROUNDS_UNKNOWN
         self._named: set[StreamId] = set()
         self._all = False
         self._looked: object = None
@@ -59,6 +64,9 @@ class Watcher:
 
     def go_round(self, seen: Overview | None) -> None:
         """Look at everything in which there may be something to see; `None`: that is not known."""
+        if self._unknown_rounds:
+            self._unknown_rounds -= 1
+            self._context.watch.wake_all()
         if seen is None or seen.has_forwarded:
             self._homes.want()  # also what this node itself has forwarded to one that died
         if self._changes is not None:

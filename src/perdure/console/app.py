@@ -57,7 +57,7 @@ class Console:
         self.nodes = NodeWatch(self.view, self.index)
         self.health = Health(self.view, self.index, self.nodes, allow_end=allow_end)
         self.sessions = SessionView(self.view)
-        self.pulse = Pulse(self.index, self.nodes)
+        self.pulse = Pulse(self.index, self.nodes, self.health.is_degraded)
         self.seats = Seats()
 
     @contextlib.asynccontextmanager

@@ -94,7 +94,12 @@ class Entrance:
 
     def _knows(self, host: str) -> bool:
         name = host.lower()
-        name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+        if name.startswith("["):
+            name, _, port = name[1:].partition("]")
+            if port and port[0] != ":":
+                return False
+        else:
+            name = name.partition(":")[0]
         if name.rstrip(".") in self._hosts:
             return True
         try:

@@ -59,7 +59,7 @@ class Health:
             "store": self._view.upkeep.shown,
             "version": version("perdure"),
             "allow_end": self._allow_end,
-            "degraded": await self._is_degraded(),
+            "degraded": await self.is_degraded(),
             "size_bytes": extent.size,
             "events": extent.events,
             "events_exact": extent.is_exact,
@@ -68,7 +68,7 @@ class Health:
             "problems": list(found.problems),
         }
 
-    async def _is_degraded(self) -> bool | None:
+    async def is_degraded(self) -> bool | None:
         """Whether a node goes on from memory because the store fails, as far as nodes have told. `None`: none has."""
         holders = await self._view.upkeep.holders()
         told = [one.numbers.degraded for one in await self._nodes.nodes() if one.alive]

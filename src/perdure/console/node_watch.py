@@ -84,9 +84,12 @@ class NodeWatch:
         """The nodes as the page shows them: those that live first, then the dead ones, then those that are gone."""
         seen = await self.nodes()
         calls = (await self._index.snapshot()).calls
+        holders = await self._view.upkeep.holders() or ()  # a node whose store fails cannot write that into it
         shown = [_node(one, "alive" if one.alive else _end(one)) for one in seen]
         for node in shown:
             node["calls"] = sum(call.node == node["id"] for call in calls)
+            if node["id"] in holders:
+                node["degraded"] = True
         shown.sort(key=lambda node: not node["alive"])
         gone = [
             _node(one, "left" if has_left(one.record) else "gone", at) for one, at, _ in reversed(self._gone.values())

@@ -10,7 +10,7 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perdure._core.ids import NodeId
@@ -164,12 +164,14 @@ class Pulse:
         self,
         index: SessionIndex,
         nodes: NodeWatch,
+        is_degraded: Callable[[], Awaitable[bool | None]],
         *,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._index = index
         self._nodes = nodes
+        self._is_degraded = is_degraded
         self._clock = clock
         self._monotonic = monotonic
         self._meter = Meter()
@@ -203,5 +205,6 @@ class Pulse:
             "sessions": counts["sessions"],
             "tasks": counts["tasks"],
             "nodes": sum(seen.alive for seen in nodes),
+            "degraded": await self._is_degraded(),
             "latency": self._meter.latency(),
         }

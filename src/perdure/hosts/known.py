@@ -29,13 +29,15 @@ class Host:
     home: tuple[str, ...] = ()
     """The user's file, below the home directory."""
     variable: str = ""
-    """An environment variable that names the folder of the user's file."""
+    """An environment variable that takes the place of the home directory."""
     settings: tuple[str, ...] = ()
     """The user's file, below the directory where applications of this system keep their settings."""
     project: tuple[str, ...] = ()
     """The file of one project, below its directory."""
     then: str = ""
     """What makes the host read its file again."""
+    splits_names: bool = False
+    """Whether it takes what stands behind the first underscore for the name of a tool."""
 
 
 HOSTS: Mapping[str, Host] = {
@@ -73,8 +75,10 @@ HOSTS: Mapping[str, Host] = {
     "gemini-cli": Host(
         title="Gemini CLI",
         home=(".gemini", "settings.json"),
+        variable="GEMINI_CLI_HOME",
         project=(".gemini", "settings.json"),
         then="start gemini again, and see /mcp there",
+        splits_names=True,
     ),
     "mcp-json": Host(
         title="a file in the common format",
@@ -90,7 +94,7 @@ def config_path(
     if scope == "project":
         return project.joinpath(*host.project) if host.project else None
     if host.variable and environ.get(host.variable):
-        return project.joinpath(environ[host.variable], host.home[-1])
+        return project.joinpath(environ[host.variable], *host.home)
     if host.home:
         return home.joinpath(*host.home)
     if host.settings:

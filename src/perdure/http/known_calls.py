@@ -53,7 +53,7 @@ class KnownCalls:
         self._settings = access.settings
         self._calls = calls
         self._tools = tools
-        self._joined: set[asyncio.Task[bool]] = set()
+        self._joined: set[asyncio.Task[bool | None]] = set()
         """Requests that wait for a call that another one began."""
 
     def end_all(self) -> None:
@@ -89,10 +89,11 @@ class KnownCalls:
         writer: MessageWriter,
         receive: Receive,
         *,
-        gone: Refusal = Refusal.STORE_UNREADABLE,
-    ) -> bool:
+        gone: Refusal | None = Refusal.STORE_UNREADABLE,
+    ) -> bool | None:
         """Wait for the answer of a call, wherever it runs; until this process stops, or the client leaves. Tells
-        whether it was given. `gone`: what is said if the call's time passes in this moment."""
+        whether it was given. `gone`: what is said if the call's time passes in this moment; if that is `None`, nothing
+        is said of a call that is gone, or that was cancelled, and `None` tells so."""
         leaving = asyncio.create_task(left(receive))
         # What this request answers may still be on its way to the node that asked: its client is not asked that again.
         responses = asked.params.get("inputResponses")
@@ -121,8 +122,8 @@ class KnownCalls:
         after: float | None,
         writer: MessageWriter,
         answered: Collection[str],
-        gone: Refusal,
-    ) -> bool:
+        gone: Refusal | None,
+    ) -> bool | None:
         loop = asyncio.get_running_loop()
         deadline, silent = None if after is None else loop.time() + after, FIRST_SIGN
         while True:
@@ -130,8 +131,10 @@ class KnownCalls:
             with self._access.refusing(Refusal.STORE_UNREADABLE):
                 await self.run_again(record, asked.http)
                 facts = await self._calls.wait(record, partial(needs_its_client, answered=answered), seconds=seconds)
+            if gone is None and (facts is None or facts.state is CallState.CANCELLED):
+                return None
             if facts is None:
-                raise Refused(gone)
+                raise Refused(gone or Refusal.STORE_UNREADABLE)
             facts = replace(facts, asks={name: ask for name, ask in facts.asks.items() if name not in answered})
             if facts.is_over and facts.answer is not None:
                 await writer.response(facts.answer)
@@ -193,7 +196,7 @@ class KnownCalls:
         if responses is None:
             return
         if not isinstance(responses, Mapping) or not all(isinstance(value, dict) for value in responses.values()):
-            raise Refused(Refusal.BAD_RESPONSES, seen=type(responses).__name__)
+            raise Refused(Refusal.BAD_RESPONSES, seen=repr(responses))
         if len(responses) > MAX_RESPONSES:
             raise Refused(Refusal.TOO_MANY_RESPONSES, limit=MAX_RESPONSES, seen=len(responses))
         with self._access.refusing(Refusal.STORE_FAILS):

@@ -70,6 +70,8 @@ def read_key(asked: ModernRequest) -> str | None:
     meta = asked.params.get("_meta") or {}
     given = {f"_meta[{KEY!r}]": meta[KEY]} if KEY in meta else {}
     if (header := asked.headers.get(KEY_HEADER.lower().encode())) is not None:
+        if (count := len(asked.http.headers.getlist(KEY_HEADER))) > 1:  # a gateway may have added another one
+            raise Refused(Refusal.REPEATED_HEADER, count=count, name=KEY_HEADER)
         given[KEY_HEADER] = header.decode("latin-1")
     for where, key in given.items():
         if not is_key(key):

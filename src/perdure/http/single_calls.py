@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from mcp.shared.inbound import (
     InboundLadderRejection,
@@ -47,6 +48,7 @@ from perdure.sessions.ledger import Call, progress_token
 from perdure.sessions.messages import encode
 from perdure.sessions.session import Session, SessionHistory
 from perdure.sessions.single_calls import Asked, SingleCalls
+from perdure.store.base import SessionRecord
 
 REQUIRED_AFTER = 0.25
 """Seconds that a tool which always runs as a task may take to ask its client something by a round: it does that first,
@@ -182,16 +184,34 @@ class SingleCallHandler:
                 await self._show(asked, *begun, after, writer, receive)
                 return True
             with self._access.refusing(Refusal.STORE_UNREADABLE):
-                is_left = await self._calls.is_left(*names)
-                record = await self._calls.find(names[0], asked.owner) if is_left else None
-                if record is None:
-                    continue
-                await self._calls.mark_joined(record)
+                record = await self._calls.join_left(*names, asked.owner)
+            if record is None:
+                continue
             self._context.counters.calls_rejoined += 1
-            if await self._known.join(asked, record, after, writer, receive):
-                self._calls.forget(record)  # its answer was given: the next such request is another call
-            return True
+            answered: bool | None = False
+            try:
+                answered = await self._known.join(asked, record, after, writer, receive, gone=None)
+            finally:
+                if answered:
+                    self._calls.forget(record)  # its answer was given: the next such request is another call
+                elif answered is False:
+                    await self._leave_joined(record, names[1])
+            if answered is not None:
+                return True
         return False
+
+    async def _leave_joined(self, record: SessionRecord, stream: StreamId) -> None:
+        """A request that has joined a call is through with it. Its client may send it once more, unless it has a
+        handle."""
+        with contextlib.suppress(StoreError):  # then it goes on to its end
+            if (mark := await self._calls.leave_joined(record, stream)) is not None:
+                self._cancel_later(record.id, mark)
+
+    def _cancel_later(self, session_id: SessionId, mark: bytes) -> None:
+        """Cancel a call whose client has left, unless the same request comes again in time."""
+        cancel = partial(self._known.cancel_call, reason="the client has left, and did not come again")
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._settings.rejoin, self._calls.cancel_unless_joined, session_id, mark, cancel)
 
     def _names(self, asked: ModernRequest, key: str) -> tuple[SessionId, StreamId]:
         state = asked.params.get("requestState")
@@ -335,8 +355,7 @@ class SingleCallHandler:
             with self._access.refusing(Refusal.STORE_FAILS):
                 await session.show_to_client(rejoins=True)
             self._context.watch.tell(call.stream.id)
-            loop = asyncio.get_running_loop()
-            loop.call_later(self._settings.rejoin, lambda: self._calls.cancel_unless_joined(session, call))
+            self._cancel_later(session.id, REJOINED)
             return
         session.exchange.cancel(call.request.id, incarnation=1, params={"reason": "the client has left"})
 

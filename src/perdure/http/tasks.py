@@ -35,7 +35,7 @@ class TaskHandler:
             case "tasks/get":
                 answer |= await self._get(record, facts, asked)
             case "tasks/update":
-                if "inputResponses" not in asked.params:
+                if asked.params.get("inputResponses") is None:
                     raise Refused(Refusal.BAD_RESPONSES, seen="nothing")
                 await self._known.take_responses(record, asked)
             case _:

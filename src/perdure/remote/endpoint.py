@@ -267,7 +267,8 @@ class Endpoint:
         elif status == 403:
             reason, sentence = "forbidden", f"{where} does not let us in (HTTP 403)"
         elif status in (404, 405, 410):
-            reason, sentence = "not_found", f"there is no MCP server at {where} (HTTP {status})"
+            hint = "" if httpx2.URL(self.url).path.strip("/") else "; its address has a path, most often /mcp"
+            reason, sentence = "not_found", f"there is no MCP server at {where} (HTTP {status}){hint}"
         elif (place := response.redirect) is not None:
             reason, sentence = "moved", f"{where} sends us to {place}, which is not followed: use that address"
         elif status < 300:

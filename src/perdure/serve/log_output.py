@@ -44,7 +44,7 @@ def start_log(
     handler = SharedStream(stream) if shared and HAS_FLOCK else logging.StreamHandler(stream)
     handler.setFormatter(JsonLines() if form == "json" else TextLines(colors=colors))
     handler.addFilter(ShownRecords(target))
-    handler.addFilter(_name_call)
+    handler.addFilter(name_call)
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.captureWarnings(True)
     return handler
@@ -118,9 +118,14 @@ def _has_level(logger: logging.Logger | None) -> bool:
     return False
 
 
-def _name_call(record: logging.LogRecord) -> bool:
-    """Let a record say in which call it was written, unless it names a session by itself."""
-    if (ids := current_call.get()) is not None and "session" not in vars(record):
+def name_call(record: logging.LogRecord) -> bool:
+    """Let a record say in which call it was written, unless it names a session by itself.
+
+    Perdure's own records name what they are about. A call that meets a failing store first is not what its record is
+    about, and neither is one whose event has started a task of the whole process.
+    """
+    is_other = record.name.partition(".")[0] == _OURS and not str(vars(record).get("action")).startswith("call.")
+    if not is_other and (ids := current_call.get()) is not None and "session" not in vars(record):
         record.session, record.stream, record.call = ids
     return True
 

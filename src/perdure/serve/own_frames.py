@@ -4,12 +4,14 @@ Between the line that a user can change and the error there are often many other
 SDK and the libraries below it. They are left out, unless nothing else is there, as with a target that is installed.
 """
 
+import importlib
 import sysconfig
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 _PERDURE = Path(__file__).parents[1]
+_IMPORTLIB = Path(importlib.__file__).parent
 _STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
 #: The folders of installed packages; the second one is Debian's.
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -50,7 +52,8 @@ def _leave_out_others(summary: traceback.TracebackException) -> None:
 
 
 def _is_machinery(filename: str) -> bool:
-    return filename.startswith("<frozen ") or Path(filename).is_relative_to(_PERDURE)
+    path = Path(filename)
+    return filename.startswith("<frozen ") or path.is_relative_to(_PERDURE) or path.is_relative_to(_IMPORTLIB)
 
 
 def _is_library(filename: str) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from perdure.errors import StoreError, StoreUnavailable
+from perdure.store import upkeep_of
 from perdure.store.base import Event, OpenStream, PutSession, Step
 from perdure.store.sqlite import SqliteStore
 from perdure.testing._values import NODE, a_session, a_stream, all_sessions, an_append, numbers, put, some_events
@@ -72,6 +73,18 @@ async def test_a_file_that_may_only_be_read_is_refused_at_once(as_somebody: Path
     os.chmod(path, 0o400)
     with pytest.raises(StoreUnavailable, match="may not be read and written"):
         await SqliteStore(str(path)).open()
+
+
+@pytest.mark.parametrize("place", ["log.db", "."])
+async def test_an_operator_who_may_not_open_the_file_is_told_so(as_somebody: Path, place: str) -> None:
+    """SQLite itself only says that it cannot open the file."""
+    path = as_somebody / "log.db"
+    async with SqliteStore(str(path)):
+        pass
+    os.chmod(as_somebody / place, 0o500 if place == "." else 0)
+    upkeep = upkeep_of(f"sqlite:{path}")
+    with pytest.raises(StoreUnavailable, match=f"; this user may not read and write {as_somebody / place}: "):
+        await upkeep.check()
 
 
 async def test_a_file_in_a_folder_that_may_only_be_read_is_refused_at_once(as_somebody: Path) -> None:

@@ -116,10 +116,12 @@ def _copy(path: str, part: str, target: str, *, on_copied: OnCopied) -> None:
         contextlib.closing(sqlite3.connect(part)) as copy,
     ):
         # The transaction keeps all steps at one moment. Without it each commit of a server would begin the copy again.
-        source.execute("BEGIN")
-        source.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        page = pragma(source, "page_size")
-        size, room = pragma(source, "page_count") * page, shutil.disk_usage(os.path.dirname(target)).free
+        with named(path, "read"):
+            source.execute("BEGIN")
+            source.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            page = pragma(source, "page_size")
+            size = pragma(source, "page_count") * page
+        room = shutil.disk_usage(os.path.dirname(target)).free
         if room < size + MARGIN:
             raise StoreError(
                 f"the backup takes {size:,} bytes, and the disk of {os.path.dirname(target)} has {room:,} left; free"

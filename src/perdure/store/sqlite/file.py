@@ -53,11 +53,33 @@ _OF_THE_MOMENT = (sqlite3.OperationalError, sqlite3.InternalError)
 def failure(error: BaseException, path: str, doing: str) -> StoreError:
     """Give the named failure for a driver's exception: unavailable where trying again may help, else refused."""
     reason = error.strerror if isinstance(error, OSError) else error
-    sentence = f"the SQLite file {path} cannot be {doing}: {reason}"
+    sentence = f"the SQLite file {path} cannot be {doing}: {reason}{_advice(error, path)}"
     # DatabaseError itself (not its children) says: no database, or a damaged one.
     if isinstance(error, (*_OF_THE_MOMENT, OSError)) or type(error) is sqlite3.DatabaseError:
         return StoreUnavailable(sentence)
     return StoreError(sentence)
+
+
+def is_damage(error: BaseException | None) -> bool:
+    """Whether SQLite says that this is not a database, or a damaged one."""
+    return type(error) is sqlite3.DatabaseError and _code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _advice(error: BaseException, path: str) -> str:
+    if is_damage(error):
+        return "; see docs/operating.md#if-a-store-is-damaged"
+    # SQLite has one sentence for all that keeps it from opening a file.
+    is_kept_out = _code(error) in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+    if is_kept_out and os.path.exists(path):
+        for place, rights in ((path, os.R_OK | os.W_OK), (os.path.dirname(os.path.abspath(path)), os.W_OK | os.X_OK)):
+            if not os.access(place, rights, effective_ids=os.access in os.supports_effective_ids):
+                return f"; this user may not read and write {place}: run as the servers' user, or change its mode"
+    return ""
+
+
+def _code(error: BaseException | None) -> int:
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF
 
 
 NAMED = (sqlite3.Error, sqlite3.Warning, OSError, OverflowError, UnicodeError)
@@ -75,8 +97,7 @@ def named(path: str, doing: str) -> Iterator[None]:
 
 def is_busy(error: sqlite3.Error) -> bool:
     """Whether another connection is writing."""
-    code: int = getattr(error, "sqlite_errorcode", 0)
-    return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def patiently(work: Callable[[], object], *, patience: float, has_moved: Callable[[], bool] = lambda: False) -> None:
@@ -114,6 +135,7 @@ def open_writer(path: str, *, sync: Sync, busy_timeout: float) -> sqlite3.Connec
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; Perdure needs 3.24 or later")
         _make_file(path)
+        refuse_other_log(path)
         connection = connect(path, timeout=0)
         try:
             patiently(partial(_prepare, connection, path, sync=sync), patience=busy_timeout)
@@ -165,27 +187,54 @@ def _make_file(path: str) -> None:
 def _prepare(connection: sqlite3.Connection, path: str, *, sync: Sync) -> None:
     _refuse_foreign(connection, path)
     connection.execute(f"PRAGMA page_size = {PAGE}")  # no effect on a file that has pages
+    if pragma(connection, "application_id") == BACKUP_ID:
+        _take_over(connection, path)  # before there is a log: see `refuse_other_log`
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         raise StoreUnavailable(
             f"the SQLite file {path} is on a file system without shared memory (journal mode {mode})"
         )
-    is_backup = pragma(connection, "application_id") == BACKUP_ID
-    if is_backup or pragma(connection, "user_version") < _sql.schema_version():
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            # Looked at again: another process may have been faster.
-            _refuse_foreign(connection, path)
-            is_backup = pragma(connection, "application_id") == BACKUP_ID
-            bring_up_to_date(connection)
-            if is_backup:
-                begin_again(connection)
-            connection.execute("COMMIT")
-        except BaseException:
-            rollback(connection)
-            raise
+    if pragma(connection, "user_version") < _sql.schema_version():
+        _take_over(connection, path)
     connection.execute(f"PRAGMA synchronous = {sync.upper()}")
     connection.execute("PRAGMA wal_autocheckpoint = 0")
+
+
+def _take_over(connection: sqlite3.Connection, path: str) -> None:
+    """Make a store of this release of an empty file, an older one or a backup."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        # Looked at again: another process may have been faster.
+        _refuse_foreign(connection, path)
+        is_backup = pragma(connection, "application_id") == BACKUP_ID
+        bring_up_to_date(connection)
+        if is_backup:
+            begin_again(connection)
+        connection.execute("COMMIT")
+    except BaseException:
+        rollback(connection)
+        raise
+
+
+def refuse_other_log(path: str) -> None:
+    """Raise if a backup was put in the place of a file whose log is still beside it.
+
+    SQLite would write that log into the backup, and give back what was to be undone, or a mixture. A backup has no log,
+    and a server that opens one has made it a store before there is one.
+    """
+    log = f"{os.path.realpath(path)}-wal"
+    is_backup = False
+    # A file that a server is just writing to may not be read in this way. Then it is not a backup.
+    with contextlib.suppress(OSError, sqlite3.Error):
+        if os.path.getsize(log):
+            without_log = f"file:{quote(path)}?mode=ro&immutable=1"
+            with contextlib.closing(sqlite3.connect(without_log, uri=True)) as file:
+                is_backup = pragma(file, "application_id") == BACKUP_ID
+    if is_backup:
+        raise StoreError(
+            f"{path} is a backup, and {log} is the log of the file that was there before; move that away, and -shm;"
+            " see docs/operating.md#restoring-a-store"
+        )
 
 
 def _refuse_foreign(connection: sqlite3.Connection, path: str) -> None:
@@ -214,6 +263,7 @@ def refuse_unfit(path: str) -> None:
     """Raise unless there is a store of this release at the path. Nothing is made or changed."""
     if not os.path.exists(path):
         raise StoreUnavailable(f"there is no SQLite file {path}")
+    refuse_other_log(path)
     with (
         named(path, "opened"),
         # Not `mode=ro`: that leaves the log's files behind if no other program has the file open.

@@ -20,11 +20,13 @@ from perdure.store.sqlite.file import (
     OUR_IDS,
     Sync,
     begin_again,
+    is_damage,
     is_empty,
     named,
     open_writer,
     pragma,
     refuse_newer,
+    refuse_other_log,
     refuse_unfit,
 )
 from perdure.store.sqlite.locks import locks_of
@@ -87,9 +89,9 @@ class SqliteUpkeep:
     def _check(self) -> list[Fact]:
         try:
             version = self._version()
-        except StoreUnavailable:
-            raise
         except StoreError as error:
+            if isinstance(error, StoreUnavailable) and not is_damage(error.__cause__):
+                raise
             return [
                 Fact(name="file", value=self._path),
                 Fact(name="version", value=None, says="unknown", problem=str(error)),
@@ -167,10 +169,12 @@ class SqliteUpkeep:
         return BackedUp(path=path, bytes=size, verdict=verdict)
 
     def vacuum(self, *, incremental: bool, may_wait: bool, on_step: Callable[[int], None]) -> Vacuumed:
-        living, _ = self._nodes() if os.path.exists(self._path) else ((), 0)
+        refuse_unfit(self._path)
+        living, _ = self._nodes()
         return vacuum(self._path, living=len(living), incremental=incremental, may_wait=may_wait, on_step=on_step)
 
     def _look(self) -> sqlite3.Connection:
+        refuse_other_log(self._path)
         # Not `mode=ro`: that leaves the log's files behind if no other program has the file open.
         return sqlite3.connect(
             f"file:{quote(self._path)}?mode=rw", uri=True, timeout=OPERATOR_PATIENCE, check_same_thread=False

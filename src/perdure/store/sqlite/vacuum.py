@@ -19,7 +19,7 @@ from functools import partial
 from urllib.parse import quote
 
 from perdure.errors import Misuse, StoreError
-from perdure.store.sqlite.file import OPERATOR_PATIENCE, named, patiently, pragma, refuse_unfit
+from perdure.store.sqlite.file import OPERATOR_PATIENCE, named, patiently, pragma
 from perdure.store.upkeep import Vacuumed
 
 SPEED = 50 << 20
@@ -49,7 +49,6 @@ _INCREMENTAL = 2
 def vacuum(path: str, *, living: int, incremental: bool, may_wait: bool, on_step: Callable[[int], None]) -> Vacuumed:
     """Make the file at a path smaller. `living`: servers that use it; `may_wait`: their commits may wait for long.
     `incremental`: prepare the file for steps. `on_step` is called with the bytes that are still to be given back."""
-    refuse_unfit(path)
     with (
         named(path, "made smaller"),
         contextlib.closing(
@@ -57,7 +56,9 @@ def vacuum(path: str, *, living: int, incremental: bool, may_wait: bool, on_step
             sqlite3.connect(f"file:{quote(path)}?mode=rw", uri=True, isolation_level=None, timeout=OPERATOR_PATIENCE)
         ) as file,
     ):
-        before, page = os.path.getsize(path), pragma(file, "page_size")
+        page = pragma(file, "page_size")
+        # What was not moved from the log yet is a part of it.
+        before = max(os.path.getsize(path), pragma(file, "page_count") * page)
         free = pragma(file, "freelist_count") * page
         used = pragma(file, "page_count") * page - free
         is_prepared = pragma(file, "auto_vacuum") == _INCREMENTAL
