@@ -63,6 +63,12 @@ def test_a_module_that_cannot_be_read_is_shown_without_what_imported_it(
     assert told.value.traceback.splitlines()[0] == f'  File "{folder / "broken_bakery.py"}", line 1'
 
 
+def test_a_syntax_error_is_shown_without_the_library_that_imports_in_its_own_way(folder: Path) -> None:
+    """FastMCP brings one along (beartype)."""
+    error = run(folder / "site-packages" / "loader.py", "compile('def (', 'bakery.py', 'exec')\n")
+    assert own_traceback(error).splitlines()[0] == '  File "bakery.py", line 1'
+
+
 @pytest.mark.parametrize("place", ["site-packages", "dist-packages"])
 def test_code_that_is_itself_installed_is_shown(folder: Path, place: str) -> None:
     error = run(folder / "lib" / place / "bakery.py", "\n1 / 0\n")

@@ -44,7 +44,10 @@ def own_frames(frames: Sequence[traceback.FrameSummary]) -> list[traceback.Frame
 
 
 def _leave_out_others(summary: traceback.TracebackException) -> None:
-    summary.stack = traceback.StackSummary.from_list(own_frames(summary.stack))
+    frames = own_frames(summary.stack)
+    if hasattr(summary, "filename"):  # a syntax error says itself where it is: what was importing tells nothing more
+        frames = [frame for frame in frames if not _is_library(frame.filename)]
+    summary.stack = traceback.StackSummary.from_list(frames)
     # A list of causes ends: the class does not follow one that it has seen already.
     for further in (summary.__cause__, summary.__context__, *(summary.exceptions or ())):
         if further is not None:
