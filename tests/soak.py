@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from perdure._core.settling import MOST_RUNS
 from tests.support.crashbox import diary
 from tests.support.soaked_call import Report
 from tests.support.soaked_nodes import Nodes
@@ -171,7 +172,7 @@ class Soak:
     def _judge_the_diary(self) -> None:
         for key, runs in Counter(key for key, _ in diary(self._diary)).items():
             self.report.counts["runs again"] += runs - 1
-            if runs > (2 if key.startswith(MAY_RUN_AGAIN) else 1):
+            if runs > (MOST_RUNS if key.startswith(MAY_RUN_AGAIN) else 1):
                 self.report.fault("ran twice", f"{key} ran {runs} times")
 
 

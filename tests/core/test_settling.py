@@ -9,6 +9,7 @@ import pytest
 
 from perdure._core.settling import (
     MOST_ATTEMPTS,
+    MOST_RUNS,
     READS,
     VERDICTS,
     Occasion,
@@ -23,18 +24,25 @@ from perdure._core.sticky import METHODS as STICKY
 
 
 @pytest.mark.parametrize("method", sorted(READS | STICKY))
-def test_a_read_and_a_sticky_request_run_again_once(method: str) -> None:
-    assert [rerun(method, attempt=attempt) for attempt in (1, 2, 3)] == [Rerun.YES, Rerun.NO, Rerun.NO]
+def test_a_read_and_a_sticky_request_run_again_once_after_a_death(method: str) -> None:
+    judged = [rerun(method, attempt=attempt, occasion=Occasion.NODE_DIED) for attempt in (1, 2, 3)]
+    assert judged == [Rerun.YES, Rerun.NO, Rerun.NO]
 
 
 def test_a_tool_is_for_the_server_to_judge_and_not_a_second_time() -> None:
-    assert rerun("tools/call", attempt=1) is Rerun.ASK
-    assert rerun("tools/call", attempt=MOST_ATTEMPTS) is Rerun.NO
+    assert rerun("tools/call", attempt=1, occasion=Occasion.NODE_DIED) is Rerun.ASK
+    assert rerun("tools/call", attempt=MOST_ATTEMPTS, occasion=Occasion.NODE_DIED) is Rerun.NO
+
+
+@pytest.mark.parametrize("occasion", [Occasion.NODE_LEFT, Occasion.PRINCIPAL_BACK])
+def test_a_process_that_was_stopped_counts_against_no_request_within_a_limit(occasion: Occasion) -> None:
+    assert rerun("ping", attempt=MOST_RUNS - 1, occasion=occasion) is Rerun.YES
+    assert rerun("ping", attempt=MOST_RUNS, occasion=occasion) is Rerun.NO
 
 
 @pytest.mark.parametrize("method", ["initialize", "tasks/cancel", "x/y", "", "TOOLS/LIST", "resources/delete"])
 def test_whatever_nobody_calls_a_read_is_not_run_again(method: str) -> None:
-    assert rerun(method, attempt=1) is Rerun.NO
+    assert rerun(method, attempt=1, occasion=Occasion.NODE_DIED) is Rerun.NO
 
 
 def test_every_occasion_has_a_verdict_for_every_call() -> None:
@@ -56,7 +64,8 @@ def test_a_call_waits_for_its_principal_only_while_that_may_help() -> None:
 
 def test_a_call_runs_again_only_with_its_credentials_and_if_it_may() -> None:
     runs = {(occasion, may) for occasion in Occasion for may in Rerun if VERDICTS[occasion][may] is Verdict.RERUN}
-    assert runs == {(Occasion.NODE_DIED, Rerun.YES), (Occasion.PRINCIPAL_BACK, Rerun.YES)}
+    occasions = (Occasion.NODE_DIED, Occasion.NODE_LEFT, Occasion.PRINCIPAL_BACK)
+    assert runs == {(occasion, Rerun.YES) for occasion in occasions}
 
 
 def test_a_principal_that_stays_away_ends_the_wait_and_a_cancelled_call_leaves_those_beside_it_alone() -> None:

@@ -13,8 +13,9 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +290,29 @@ async def test_a_process_that_left_in_good_order_is_not_called_dead(
         [told] = [line for line in log_lines(second.output) if line.action in ("node.departed", "node.dead")]
         [node] = re.findall("node=(.*)", told.ids)
         assert replace(told, sentence=told.sentence.replace(node, "{}")) == said
+
+
+async def test_a_call_goes_from_process_to_process_as_they_are_stopped_one_after_the_other(folder: Path) -> None:
+    """As in a deploy, of which no process knows that it is the next one."""
+    options = ("--store", f"sqlite:{folder}/log.db", "--drain-timeout", "0", "--log-level", "info")
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(serving(STUBBORN, *options))
+        session = await Peer(port=first.port).session()
+        call = await stack.enter_async_context(await running(session, "look_for", name="bread"))
+        served = first
+        for _ in range(3):
+            newer = await stack.enter_async_context(serving(STUBBORN, *options))
+            assert await served.stop() == 0
+            await until(partial(runs_again, newer))
+            served = newer
+        (folder / "bread").touch()
+        last_life = SessionPeer(port=served.port, headers=session.headers, id=session.id)
+        async with await last_life.resume(call.position) as resumed:
+            assert result_of(await resumed.answer()) == "bread is there"
+
+
+def runs_again(served: Served) -> bool:
+    return any(line.action == "call.rerun" for line in log_lines(served.output))
 
 
 async def opened(peer: Peer, capabilities: dict[str, object]) -> SessionPeer:

@@ -1,4 +1,4 @@
-"""Decides what becomes of a call whose node died.
+"""Decides what becomes of a call whose node died, or was stopped.
 
 `rerun` says whether a request may run again, as far as its method tells; where only the server knows, its tool list
 does (`may_run_again`). The table then says what follows on which occasion. One thing comes before the table: a call
@@ -14,7 +14,11 @@ from typing import Any
 from perdure._core.sticky import METHODS as STICKY
 
 MOST_ATTEMPTS = 2
-"""A request that was interrupted twice, perhaps because it kills its process, does not get a third attempt."""
+"""A request that was interrupted before, and whose process dies now, perhaps because of it, does not run again."""
+
+MOST_RUNS = 20
+"""A process that is stopped was not killed by its requests, and in a deploy all of them are stopped, one after the
+other. The limit is for a request because of which its processes are stopped."""
 
 READS = frozenset(
     {
@@ -36,8 +40,10 @@ class Occasion(enum.Enum):
 
     NODE_DIED = "node died"
     """Their node died, and they need no credentials: their session has no principal."""
+    NODE_LEFT = "node left"
+    """The same of a node that was stopped, and left in good order."""
     PRINCIPAL_AWAY = "principal away"
-    """Their node died, and the credentials of their principal are not at hand."""
+    """Their node died or left, and the credentials of their principal are not at hand."""
     PRINCIPAL_BACK = "principal back"
     """Their principal has sent a request, whose credentials are at hand."""
     GRACE_PASSED = "grace passed"
@@ -82,6 +88,7 @@ _CAN_RUN = {
 }
 VERDICTS: Mapping[Occasion, Mapping[Rerun, Verdict]] = {
     Occasion.NODE_DIED: _CAN_RUN,
+    Occasion.NODE_LEFT: _CAN_RUN,
     Occasion.PRINCIPAL_AWAY: {**_CAN_RUN, Rerun.YES: Verdict.WAIT, Rerun.HIDDEN: Verdict.WAIT},
     Occasion.PRINCIPAL_BACK: _CAN_RUN,
     Occasion.GRACE_PASSED: dict.fromkeys(Rerun, Verdict.UNKNOWN),
@@ -90,9 +97,10 @@ VERDICTS: Mapping[Occasion, Mapping[Rerun, Verdict]] = {
 }
 
 
-def rerun(method: str, *, attempt: int) -> Rerun:
-    """Whether a request may run again that was interrupted in this attempt."""
-    if attempt >= MOST_ATTEMPTS:
+def rerun(method: str, *, attempt: int, occasion: Occasion) -> Rerun:
+    """Whether a request may run again that was interrupted in this attempt. One that waits for its principal was judged
+    when its node ended."""
+    if attempt >= (MOST_ATTEMPTS if occasion is Occasion.NODE_DIED else MOST_RUNS):
         return Rerun.NO
     if method in READS or method in STICKY:
         return Rerun.YES

@@ -174,12 +174,13 @@ class Node:
             await self._attempt(node, f"node {node[:8]} could not be settled", self._settle(node, beat))
 
     async def _settle(self, dead: NodeId, beat: int) -> None:
+        has_left = dead in self.peers.departed
         if dead not in self._settling:
             self._settling.add(dead)
             name = dead[:8]
-            if dead in self.peers.departed:
+            if has_left:
                 log_event(logging.INFO, "node.departed", f"node {name} has left; its calls are taken over", node=dead)
             else:
                 log_event(logging.WARNING, "node.dead", f"node {name} has died; its calls are being settled", node=dead)
-        await self.settler.settle_node(dead, beat)
+        await self.settler.settle_node(dead, beat, has_left=has_left)
         await self.peers.meet()

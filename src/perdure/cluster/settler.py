@@ -213,6 +213,7 @@ class WaitingCalls:
 
 
 REASONS = {
+    Occasion.NODE_LEFT: "its process was stopped",
     Occasion.GRACE_PASSED: "its process died, and its principal did not come back",
     Occasion.STORE_BEHIND: "the store lost its answer",
 }
@@ -257,15 +258,16 @@ class Settler:
         self._doubts = 0
         self._looked_for_lost = context.hub.monotonic()
 
-    async def settle_node(self, dead: NodeId, beat: int) -> None:
+    async def settle_node(self, dead: NodeId, beat: int, *, has_left: bool = False) -> None:
         """Settle a dead node, and bury it, unless it has beaten since: it is back then, and keeps what was not claimed
-        yet. What fails does not hold up the rest, and is tried again by the next round."""
+        yet. What fails does not hold up the rest, and is tried again by the next round. `has_left`: it was stopped."""
         context, tools = self._context, ToolHints(self._sessions)
         cancelled = set()  # by their clients, of which the dead node has not read
         async for _, raw in base.paged(lambda after: context.store.mail(dead, after=after)):
             if isinstance(message := mail.decode(raw), mail.Cancelled):
                 cancelled.add((message.session, message.incarnation, coerce_id(message.request_id)))
-        by = SettleRequest(occasion=Occasion.NODE_DIED, tools=tools, cancelled=frozenset(cancelled))
+        occasion = Occasion.NODE_LEFT if has_left else Occasion.NODE_DIED
+        by = SettleRequest(occasion=occasion, tools=tools, cancelled=frozenset(cancelled))
         homes: list[base.StreamRecord] = []
         failures: list[Exception] = []
         # All of a session are settled in one go, and reported once.
@@ -493,11 +495,11 @@ class Settler:
             return Verdict.CANCEL
         if owner.kind is RecordKind.CALL and not _is_kept(owner):
             return Verdict.CANCEL  # its client has neither handle nor key, and its connection broke with the process
-        needs_credentials = by.occasion is Occasion.NODE_DIED and owner.owner
+        needs_credentials = by.occasion in (Occasion.NODE_DIED, Occasion.NODE_LEFT) and owner.owner
         row = VERDICTS[Occasion.PRINCIPAL_AWAY if needs_credentials else by.occasion]
         if call.request is None:
             return row[Rerun.NO]
-        verdict = row[settling.rerun(call.row.method, attempt=call.row.attempt)]
+        verdict = row[settling.rerun(call.row.method, attempt=call.row.attempt, occasion=by.occasion)]
         if verdict is Verdict.ASK:
             verdict = row[await by.tools.ask(owner.id, call.request, by.origin)]
         return verdict
@@ -554,7 +556,7 @@ class Settler:
             self._answer_unknown(session.record, call, stream, DIED)
         else:
             self._context.counters.calls_rerun += 1
-            sentence = f"a request of a dead node runs again ({row.method})"
+            sentence = f"a request that was interrupted runs again ({row.method})"
             log_event(logging.INFO, "call.rerun", sentence, session=row.session, stream=row.stream, call=row.request_id)
 
     async def _withdraw_asks(self, owner: base.SessionRecord, stream: Stream, by: SettleRequest) -> None:

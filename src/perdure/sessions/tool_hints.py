@@ -2,7 +2,7 @@
 
 from perdure._core.ids import SessionId
 from perdure._core.jsonrpc import Request
-from perdure._core.settling import Rerun, may_run_again, rerun
+from perdure._core.settling import Occasion, Rerun, may_run_again, rerun
 from perdure.sessions.registry import SessionRegistry, running_calls
 
 _TOOL_PAGES = 100
@@ -38,7 +38,7 @@ class ToolHints:
         for session, call in running_calls(self._sessions):
             if but_kept and session.is_kept_call:
                 continue
-            may = rerun(call.request.method, attempt=call.attempt)
+            may = rerun(call.request.method, attempt=call.attempt, occasion=Occasion.NODE_LEFT)
             may = _of_tool(call.request, self._known or {}) if may is Rerun.ASK else may
             if not (outlived and may is Rerun.YES):
                 session.exchange.answer_unknown(call, reason)
