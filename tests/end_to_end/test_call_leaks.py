@@ -47,7 +47,7 @@ def alive() -> Counter[str]:
 async def test_calls_that_are_over_leave_nothing_behind(tmp_path: Path) -> None:
     before = alive()
     path = tmp_path / "log.db"
-    settings: dict[str, Any] = {"replay_window": 1.0, "cleanup_interval": 0.1, "task_hold": 0.5, "task_after": 0.05}
+    settings: dict[str, Any] = {"replay_window": 4.0, "cleanup_interval": 0.1, "task_hold": 0.5, "task_after": 0.05}
     async with live(server=server, store=f"sqlite:{path}", **settings) as served:
         peer = CallPeer(port=served.port, capabilities={**ALL_ASKS, **TAKES_TASKS})
         for start in range(0, CALLS, AT_ONCE):
