@@ -348,16 +348,7 @@ def show_object(
         "call": _single_call(record, streams, calls),
         "resume_token": has_token,
         "sticky": [_members(request) for request in record.sticky],
-        "calls": [
-            {
-                **_picked(call, "request_id", "incarnation", "method"),
-                "name": subject_of(call),
-                **_picked(call, "state", "attempt", "progress", "principal"),
-                "node": writers.get(call.stream) or None,
-                "stream": call.stream,
-            }
-            for call in calls
-        ],
+        "calls": [_call_object(call, writers.get(call.stream)) for call in calls],
         "asks": [
             {**_picked(ask, "id", "stream"), "node": ask.node or None, "request": _members(ask.request)} for ask in asks
         ],
@@ -373,6 +364,16 @@ def show_object(
             }
             for stream in streams
         ],
+    }
+
+
+def _call_object(call: base.CallRecord, node: NodeId | None) -> JsonObject:
+    return {
+        **_picked(call, "request_id", "incarnation", "method"),
+        "name": subject_of(call),
+        **_picked(call, "state", "attempt", "progress", "principal"),
+        "node": node or None,
+        "stream": call.stream,
     }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -28,6 +28,8 @@ from perdure.settings import SECURITY, Rule
 from perdure.telemetry.events import MAX_LINE, MAX_LINES, log_event
 
 # The serving side is imported where it is used: the SDK takes most of a second, and not every command serves.
+if TYPE_CHECKING:
+    from perdure.serve.token_file import FileTokens
 
 #: The command cannot be run: bad arguments, a busy port, an unusable store. The status that argparse and click use.
 REFUSED = 2
@@ -88,12 +90,7 @@ def _run(
     **given: Any,
 ) -> int:
     log = _start_log(target, log_level, given["log_format"], is_shared=given["workers"] > 1 or watch is not None)
-    auth = None
-    if tokens is not None:
-        from perdure.serve.token_file import FileTokens
-
-        auth = FileTokens.read(tokens)
-    settings = settings_from(given)
+    auth, settings = _read_tokens(tokens), settings_from(given)
 
     def serve(listener: socket.socket, on_ready: Callable[[], None], channel: WorkerChannel | None = None) -> int:
         from perdure.serve.target import load_target
@@ -112,8 +109,7 @@ def _run(
             return serve(channel.listener, channel.send_ready, channel)
         except PerdureError as error:
             return _failed(channel, error)
-    workers: int = given["workers"]
-    several = "perdure dev" if watch else f"--workers {workers}" if workers > 1 else None
+    several = "perdure dev" if watch else f"--workers {given['workers']}" if given["workers"] > 1 else None
     if several:
         _check_shared(several, store)
     with _listening(given, is_open=auth is None) as listener:
@@ -124,16 +120,23 @@ def _run(
 
         if not several:
             return serve(listener, on_ready)
-        again = click.get_current_context().find_root().obj
         return run_workers(
-            again,
+            click.get_current_context().find_root().obj,
             environment=os.environ,
             listener=listener,
-            count=workers,
+            count=given["workers"],
             longest_drain=settings.longest_drain,
             on_ready=on_ready,
             watch=watch,
         )
+
+
+def _read_tokens(path: Path | None) -> "FileTokens | None":
+    if path is None:
+        return None
+    from perdure.serve.token_file import FileTokens
+
+    return FileTokens.read(path)
 
 
 def _failed(channel: WorkerChannel, error: PerdureError) -> int:

@@ -105,6 +105,26 @@ def serve(
     raise TargetFailed(f"the server did not start: {blame(cause)}", traceback=own_traceback(cause)) from cause
 
 
+def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        interface="asgi3",
+        http=Connection,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        # Its warnings are about what peers do wrong; they would let any peer fill our log.
+        log_level="error",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=STOP_SECONDS,
+        h11_max_incomplete_event_size=settings.max_headers,
+    )
+
+
 class _Server(uvicorn.Server):
     """uvicorn's server with our way to end: drain, leave (a worker that is replaced), or stop at once."""
 
@@ -119,24 +139,7 @@ class _Server(uvicorn.Server):
         on_failure: Callable[[str], None],
     ) -> None:
         """`answer` takes the requests: the app, or what logs them before it."""
-        config = uvicorn.Config(
-            self.run_app,
-            interface="asgi3",
-            http=Connection,
-            ws="none",
-            lifespan="on",
-            log_config=None,
-            # Its warnings are about what peers do wrong; they would let any peer fill our log.
-            log_level="error",
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=STOP_SECONDS,
-            h11_max_incomplete_event_size=settings.max_headers,
-        )
-        super().__init__(config)
+        super().__init__(_config(self.run_app, settings))
         self.app = app
         self.answer = answer
         self.channel = channel

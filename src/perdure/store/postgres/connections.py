@@ -121,6 +121,14 @@ class Connector:
         except asyncpg.ConnectionDoesNotExistError as error:
             raise ConnectionError(f"the connection was closed before it was made; {NOT_POSTGRES}") from error
 
+    async def try_out(self) -> None:
+        """Find out whether a server answers, and what."""
+        connection = await self.connect()
+        try:
+            await self.look_for_pooler(connection)
+        finally:
+            await self.aclose([connection])
+
     async def look_for_pooler(self, connection: Connection) -> None:
         """Find out, on a connection that was made without prepared statements, what answers."""
         self.is_pooled = await connection.fetchval("SELECT pg_backend_pid()") != connection.get_server_pid()

@@ -55,21 +55,13 @@ async def prepare(connection: Connection, address: Address, *, makes: bool, writ
     """
     try:
         async with asyncio.timeout(address.patience):
-            await _check_server(connection, address, writes=writes)
-            version = await schema_version(connection, address)
-            is_latest = version == sql_files.VERSION
-            missing = await missing_rights(connection, address.schema) if writes and is_latest else ""
+            version = await _check(connection, address, writes=writes)
     except TimeoutError as error:
         raise StoreUnavailable(
             f"the schema {address.schema} of {address.shown} could not be read within {address.patience:g} s:"
             f" {IN_THE_WAY}"
         ) from error
-    if is_latest:
-        if missing:
-            raise StoreError(
-                f"the role may not serve from the schema {address.schema} of {address.shown}: it lacks {missing}; let"
-                " the schema's owner run `perdure store init --grant ROLE`"
-            )
+    if version == sql_files.VERSION:
         return
     if not makes:
         raise StoreError(
@@ -100,6 +92,18 @@ async def prepare(connection: Connection, address: Address, *, makes: bool, writ
             f"the schema {address.schema} of {address.shown} cannot be {'migrated' if version else 'made'} now:"
             f" {IN_THE_WAY} ({error})"
         ) from error
+
+
+async def _check(connection: Connection, address: Address, *, writes: bool) -> int:
+    """Raise unless this release can use the server and, where the schema is of its version, may. Gives the version."""
+    await _check_server(connection, address, writes=writes)
+    version = await schema_version(connection, address)
+    if version == sql_files.VERSION and writes and (missing := await missing_rights(connection, address.schema)):
+        raise StoreError(
+            f"the role may not serve from the schema {address.schema} of {address.shown}: it lacks {missing}; let"
+            " the schema's owner run `perdure store init --grant ROLE`"
+        )
+    return version
 
 
 async def _migrate(connection: Connection, address: Address) -> None:

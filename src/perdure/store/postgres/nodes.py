@@ -46,7 +46,7 @@ class Holding:
     asked, by a notification, and only a node that answers that it holds nothing is not named (15).
     """
 
-    def __init__(self, ear: Ear, queries: Mapping[str, str], *, enter: Callable[[NodeId], Awaitable[None]]) -> None:
+    def __init__(self, ear: Ear, queries: Mapping[str, str], *, enter: Callable[[NodeId], Awaitable[object]]) -> None:
         """`enter`: writes that a node is there."""
         self._ear = ear
         self._queries = queries

@@ -97,7 +97,8 @@ class PostgresStore(Reads, Opens):
             heard=self._on_word,
             show_life=lambda: self._holding.show_life(),
         )
-        self._holding = Holding(self._ear, queries, enter=self._enter)
+        # A node that the server has lost keeps its time.
+        self._holding = Holding(self._ear, queries, enter=lambda node: self._put_node(node, self.clock()))
         self._writer = Writer(
             self._connector, TimeLimit(timeout), payloads=self._payloads, queries=queries, holding=self._holding
         )
@@ -133,7 +134,9 @@ class PostgresStore(Reads, Opens):
         connection = await self._connector.connect()
         try:
             if self._writes and self._address.listen != self._address.dsn:
-                await self._try_listening()  # a wrong address is told before anything is made
+                # A wrong address is told before anything is made.
+                with named(f"{without_password(self._address.listen)}, which `listen` names,", "opened"):
+                    await self._direct.try_out()
             await prepare(connection, self._address, makes=self._makes, writes=self._writes)
             await self._connector.look_for_pooler(connection)
             if self._connector.is_pooled:
@@ -142,14 +145,6 @@ class PostgresStore(Reads, Opens):
             await self._connector.aclose([connection])
         if self._address.listen == self._address.dsn:
             self._direct.is_pooled = self._connector.is_pooled
-
-    async def _try_listening(self) -> None:
-        with named(f"{without_password(self._address.listen)}, which `listen` names,", "opened"):
-            connection = await self._direct.connect()
-            try:
-                await self._direct.look_for_pooler(connection)
-            finally:
-                await self._direct.aclose([connection])
 
     async def aclose(self) -> None:
         """Write what is queued, then close. Closing twice is closing once. Nodes that have not left are dead then."""
@@ -265,10 +260,6 @@ class PostgresStore(Reads, Opens):
         self._holding.join(node)
         self._hints.poll()
         return new_fence(1, secrets.token_bytes)
-
-    async def _enter(self, node: NodeId) -> None:
-        """A node that the server has lost keeps its time."""
-        await self._put_node(node, self.clock())
 
     async def _put_node(self, node: NodeId, wall: float | None) -> float:
         """Write that a node is there; gives the store's time."""
