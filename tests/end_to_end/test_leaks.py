@@ -163,7 +163,7 @@ async def test_hundreds_of_sessions_leave_nothing_behind(tmp_path: Path) -> None
         open_gate("leaks")
         await until(lambda: served.app.session_ids() == [])
         await until(lambda: sum(rows(path).values()) == 0)
-        await until(lambda: census.count() <= before)  # a task of the server's rounds may be there at any moment
+        await until(lambda: census.count() <= before)  # the server looks at the store now and then, in a task
 
 
 async def test_resumes_that_are_refused_leave_no_stream_loaded(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ async def test_resumes_that_are_refused_leave_no_stream_loaded(tmp_path: Path) -
         for call in calls:
             assert (await peer.ask("GET", headers={"last-event-id": call.events[-1].id})).status == 405
         assert readers(served, peer) == 0
-        await until(lambda: census.count() <= before)  # a task of the server's rounds may be there at any moment
+        await until(lambda: census.count() <= before)  # the server looks at the store now and then, in a task
 
 
 async def test_a_session_at_rest_keeps_nothing_of_its_last_request(tmp_path: Path) -> None:

@@ -131,10 +131,10 @@ class KnownCalls:
             with self._access.refusing(Refusal.STORE_UNREADABLE):
                 await self.run_again(record, asked.http)
                 facts = await self._calls.wait(record, partial(needs_its_client, answered=answered), seconds=seconds)
-            if gone is None and (facts is None or facts.state is CallState.CANCELLED):
+            if facts is None and gone is not None:
+                raise Refused(gone)
+            if facts is None or (gone is None and facts.state is CallState.CANCELLED):
                 return None
-            if facts is None:
-                raise Refused(gone or Refusal.STORE_UNREADABLE)
             facts = replace(facts, asks={name: ask for name, ask in facts.asks.items() if name not in answered})
             if facts.is_over and facts.answer is not None:
                 await writer.response(facts.answer)
