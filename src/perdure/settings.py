@@ -156,13 +156,6 @@ class Settings:
     task_after: float = _connection(
         2.0, "how long a call may take before a client that takes tasks gets a handle in place of the answer", low=0
     )
-    rejoin: float = _connection(
-        0.0,
-        "how long a call goes on whose connection broke, for the same request to come again and join it, without a key;"
-        " a guess, and therefore off (0) by default",
-        low=0,
-        high=3_600.0,
-    )
     task_hold: float = _connection(2.0, "how long `tasks/get` waits for a change before it answers", low=0, high=60.0)
 
     max_stream_events: int = _limit(

@@ -220,7 +220,7 @@ TASK = dataclasses.replace(
     version="2026-07-28",
     incarnation=1,
     sticky=(),
-    result=b'"rejoin"',
+    result=b"",
     standalone=StreamId(""),
 )
 RUNNING = a_call({"params": {"name": "count"}})

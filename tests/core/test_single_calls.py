@@ -13,8 +13,6 @@ from perdure._core.single_calls import (
     Client,
     TaskSupport,
     call_digest,
-    derived_key,
-    is_key,
     key_names,
     parse_task_rules,
     task_support,
@@ -109,12 +107,6 @@ def test_whatever_the_key_is_its_name_is_one_of_a_session(key: str, owner: str) 
 def test_the_parts_of_a_name_cannot_be_moved_from_one_to_the_other() -> None:
     assert key_names(SECRET, "alice", "bob", None) != key_names(SECRET, "alicebob", "", None)
     assert key_names(SECRET, "alice", "k", "") != key_names(SECRET, "alice", "k", None)
-
-
-def test_no_client_can_give_a_key_that_is_made_of_what_it_asks_for() -> None:
-    derived = derived_key(call_digest("tools/call", ASKED), 0)
-    assert not is_key(derived)
-    assert is_key(derived[1:])
 
 
 ASKED = {"name": "pay", "arguments": {"a": 1, "b": [1, 2]}}

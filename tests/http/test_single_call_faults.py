@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import MutableMapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,25 +12,18 @@ from mcp.server.mcpserver import Context
 
 from perdure._core.codes import INVALID_PARAMS, LIMIT_REACHED, STORE_UNAVAILABLE
 from perdure._core.extension import CANCEL, KEY
-from perdure._core.ids import Fence, Kind, NodeId, RecordKind, SessionId, new_session_id
-from perdure._core.single_calls import MAX_KEY, STATE_PREFIX, call_digest, derived_key, key_names
-from perdure._core.states import SessionState
+from perdure._core.ids import NodeId, SessionId, new_session_id
+from perdure._core.single_calls import MAX_KEY, STATE_PREFIX
 from perdure.errors import StoreUnavailable
-from perdure.http.app import CALL_KEYS
 from perdure.http.known_calls import MAX_RESPONSES
-from perdure.sessions import single_calls
 from perdure.store import MemoryStore
 from perdure.store.base import (
     ChangeSession,
-    EndSession,
     KeptCall,
     OpenAsk,
-    OpenStream,
-    PutSession,
     Refusals,
     SessionRecord,
     Step,
-    StreamRecord,
 )
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.modern import modern
@@ -220,161 +212,12 @@ async def test_an_answer_right_behind_a_question_is_written_whole(shop: Workshop
     assert b"never mind" in sent[1]["body"]
 
 
-# Calls that may be joined without a key
-
-
-async def test_a_call_whose_connection_was_lost_is_joined_by_the_same_request(shop: Workshop) -> None:
-    async with serve(shop.server, rejoin=LATER) as site:
-        lost = await begin(site, "tools/call", call_params("wait", gate="g"))
-        await until(lambda: shop.seen)
-        lost.cut()
-        await until(lambda: _is_left(site))
-        shop.open("g")
-        await until(lambda: _has_dormant(site))
-        assert said(await call(site, "wait", gate="g")) == "went through g"
-        assert shop.seen == ["waiting at g"]
-        assert said(await call(site, "wait", gate="g")) == "went through g"
-        assert shop.seen == ["waiting at g"] * 2  # its answer was given: this is another call
-
-
-async def _is_left(site: Site) -> bool:
-    [node] = await site.store.nodes()
-    [stream] = await site.store.written_by(node.id)
-    record = await site.store.session(stream.session)
-    return record is not None and record.initialized
-
-
-async def _has_dormant(site: Site) -> bool:
-    return await site.store.longest_dormant(kind=RecordKind.CALL) is not None
-
-
-async def _left(site: Site, shop: Workshop) -> SessionId:
-    """The id of a call that waits at `g` and whose client has left."""
-    lost = await begin(site, "tools/call", call_params("wait", gate="g"))
-    await until(lambda: shop.seen)
-    lost.cut()
-    await until(lambda: _is_left(site))
-    [node] = await site.store.nodes()
-    [stream] = await site.store.written_by(node.id)
-    return stream.session
-
-
-async def test_a_call_that_was_joined_is_not_joined_by_another_request_while_the_first_one_waits(
-    shop: Workshop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two equal calls whose connections both stand are two."""
-    monkeypatch.setattr(single_calls, "NOTICE_SECONDS", 0.01)
-    async with serve(shop.server, rejoin=LATER) as site:
-        await _left(site, shop)
-        async with await begin(site, "tools/call", call_params("wait", gate="g")) as joined:
-            await until(lambda: site.app.counters.calls_rejoined)
-            async with await begin(site, "tools/call", call_params("wait", gate="g")) as other:
-                await until(lambda: len(shop.seen) == 2)
-                shop.open("g")
-                for exchange in (joined, other):
-                    assert said(response_in(exchange, await exchange.answer())) == "went through g"
-        assert (site.app.counters.calls_rejoined, shop.seen) == (1, ["waiting at g"] * 2)
-
-
-async def test_a_call_whose_second_client_leaves_as_well_is_joined_by_the_third(shop: Workshop) -> None:
-    async with serve(shop.server, rejoin=LATER) as site:
-        await _left(site, shop)
-        joined = await begin(site, "tools/call", call_params("wait", gate="g"))
-        await until(lambda: site.app.counters.calls_rejoined == 1)
-        joined.cut()
-        async with await begin(site, "tools/call", call_params("wait", gate="g")) as third:
-            await until(lambda: site.app.counters.calls_rejoined == 2)
-            shop.open("g")
-            assert said(response_in(third, await third.answer())) == "went through g"
-        assert shop.seen == ["waiting at g"]
-
-
-async def test_a_call_whose_second_client_leaves_as_well_is_cancelled(shop: Workshop) -> None:
-    """It is the same whether the second one came in time, which a slow machine decides: then it began another call."""
-    async with serve(shop.server, rejoin=0.3) as site:
-        lost = await begin(site, "tools/call", call_params("wait", gate="g"))
-        await until(lambda: shop.seen)
-        lost.cut()
-        joined = await begin(site, "tools/call", call_params("wait", gate="g"))
-        await until(lambda: site.app.counters.calls_rejoined or shop.seen.count("waiting at g") == 2)
-        joined.cut()
-        await until(lambda: _has_no_calls(site))
-        assert shop.seen.count("cancelled at g") == shop.seen.count("waiting at g")
-
-
-async def _has_no_calls(site: Site) -> bool:
-    return not await site.store.count_states(RecordKind.CALL)
-
-
-async def test_a_request_that_joins_a_call_in_the_moment_of_its_cancellation_runs_again(shop: Workshop) -> None:
-    """Its client has cancelled nothing."""
-    async with serve(shop.server, rejoin=LATER) as site:
-        task = await _left(site, shop)
-        async with await begin(site, "tools/call", call_params("wait", gate="g")) as joined:
-            await until(lambda: site.app.counters.calls_rejoined)
-            await ask(site, "tasks/cancel", {"taskId": task}, TAKES_TASKS)
-            await until(lambda: shop.seen.count("waiting at g") == 2)
-            shop.open("g")
-            assert said(response_in(joined, await joined.answer())) == "went through g"
-
-
-async def test_a_call_whose_client_has_a_handle_is_not_joined_by_an_equal_one(shop: Workshop) -> None:
-    """Two calls of a client that takes tasks are two, however equal they are."""
-    async with serve(shop.server, rejoin=LATER, task_after=AT_ONCE, task_hold=AT_ONCE) as site:
-        first, second = [(await call(site, "wait", TAKES_TASKS, gate="g"))["result"]["taskId"] for _ in range(2)]
-        assert first != second
-        shop.open("g")
-        await until(lambda: _is_completed(site, first))
-        await until(lambda: _is_completed(site, second))
-        assert shop.seen == ["waiting at g"] * 2
-
-
-async def _is_completed(site: Site, task: str) -> bool:
-    view = await ask(site, "tasks/get", {"taskId": task}, TAKES_TASKS)
-    return bool(view["result"]["status"] == "completed")
-
-
-async def test_an_answer_that_no_request_came_for_in_time_is_not_that_of_a_later_call(shop: Workshop) -> None:
-    """Its process died before it could forget the call."""
-    async with serve(shop.server, rejoin=60.0) as site:
-        lost = await begin(site, "tools/call", call_params("wait", gate="g"))
-        await until(lambda: shop.seen)
-        lost.cut()
-        await until(lambda: _is_left(site))
-        shop.open("g")
-        await until(lambda: _has_dormant(site))
-        record = await site.store.longest_dormant(kind=RecordKind.CALL)
-        assert record is not None
-        await site.store.commit([EndSession(session=record.id, time=record.active, reason="moved back")])
-        old = replace(record, active=record.active - 61.0, state=SessionState.DORMANT)
-        secret = (await site.store.secrets())[CALL_KEYS]
-        digest = call_digest("tools/call", {"name": "wait", "arguments": {"gate": "g"}})
-        session, stream = key_names(secret, "", derived_key(digest, 0), None)
-        assert session == record.id
-        opened = StreamRecord(
-            id=stream, session=session, kind=Kind.CALL, node=NodeId(""), fence=Fence(7), opened=old.active
-        )
-        await site.store.commit([PutSession(record=old), OpenStream(record=opened)])
-        assert said(await call(site, "wait", gate="g")) == "went through g"
-        assert shop.seen == ["waiting at g"] * 2
-        assert await site.store.session(session) is None
-
-
-async def test_calls_that_may_be_joined_run_while_the_store_fails(shop: Workshop) -> None:
-    store = FaultyStore(MemoryStore())
-    async with serve(shop.server, store=store, complaint=FAILS, on_store_failure="hold", rejoin=LATER) as site:
-        store.writes = Fault.RAISES
-        for _ in range(2):  # the store begins to fail, and goes on to
-            assert said(await call(site, "count", n=2)) == "counted to 2"
-        store.works()
-
-
 # Clients that mean no good
 
 
 @pytest.mark.parametrize("key", ["\0", "a\nb", "\x7f", "", "x" * (MAX_KEY + 1), 7])
 async def test_a_key_that_no_client_may_give_is_refused(site: Site, key: Any) -> None:
-    """Perdure's own keys begin with a control character."""
+    """Of 1 to 255 characters, none of them a control character."""
     refused = await ask(site, "tools/call", {"name": "count", "arguments": {"n": 1}, "_meta": {KEY: key}})
     assert (refused["status"], said(refused)) == (400, INVALID_PARAMS)
     assert f"_meta['{KEY}'] must be a string of 1 to {MAX_KEY} characters" in refused["error"]["message"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from perdure._core.extension import TASKS
-from perdure._core.ids import SESSION_BYTES, STREAM_BYTES, NodeId, SessionId, StreamId, id_text
+from perdure._core.ids import SESSION_BYTES, STREAM_BYTES, SessionId, StreamId, id_text
 from perdure._core.jsonrpc import JsonObject
 
 MAX_KEY = 255
@@ -24,17 +24,6 @@ PROGRESS_TOKEN = "perdure"
 
 STATE_PREFIX = "perdure."
 """Begins the `requestState` of a call that waits for its client's input; the id of its record follows."""
-
-REJOIN_SLOTS = 8
-"""Calls of one caller with the same arguments that may run at once and still be joined by a request without a key. Two
-that are meant to be two are not the rule; those beyond are served as if none could be joined."""
-
-REJOINED = b'"rejoin"'
-"""In the place of the handshake's result, in the record of a call that a request without a key may join. Once its
-client has a handle nothing stands there, because the same request is another call then."""
-
-_LEFT, _JOINED = "rejoin", "joined"
-"""The same, once a request has joined the call: it is at a node (`joined_mark`), or has left as well (`left_mark`)."""
 
 _ASKED = ("elicitation", "sampling", "roots")
 """Capabilities of clients that can be asked something."""
@@ -109,28 +98,6 @@ def is_key(given: object) -> TypeGuard[str]:
     if not isinstance(given, str) or not 0 < len(given) <= MAX_KEY:
         return False
     return not any(character < " " or character == "\x7f" for character in given)
-
-
-def derived_key(digest: bytes, slot: int) -> str:
-    """The key of a call whose client gave none. No client can give this one: keys have no control characters."""
-    return f"\0{digest.hex()} {slot}"
-
-
-def joined_mark(node: NodeId, token: str) -> bytes:
-    """Stands in the record of a call that a request without a key has joined, as long as that waits. `token`: no two
-    marks are equal."""
-    return json.dumps(f"{_JOINED} {node} {token}").encode()
-
-
-def left_mark(token: str) -> bytes:
-    """Stands in the record of a call once that request has left without the answer: it may be joined again."""
-    return json.dumps(f"{_LEFT} {token}").encode()
-
-
-def joined_at(mark: bytes) -> NodeId | None:
-    """The node at which a request waits that has joined a call, if one does."""
-    kind, _, rest = str(json.loads(mark)).partition(" ")
-    return NodeId(rest.partition(" ")[0]) if kind == _JOINED else None
 
 
 def call_digest(method: str, params: Mapping[str, Any]) -> bytes:

@@ -24,7 +24,6 @@ from perdure._core.codes import REQUEST_CANCELLED
 from perdure._core.ids import Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import InvalidMessage, Request, coerce_id, error_payload, parse_body
 from perdure._core.settling import VERDICTS, Occasion, Rerun, Verdict
-from perdure._core.single_calls import REJOINED
 from perdure._core.states import CALL, CallState, CallStep, LogState, SessionState, SessionStep, advance
 from perdure.cluster.remote_readers import stream_ends
 from perdure.errors import HeldElsewhere, IdTaken, SessionEnded, StaleFence, StoreError, StoreUnavailable
@@ -493,7 +492,7 @@ class Settler:
     async def _verdict(self, owner: base.SessionRecord, call: AbandonedCall, by: SettleRequest) -> Verdict:
         if call.key in by.cancelled:
             return Verdict.CANCEL
-        if owner.kind is RecordKind.CALL and not _is_kept(owner):
+        if owner.kind is RecordKind.CALL and not owner.initialized:
             return Verdict.CANCEL  # its client has neither handle nor key, and its connection broke with the process
         needs_credentials = by.occasion in (Occasion.NODE_DIED, Occasion.NODE_LEFT) and owner.owner
         row = VERDICTS[Occasion.PRINCIPAL_AWAY if needs_credentials else by.occasion]
@@ -511,8 +510,8 @@ class Settler:
         if owner.kind is RecordKind.SESSION:
             return None
         now = self._context.clock()
-        if _is_kept(owner):
-            return base.ChangeSession(session=owner.id, active=now, state=SessionState.DORMANT, initialized=True)
+        if owner.initialized:
+            return base.ChangeSession(session=owner.id, active=now, state=SessionState.DORMANT)
         return base.EndSession(session=owner.id, time=now, reason="its connection broke")
 
     def _answer_unknown(self, owner: base.SessionRecord, call: AbandonedCall, stream: Stream, reason: str) -> None:
@@ -624,8 +623,3 @@ class Settler:
     def _put(self, *steps: base.Step) -> None:
         if steps:
             self._context.journal.put(Steps(steps))
-
-
-def _is_kept(owner: base.SessionRecord) -> bool:
-    """Whether the client of a single call may ask for it again: by a handle, by a key, or by the same request."""
-    return owner.initialized or owner.result == REJOINED

@@ -53,7 +53,7 @@ class KnownCalls:
         self._settings = access.settings
         self._calls = calls
         self._tools = tools
-        self._joined: set[asyncio.Task[bool | None]] = set()
+        self._joined: set[asyncio.Task[None]] = set()
         """Requests that wait for a call that another one began."""
 
     def end_all(self) -> None:
@@ -89,11 +89,10 @@ class KnownCalls:
         writer: MessageWriter,
         receive: Receive,
         *,
-        gone: Refusal | None = Refusal.STORE_UNREADABLE,
-    ) -> bool | None:
-        """Wait for the answer of a call, wherever it runs; until this process stops, or the client leaves. Tells
-        whether it was given. `gone`: what is said if the call's time passes in this moment; if that is `None`, nothing
-        is said of a call that is gone, or that was cancelled, and `None` tells so."""
+        gone: Refusal = Refusal.STORE_UNREADABLE,
+    ) -> None:
+        """Wait for the answer of a call, wherever it runs; until this process stops, or the client leaves. `gone`: what
+        is said if the call's time passes in this moment."""
         leaving = asyncio.create_task(left(receive))
         # What this request answers may still be on its way to the node that asked: its client is not asked that again.
         responses = asked.params.get("inputResponses")
@@ -106,8 +105,7 @@ class KnownCalls:
             if waiting.cancelled():
                 await self.say_stopped(asked, writer, is_kept=True)
             elif waiting.done():
-                return await waiting
-            return False
+                await waiting
         finally:
             self._joined.discard(waiting)
             self._context.work.give(asked.size)
@@ -122,8 +120,8 @@ class KnownCalls:
         after: float | None,
         writer: MessageWriter,
         answered: Collection[str],
-        gone: Refusal | None,
-    ) -> bool | None:
+        gone: Refusal,
+    ) -> None:
         loop = asyncio.get_running_loop()
         deadline, silent = None if after is None else loop.time() + after, FIRST_SIGN
         while True:
@@ -131,29 +129,21 @@ class KnownCalls:
             with self._access.refusing(Refusal.STORE_UNREADABLE):
                 await self.run_again(record, asked.http)
                 facts = await self._calls.wait(record, partial(needs_its_client, answered=answered), seconds=seconds)
-            if facts is None and gone is not None:
+            if facts is None:
                 raise Refused(gone)
-            if facts is None or (gone is None and facts.state is CallState.CANCELLED):
-                return None
             facts = replace(facts, asks={name: ask for name, ask in facts.asks.items() if name not in answered})
             if facts.is_over and facts.answer is not None:
                 await writer.response(facts.answer)
-                return True
+                return
             if facts.is_over or (deadline is not None and (facts.asks or loop.time() >= deadline)):
-                await self._mark_handed_out(record)
                 view = self.view(facts)
                 await writer.result(self.stamped({"resultType": "task", **handle_view(view)}))
-                return False
+                return
             if facts.asks:
-                await self._mark_handed_out(record)
                 await self.write_round(record, facts, writer)
-                return False
+                return
             await writer.keep_alive()
             silent = KEEP_ALIVE
-
-    async def _mark_handed_out(self, record: SessionRecord) -> None:
-        with self._access.refusing(Refusal.STORE_FAILS):
-            await self._calls.mark_handed_out(record)
 
     async def run_again(self, record: SessionRecord, origin: HttpRequest) -> None:
         """Let a call go on that waits for its principal: this request brings the credentials."""

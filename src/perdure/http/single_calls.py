@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
 from mcp.shared.inbound import (
     InboundLadderRejection,
@@ -22,12 +21,9 @@ from perdure._core.jsonrpc import JsonObject
 from perdure._core.single_calls import (
     MAX_KEY,
     PROGRESS_TOKEN,
-    REJOIN_SLOTS,
-    REJOINED,
     STATE_PREFIX,
     TaskSupport,
     call_digest,
-    derived_key,
     is_key,
     key_names,
     parse_task_rules,
@@ -48,7 +44,6 @@ from perdure.sessions.ledger import Call, progress_token
 from perdure.sessions.messages import encode
 from perdure.sessions.session import Session, SessionHistory
 from perdure.sessions.single_calls import Asked, SingleCalls
-from perdure.store.base import SessionRecord
 
 REQUIRED_AFTER = 0.25
 """Seconds that a tool which always runs as a task may take to ask its client something by a round: it does that first,
@@ -131,7 +126,7 @@ class SingleCallHandler:
         if support is TaskSupport.REQUIRED and not asked.client.takes_tasks:
             raise needs_tasks()
         as_task = asked.client.takes_tasks and support is not TaskSupport.NEVER
-        if key is None and not as_task and not asked.client.takes_asks and not self._settings.rejoin:
+        if key is None and not as_task and not asked.client.takes_asks:
             return False
         if tool is not None and (wrong := _check_param_headers(asked, tool)) is not None:
             raise Refused(Refusal.NAME_MISMATCH, message=wrong.message)
@@ -148,8 +143,6 @@ class SingleCallHandler:
         call = self._as_call(asked)
         if key is not None:
             call = replace(call, names=self._names(asked, key))
-        elif self._settings.rejoin and await self._rejoin(asked, call, after, writer, receive):
-            return
         for _ in range(BEGIN_MOST):
             begun = await self._begin(call)
             if begun is not None:
@@ -166,52 +159,6 @@ class SingleCallHandler:
                 await self._known.join(asked, record, after, writer, receive)
                 return
         raise Refused(Refusal.STORE_UNREADABLE)  # the client asks again
-
-    async def _rejoin(
-        self, asked: ModernRequest, call: Asked, after: float | None, writer: MessageWriter, receive: Receive
-    ) -> bool:
-        """Begin a call that the same request may join, or join one whose connection was lost. `False` if as many run as
-        can be told apart, or if the store fails, and cannot tell which are there."""
-        for slot in range(REJOIN_SLOTS):
-            names = self._names(asked, derived_key(call.digest, slot))
-            try:
-                begun = await self._begin(replace(call, names=names, derived=True))
-            except Refused as refused:
-                if refused.refusal is Refusal.STORE_FAILS:
-                    return False
-                raise
-            if begun is not None:
-                await self._show(asked, *begun, after, writer, receive)
-                return True
-            with self._access.refusing(Refusal.STORE_UNREADABLE):
-                record = await self._calls.join_left(*names, asked.owner)
-            if record is None:
-                continue
-            self._context.counters.calls_rejoined += 1
-            answered: bool | None = False
-            try:
-                answered = await self._known.join(asked, record, after, writer, receive, gone=None)
-            finally:
-                if answered:
-                    self._calls.forget(record)  # its answer was given: the next such request is another call
-                elif answered is False:
-                    await self._leave_joined(record, names[1])
-            if answered is not None:
-                return True
-        return False
-
-    async def _leave_joined(self, record: SessionRecord, stream: StreamId) -> None:
-        """A request that has joined a call is through with it. Its client may send it once more, unless it has a
-        handle."""
-        with contextlib.suppress(StoreError):  # then it goes on to its end
-            if (mark := await self._calls.leave_joined(record, stream)) is not None:
-                self._cancel_later(record.id, mark)
-
-    def _cancel_later(self, session_id: SessionId, mark: bytes) -> None:
-        """Cancel a call whose client has left, unless the same request comes again in time."""
-        cancel = partial(self._known.cancel_call, reason="the client has left, and did not come again")
-        loop = asyncio.get_running_loop()
-        loop.call_later(self._settings.rejoin, self._calls.cancel_unless_joined, session_id, mark, cancel)
 
     def _names(self, asked: ModernRequest, key: str) -> tuple[SessionId, StreamId]:
         state = asked.params.get("requestState")
@@ -350,12 +297,6 @@ class SingleCallHandler:
     async def _on_left(self, session: Session, call: Call) -> None:
         """The client closed the connection: it cancels the call by that, unless it can ask for it again."""
         if session.record.initialized:
-            return
-        if session.record.result == REJOINED:
-            with self._access.refusing(Refusal.STORE_FAILS):
-                await session.show_to_client(rejoins=True)
-            self._context.watch.tell(call.stream.id)
-            self._cancel_later(session.id, REJOINED)
             return
         session.exchange.cancel(call.request.id, incarnation=1, params={"reason": "the client has left"})
 

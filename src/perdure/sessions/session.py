@@ -257,13 +257,10 @@ class Session:
         """It is a single call that its client can ask for again: as a task, or by its key."""
         return self.is_single_call and self.record.initialized
 
-    async def show_to_client(self, *, rejoins: bool = False) -> None:
-        """The client of a single call is about to learn its id: it is kept when it has ended, and the same request is
-        another call from now on. `rejoins`: the client has left, and may send the same request again. Raises
-        `StoreError`."""
+    async def show_to_client(self) -> None:
+        """The client of a single call is about to learn its id: it is kept when it has ended. Raises `StoreError`."""
         if not self.record.initialized:
-            result = None if rejoins or not self.record.result else b""
-            step = self.keeper.change(ChangeSession(session=self.id, initialized=True, result=result))
+            step = self.keeper.change(ChangeSession(session=self.id, initialized=True))
             try:
                 await self.context.journal.write(step)
             finally:

@@ -6,18 +6,16 @@ runs; from then on any node can tell how far it is, and settles it if its node d
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from perdure._core.codes import REQUEST_CANCELLED
-from perdure._core.ids import STREAM_BYTES, NodeId, RecordKind, SessionId, StreamId, new_session_id, parse_session_id
+from perdure._core.ids import RecordKind, SessionId, StreamId, new_session_id, parse_session_id
 from perdure._core.jsonrpc import JsonObject, Request
-from perdure._core.single_calls import REJOINED, Client, joined_at, joined_mark, left_mark
+from perdure._core.single_calls import Client
 from perdure._core.states import CallState, LogState, SessionState
 from perdure._core.tasks import TaskFacts
-from perdure.errors import StaleFence, StoreError, StoreUnavailable, TooManySessions
-from perdure.log.journal import Steps
+from perdure.errors import StaleFence, StoreUnavailable, TooManySessions
 from perdure.sessions.caller_checks import CallerChecks
 from perdure.sessions.context import ServerContext
 from perdure.sessions.ledger import Call, Intake
@@ -27,21 +25,15 @@ from perdure.sessions.session import Session
 from perdure.sessions.task_count import TaskCount
 from perdure.store.base import (
     CallRecord,
-    ChangeSession,
-    EndSession,
     Event,
     KeptCall,
     PutSession,
     SessionLimits,
     SessionRecord,
-    stream_by_id,
 )
 
 LOOK_AGAIN = 2.0
 """Seconds after which a request that waits for a call looks again, should it have missed a hint."""
-
-NOTICE_SECONDS = 0.5
-"""How long a request without a key waits for the news that an equal one, which still runs, has lost its connection."""
 
 _RECENT = 16
 """Events at the end of a stream in which the last progress is looked for: what follows it are questions, which are few,
@@ -61,8 +53,6 @@ class Asked:
     digest: bytes
     size: int
     """Bytes of memory that it takes, estimated."""
-    derived: bool = False
-    """The names are made of what is asked for: the call is joined only once its connection is lost."""
 
 
 class SingleCalls:
@@ -73,8 +63,6 @@ class SingleCalls:
         self._sessions = sessions
         self._beginning: dict[SessionId, asyncio.Future[None]] = {}
         """Calls with a key whose rows are being written."""
-        self._joining = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._count = TaskCount(context.store, context.settings.max_tasks, context.clock)
         self._checks = CallerChecks(context.settings.max_principal_tasks)
 
@@ -114,8 +102,8 @@ class SingleCalls:
             state=SessionState.ACTIVE,
             version=client.version,
             client_params=encode(told),
-            result=REJOINED if asked.derived else b"",
-            initialized=asked.names is not None and not asked.derived,
+            result=b"",
+            initialized=asked.names is not None,
             sticky=(),
             incarnation=1,
             standalone=StreamId(""),
@@ -197,89 +185,6 @@ class SingleCalls:
             return held.record
         record = await self._context.store.session(session_id)
         return record if record is not None and _is_call_of(owner, record) else None
-
-    # Calls that a request without a key may join
-
-    async def join_left(self, session_id: SessionId, stream_id: StreamId, owner: str) -> SessionRecord | None:
-        """Join a call whose client has left; `None` if there is none. The node of that client's connection may be about
-        to learn that it is lost. (Requests at two nodes that look in the same moment may both join.)"""
-        with self._context.watch.watch(stream_id) as watched:
-            while True:
-                async with self._joining:  # one after the other, or two would join
-                    record = await self._context.store.session(session_id)
-                    if record is None or not _is_call_of(owner, record) or not self._may_be_joined(record):
-                        return None
-                    if await self._is_left(record, stream_id):
-                        mark = joined_mark(self._context.node, self._token())
-                        change = ChangeSession(session=session_id, initialized=True, result=mark)
-                        await self._context.journal.write(change)
-                        return replace(record, initialized=True, result=mark)
-                if not await watched.changed(NOTICE_SECONDS):
-                    return None
-
-    def _may_be_joined(self, record: SessionRecord) -> bool:
-        """Whether the client of a call may send the same request to learn its answer: it has no handle, and the call
-        runs, or has ended a short time ago. An older answer is forgotten, because it would be taken for that of another
-        call."""
-        if not record.result:
-            return False
-        since_end = self._context.clock() - record.active
-        if record.state is not SessionState.DORMANT or since_end <= self._context.settings.rejoin:
-            return True
-        self.forget(record)
-        return False
-
-    async def _is_left(self, record: SessionRecord, stream_id: StreamId) -> bool:
-        """Whether the connection of the request that began a call, or of the one that has joined it, is lost."""
-        node = joined_at(record.result)
-        if node is None and record.initialized:
-            return True
-        if node is None:
-            stream = await stream_by_id(self._context.store, stream_id)
-            node = NodeId("") if stream is None else stream.node
-        return node not in ("", self._context.node) and await self._context.nodes.is_dead(node)
-
-    async def leave_joined(self, record: SessionRecord, stream_id: StreamId) -> bytes | None:
-        """The request that has joined a call leaves without its answer: the same request may join it again. Gives what
-        says so in the record; `None` if the client has a handle now."""
-        now = await self._context.store.session(record.id)
-        if now is None or now.result != record.result:
-            return None
-        mark = left_mark(self._token())
-        await self._context.journal.write(ChangeSession(session=record.id, result=mark))
-        self._context.watch.tell(stream_id)
-        return mark
-
-    def _token(self) -> str:
-        return self._context.random(STREAM_BYTES).hex()
-
-    async def mark_handed_out(self, record: SessionRecord) -> None:
-        """The client of a call is about to get a handle: the same request without a key is another call then."""
-        if record.result:
-            await self._context.journal.write(ChangeSession(session=record.id, result=b""))
-
-    def cancel_unless_joined(
-        self, session_id: SessionId, mark: bytes, cancel: Callable[[SessionRecord], Awaitable[None]]
-    ) -> None:
-        """Cancel a call whose client has left, as `mark` says in its record, and has not come again."""
-        task = asyncio.create_task(self._cancel_unless_joined(session_id, mark, cancel))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _cancel_unless_joined(
-        self, session_id: SessionId, mark: bytes, cancel: Callable[[SessionRecord], Awaitable[None]]
-    ) -> None:
-        with suppress(StoreError):  # then it goes on to its end
-            record = await self._context.store.session(session_id)
-            if record is not None and record.result == mark:
-                await cancel(record)
-                await self.wait(record, lambda facts: facts.is_over, seconds=LOOK_AGAIN)
-                self.forget(record)
-
-    def forget(self, record: SessionRecord) -> None:
-        """No client can ask for a call any more."""
-        end = EndSession(session=record.id, time=self._context.clock(), reason="answered")
-        self._context.journal.put(Steps((end,)))
 
     async def row(self, record: SessionRecord) -> CallRecord | None:
         """A call's row, with the digest of what was asked for."""

@@ -46,7 +46,6 @@ class Counters:
         "Calls of a dead node that their client cancelled while they waited to be settled.", outcome="cancelled"
     )
     calls_joined: int = _counter("Requests that joined a call which another request had begun, by its key.")
-    calls_rejoined: int = _counter("Requests without a key that joined a call whose connection was lost (`rejoin`).")
     tasks_handed_out: int = _counter("Calls whose client got the handle of a task in place of the answer.")
     nodes_settled: int = _counter("Dead nodes whose calls this one has settled.")
     recoveries_tried: int = _counter('New sessions begun in place of lost ones (`recover="reissue"`).', outcome="tried")
