@@ -75,6 +75,8 @@ class ServerProcess:
         self.end()
 
     async def _learn_tools(self) -> None:
+        if not self._is_outlived:
+            return
         try:
             async with asyncio.timeout(_LEARN_SECONDS):
                 await self.tools.learn_running()
@@ -84,8 +86,13 @@ class ServerProcess:
     def end(self, *, but_kept: bool = False) -> None:
         """End what runs: calls that may run again are left to the next process, the others get their answer.
         `but_kept`: those that their clients can ask for again, as tasks or by a key, run on."""
-        self.tools.end_calls("the server is stopping", outlived=self.context.store.shared, but_kept=but_kept)
+        self.tools.end_calls("the server is stopping", outlived=self._is_outlived, but_kept=but_kept)
         self.context.hub.end_all()
+
+    @property
+    def _is_outlived(self) -> bool:
+        """Whether there may be a next process that knows of this one's calls."""
+        return self.context.store.shared and not self.context.journal.is_lost
 
 
 async def _wait_while(is_busy: Callable[[], bool], seconds: float) -> None:

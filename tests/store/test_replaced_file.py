@@ -21,9 +21,10 @@ from perdure.store.base import PutSession
 from perdure.store.sqlite.backup import back_up
 from perdure.store.sqlite.sql_files import schema_version
 from perdure.testing._values import NODE, a_session, put
+from tests.support.crashbox import open_gate
 from tests.support.serving import Served, log_lines, serving
 from tests.support.site import Site, serve, until
-from tests.support.wire import Peer, Web
+from tests.support.wire import Peer, Web, progress_of, text_of
 from tests.support.workshop import Workshop
 
 pytestmark = pytest.mark.anyio
@@ -199,6 +200,45 @@ async def test_a_server_whose_file_is_gone_ends_and_says_why(
     [line] = [line for line in log_lines(served.output) if line.action == "serve.failed"]
     assert line.sentence.startswith("the server ends: the SQLite file")
     assert line.sentence.endswith(f"while it was open; start the server again; {SEE}")
+
+
+@pytest.mark.parametrize("lose", [_delete, _replace])
+@pytest.mark.parametrize("on_failure", ["hold", "refuse"])
+async def test_a_call_that_runs_when_the_file_goes_is_finished_from_memory(
+    tmp_path: Path, lose: Callable[[Path, Path], None], on_failure: str
+) -> None:
+    """Promise 3: one final answer, also of a process that has lost its log and leaves."""
+    path, gate = tmp_path / "log.db", tmp_path / "gate"
+    options = ("--store", f"sqlite:{path}", "--on-store-failure", on_failure)
+    async with serving("tests.support.crashbox:server", *options) as served:
+        web = Web(served.url)
+        peer = await web.join()
+        call = await peer.call("pay", token="p", n=3, gate=str(gate), pauses=[1])
+        first = [await call.message()]
+        lose(path, await asyncio.to_thread(_backup, path))
+        await until(lambda: any(line.action == "store.lost" for line in log_lines(served.output)))
+        open_gate(f"{gate}.1")
+        *progress, answer = first + await call.rest()
+        assert (progress_of(progress), text_of(answer)) == ([1, 2, 3], "counted to 3")
+        assert await served.wait() == 1
+        await web.aclose()
+
+
+async def test_a_call_that_does_not_finish_in_time_is_answered_before_the_server_leaves(tmp_path: Path) -> None:
+    """Also one that another process could run again: there is no other process that knows of it (promise 3)."""
+    path = tmp_path / "log.db"
+    options = ("--store", f"sqlite:{path}", "--drain-timeout", "0")
+    async with serving("tests.support.crashbox:server", *options) as served:
+        web = Web(served.url)
+        peer = await web.join()
+        calls = [
+            await peer.call(tool, token=tool, n=1, gate=str(tmp_path / "never"), pauses=[1]) for tool in ("pay", "put")
+        ]
+        assert [progress_of([await call.message()]) for call in calls] == [[1], [1]]
+        path.unlink()
+        assert [[message["error"]["code"] for message in await call.rest()] for call in calls] == [[-31001], [-31001]]
+        assert await served.wait() == 1
+        await web.aclose()
 
 
 async def test_a_backup_beside_the_log_of_a_killed_server_is_left_as_it_is(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from perdure._core.ids import RecordKind
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure._core.states import LogState, SessionState
 from perdure.assembly import ServerProcess, running
-from perdure.errors import Misuse, NodeBuried, StoreError, StoreLost
+from perdure.errors import Misuse, NodeBuried, StoreError, StoreLost, StoreReplaced
 from perdure.http.body import ClientGone, Headers, HostAndOrigin
 from perdure.http.credentials import principal_of
 from perdure.http.endpoint import ALLOW, Endpoint
@@ -208,7 +208,10 @@ class App:
             return
         self._lost = failure
         log_event(logging.ERROR, "store.lost", f"nothing can be served any more: {failure}", state=failure.state)
-        if self._process is not None:
+        if self._process is not None and isinstance(failure, StoreReplaced):
+            self._process.context.journal.lose()
+            self.end_idle_readers()  # running calls finish from memory, because no other process knows of them
+        elif self._process is not None:
             self._process.context.hub.end_all()  # clients may find another process
         if self._on_lost is not None:
             self._on_lost(failure)
@@ -334,10 +337,10 @@ class App:
         """`ok`, `degraded`, `stopping` or how the store was lost; 503 whenever new work should go elsewhere."""
         journal = None if self._process is None else self._process.context.journal
         stopping = self._stopping or self._draining
-        if stopping or journal is None:
-            status, word = 503, "stopping" if stopping else "starting"
-        elif self._lost is not None:
+        if self._lost is not None:
             status, word = 503, self._lost.state
+        elif stopping or journal is None:
+            status, word = 503, "stopping" if stopping else "starting"
         elif journal.refuses or journal.state is LogState.DEGRADED:
             status, word = 503 if journal.refuses else 200, "degraded"
         else:

@@ -9,6 +9,9 @@ When the store fails (`LogState.DEGRADED`, promise 7) the steps stay in the back
 learn that they are accepted, so that live traffic goes on from memory; with `refuse` they learn nothing before the
 steps are written. Steps are repeatable, so a commit that was given up and happened all the same does no harm.
 
+A store whose file was replaced (`is_lost`) never comes back. Nothing can be resumed from it, so what runs finishes from
+memory, also with `refuse`, and the process ends.
+
 A node whose claim is FROZEN (`_core.states.CLAIM`) writes nothing and lets no source show more; what is held stays, and
 is written when the claim is renewed. For a node that is BURIED everything held is refused: other nodes write its
 streams.
@@ -27,7 +30,16 @@ from itertools import islice
 from typing import Protocol
 
 from perdure._core.states import LOG, ClaimState, LogState, LogStep, advance
-from perdure.errors import Behind, MailFull, NodeGone, PerdureError, StaleFence, StoreError, StoreUnavailable
+from perdure.errors import (
+    Behind,
+    MailFull,
+    NodeGone,
+    PerdureError,
+    StaleFence,
+    StoreError,
+    StoreReplaced,
+    StoreUnavailable,
+)
 from perdure.settings import Settings
 from perdure.store.base import Append, Forward, OpenStream, PutSession, Refusals, Step, Store
 from perdure.store.codec import weigh
@@ -43,6 +55,9 @@ of them waiting for the last, and makes one operation of the store long. The sou
 
 MOST_HELD_BYTES = 256 << 20
 """Bytes held while the store fails, besides the number of events: they may be large, and so may requests."""
+
+_FAILURES = (StoreUnavailable, StoreReplaced)
+"""What makes the journal hold steps. Other errors of the store refuse the steps for good."""
 
 _RETRY_FIRST = 0.02
 _RETRY_MOST = 0.5
@@ -92,6 +107,8 @@ class Journal:
         self.clock = store.clock
         self._timeout = settings.store_timeout
         self._holding = settings.on_store_failure == "hold"
+        self.is_lost = False
+        """The store's file is not there any more: nothing that is held is ever written."""
         self._claim = claim
         self.counters = counters
         self._queue: deque[Source] = deque()
@@ -173,7 +190,7 @@ class Journal:
         while not self._idle.is_set():
             groups = self._groups
             try:
-                async with asyncio.timeout(self._timeout):
+                async with asyncio.timeout(0 if self.is_lost else self._timeout):
                     await self._idle.wait()
             except TimeoutError:
                 if self.state is LogState.DEGRADED and self._groups == groups:
@@ -249,15 +266,15 @@ class Journal:
             await self._commit(group)
             # Groups that are held while the store fails would tell of the outage only.
             self.counters.append_seconds.observe(time.perf_counter() - self._taken_since)
-        except StoreUnavailable as failure:
+        except _FAILURES as failure:
             self._failed(failure)
             self._too_much = weigh(flat(group))[1]
             self._hold(group)
             self._hold(list(self._taken()))  # what came while the store was tried: it is not put into the queue again
 
     async def _commit(self, group: Group) -> None:
-        """Write a group, and call its sources back: each is then taken out of it. Raises `StoreUnavailable` with the
-        others left in it."""
+        """Write a group, and call its sources back: each is then taken out of it. If the store fails, that is raised
+        with the others left in it."""
         while group:
             if self._claim() is ClaimState.BURIED:
                 self._done(group, [StaleFence("other nodes have buried this one")] * len(flat(group)))
@@ -265,7 +282,7 @@ class Journal:
             self.check_claim()
             try:
                 refusals = await self.store.commit(flat(group))
-            except StoreUnavailable:
+            except _FAILURES:
                 raise
             except StoreError as failure:
                 # No use in trying again: one of them asks for the impossible. It must not hold up the others.
@@ -304,8 +321,14 @@ class Journal:
 
     # Holding
 
-    def _failed(self, failure: StoreUnavailable) -> None:
-        if self.state is LogState.HEALTHY:
+    def lose(self) -> None:
+        """The store's file was replaced: hold everything until the process ends."""
+        self.is_lost = self._holding = True
+
+    def _failed(self, failure: StoreError) -> None:
+        if isinstance(failure, StoreReplaced):
+            self.lose()
+        if self.state is LogState.HEALTHY and not self.is_lost:  # the node logs the loss
             self._refused = 0
             self.counters.outages += 1
             what = "live traffic goes on from memory" if self._holds else "new requests are refused"
@@ -350,7 +373,7 @@ class Journal:
                     finally:
                         backlog.replace(taken, group)
                     self._groups += 1
-            except StoreUnavailable as failure:
+            except _FAILURES as failure:
                 self._failed(failure)
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, _RETRY_MOST)

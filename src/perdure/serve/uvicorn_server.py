@@ -339,7 +339,10 @@ class _Server(uvicorn.Server):
         if isinstance(failure, StoreReplaced | NodeBuried):
             self.failed = True
             self.on_failure(str(failure))
-            self.stop_at_once()
+            if isinstance(failure, StoreReplaced):
+                self.drain()  # its calls are known to no other process
+            else:
+                self.stop_at_once()
 
     def stop_at_once(self) -> None:
         """End now: peers get a moment to take their last bytes."""
