@@ -152,6 +152,8 @@ async def test_a_call_goes_on_over_a_cut_and_over_a_killed_server(tmp_path: Path
         assert f"perdure: {proxy.url} answers again\n" in errors
 
 
+#: A pattern that takes for ever to match what the server answers.
+ENDLESS = {"type": "object", "properties": {"said": {"type": "string", "pattern": "^(a+)+$"}}}
 ESCAPES = "\x1b[31m \x9b31m \u202e \x07"
 
 
@@ -160,7 +162,7 @@ class Liar(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     tools: ClassVar = [
-        {"name": "lie", "inputSchema": {"type": "object"}, "outputSchema": {"type": "object", "required": ["truth"]}},
+        {"name": "lie", "inputSchema": {"type": "object"}, "outputSchema": ENDLESS},
         {"name": "mumble", "description": ESCAPES, "inputSchema": {"type": "object"}},
     ]
 
@@ -173,7 +175,7 @@ class Liar(BaseHTTPRequestHandler):
             case "tools/list", _:
                 self._answer(message, {"tools": self.tools})
             case "tools/call", {"name": "lie"}:
-                self._answer(message, {"content": [], "structuredContent": {}})
+                self._answer(message, {"content": [], "structuredContent": {"said": "a" * 40 + "!"}})
             case "tools/call", _:
                 self._answer(message, {"content": [{"type": "text", "text": 5}]})
             case _:
@@ -209,8 +211,7 @@ async def test_a_server_that_does_not_keep_to_the_protocol_is_told_of_in_one_lin
         finally:
             server.shutdown()
             thread.join()
-    said = "perdure: Invalid structured content returned by tool lie: 'truth' is a required property\n"
-    assert lie == (1, "", said)
+    assert (lie[0], json.loads(lie[1]), lie[2]) == (0, {"said": "a" * 40 + "!"}, "")
     said = "perdure: the server's answer is not as MCP has it: content.0.TextContent.text: "
     assert (*mumble[:2], mumble[2][: len(said)], mumble[2].count("\n")) == (1, "", said, 1)
     assert (listed[0], listed[1].removesuffix("\n").isprintable()) == (0, True)

@@ -118,4 +118,4 @@ async def test_ids_of_requests_never_repeat_within_the_session(tmp_path: Path) -
                 await client.rest()
         assert json.loads(state.read_text())["start"] == 3
         assert [incarnation for _, incarnation in site.sessions()] == [1]
-        assert site.proxy.requests["POST"] == 1 + 1 + 3 * 2  # initialize, initialized; each: the call, and tools/list
+        assert site.proxy.requests["POST"] == 1 + 1 + 3  # initialize, initialized; the calls

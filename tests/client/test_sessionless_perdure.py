@@ -57,7 +57,7 @@ async def test_the_server_is_killed_and_every_call_has_an_outcome(tmp_path: Path
         assert unknown.value.arguments == {**about, "key": "pay"}
         assert text(await client.call_tool("ask", {"question": "still there?"})) == "yes"
         assert (client.server_capabilities.extensions or {})[CALLS] == {KEPT: 3_600_000}
-        assert decode((tmp_path / "s").read_bytes()).single_calls == {}
+        await until(lambda: decode((tmp_path / "s").read_bytes()).single_calls == {})
     assert sorted(key for key, _ in diary(log)) == ["pay", "put", "put"]
 
 

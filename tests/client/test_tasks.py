@@ -68,7 +68,7 @@ async def test_a_task_is_followed_over_cuts_and_an_outage_to_its_result(tmp_path
         bureau.gates["g"].set()
         proxy.accept()
         assert text(await call) == "worked at g"
-        assert decode((tmp_path / "s").read_bytes()).single_calls == {}
+        await until(lambda: decode((tmp_path / "s").read_bytes()).single_calls == {})
         assert text(await client.call_tool("quick")) == "done"
     assert bureau.runs == ["work", "quick"]
     polls = bureau.ids("tasks/get")

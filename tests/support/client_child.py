@@ -2,19 +2,36 @@
 
 Prints one JSON line for each thing that happens. With TOOL `-` it calls nothing and follows the calls that a process of
 before has left, until all have ended; with `look` it takes their notifications, and not their results. With `all` it
-makes the calls of `ARGS["calls"]` at once.
+makes the calls of `ARGS["calls"]` at once. With `fatal` behind `ARGS` it kills itself as its call leaves the state.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sys
 
 import mcp_types as types
 from mcp.client.session import ClientRequestContext
 
 import perdure
+from perdure.client.memory import StateFile, decode
+
+
+class Fatal(StateFile):
+    """The process dies with the write that forgets its call."""
+
+    _had_call = False
+
+    def save(self, data: bytes) -> None:
+        super().save(data)
+        state = decode(data)
+        has_call = bool(state.calls or state.single_calls)
+        if self._had_call and not has_call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._had_call = has_call
 
 
 def say(**facts: object) -> None:
@@ -36,7 +53,8 @@ async def report(progress: float, total: float | None, message: str | None) -> N
 
 async def main(url: str, state: str, tool: str, arguments: str) -> None:
     mode = "2026-07-28" if "modern" in sys.argv[5:] else "auto"
-    async with perdure.connect(url, state=state, mode=mode, elicitation_callback=answer) as client:
+    kept = Fatal(state) if "fatal" in sys.argv[5:] else state
+    async with perdure.connect(url, state=kept, mode=mode, elicitation_callback=answer) as client:
         say(session=client.session_id, pending=[[call.tool, call.arguments] for call in client.pending()])
         if tool == "all":
             calls = json.loads(arguments)["calls"]
@@ -47,6 +65,7 @@ async def main(url: str, state: str, tool: str, arguments: str) -> None:
         if tool not in ("-", "look"):
             result = await client.call_tool(tool, json.loads(arguments), progress_callback=report)
             say(result=text(result))
+            await asyncio.sleep(30 if kept is not state else 0)
             return
         for call in client.pending():
             try:

@@ -42,11 +42,7 @@ async def call_tool(
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
         terminal.progress(progress, total, message)
 
-    try:
-        result = await client.call_tool(name, arguments, progress_callback=on_progress)
-    except RuntimeError as problem:  # the SDK's word for a result that does not fit the tool's own output schema
-        terminal.line(f"perdure: {str(problem).partition(chr(10))[0]}")
-        return FAILED
+    result = await client.call_tool(name, arguments, progress_callback=on_progress)
     terminal.clear()
     if as_json:
         print_json(result)

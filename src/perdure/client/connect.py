@@ -100,26 +100,32 @@ class Client(mcp.Client):
     ) -> types.CallToolResult:
         """As the SDK's; a call whose outcome is unknown raises `OutcomeUnknown`.
 
+        The result is not checked against the tool's output schema, because the SDK asks for that after the answer.
         At 2026-07-28 `meta` may have a key of the caller's own (`dev.perdure/key`): calls with equal keys are one call,
         also those of different processes.
         """
         if progress_callback is not None:
             progress_callback = self._callback_limit.counted(progress_callback)
-        more: dict[str, Any] = {"input_responses": input_responses, "request_state": request_state, "meta": meta}
-        call = partial(super().call_tool, name, arguments, read_timeout_seconds, progress_callback, **more)
+        more: dict[str, Any] = {"input_responses": input_responses, "request_state": request_state}
+        sdk_call = partial(super().call_tool, name, arguments, read_timeout_seconds, progress_callback, **more)
+
+        async def call(meta: types.RequestParamsMeta | None) -> types.CallToolResult:
+            with self._transport.handovers.opened(name, arguments) as handover:
+                return handover.unmasked(await sdk_call(meta=handover.meta(meta)))
+
         if isinstance(self._transport, SessionlessTransport):
             with naming(name, arguments), self._transport.rounds(meta) as keyed:
-                return await call(meta=keyed)
+                return await call(keyed)
         try:
             with naming(name, arguments):
-                return await call()
+                return await call(meta)
         except OutcomeUnknown as unknown:
             if not await self._may_be_called_again(name, unknown):
                 raise
             log_event(logging.INFO, "client.call_again", "a tool that may run twice is called again", tool=name)
             try:
                 with naming(name, arguments):
-                    return await call()
+                    return await call(meta)
             except Unreachable:
                 raise unknown from None  # the first one may have run, whatever became of the second
 

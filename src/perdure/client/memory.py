@@ -5,11 +5,12 @@ one client at a time. `open` is called first and refuses a second holder; `save`
 at all; `close` lets go, and keeps what is there.
 """
 
+import asyncio
 import json
 import logging
 import os
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from perdure._files.locks import HAS_FLOCK, let_go_in_child, lock_file, release
 from perdure._files.sole_holder import SoleHolder
 from perdure.errors import StateInUse, StateUnusable
 from perdure.remote.endpoint import Handshake
-from perdure.remote.state_writer import StateWriter, read
+from perdure.remote.state_writer import LAG, StateWriter, read
 from perdure.telemetry.events import log_event
 
 #: Of the form. A newer release may raise it; an older one then refuses the file.
@@ -235,6 +236,8 @@ class Memory:
         self._writer = StateWriter(self._save, _tell)
         self.changed = self._writer.changed
         self.moved = self._writer.moved
+        self._due: list[Callable[[], None]] = []
+        """What is forgotten soon."""
         if self._store is None:
             self.state.start = 1
             self._writer.close()
@@ -278,10 +281,26 @@ class Memory:
             self.state.asks = {key: ask for key, ask in self.state.asks.items() if ask.call != call}
             self.changed()
 
-    def end_single(self, call: str) -> None:
-        """A call without a session is over."""
-        if self.state.single_calls.pop(call, None) is not None:
+    def end_single(self, call: SingleCall) -> None:
+        """A call without a session is over. Another one may have its key by now."""
+        if self.state.single_calls.get(call.id) is call:
+            del self.state.single_calls[call.id]
             self.changed()
+
+    def soon(self, forget: Callable[[], None]) -> None:
+        """Forget a call whose result is handed to the program in this moment.
+
+        A process that is killed before the program has it, on its way through tasks that wait for each other, leaves
+        the call to the next one. Twice is harmless, never is not.
+        """
+
+        def run() -> None:
+            if forget in self._due:
+                self._due.remove(forget)
+                forget()
+
+        self._due.append(forget)
+        asyncio.get_running_loop().call_later(LAG, run)
 
     def answered(self, ask: object) -> None:
         """A request of the server has its reply, or was withdrawn."""
@@ -289,6 +308,8 @@ class Memory:
             self.changed()
 
     def close(self) -> None:
+        while self._due:
+            self._due.pop()()
         self.changed()
         self._writer.close()  # a result may be taken later, but the state may be another client's by then
         if self._store is not None:

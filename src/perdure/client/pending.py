@@ -33,7 +33,7 @@ class PendingCall:
         cancel: Callable[[], Awaitable[None]],
         pass_on: Callable[[Message], Awaitable[None]],
     ) -> None:
-        """`forget` is called when the program has the result, `pass_on` for every message after its own look at it."""
+        """`forget` is called when the program gets the result, `pass_on` for every message after its own look at it."""
         self.tool = call.tool
         self.arguments = call.arguments
         self.id = call.id

@@ -38,6 +38,7 @@ from mcp_types import (
 from perdure._core.codes import UNREACHABLE, UNSUPPORTED_VERSION
 from perdure._core.delivery import DISCOVER, LISTEN
 from perdure._core.extension import CALLS, KEY
+from perdure.client.handover import Handover, Handovers
 from perdure.client.incoming import CallbackLimit, Incoming, OnGap, answer_of, encoded
 from perdure.client.listening import Listening
 from perdure.client.memory import Memory, SingleCall
@@ -71,6 +72,7 @@ class SessionlessTransport:
         reruns: bool,
     ) -> None:
         self._memory = memory
+        self.handovers = Handovers(memory)
         self._incoming = Incoming(memory, callback_limit, on_gap, lambda reply: None)
         self._requests = Requests(endpoint, limits, memory.state.start, self._incoming.tokens, self._incoming.deliver)
         self._calls = SingleCalls(memory, self._requests, asked, reruns=reruns)
@@ -118,7 +120,7 @@ class SessionlessTransport:
             pending = PendingCall(
                 call,
                 str(call.params.get("_meta", {}).get(PROTOCOL_VERSION_META_KEY, "")),
-                forget=partial(self._memory.end_single, call.id),
+                forget=partial(self._memory.soon, partial(self._memory.end_single, call)),
                 cancel=partial(self._calls.cancel, call),
                 pass_on=self._take,
             )
@@ -182,6 +184,7 @@ class SessionlessTransport:
         await self._incoming.deliver(JSONRPCError(jsonrpc="2.0", id=request_id, error=found))
 
     def _request(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> None:
+        message, handover = self.handovers.of(message)
         scope, call = anyio.CancelScope(), None
         run: Callable[[], Awaitable[Message]] = partial(self._read, message, headers)
         if message.method == "tools/call":
@@ -191,20 +194,24 @@ class SessionlessTransport:
         elif message.method == LISTEN:
             run = Listening(message, headers, self._requests, self._take).end
         self._underway[message.id] = (scope, call)
-        self._start(self._follow, message, scope, run)
+        self._start(self._follow, message, scope, run, handover)
 
     async def _follow(
-        self, message: JSONRPCRequest, scope: anyio.CancelScope, run: Callable[[], Awaitable[Message]]
+        self,
+        message: JSONRPCRequest,
+        scope: anyio.CancelScope,
+        run: Callable[[], Awaitable[Message]],
+        handover: Handover | None,
     ) -> None:
         with scope:
             found = answer_of(await run(), message.id)
             if message.method == DISCOVER:
                 found = self._discovered(found)
             # Delivered, then forgotten: what the SDK's client was not there to take is for the next process.
-            if await self._incoming.deliver(found):
+            if await self._incoming.deliver(found if handover is None else handover.masked(found)):
                 _, call = self._underway.pop(message.id, (scope, None))
                 if call is not None and call.id not in self._between_rounds:
-                    self._memory.end_single(call.id)
+                    self.handovers.delivered(handover, partial(self._memory.end_single, call))
 
     async def _read(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> Message:
         is_first = message.method == DISCOVER and not self._has_discovered.is_set()
@@ -250,7 +257,7 @@ class SessionlessTransport:
     def _part_with(self, call: SingleCall) -> None:
         """Forget a call, and tell the server in the background."""
         self._between_rounds.discard(call.id)
-        self._memory.end_single(call.id)
+        self._memory.end_single(call)
         self._farewells.add(over := anyio.Event())
         self._start(self._say_goodbye, call, over)
 

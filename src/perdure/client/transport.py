@@ -32,6 +32,7 @@ from perdure._core.codes import NO_SERVER, UNREACHABLE
 from perdure._core.delivery import Purpose
 from perdure._core.losses import Gap
 from perdure._core.sticky import METHODS as STICKY
+from perdure.client.handover import Handover, Handovers
 from perdure.client.incoming import CallbackLimit, Incoming, OnGap, answer_of, encoded
 from perdure.client.memory import Memory, Running
 from perdure.client.notices import ConnectionLog
@@ -77,6 +78,7 @@ class Transport:
         self._link = Link(endpoint, limits, self, report, prefix=prefix, listening_seconds=LISTENING_SECONDS)
         self._sender = Sender(self._link)
         self._incoming = Incoming(memory, callback_limit, on_gap, partial(self._link.start, self._send))
+        self.handovers = Handovers(memory)
         self.take = self._incoming.take
         self.complain = self._incoming.deliver
         self._earlier: list[PendingCall] = []
@@ -198,7 +200,7 @@ class Transport:
         return PendingCall(
             running,
             version,
-            forget=partial(self._memory.end, running.id),
+            forget=lambda: self._memory.soon(partial(self._memory.end, running.id)),
             cancel=cancel,
             pass_on=lambda message: self._incoming.take(message, running.id, running.tool or None),
         )
@@ -232,6 +234,7 @@ class Transport:
 
     def _request(self, message: JSONRPCRequest) -> None:
         wire_id = self._link.new_id()
+        message, handover = self.handovers.of(message)
         request = encoded(message)
         if progress_token_from_params(message.params) == message.id:
             # The SDK's client takes the id for the token: what it never repeats must not be repeated here.
@@ -261,9 +264,9 @@ class Transport:
         if is_tool:
             self._memory.state.calls[wire_id] = running
             self._memory.changed()
-        self._link.start(self._follow, message, call)
+        self._link.start(self._follow, message, call, handover)
 
-    async def _follow(self, message: JSONRPCRequest, call: Call) -> None:
+    async def _follow(self, message: JSONRPCRequest, call: Call, handover: Handover | None) -> None:
         with call.scope:
             await self._is_ready.wait()
             answer = answer_of(await call.answer(), message.id)
@@ -271,21 +274,22 @@ class Transport:
                 self._memory.state.stick(message.method, message.params or {})
                 self._memory.changed()
             # Delivered, then forgotten: what the SDK's client was not there to take is for the next process.
-            if await self._incoming.deliver(answer):
-                self._forget(message.id)
+            if await self._incoming.deliver(answer if handover is None else handover.masked(answer)):
+                self._end(message.id)
+                self.handovers.delivered(handover, partial(self._memory.end, call.first_id))
             await self._link.listen_again()
 
-    def _forget(self, local_id: RequestId) -> Call | None:
+    def _end(self, local_id: RequestId) -> Call | None:
         if (call := self._calls.pop(local_id, None)) is not None:
             self._incoming.tokens.pop(call.first_id, None)
-            self._memory.end(call.first_id)
         return call
 
     def _cancel(self, message: JSONRPCNotification) -> None:
         """The answer is no longer wanted: say so under the name that the server knows."""
         local_id = cancelled_request_id_from_params(message.params)
-        if local_id is None or (call := self._forget(local_id)) is None:
+        if local_id is None or (call := self._end(local_id)) is None:
             return
+        self._memory.end(call.first_id)
         call.scope.cancel()
         body = encoded(message)
         body["params"] = {**body["params"], "requestId": call.id}
