@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -237,6 +238,40 @@ async def test_a_caller_holds_no_more_listeners_than_it_may() -> None:
             await until(lambda: len(changes_of(site)) == 1)
             async with listening(site.port, "tools", address="127.0.0.2"):
                 pass
+
+
+async def test_of_a_request_to_listen_only_its_id_and_its_filter_are_kept(board: Site) -> None:
+    """Promise 6: a listener may stay for days, and its request may have 4 MiB."""
+
+    def padding() -> int:
+        return sum(type(one) is dict and "of no use" in one for one in gc.get_objects())
+
+    params = {"notifications": wanted("tools"), "_meta": {"padding": [{"of no use": []} for _ in range(10_000)]}}
+    body, headers = modern("subscriptions/listen", params, id="mine")
+    del params
+    async with await Peer(port=board.port).begin("POST", body, headers=headers) as exchange:
+        assert await exchange.until_messages(1)
+        gc.collect()
+        assert padding() < 100
+        assert life_of(board).context.work.held < 1_000
+
+
+async def test_what_requests_to_listen_take_while_they_are_read_is_bounded(board: Site) -> None:
+    work = life_of(board).context.work
+    work.take(size := 512 << 20)
+    answer = await ask(board, wanted("tools"))
+    assert (answer.status, answer.error["code"]) == (503, -31004), answer
+    assert "(max_work)" in answer.error["message"]
+    work.give(size)
+    async with listening(board.port, "tools"):
+        pass
+
+
+async def test_the_id_of_a_listener_has_the_length_of_any_other(board: Site) -> None:
+    for length, status in ((256, 200), (300, 400)):
+        body, headers = modern("subscriptions/listen", {"notifications": wanted("tools")}, id="i" * length)
+        async with await Peer(port=board.port).begin("POST", body, headers=headers) as exchange:
+            assert await exchange.head() == status
 
 
 async def test_what_is_no_plain_request_to_listen_is_refused_as_the_sdk_does(board: Site) -> None:

@@ -1,7 +1,8 @@
 """Serves `subscriptions/listen` of 2026-07-28: an acknowledgement, notifications from one or more sources, and an end.
 
-Whatever is not a plain request to listen goes to the SDK's own handler, which refuses it as it always did. So does
-every request if this process cannot hear its own server.
+A request that is none to listen goes to the SDK's own handler, which refuses it as it always did. So does every request
+if this process cannot hear its own server. A listener may stay for days, so of its request only the id and the filter
+are kept.
 """
 
 from __future__ import annotations
@@ -15,10 +16,8 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from mcp.shared.inbound import InboundModernRoute, classify_inbound_request, find_duplicated_routing_header
-from mcp_types import JSONRPCRequest, SubscriptionsListenRequestParams
+from mcp_types import SubscriptionsListenRequestParams
 from pydantic import ValidationError
-from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
 from perdure._core import sse
@@ -33,11 +32,13 @@ from perdure._core.changes import (
     read_position,
 )
 from perdure._core.extension import POSITION
+from perdure._core.limits import weigh
 from perdure.errors import StoreError
 from perdure.http.access import SessionAccess
-from perdure.http.body import Headers, accepts, left, replayed_first
-from perdure.http.credentials import caller_of, principal_of
+from perdure.http.body import Headers, left, replayed_first
+from perdure.http.credentials import caller_of
 from perdure.http.event_stream import BREAK_OFF, STREAM_HEADERS
+from perdure.http.modern_request import read_request
 from perdure.http.refusals import Refusal, Refused
 from perdure.log.chores import cancel_all
 from perdure.sessions.change_feed import ChangeListener
@@ -210,13 +211,14 @@ class _Listening:
         async with asyncio.timeout(self._timeout):
             await send({"type": "http.response.body", "body": body, "more_body": not last})
 
+    @property
+    def honoured(self) -> Mapping[str, Any]:
+        """What of its filter is served."""
+        return {name: value for source in self.sources for name, value in source.honoured.items()}
+
     def _acknowledgement(self) -> bytes:
-        honoured: dict[str, Any] = {}
-        meta: dict[str, Any] = {}
-        for source in self.sources:
-            honoured |= source.honoured
-            meta |= source.meta
-        return self._frame(Notification(ACKNOWLEDGED, {"notifications": honoured}, meta))
+        meta = {name: value for source in self.sources for name, value in source.meta.items()}
+        return self._frame(Notification(ACKNOWLEDGED, {"notifications": self.honoured}, meta))
 
     def _frame(self, told: Notification) -> bytes:
         params = {**told.params, "_meta": {SUBSCRIPTION: self.id, **told.meta}}
@@ -249,34 +251,45 @@ class ListeningHandler:
     ) -> None:
         """Serve a listener; `otherwise` gets what cannot be served here, with its body."""
         body = await self._access.bodies.read(receive, headers)
-        owner = principal_of(scope)
-        request = _read(scope, headers, body, owner)
-        if request is not None:
-            settings = self._access.settings
-            listening = _Listening(request.id, settings.keepalive_interval, settings.stream_timeout)
-            try:
-                with self._counting(listening, request.caller):
-                    if await self._serve(listening, request, scope, receive, send):
-                        return
-            except Refused as refused:
-                raise refused.answering(request.id) from None
+        async with AsyncExitStack() as stack:
+            listening = await self._begin(scope, headers, body, stack)
+            if listening is not None:
+                del body
+                await listening.serve(scope, receive, send)
+                return
         await otherwise(scope, replayed_first(body, receive), send, headers)
 
-    async def _serve(
-        self, listening: _Listening, request: ListenRequest, scope: Scope, receive: Receive, send: Send
-    ) -> bool:
-        """Serve a listener to its end; `False` if it cannot be served here."""
-        async with AsyncExitStack() as stack:
-            for sources in self._sources:
-                source = await sources.open(request)
-                if source is None:
-                    return False
-                stack.callback(source.close)
-                listening.sources.append(source)
-            if listening.is_ended:
-                raise Refused(Refusal.STOPPING)
-            await listening.serve(scope, receive, send)
-        return True
+    async def _begin(self, scope: Scope, headers: Headers, body: bytes, stack: AsyncExitStack) -> _Listening | None:
+        """Read a request and open what it wants to hear; `None` if it cannot be served here. What it takes in memory
+        counts until then; what is kept of it, as long as it listens."""
+        settings, work = self._access.settings, self._access.context.work
+        if not work.has_room(size := weigh(body)):
+            raise Refused(Refusal.TOO_MUCH_WORK, limit=settings.max_work)
+        work.take(size)
+        try:
+            request = _read(scope, headers, body)
+            if request is None:
+                return None
+            listening = _Listening(request.id, settings.keepalive_interval, settings.stream_timeout)
+            try:
+                stack.enter_context(self._counting(listening, request.caller))
+                for sources in self._sources:
+                    source = await sources.open(request)
+                    if source is None:
+                        await stack.aclose()
+                        return None
+                    stack.callback(source.close)
+                    listening.sources.append(source)
+                if listening.is_ended:
+                    raise Refused(Refusal.STOPPING)
+            except Refused as refused:
+                raise refused.answering(request.id) from None
+            kept = 2 * len(json.dumps(listening.honoured))
+            work.take(kept)
+            stack.callback(work.give, kept)
+            return listening
+        finally:
+            work.give(size)
 
     @contextmanager
     def _counting(self, listening: _Listening, caller: Caller) -> Iterator[None]:
@@ -299,25 +312,21 @@ class ListeningHandler:
                 del self._of_caller[caller]
 
 
-def _read(scope: Scope, headers: Headers, body: bytes, owner: str) -> ListenRequest | None:
+def _read(scope: Scope, headers: Headers, body: bytes) -> ListenRequest | None:
     """Read a request to listen; `None` if it is not exactly that: the SDK says what is wrong with it."""
-    if accepts(headers) != (True, True):
+    asked = read_request(scope, headers, body, size=0, json_only=False)
+    if asked is None or asked.request.method != LISTEN:
         return None
-    raw = HttpRequest(scope).headers
     try:
-        decoded = json.loads(body)
-        request = JSONRPCRequest.model_validate(decoded)
-        if request.method != LISTEN or find_duplicated_routing_header(raw.items()) is not None:
-            return None
-        if not isinstance(classify_inbound_request(decoded, headers=dict(raw)), InboundModernRoute):
-            return None
-        SubscriptionsListenRequestParams.model_validate(request.params, by_name=False)
-    except (ValueError, RecursionError, ValidationError):
+        SubscriptionsListenRequestParams.model_validate(asked.params, by_name=False)
+    except ValidationError:
         return None
-    params: dict[str, Any] = request.params or {}
-    caller = caller_of(owner, scope)
     return ListenRequest(
-        id=request.id, filter=params["notifications"], meta=params["_meta"], owner=owner, caller=caller
+        id=asked.request.id,
+        filter=asked.params["notifications"],
+        meta=asked.params["_meta"],
+        owner=asked.owner,
+        caller=caller_of(asked.owner, scope),
     )
 
 

@@ -32,14 +32,17 @@ class ModernRequest:
 
 
 def read_request(scope: Scope, headers: Headers, body: bytes, *, size: int, json_only: bool) -> ModernRequest | None:
-    """Read a request; `None` if it is to be refused, which the SDK's own handler does."""
+    """Read a request; `None` if it is to be refused, which the SDK's own handler does.
+
+    A body that only our parser refuses is refused here, as one of a session is: the SDK's handler would run the call,
+    and a key in it would mean nothing."""
     takes_json, takes_events = accepts(headers)
     if not takes_json or not (takes_events or json_only):
-        return None
+        raise Refused(Refusal.NOT_ACCEPTABLE_JSON if json_only else Refusal.NOT_ACCEPTABLE_POST)
     try:
         request = parse_body(body)
-    except InvalidMessage:
-        return None
+    except InvalidMessage as error:
+        raise Refused(Refusal.BAD_MESSAGE, id=error.id, code=error.code, reason=error.reason) from None
     named = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
     if not isinstance(request, Request) or find_duplicated_routing_header(named) is not None:
         return None
