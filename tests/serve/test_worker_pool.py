@@ -287,6 +287,81 @@ async def test_workers_that_never_start_again_are_given_up_once_no_worker_is_lef
     assert served.output[-1] == f"{TRIES} workers in a row did not start; the last one: it ended with SIGKILL"
 
 
+# Starts that hang
+
+
+async def hung(folder: Path) -> int:
+    """A worker that hangs, once there is one."""
+    await until(lambda: (folder / "hanging").exists() and (folder / "hanging").read_text() != "")
+    return int((folder / "hanging").read_text())
+
+
+async def test_a_worker_that_hangs_as_it_starts_is_ended_and_its_place_is_filled(folder: Path) -> None:
+    (folder / "limit").write_text("2")
+    async with tiny_pool(folder) as served:
+        await until(lambda: "ready" in served.output)
+        victim, healthy = workers_of(served)
+        (folder / "hangs").touch()
+        os.kill(victim, signal.SIGKILL)
+        stuck = await hung(folder)
+        (folder / "hangs").unlink()
+        await until(lambda: is_gone(stuck) and len(workers_of(served)) == 2)
+        assert healthy in workers_of(served)
+        assert await served.stop() == 0
+    told = "\n".join(served.output)
+    assert f"worker {stuck} is still starting after 0.1 s; it is ended after 2 s" in told
+    assert "a worker did not start, the next try is in 0 s: it was not ready after 2 s" in told
+
+
+async def test_a_hangup_whose_workers_hang_keeps_the_old_ones_and_a_later_one_replaces_them(folder: Path) -> None:
+    (folder / "limit").write_text("2")
+    async with tiny_pool(folder) as served:
+        await until(lambda: "ready" in served.output)
+        before = workers_of(served)
+        (folder / "hangs").touch()
+        served.send(signal.SIGHUP)
+        await until(lambda: any("were not replaced" in line for line in served.output))
+        assert before <= workers_of(served)
+        (folder / "hangs").unlink()
+        served.send(signal.SIGHUP)
+        await until(lambda: not workers_of(served) & before and len(workers_of(served)) == 2)
+        assert await served.stop() == 0
+
+
+async def test_a_worker_that_dies_while_its_replacement_hangs_is_started_again(folder: Path) -> None:
+    async with tiny_pool(folder, workers=1) as served:
+        await until(lambda: "ready" in served.output)
+        [victim] = workers_of(served)
+        (folder / "hangs").touch()
+        served.send(signal.SIGHUP)
+        stuck = await hung(folder)
+        (folder / "hangs").unlink()
+        os.kill(victim, signal.SIGKILL)
+        await until(lambda: len(workers_of(served) - {victim, stuck}) == 1)
+        assert stuck in workers_of(served)
+        assert await served.stop() == 0  # what hangs keeps no server from its end
+    assert is_gone(stuck)
+
+
+async def test_a_worker_that_dies_while_the_one_that_it_replaced_finishes_is_started_again(folder: Path) -> None:
+    (folder / "stays").touch()
+    async with tiny_pool(folder, workers=1) as served:
+        await until(lambda: "ready" in served.output)
+        [old] = workers_of(served)
+        served.send(signal.SIGHUP)
+        await until(lambda: (folder / "told").exists())
+        [fresh] = workers_of(served) - {old}
+        os.kill(fresh, signal.SIGKILL)
+        await until(lambda: len(workers_of(served) - {old, fresh}) == 1)
+        assert old in workers_of(served)
+
+
+async def test_a_worker_whose_start_ends_after_the_stop_has_begun_is_told_to_end(folder: Path) -> None:
+    (folder / "late").touch()
+    async with tiny_pool(folder) as served:
+        assert await asyncio.wait_for(served.process.wait(), START_SECONDS) == 0
+
+
 # When the parent dies
 
 

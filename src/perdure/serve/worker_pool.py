@@ -68,6 +68,10 @@ PAUSE_SECONDS = 0.25
 MAX_PAUSE_SECONDS = 10.0
 #: After so many failed starts in a row, while no worker serves, the parent gives up.
 TRIES = 5
+#: A worker that is not ready after this long hangs: it is ended, and another one is started. A target that loads a
+#: large model takes minutes. A worker that starts slowly is reported earlier.
+START_SECONDS = 300.0
+SLOW_SECONDS = 30.0
 #: After a second signal workers end by themselves within two seconds; one whose event loop is blocked is killed.
 KILL_SECONDS = 2.0
 #: A worker that was replaced has its drain time and this: the time of an idle connection (65 s), and a minute for the
@@ -188,7 +192,7 @@ class Worker:
         return cls(process, ours)
 
     async def get_ready(self) -> None:
-        """Wait until it serves. Raises `NotReady`."""
+        """Wait until it serves, for `START_SECONDS` at most. Raises `NotReady`."""
 
         async def read_word() -> bytes:
             word = b""
@@ -201,7 +205,18 @@ class Worker:
         reading = asyncio.create_task(read_word())
         try:
             # Both: a program that the worker started may hold its end of the channel open.
-            await asyncio.wait({reading, self.ended}, return_when=asyncio.FIRST_COMPLETED)
+            for seconds in (SLOW_SECONDS, START_SECONDS - SLOW_SECONDS):
+                done, _ = await asyncio.wait(
+                    {reading, self.ended}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+                )
+                if done:
+                    break
+                if seconds == SLOW_SECONDS:
+                    slow = f"worker {self.pid} is still starting after {SLOW_SECONDS:g} s"
+                    log_event(logging.WARNING, "worker.slow", f"{slow}; it is ended after {START_SECONDS:g} s")
+            else:
+                self.end(AT_ONCE)
+                raise NotReady(f"it was not ready after {START_SECONDS:g} s", is_explained=False)
             word = reading.result() if reading.done() else b""
         finally:
             reading.cancel()
@@ -226,13 +241,14 @@ class Worker:
             await answer
 
     def end(self, word: bytes) -> None:
-        """Tell it how to end. Before it is ready it does not listen, and has nothing to lose."""
+        """Tell it how to end. Before it is ready it does not listen, and has nothing to lose; it may hang."""
         with contextlib.suppress(OSError):
             if word == KILL:
                 self._process.kill()
             elif self.is_ready:
                 self._channel.send(word)
             else:
+                asyncio.get_running_loop().call_later(KILL_SECONDS, self.end, KILL)
                 self._process.terminate()
 
 
@@ -287,10 +303,13 @@ class WorkerPool:
         self._alive: set[Worker] = set()
         """Also those that are starting, and those that were replaced and have not ended yet."""
         self._places = [asyncio.Lock() for _ in range(count)]
-        """Held while the worker at a place is replaced, because it died or because of SIGHUP."""
+        """Held while the worker at a place changes: while one that died is started again, and when one that SIGHUP asks
+        for has started."""
         self._hangup = asyncio.Event()
         self._asked = 0.0
         """When the workers were last to be replaced; those that were started since need not be."""
+        self._replaced = asyncio.Event()
+        """Set when a worker was replaced, which may take long to end, and then replaced by another one."""
         self._change = asyncio.Event()
         """Set at the next change of the code, and then replaced by another one."""
         self._ending = asyncio.Event()
@@ -357,7 +376,6 @@ class WorkerPool:
                     ready.result()
                     return worker
                 worker.end(AT_ONCE)
-                asyncio.get_running_loop().call_later(KILL_SECONDS, worker.end, KILL)
             finally:
                 change.cancel()
                 ready.cancel()
@@ -414,8 +432,11 @@ class WorkerPool:
         """Start the worker of a place again whenever it ends."""
         quick = 0
         while True:
-            worker = self._serving[place]
-            await asyncio.wait({worker.ended})
+            worker, replaced = self._serving[place], asyncio.create_task(self._replaced.wait())
+            await asyncio.wait({worker.ended, replaced}, return_when=asyncio.FIRST_COMPLETED)
+            replaced.cancel()
+            if not worker.ended.done():
+                continue
             async with self._places[place]:
                 if self._serving[place] is not worker:
                     continue  # it ended because it was replaced
@@ -458,11 +479,14 @@ class WorkerPool:
 
     async def _replace(self, place: int, asked: float) -> bool:
         """Replace the worker of a place, unless another one was started there since that was asked for."""
+        if self._serving[place].began > asked:
+            return False
+        # Not under the place's lock: this start may hang, and the worker at the place may die meanwhile.
+        fresh = await self._start()
         async with self._places[place]:
-            if self._serving[place].began > asked:
-                return False
-            fresh = await self._start()
             old, self._serving[place] = self._serving[place], fresh
+            self._replaced.set()
+            self._replaced = asyncio.Event()
             if self._watch is None:
                 old.end(LEAVE)
             else:  # those that were replaced before it may have running calls still
