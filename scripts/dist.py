@@ -26,7 +26,12 @@ ROOT = Path(__file__).resolve().parent.parent
 #: Tools of the release only, as tried; they are installed into an environment of their own.
 BUILD, TWINE, PUBLINT = "build==1.6.1", "twine==7.0.0", "publint@0.3.25"
 #: Files that must be in the packages. The wheel gets what `src/perdure` has; these would be missed last.
-IN_WHEEL = ("perdure/py.typed", "perdure/store/sqlite/sql/schema.sql", "perdure/store/postgres/sql/queries.sql")
+IN_WHEEL = (
+    "perdure/py.typed",
+    "perdure/store/sqlite/sql/schema.sql",
+    "perdure/store/postgres/sql/queries.sql",
+    "perdure/console/page/index.html",
+)
 IN_SDIST = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "src/perdure/py.typed", "tests/conftest.py")
 IN_NPM = ("package.json", "README.md", "LICENSE", "dist/perdure.js", "dist/types/index.d.ts")
 #: Parts of paths that must not be: what tools leave behind, and what only this machine has.
@@ -99,12 +104,7 @@ def build_npm(checkout: Path, folder: Path, dist: Path) -> Path:
 
 
 def build_python(checkout: Path, folder: Path, dist: Path) -> tuple[Path, Path]:
-    """Build the sdist, and the wheel from the sdist. Pages that are a part of the wheel are built first."""
-    if (console := checkout / "clients" / "console" / "build.mjs").exists():
-        browser = checkout / "clients" / "browser"
-        run("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", cwd=browser)
-        run("node", console, cwd=checkout)
-        shutil.rmtree(browser / "node_modules")
+    """Build the sdist, and the wheel from the sdist."""
     tools = folder / "tools"
     run(sys.executable, "-m", "venv", tools, cwd=folder)
     python = tools / "bin" / "python"
@@ -161,8 +161,7 @@ def build(dist: Path) -> None:
             check_npm(packed, folder)
         with step("build the sdist and the wheel, and check their metadata (a minute)"):
             wheel, sdist = build_python(checkout, folder, dist)
-            has_console = (checkout / "clients" / "console").exists()
-            check_contents(wheel, (*IN_WHEEL, *(["perdure/console/page/console.js"] if has_console else [])))
+            check_contents(wheel, IN_WHEEL)
             check_contents(sdist, IN_SDIST)
         with step("install the wheel into empty environments and use it (a minute for each Python)"):
             smoke = subprocess.run([sys.executable, str(ROOT / "scripts" / "smoke.py"), str(wheel)])

@@ -17,7 +17,7 @@ from perdure._core.states import SessionState
 from perdure.store import SqliteStore, base
 from tests.support.chromium import Browser
 from tests.support.cluster import cluster
-from tests.support.console_page import BUILT, VIOLATIONS, axe, build, have_page, open_page
+from tests.support.console_page import BUILT, VIOLATIONS, Page, axe, build, open_page
 from tests.support.consoling import Console, consoling
 from tests.support.crashbox import open_gate
 from tests.support.raw import Peer
@@ -27,17 +27,11 @@ pytestmark = pytest.mark.anyio
 #: Bytes gzipped: the page may come through a tunnel.
 MOST = 20_000
 
-TOKEN = "a-token-that-stays-the-same"
 #: Sessions in the store that is only looked at: two full pages and a part of a third.
 MANY = 230
 #: What a peer may have written anywhere.
 EVIL = '<img src="/x" onerror="globalThis.hit = 1"><script>globalThis.hit = 1</script>\u202eevil'
 SHOWN = EVIL.replace("\u202e", "\\u202e")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def built() -> None:
-    have_page()
 
 
 def message(**members: object) -> bytes:
@@ -228,11 +222,9 @@ async def test_a_session_is_ended_behind_a_question_and_only_where_that_is_allow
 
 async def test_the_page_says_when_it_is_alone_and_comes_back_by_itself(browser: Browser, tmp_path: Path) -> None:
     await fill(tmp_path / "log.db")
-    (tmp_path / "token").write_text(TOKEN)
-    (tmp_path / "token").chmod(0o600)
-    arguments = (f"sqlite:{tmp_path / 'log.db'}", "--token-file", str(tmp_path / "token"))
-    async with consoling(*arguments) as console:
-        page = await open_page(browser, console, "#/sessions", token=TOKEN)
+    store = f"sqlite:{tmp_path / 'log.db'}"
+    async with consoling(store) as console:
+        page = await open_page(browser, console, "#/sessions")
         await page.shows("tbody .id", "00000xxx")
         (tmp_path / "log.db").rename(tmp_path / "away")
         await page.shows(".banner", "The store cannot be read")
@@ -240,15 +232,35 @@ async def test_the_page_says_when_it_is_alone_and_comes_back_by_itself(browser: 
         (tmp_path / "away").rename(tmp_path / "log.db")
         await page.shows("#status", "live")
     await page.shows(".banner", "The connection to the console is lost")
-    async with consoling(*arguments, "--port", str(console.port)):
+    async with consoling(store, "--port", str(console.port)):
         await page.shows("#status", "live")
         await page.until("!document.querySelector('.banner')")
-    other = (arguments[0], "--port", str(console.port))
-    async with consoling(*other):
+    async with consoling(store, "--port", str(console.port), has_ticket=True) as other:
         await page.shows(".banner", "This page has no access.")
         await page.tab.reload()
         await page.shows(".banner", "This page has no access.")
         assert await page.texts("main *") == []
+        # The address lets in, and is neither in the address bar nor of use again; the page stays in without it.
+        page = await open_page(browser, other, "#/sessions")
+        assert await page.tab.eval("location.href") == f"http://127.0.0.1:{other.port}/#/sessions"
+        assert await page.tab.eval("document.cookie") == ""
+        await page.tab.reload()
+        await page.shows("tbody .id", "00000xxx")
+        again = await other.ask("/api/enter", method="POST")
+        assert again.status == 401
+        assert other.process.stdout is not None
+        assert b"the next one needs " in await other.process.stdout.readline()
+
+
+async def test_a_page_without_access_takes_the_token(browser: Browser, left: Console) -> None:
+    page = Page(tab=await browser.visit(f"http://localhost:{left.port}/"))
+    await page.shows(".banner", "This page has no access.")
+    for token, shows in (("wrong", ".banner"), (left.token, "tbody .id")):
+        await page.tab.eval(f"document.querySelector('.banner input').value = {token!r}")
+        await page.click(".banner button", "Enter")
+        await page.until("document.querySelector('.banner input')?.value !== 'wrong'")
+        await page.shows(shows, "")
+    await page.shows("#status", "live")
 
 
 async def test_every_page_says_at_once_that_nodes_hold_what_is_not_written(browser: Browser, tmp_path: Path) -> None:
@@ -319,8 +331,12 @@ async def test_the_keyboard_reaches_everything(browser: Browser, left: Console) 
     await page.until("!document.querySelector('[aria-pressed=true]')")
 
 
-def test_it_builds_and_stays_small(tmp_path: Path) -> None:
+def test_the_page_in_the_repository_is_built_of_these_sources_and_small(tmp_path: Path) -> None:
+    """Whoever installs from the repository may have no node, so the built page is in it."""
     found = re.fullmatch(r"console.js: (\d+) bytes gzipped\n", build(tmp_path))
     assert found is not None
     assert int(found[1]) <= MOST
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["console.css", "console.js", "icon.svg", "index.html"]
+    fresh, kept = ({file.name: file.read_bytes() for file in folder.iterdir()} for folder in (tmp_path, BUILT))
+    assert sorted(fresh) == ["console.css", "console.js", "icon.svg", "index.html"]
+    stale = sorted(name for name in fresh.keys() | kept.keys() if fresh.get(name) != kept.get(name))
+    assert stale == [], "run `make page`, and commit what it writes"

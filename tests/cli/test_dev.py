@@ -213,7 +213,8 @@ async def test_the_console_is_served_beside_it_and_ends_with_it_even_if_it_is_ki
         [line] = [line for line in served.output if "perdure: console on " in line]
         address, _, token = line.removeprefix("perdure: console on ").partition("?token=")
         async with Client(served.url, mode="legacy"):
-            answer = await http.get(f"{address}api/store", headers={"Authorization": f"Bearer {token}"})
+            entered = await http.post(f"{address}api/enter", headers={"Authorization": f"Bearer {token}"})
+            answer = await http.get(f"{address}api/store", headers={"Authorization": f"Bearer {entered.json()['key']}"})
         assert (answer.status_code, answer.json()["store"]) == (200, "sqlite:perdure.db")
         assert answer.json()["counts"]["sessions"] == 1
         [console] = [one for one in psutil.Process(served.pid).children() if "run_console" in " ".join(one.cmdline())]

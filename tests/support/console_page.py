@@ -1,8 +1,7 @@
-"""The console's page for tests: built once, opened in a tab, and asked what it shows."""
+"""The console's page for tests: opened in a tab, and asked what it shows."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import subprocess
 from dataclasses import dataclass
@@ -27,16 +26,6 @@ def build(folder: Path) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def have_page() -> None:
-    """Build the page that consoles serve, unless it is built of these sources."""
-    with (SOURCE / "build.mjs").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # test processes come here at once
-        newest = max(file.stat().st_mtime for file in SOURCE.rglob("*"))
-        built = BUILT / "console.js"
-        if not built.exists() or built.stat().st_mtime < newest:
-            build(BUILT)
 
 
 def _seen(selector: str) -> str:
@@ -83,9 +72,9 @@ class Page:
         await self.tab.eval(f"void (location.hash = {json.dumps(hash_)})")
 
 
-async def open_page(browser: Browser, console: Console, hash_: str = "#/", *, token: str = "") -> Page:
+async def open_page(browser: Browser, console: Console, hash_: str = "#/") -> Page:
     """The page as its operator opens it: by the address that the console has printed."""
-    address = f"http://127.0.0.1:{console.port}/?token={token or console.token}{hash_}"
+    address = f"http://127.0.0.1:{console.port}/?token={console.token}{hash_}"
     page = Page(tab=await browser.visit(address, init=WATCH))
     await page.shows("#status", "live")
     return page

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import tempfile
 from asyncio.subprocess import STDOUT
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -18,6 +19,8 @@ from tests.support.raw import Answer, Exchange, Peer
 from tests.support.starting import Program, start
 
 READY = re.compile(r"perdure: console on http://127\.0\.0\.1:(\d+)/(?:\?token=(\S+))?")
+#: What programs show; a ticket is for browsers, and is good for one.
+TOKEN = "a-token-that-stays-the-same"
 START_SECONDS = 60
 #: A state that a test waits for comes within this time, also on a busy machine.
 WAIT_SECONDS = 30.0
@@ -101,8 +104,23 @@ class Console:
 
 
 @asynccontextmanager
-async def consoling(store: str, *options: str, cwd: Path | None = None) -> AsyncIterator[Console]:
-    """A console that answers. It ends with the block, by SIGTERM and with status 0."""
+async def consoling(
+    store: str, *options: str, cwd: Path | None = None, has_ticket: bool = False
+) -> AsyncIterator[Console]:
+    """A console that answers. It ends with the block, by SIGTERM and with status 0. Its token is in a file;
+    `has_ticket`: it prints an address for a browser instead."""
+    with contextlib.ExitStack() as stack:
+        if not has_ticket:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            (path := Path(folder) / "token").write_text(TOKEN)
+            path.chmod(0o600)
+            options = ("--token-file", str(path), *options)
+        async with _started(store, *options, cwd=cwd) as console:
+            yield console
+
+
+@asynccontextmanager
+async def _started(store: str, *options: str, cwd: Path | None) -> AsyncIterator[Console]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
     arguments = ("console", "--store", store, "--port", "0", *options)
     process = await start("perdure", *arguments, cwd=cwd, env={**env, "PYTHONUNBUFFERED": "1"}, errors=STDOUT)
@@ -114,7 +132,7 @@ async def consoling(store: str, *options: str, cwd: Path | None = None) -> Async
             while line := await process.stdout.readline():
                 output.append(line.decode().rstrip())
                 if found := READY.search(output[-1]):
-                    console = Console(process=process, port=int(found[1]), token=found[2] or "", output=output)
+                    console = Console(process=process, port=int(found[1]), token=found[2] or TOKEN, output=output)
                     break
         if console is None:
             raise RuntimeError("the console ended before it was ready:\n" + "\n".join(output))

@@ -162,19 +162,35 @@ export class Refused extends Error {
   }
 }
 
-async function request(path: string, init: RequestInit): Promise<unknown> {
+/** Where the key is kept: a browser shows it to pages of this scheme, host and port alone, which a cookie would not be. */
+const KEY = 'perdure-console-key';
+
+/** Ask the console, with the key of this page; gives an answer that is none of an error. */
+export async function ask(path: string, init: RequestInit, bearer = localStorage.getItem(KEY)): Promise<Response> {
+  const headers: Record<string, string> = bearer ? { authorization: `Bearer ${bearer}` } : {};
   let response: Response;
-  let body: unknown;
   try {
-    response = await fetch(path, { credentials: 'same-origin', cache: 'no-store', ...init });
-    body = await response.json().catch(() => null);
+    response = await fetch(path, { credentials: 'omit', cache: 'no-store', headers, ...init });
   } catch (error) {
     if (init.signal?.aborted) throw error;
     throw new Refused(0, 'The console does not answer.');
   }
-  if (response.ok) return body;
-  const said = (body as { error?: unknown } | null)?.error;
+  if (response.ok) return response;
+  const said = ((await response.json().catch(() => null)) as { error?: unknown } | null)?.error;
   throw new Refused(response.status, typeof said === 'string' ? said : `The console answered with status ${response.status}.`);
+}
+
+async function request(path: string, init: RequestInit): Promise<unknown> {
+  const response = await ask(path, init);
+  return response.json().catch(() => {
+    throw new Refused(0, 'The console does not answer.');
+  });
+}
+
+/** Give a token for the key of this page. */
+export async function enter(token: string): Promise<void> {
+  const { key } = (await (await ask('/api/enter', { method: 'POST' }, token)).json()) as { key: string };
+  localStorage.setItem(KEY, key);
 }
 
 const within = (id: string): string => `/api/sessions/${encodeURIComponent(id)}`;

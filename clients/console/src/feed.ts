@@ -1,5 +1,6 @@
 // Follows one address of server-sent events, and comes back by itself when it breaks.
-import { Refused, type Seen } from './api.ts';
+import { decoder } from '../../browser/src/sse.ts';
+import { ask, Refused, type Seen } from './api.ts';
 
 /** Milliseconds to the next attempt: soon at first, because a console that is started again is back in a second or two. */
 const FIRST_WAIT = 500;
@@ -33,52 +34,37 @@ const PLACES: Readonly<Record<number, Trouble['where']>> = {
   503: 'store',
 };
 
+const LOST: Trouble = { where: 'console', sentence: 'The connection was lost.' };
+
 export function troubleOf(error: unknown): Trouble {
   if (!(error instanceof Refused)) return { where: 'console', sentence: String(error) };
   return { where: PLACES[error.status] ?? 'console', sentence: error.message };
 }
 
 export class Feed {
-  private source: EventSource | null = null;
+  private control = new AbortController();
   private timer: number | undefined;
   private wait = FIRST_WAIT;
   private heard = 0;
-  /** Rises with each opening and closing, so that what was asked before them is not acted on. */
-  private turn = 0;
 
-  /**
-   * `ask` is a request that tells why the feed broke, because the browser does not. `silence`: milliseconds without a message
-   * after which to connect again; 0 where messages may be rare.
-   */
+  /** `silence`: milliseconds without a message after which to connect again; 0 where messages may be rare. */
   constructor(
     private readonly address: string,
     private readonly listener: Listener,
-    private readonly ask: () => Promise<unknown>,
     private readonly silence = 0,
   ) {}
 
   open(): void {
     this.close();
-    const source = new EventSource(this.address);
-    this.source = source;
     this.heard = performance.now();
-    source.onopen = () => {
-      this.wait = FIRST_WAIT;
-      this.listener.onOpen();
-    };
-    source.onmessage = ({ data }) => {
-      this.heard = performance.now();
-      this.listener.onSeen(JSON.parse(data) as Seen);
-    };
-    source.onerror = () => void this.recover();
     if (this.silence) this.timer = window.setInterval(() => this.listen(), this.silence / 3);
+    void this.follow(this.control.signal);
   }
 
   close(): void {
-    this.turn += 1;
     clearTimeout(this.timer);
-    this.source?.close();
-    this.source = null;
+    this.control.abort();
+    this.control = new AbortController();
   }
 
   /** Do not wait for the next attempt. */
@@ -88,19 +74,30 @@ export class Feed {
   }
 
   private listen(): void {
-    if (performance.now() - this.heard > this.silence) void this.recover();
+    if (performance.now() - this.heard > this.silence) this.recover(LOST);
   }
 
-  private async recover(): Promise<void> {
-    this.close();
-    const turn = this.turn;
-    let trouble: Trouble = { where: 'console', sentence: 'The connection was lost.' };
+  private async follow(signal: AbortSignal): Promise<void> {
     try {
-      await this.ask();
+      // Not by an EventSource, which can show no header and does not tell why it was refused.
+      const { body } = await ask(this.address, { signal });
+      const [reader, events] = [(body as ReadableStream<Uint8Array>).getReader(), decoder()];
+      this.wait = FIRST_WAIT;
+      this.listener.onOpen();
+      for (let chunk = await reader.read(); !chunk.done; chunk = await reader.read()) {
+        this.heard = performance.now();
+        for (const { data } of events.feed(chunk.value)) {
+          if (!signal.aborted) this.listener.onSeen(JSON.parse(data) as Seen);
+        }
+      }
+      throw new Refused(0, LOST.sentence);
     } catch (error) {
-      trouble = troubleOf(error);
+      if (!signal.aborted) this.recover(error instanceof Refused ? troubleOf(error) : LOST);
     }
-    if (turn !== this.turn) return;
+  }
+
+  private recover(trouble: Trouble): void {
+    this.close();
     this.listener.onTrouble(trouble);
     this.timer = window.setTimeout(() => this.open(), this.wait * (0.75 + Math.random() / 2));
     this.wait = Math.min(this.wait * 2, LONGEST_WAIT);

@@ -1,7 +1,7 @@
 // Starts the console's page: its frame, its connection to the console, and the page that the address names.
-import { api, type Seen, type StoreFacts } from './api.ts';
+import { api, enter, type Seen, type StoreFacts } from './api.ts';
 import { h, mark, one, replace, say } from './dom.ts';
-import { Feed, SILENCE, type Trouble } from './feed.ts';
+import { Feed, SILENCE, troubleOf, type Trouble } from './feed.ts';
 import { clock, plain } from './format.ts';
 import { Overview } from './overview.ts';
 import { Rates } from './rates.ts';
@@ -13,7 +13,7 @@ import { routeOf, type Route, type Shell, type View } from './view.ts';
 const WORDS: Readonly<Record<Trouble['where'], string>> = {
   console: 'The connection to the console is lost; this page connects again by itself.',
   store: 'The store cannot be read; the console tries again.',
-  token: 'This page has no access. Open the address that “perdure console” printed.',
+  token: 'This page has no access. Open the newest address that “perdure console” has printed, or give its token.',
   gone: '',
   asked: '',
 };
@@ -34,7 +34,7 @@ class Frame implements Shell {
 
   constructor() {
     const listener = { onSeen: (seen: Seen) => this.onSeen(seen), onOpen: () => {}, onTrouble: (trouble: Trouble) => this.onTrouble(trouble) };
-    this.feed = new Feed(api.live, listener, () => api.store(), SILENCE);
+    this.feed = new Feed(api.live, listener, SILENCE);
     window.addEventListener('hashchange', () => this.go(true));
     document.addEventListener('visibilitychange', () => this.pause(document.hidden));
     window.addEventListener('online', () => this.hurry());
@@ -45,7 +45,12 @@ class Frame implements Shell {
     window.setInterval(moveTimes, 1_000);
   }
 
-  start(): void {
+  async start(): Promise<void> {
+    const given = new URLSearchParams(location.search).get('token');
+    if (given !== null) {
+      history.replaceState(null, '', `/${location.hash}`);
+      await enter(given).catch(() => {}); // what is wrong with it is told by the first request
+    }
     this.go(false);
     this.feed.open();
     void this.refreshFacts().catch(() => {});
@@ -117,8 +122,24 @@ class Frame implements Shell {
   private warn({ where, sentence }: Trouble): void {
     const since = this.facts ? `What is shown is as of ${clock(now()).slice(0, 8)}.` : '';
     const detail = where === 'token' ? '' : plain(sentence).replace(/[^.!?]$/, '$&.');
-    const again = h('button', { type: 'button', click: () => this.hurry() }, 'Try now');
-    replace(this.banner, h('div', { class: 'banner', 'data-is': where }, h('p', {}, h('b', {}, WORDS[where]), ' ', detail, ' ', since), again));
+    const way = where === 'token' ? this.entry() : h('button', { type: 'button', click: () => this.hurry() }, 'Try now');
+    replace(this.banner, h('div', { class: 'banner', 'data-is': where }, h('p', {}, h('b', {}, WORDS[where]), ' ', detail, ' ', since), way));
+  }
+
+  /** A field for the token. */
+  private entry(): HTMLElement {
+    const field = h('input', { type: 'password', autocomplete: 'off', required: true, 'aria-label': 'Token' });
+    const submit = (event: Event): void => {
+      event.preventDefault();
+      enter(field.value.trim()).then(
+        () => this.hurry(),
+        (error: unknown) => {
+          field.value = '';
+          field.setAttribute('placeholder', troubleOf(error).where === 'token' ? 'it is wrong' : 'no answer');
+        },
+      );
+    };
+    return h('form', { submit }, field, ' ', h('button', {}, 'Enter'));
   }
 
   /** Everything may have changed meanwhile. */
@@ -151,4 +172,4 @@ class Frame implements Shell {
   }
 }
 
-new Frame().start();
+void new Frame().start();

@@ -124,11 +124,8 @@ export class SessionView implements View {
     if (facts.state === 'ended') return this.finish(facts.ended ?? 'it is over');
     await this.history();
     if (signal.aborted || this.feed) return;
-    this.feed = new Feed(
-      api.liveOf(facts.id),
-      { onSeen: (seen) => this.onSeen(seen), onOpen: () => this.onOpen(), onTrouble: (trouble) => this.onFailure(trouble) },
-      () => api.session(facts.id, this.control.signal),
-    );
+    const listener = { onSeen: (seen: Seen) => this.onSeen(seen), onOpen: () => this.onOpen(), onTrouble: (trouble: Trouble) => this.onFailure(trouble) };
+    this.feed = new Feed(api.liveOf(facts.id), listener);
     this.feed.open();
   }
 

@@ -63,31 +63,36 @@ def console(
 ) -> int:
     """Serve a page that shows the nodes, sessions and calls of a store as they are, and prints its address.
 
-    It is a process of its own, beside the servers, and only reads: servers do not wait for it. The address has a token,
-    without which nothing is shown. Whoever has the address sees all that clients and servers have said.
+    It is a process of its own, beside the servers, and only reads: servers do not wait for it. The address has a token
+    that lets one browser in; then the next address is printed. Whoever is in sees all that clients and servers have
+    said.
     """
     import secrets
     import webbrowser
 
-    from perdure.console.app import NO_PAGE, console_app, has_page
-    from perdure.console.entrance import TOKEN_BYTES
+    from perdure.console.app import console_app
+    from perdure.console.entrance import TOKEN_BYTES, Ticket
     from perdure.console.server import serve_console
     from perdure.serve.connection import Connection, listen
 
     token = secrets.token_urlsafe(TOKEN_BYTES) if token_file is None else _read_token(token_file)
-    app = console_app(store, token=token, allow_end=allow_end, allowed_hosts=[*allowed_hosts, host])
     with listen(host, port) as listener:
         address = f"http://{_reached(listener, host)}:{listener.getsockname()[1]}/"
-        shown = address if token_file else f"{address}?token={token}"
+
+        def on_used(next_word: str) -> None:
+            if not token_file:
+                click.echo(f"perdure: a browser has opened the console; the next one needs {address}?token={next_word}")
 
         def on_ready() -> None:
-            if not has_page():
-                click.echo(f"perdure: {NO_PAGE}", err=True)
-            suffix = f" (add ?token= and what is in {token_file})" if token_file else ""
-            click.echo(f"perdure: console on {shown}{suffix}")
+            shown = (
+                f"{address} (it asks for the token in {token_file})" if token_file else f"{address}?token={ticket.word}"
+            )
+            click.echo(f"perdure: console on {shown}")
             if opens:
-                webbrowser.open(f"{address}?token={token}")
+                webbrowser.open(f"{address}?token={ticket.word}")
 
+        ticket = Ticket(on_used)
+        app = console_app(store, token=token, ticket=ticket, allow_end=allow_end, allowed_hosts=[*allowed_hosts, host])
         return serve_console(app, listener=listener, protocol=Connection, on_ready=on_ready)
 
 

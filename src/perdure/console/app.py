@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -23,7 +23,7 @@ from perdure._core.jsonrpc import JsonObject
 from perdure._core.text import printable
 from perdure.admin.queries import NoSuchSession, end_session, find
 from perdure.console import parameters
-from perdure.console.entrance import Entrance, refuse
+from perdure.console.entrance import Entrance, Ticket, refuse
 from perdure.console.health import Health
 from perdure.console.live import LiveResponse, Seats
 from perdure.console.node_watch import NodeWatch
@@ -35,12 +35,10 @@ from perdure.console.store_view import StoreView
 from perdure.errors import Misuse, PerdureError, StoreError
 
 PAGE = Path(__file__).parent / "page"
-"""Where the built page is: in a wheel always, in a checkout after `make page`."""
+"""The page as `make page` builds it from `clients/console`. It is in the repository, so that `pip install .` has it."""
 
 MAX_SEQ = 10**10 - 1
 """The highest number of an event: a position has ten digits for it."""
-
-NO_PAGE = "the page of the console is not built in this checkout: run `make page`; the API below /api works without it"
 
 
 class Forbidden(PerdureError):
@@ -172,25 +170,18 @@ async def on_refusal(request: Request, error: Exception) -> Response:
     return refuse(request.scope, error.status_code, sentences.get(error.status_code, error.detail))
 
 
-async def no_page(request: Request) -> Response:
-    return PlainTextResponse(f"{NO_PAGE}\n", status_code=503)
-
-
-def has_page() -> bool:
-    return (PAGE / "index.html").is_file()
-
-
-def console_app(address: str, *, token: str, allow_end: bool = False, allowed_hosts: Collection[str] = ()) -> Starlette:
+def console_app(
+    address: str, *, token: str, ticket: Ticket, allow_end: bool = False, allowed_hosts: Collection[str] = ()
+) -> Starlette:
     """Give the console of the store at an address, as an ASGI app.
 
-    `token`: what a caller must show. `allow_end`: sessions may be ended; without it the store is only read.
-    `allowed_hosts`: names under which the console is reached, beside `localhost` and plain IP addresses.
+    `token`: what a caller must show. `ticket`: what a page shows at first. `allow_end`: sessions may be ended; without
+    it the store is only read. `allowed_hosts`: names under which the console is reached, beside `localhost` and plain IP addresses.
     """
     console = Console(address, allow_end=allow_end)
-    page: BaseRoute = Mount("/", StaticFiles(directory=PAGE, html=True)) if has_page() else Route("/", no_page)
     return Starlette(
-        routes=[Mount("/api", routes=console.routes()), page],
+        routes=[Mount("/api", routes=console.routes()), Mount("/", StaticFiles(directory=PAGE, html=True))],
         lifespan=console.lifespan,
-        middleware=[Middleware(Entrance, token=token, allowed_hosts=allowed_hosts)],
+        middleware=[Middleware(Entrance, token=token, ticket=ticket, allowed_hosts=allowed_hosts)],
         exception_handlers={HTTPException: on_refusal, **dict.fromkeys(STATUSES, on_failure)},
     )

@@ -1,35 +1,32 @@
-"""Lets in the caller that has the console's token, and no web page of another origin.
+"""Lets in the caller that has the console's token or the key of its page, and no web page of another origin.
 
-The token comes once in the address that the command prints. The answer puts a cookie of its own in its place, so that
-the token is neither in the address bar nor in the browser's history. The cookie's name and value are made of the token:
-a console that is started again with the same token knows it, and the consoles of one machine, whose cookies a browser
-keeps together, do not take each other's place.
+The address that the command prints has a ticket, which is good for one browser: the page gives it for a key, keeps that
+where only pages of its own scheme, host and port can read it, and shows it in a header, which a page of another origin
+cannot send. Whoever reads the address later, in a list of processes or in the browser's history, has a ticket that was
+used. The key is made of the token: a console that is started again with the same token knows it.
+
+There is no cookie, because a browser sends the cookies of one program on a machine to all others there, whatever their
+port is.
 
 A name that an attacker lets point at 127.0.0.1 (DNS rebinding) is in the `Host` header of what its page sends. So a
-host is known here only if it is `localhost`, a plain IP address, or a name that the operator has given. A page of
-another origin has no cookie, because that is SameSite=Strict; beside that `Origin` is checked on everything that
-changes anything.
+host is known here only if it is `localhost`, a plain IP address, or a name that the operator has given.
 """
 
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Collection
-from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qsl
+import secrets
+from collections.abc import Callable, Collection
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MIN_TOKEN = 16
 """Characters of a token that an operator gives: 64 bits, even if they are only hexadecimal digits."""
 
 TOKEN_BYTES = 32
-"""Random bytes of a token that is made at the start."""
-
-COOKIE_SECONDS = 30 * 86_400
-"""For as long a browser stays signed in at a console that keeps its token."""
+"""Random bytes of a ticket, and of a token that is made at the start."""
 
 POLICY = (
     "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none';"
@@ -47,18 +44,35 @@ _HEADERS = {
 API = "/api/"
 """What is below this path shows the store. The files of the page hold nothing of it."""
 
-_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+ENTER = "/api/enter"
+"""Where a ticket, or the token, is given for the key."""
+
+
+class Ticket:
+    """The once-only word of the printed address. When it is used there is a new one, which `on_new` is told."""
+
+    def __init__(self, on_new: Callable[[str], None] = lambda _: None) -> None:
+        self.word = secrets.token_urlsafe(TOKEN_BYTES)
+        self._on_new = on_new
+
+    def use(self, given: str) -> bool:
+        """Whether this is the ticket; from then on it is not."""
+        if not is_same(given, self.word):
+            return False
+        self.word = secrets.token_urlsafe(TOKEN_BYTES)
+        self._on_new(self.word)
+        return True
 
 
 class Entrance:
     """Stands in front of the console's app."""
 
-    def __init__(self, app: ASGIApp, *, token: str, allowed_hosts: Collection[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, *, token: str, ticket: Ticket, allowed_hosts: Collection[str] = ()) -> None:
         self._app = app
-        self._token = hashlib.sha256(token.encode()).digest()
+        self._token = token
+        self._ticket = ticket
         self._hosts = frozenset(host.lower() for host in allowed_hosts) | {"localhost"}
-        self._cookie = f"perdure_console_{hashlib.sha256(b'name ' + self._token).hexdigest()[:8]}"
-        self._value = hmac.new(token.encode(), b"perdure console cookie", hashlib.sha256).hexdigest()
+        self._key = hmac.new(token.encode(), b"perdure console page", hashlib.sha256).hexdigest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -84,13 +98,18 @@ class Entrance:
             return refuse(
                 scope, 421, "this console is not known under that host; use the address it printed, or --allowed-host"
             )
-        if scope["method"] not in _SAFE and not self._is_own(headers, hosts[0]):
-            return refuse(scope, 403, "a page of another origin may not change anything here")
-        if scope["path"] == "/" and (given := self._given(scope)) is not None:
-            return self._welcome() if self._is_token(given) else self._stranger(scope, "the token in this address")
-        if scope["path"].startswith(API) and not self._is_known(headers):
-            return self._stranger(scope, "this request's token" if "authorization" in headers else "")
-        return None
+        if not scope["path"].startswith(API):
+            return None
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        shown = given.strip() if scheme.lower() == "bearer" else ""
+        is_token = is_same(shown, self._token)
+        if scope["path"] == ENTER and scope["method"] == "POST":
+            return (
+                JSONResponse({"key": self._key})
+                if is_token or self._ticket.use(shown)
+                else self._stranger(scope, shown)
+            )
+        return None if is_token or is_same(shown, self._key) else self._stranger(scope, shown)
 
     def _knows(self, host: str) -> bool:
         name = host.lower()
@@ -108,41 +127,17 @@ class Entrance:
             return False
         return True
 
-    def _is_own(self, headers: Headers, host: str) -> bool:
-        """Whether a change comes from the console's own page, or from a program that shows the token itself."""
-        origins = headers.getlist("origin")
-        if not origins:
-            return "authorization" in headers
-        return len(origins) == 1 and origins[0].lower() in (f"http://{host.lower()}", f"https://{host.lower()}")
-
-    def _given(self, scope: Scope) -> str | None:
-        return dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)).get("token")
-
-    def _is_token(self, given: str) -> bool:
-        digest = hashlib.sha256(given.encode("utf-8", "surrogatepass")).digest()
-        return hmac.compare_digest(digest, self._token)
-
-    def _is_known(self, headers: Headers) -> bool:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self._is_token(given.strip()):
-            return True
-        try:
-            cookies = SimpleCookie(headers.get("cookie", ""))
-        except CookieError:
-            return False
-        kept = cookies.get(self._cookie)
-        return kept is not None and hmac.compare_digest(kept.value.encode(), self._value.encode())
-
-    def _welcome(self) -> Response:
-        answer = RedirectResponse("/", status_code=303)
-        answer.set_cookie(self._cookie, self._value, max_age=COOKIE_SECONDS, httponly=True, samesite="strict", path="/")
-        return answer
-
-    def _stranger(self, scope: Scope, what: str) -> Response:
-        wrong = f"{what} is wrong; " if what else ""
-        answer = refuse(scope, 401, f"{wrong}open the address that `perdure console` printed when it started")
+    def _stranger(self, scope: Scope, shown: str) -> Response:
+        wrong = "this token is wrong, or was used before; " if shown else ""
+        answer = refuse(scope, 401, f"{wrong}open the newest address that `perdure console` has printed")
         answer.headers["www-authenticate"] = 'Bearer realm="perdure console"'
         return answer
+
+
+def is_same(given: str, secret: str) -> bool:
+    """Compare in a time that tells nothing of the secret, also not its length."""
+    digests = (hashlib.sha256(word.encode("utf-8", "surrogatepass")).digest() for word in (given, secret))
+    return hmac.compare_digest(*digests)
 
 
 def refuse(scope: Scope, status: int, sentence: str) -> Response:
