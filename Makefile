@@ -66,5 +66,4 @@ $(PAGE): .venv/ready scripts/browser $(wildcard clients/browser/*.json clients/b
 	@scripts/browser build || echo "browser: the page could not be built, for the reason above; the rest goes on without it" >&2
 
 $(CONSOLE): .venv/ready scripts/browser $(wildcard clients/browser/*.json clients/console/* clients/console/src/*)
-	@scripts/browser console
-	@touch $@
+	@scripts/browser console && touch $@ || echo "browser: the console's page could not be built, for the reason above; the one of the last commit stays" >&2
