@@ -176,7 +176,8 @@ def console_app(
     """Give the console of the store at an address, as an ASGI app.
 
     `token`: what a caller must show. `ticket`: what a page shows at first. `allow_end`: sessions may be ended; without
-    it the store is only read. `allowed_hosts`: names under which the console is reached, beside `localhost` and plain IP addresses.
+    it the store is only read. `allowed_hosts`: names under which the console is reached, beside
+    `localhost` and plain IP addresses.
     """
     console = Console(address, allow_end=allow_end)
     return Starlette(
