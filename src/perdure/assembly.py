@@ -179,7 +179,14 @@ async def _build(
     node = new_node_id(random)
     fence = await store.join(node)
     liveness = store.liveness(node, lease=settings.lease, monotonic=time.monotonic)
-    journal = Journal(store, settings, counters, claim=lambda: liveness.own_claim, on_holding=liveness.hold)
+    journal = Journal(
+        store,
+        settings,
+        counters,
+        claim=lambda: liveness.own_claim,
+        lapses=liveness.lapses,
+        on_holding=liveness.hold,
+    )
     nodes = Peers(node=node, liveness=liveness)
     arrivals, lag = itertools.count(1), settings.max_stream_events
     readers = RemoteReaders(node=node, store=store, journal=journal, peers=nodes, arrivals=arrivals, lag=lag)

@@ -18,6 +18,7 @@ from typing import Annotated
 import anyio
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.resolve import Elicit, Resolve
+from mcp.server.mcpserver.tools import Tool
 from mcp_types import ToolAnnotations
 from pydantic import BaseModel
 
@@ -28,6 +29,12 @@ IDEMPOTENT = ToolAnnotations(read_only_hint=False, idempotent_hint=True)
 
 #: Seconds between two looks at a gate: a file that appears wakes nobody.
 LOOK = 0.005
+
+
+def new_server() -> MCPServer:
+    """A server of one's own with the tools that count, for several nodes in one process."""
+    counting = [Tool.from_function(count, annotations=READ_ONLY), Tool.from_function(pay)]
+    return MCPServer("crashbox", version="1", log_level="WARNING", tools=counting)
 
 
 class Answer(BaseModel):

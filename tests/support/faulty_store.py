@@ -312,6 +312,10 @@ class FaultyLiveness:
         self._inner = inner
 
     @property
+    def lapses(self) -> bool:
+        return self._inner.lapses
+
+    @property
     def own_claim(self) -> ClaimState:
         """A store that does not answer does not tell a node that it was buried: its lease tells it to wait."""
         claim = self._inner.own_claim

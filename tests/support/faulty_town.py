@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mcp.server.mcpserver import MCPServer
+
 from perdure.store.postgres.store import PostgresStore
 from tests.support.postgres import store_url
 from tests.support.postgres_proxy import PostgresProxy, Role, postgres_proxy
@@ -33,6 +35,10 @@ class Node:
         """It says so, and has all that it had: the ear is back."""
         return await self.health() == "ok" and bool(self.proxy.links(Role.EAR))
 
+    async def has_ended(self) -> bool:
+        """It has learnt that other nodes have buried it."""
+        return await self.health() == "stopping"
+
     async def is_degraded(self) -> bool:
         return await self.health() == "degraded"
 
@@ -48,11 +54,13 @@ class Town:
         self._numbers = itertools.count(1)
         self._stack = stack
 
-    async def add(self, *, timeout: float = BUSY_SECONDS, **settings: Any) -> Node:
+    async def add(self, *, timeout: float = BUSY_SECONDS, server: MCPServer | None = None, **settings: Any) -> Node:
         """One node more. `timeout`: how long a statement may take; a busy machine is not a failing server."""
         proxy = await self._stack.enter_async_context(postgres_proxy(self.url))
         store = PostgresStore(proxy.url(self.url), timeout=timeout)
-        site = await self._stack.enter_async_context(serve(new_server(), store=store, complaint=FAULTS, **settings))
+        site = await self._stack.enter_async_context(
+            serve(server or new_server(), store=store, complaint=FAULTS, **settings)
+        )
         node = Node(site=site, proxy=proxy)
         self.nodes.append(node)
         await until(lambda: all(len(it.site.app.other_nodes()) == len(self.nodes) - 1 for it in self.nodes))

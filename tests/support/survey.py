@@ -21,7 +21,7 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.tools import Tool
 from pydantic import BaseModel
 
-from perdure._core.ids import SessionId, StreamId
+from perdure._core.ids import SessionId, StreamId, parse_position
 from perdure.store.base import Event, Store
 from tests.support.crashbox import diary, note, pass_gate
 from tests.support.raw import Answer, Peer, SessionPeer, message
@@ -171,7 +171,8 @@ class Client:
         for port in (self.near, self.far):
             again = Told(name=f"{self.key} again", position=self.call.events[0].id)
             await self.read(port, again, lambda told=again: bool(told.answers))  # type: ignore[misc]
-            assert again.events == seen
+            assert [event.data for event in again.events] == [event.data for event in seen]
+            assert again.positions == [parse_position(event.id) for event in seen]
 
     # Means
 

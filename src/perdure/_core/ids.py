@@ -4,16 +4,16 @@ A position is the value of the `id:` field of an event: kind, stream, generation
 It is cut at those places and never split at a character, so nothing that may stand in an id can mislead it (R6).
 Within a stream positions rise, also as plain strings (S1).
 
-    c K3vJx0o8Qm2uYb7dT5aLwA . 000001 . 0000000042 ~ 9fQx
-    │ └ stream, 22 characters  └ generation └ sequence └ optional: makes a priming id unique, means nothing
-    └ c: call, s: standalone
+    c K3vJx0o8Qm2uYb7dT5aLwA . 000001 . 0000000042 + 7.5 ~ 9fQx
+    │ └ stream, 22 characters  └ generation └ sequence   │     └ optional: makes a priming id unique, means nothing
+    └ c: call, s: standalone                             └ optional: the progress that was shown from memory
 """
 
 import base64
 import enum
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NewType
 
 SessionId = NewType("SessionId", str)
@@ -43,7 +43,9 @@ that are kept of one stream (`store.base.KEPT_GENERATIONS`), so positions from b
 
 _PRIMING_BYTES = 6
 
-_POSITION = re.compile(r"([cs])([A-Za-z0-9_-]{22})\.([0-9]{6})\.([0-9]{10})(?:~[A-Za-z0-9_-]{1,32})?")
+_POSITION = re.compile(
+    r"([cs])([A-Za-z0-9_-]{22})\.([0-9]{6})\.([0-9]{10})(?:\+([0-9.e+-]{1,24}))?(?:~[A-Za-z0-9_-]{1,32})?"
+)
 _SESSION = re.compile(r"[A-Za-z0-9_-]{43}")
 _LISTED = "~"
 _READER = re.compile(rf"{_LISTED}?[A-Za-z0-9_-]+\.[0-9]+\.([0-9]{{1,12}}\.[0-9]{{3}})")
@@ -77,9 +79,12 @@ class Position:
     generation: int
     seq: int
     kind: Kind
+    progress: float | None = field(default=None, compare=False)
+    """What the client was shown of a call's progress while its node held that in memory. Should the call run again at
+    another node, which cannot know it, its progress is shown when it is higher."""
 
     def __str__(self) -> str:
-        return position_prefix(self.kind, self.stream, self.generation) + f"{self.seq:010d}"
+        return position_prefix(self.kind, self.stream, self.generation) + f"{self.seq:010d}" + _suffix(self.progress)
 
     def priming(self, random: RandomBytes) -> str:
         """The same place under a fresh name, for an event that carries nothing but its id."""
@@ -111,13 +116,22 @@ def position_prefix(kind: Kind, stream: StreamId, generation: int) -> str:
     return f"{kind.value}{stream}.{generation:06d}."
 
 
+def _suffix(progress: float | None) -> str:
+    return "" if progress is None else f"+{progress!r}"
+
+
 def parse_position(text: str) -> Position | None:
     """Read a position from the wire; `None` if it is not a position of Perdure."""
     match = _POSITION.fullmatch(text)
     if match is None:
         return None
-    kind, stream, generation, seq = match.groups()
-    return Position(kind=Kind(kind), stream=StreamId(stream), generation=int(generation), seq=int(seq))
+    kind, stream, generation, seq, shown = match.groups()
+    try:
+        progress = None if shown is None else float(shown)
+    except ValueError:
+        return None
+    stream_id = StreamId(stream)
+    return Position(kind=Kind(kind), stream=stream_id, generation=int(generation), seq=int(seq), progress=progress)
 
 
 def new_session_id(random: RandomBytes) -> SessionId:

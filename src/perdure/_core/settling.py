@@ -107,15 +107,16 @@ def rerun(method: str, *, attempt: int, occasion: Occasion) -> Rerun:
     return Rerun.ASK if method == "tools/call" else Rerun.NO
 
 
-def progress_in(payload: bytes, tokens: Collection[int | str]) -> float | None:
-    """The progress that a message reports under one of the tokens; `None` if it reports none that can be compared."""
+def progress_in(payload: bytes, tokens: Collection[int | str] | None = None) -> float | None:
+    """The progress that a message reports under one of the tokens, or any; `None` if it reports none that can be
+    compared."""
     if b"notifications/progress" not in payload:
         return None
     try:
         params = json.loads(payload).get("params")
     except ValueError:  # a number with more digits than Python reads
         return None
-    if not isinstance(params, dict) or params.get("progressToken") not in tokens:
+    if not isinstance(params, dict) or (tokens is not None and params.get("progressToken") not in tokens):
         return None
     return as_progress(params.get("progress"))
 

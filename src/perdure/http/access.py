@@ -100,17 +100,19 @@ class SessionAccess:
         told: bytes = b"",
         ahead: Sequence[Event] = (),
         arrival: int | None = None,
+        progress: float | None = None,
     ) -> EventStreamResponse:
         """Attach a reader, primed where the revision knows that (A9): its priming id is exactly where it starts.
 
-        `ahead`: the first events behind the cursor, where they have been read already.
+        `ahead`: the first events behind the cursor, where they have been read already. `progress`: what the client's
+        position says of it.
         """
         if session.state is SessionState.ENDED:
             raise self.gone()
         preamble, retry = told, b""
         if session.keeper.revision.primes:
             retry = self._retry
-            name = stream.position(cursor).priming(self.context.random)
+            name = stream.position(cursor, progress).priming(self.context.random)
             preamble = sse.encode_priming(name.encode(), self._retry_ms) + told
         reader = Reader(
             self.context.hub,
@@ -121,6 +123,7 @@ class SessionAccess:
             ahead=ahead,
             preamble=preamble,
             retry=retry,
+            progress=progress,
         )
         self.context.hub.attach(reader)
         return EventStreamResponse(session, reader)

@@ -27,6 +27,8 @@ class _Start(NamedTuple):
     told: bytes = b""
     named: bool = True
     """The client named the place. Otherwise it is where earlier readers have got to, also while we look."""
+    progress: float | None = None
+    """As the client's position says."""
 
 
 class GetHandler:
@@ -96,7 +98,7 @@ class GetHandler:
     ) -> EventStreamResponse:
         """Attach the reader. It reads before the response begins, so that the status says when the store fails, unless
         that was read on the way to the stream (`ahead`)."""
-        cursor, told, named = start
+        cursor, told, named, progress = start
         stream.readers.advance(cursor)  # the client has it; or it learns now that it is gone
         if stream.content is ContentState.SEALED and cursor >= stream.tail.last:
             self._context.hub.marks.left(stream)
@@ -113,7 +115,9 @@ class GetHandler:
                 session.orphans.begun()
                 session.orphans.tell_begun()
             session.orphans.give_time()
-        return self._access.read(session, stream, cursor=cursor, told=told, ahead=ahead, arrival=arrival)
+        return self._access.read(
+            session, stream, cursor=cursor, told=told, ahead=ahead, arrival=arrival, progress=progress
+        )
 
     async def _start(
         self, session: Session, stream: Stream, text: str, position: Position | None, *, is_read: bool
@@ -155,23 +159,35 @@ class GetHandler:
         if followed and position.generation == stream.generation and position.seq > stream.tail.last:
             # It names what another node may have shown, and has not written.
             if stream.node in await context.nodes.holders():
-                return _Start(position.seq)
+                return _Start(position.seq, progress=position.progress)
             await catch_up(session, stream)  # they may have been written before nothing was held
         same = position.generation == stream.generation
         ended = () if same else await context.store.generations(stream.id)
         cursor = place(position, generation=stream.generation, last=stream.tail.last, ended=ended)
         if cursor == position.seq:
-            return _Start(cursor)
+            return _Start(cursor, progress=position.progress)
         if await is_taken(session, stream):
             # It names what the other node has shown.
             return await self._place(session, stream, position, is_read=False)
         context.counters.positions_lost += 1
-        return self._gap(session, stream, cursor + 1, position.seq, reason="lost", cursor=cursor)
+        lost = (cursor + 1, position.seq)
+        return self._gap(session, stream, *lost, reason="lost", cursor=cursor, progress=position.progress)
 
-    def _gap(self, session: Session, stream: Stream, first: int, last: int, *, reason: str, cursor: int) -> _Start:
-        by_log = session.tells_by_log
-        told = self._context.hub.tell_gap(stream, first, last, reason=reason, behind=cursor, by_log=by_log)
-        return _Start(cursor, told)
+    def _gap(
+        self,
+        session: Session,
+        stream: Stream,
+        first: int,
+        last: int,
+        *,
+        reason: str,
+        cursor: int,
+        progress: float | None = None,
+    ) -> _Start:
+        told = self._context.hub.tell_gap(
+            stream, first, last, reason=reason, behind=cursor, by_log=session.tells_by_log, progress=progress
+        )
+        return _Start(cursor, told, progress=progress)
 
 
 async def _before_oldest(stream: Stream) -> int:

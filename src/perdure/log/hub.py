@@ -208,13 +208,21 @@ class Hub:
             stream.moved()
 
     def tell_gap(
-        self, stream: Stream, first: int, last: int, *, reason: str, by_log: bool, behind: int | None = None
+        self,
+        stream: Stream,
+        first: int,
+        last: int,
+        *,
+        reason: str,
+        by_log: bool,
+        behind: int | None = None,
+        progress: float | None = None,
     ) -> bytes:
         """Count, log and frame a gap: events are no longer there (promise 4). `behind` is the number after which the
-        stream goes on, if that is not the last of them."""
+        stream goes on, if that is not the last of them; `progress` what they had said of it."""
         self.counters.gaps += 1
         sentence = f"events {first} to {last} of a stream are gone: {reason}"
-        position = stream.position(last if behind is None else behind)
+        position = stream.position(last if behind is None else behind, progress)
         self.peers.log_event(
             logging.WARNING, "stream.gap", sentence, session=stream.session, stream=stream.id, position=str(position)
         )
@@ -247,7 +255,7 @@ class Hub:
     def end_all(self) -> None:
         """End every reader whose stream is not about to end by itself."""
         for reader in list(self.readers):
-            if not reader.stream.is_sealed:
+            if not reader.stream.is_sealed or reader.stream.is_withheld:
                 reader.end()
 
 

@@ -6,8 +6,8 @@ the store can do that without waiting; the others go through the store's own thr
 forms.
 
 When the store fails (`LogState.DEGRADED`, promise 7) the steps stay in the backlog, in order. With `hold` their sources
-learn that they are accepted, so that live traffic goes on from memory; with `refuse` they learn nothing before the
-steps are written. Steps are repeatable, so a commit that was given up and happened all the same does no harm.
+learn that they are held, so that live traffic goes on from memory; with `refuse` they learn nothing before the steps
+are written. Steps are repeatable, so a commit that was given up and happened all the same does no harm.
 
 A store whose file was replaced (`is_lost`) never comes back. Nothing can be resumed from it, so what runs finishes from
 memory, also with `refuse`, and the process ends.
@@ -72,7 +72,10 @@ class Source(Protocol):
         stream wait in `wait_for_room`."""
 
     def accepted(self, steps: Sequence[Step]) -> None:
-        """These are written, or held: they may be shown."""
+        """These are written: they may be shown."""
+
+    def held(self, steps: Sequence[Step]) -> None:
+        """These are held while the store fails. They may be shown, where `Journal.lapses` but for final answers."""
 
     def written(self, steps: Sequence[Step]) -> None:
         """These are in the store."""
@@ -99,6 +102,7 @@ class Journal:
         counters: Counters,
         *,
         claim: Callable[[], ClaimState] = lambda: ClaimState.HOLDING,
+        lapses: bool = False,
         on_holding: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self.state = LogState.HEALTHY
@@ -110,6 +114,9 @@ class Journal:
         self.is_lost = False
         """The store's file is not there any more: nothing that is held is ever written."""
         self._claim = claim
+        self.lapses = lapses
+        """The claim of a node that lives may run out, and another node settles its calls then: a final answer is shown
+        only when it is in the store, because the other node might give another one (promise 3)."""
         self.counters = counters
         self._queue: deque[Source] = deque()
         self._queued_since = self._taken_since = self.time = 0.0
@@ -354,7 +361,7 @@ class Journal:
             events = backlog.add(source, steps)
             if holds:
                 self.counters.events_held += events
-                source.accepted(steps)
+                source.held(steps)
 
     async def _catch_up(self) -> None:
         """Try to write the backlog until it is empty; `_flush` adds to its end meanwhile."""
@@ -418,6 +425,9 @@ class Steps:
     def accepted(self, steps: Sequence[Step]) -> None:
         if self.outcome is not None and not self.outcome.done():
             self.outcome.set_result(None)
+
+    def held(self, steps: Sequence[Step]) -> None:
+        self.accepted(steps)
 
     def written(self, steps: Sequence[Step]) -> None:
         pass

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from perdure._core import sse
+from perdure._core import settling, sse
 from perdure._core.ids import Kind
 from perdure._core.states import READER, ReaderState, ReaderStep, advance
 from perdure.errors import StoreUnavailable
@@ -89,6 +90,8 @@ class Reader:
     retry: bytes = b""
     frame: Callable[[Event], bytes] | None = None
     """Writes an event, where that is not done with its position."""
+    progress: float | None = None
+    """What its client was shown of a call's progress that is not in the log, or was not when it was shown."""
     state: ReaderState = ReaderState.STARTING
     failure: Exception | None = None
     live_from: int = field(init=False)
@@ -260,7 +263,13 @@ class Reader:
                 frames.append(self._gap(cursor + 1, event.seq - 1))
             if frame is not None:
                 frames.append(frame(event))
-            elif event.seq not in skipped:
+            elif event.seq in skipped:
+                pass
+            elif event.seq > target or self.progress is not None:
+                if self._note_progress(event, is_held=event.seq > target):
+                    name = stream.position(event.seq, self.progress)
+                    frames.append(sse.encode_event(str(name).encode(), event.payload))
+            else:
                 frames.append(sse.encode_event(b"%s%010d" % (stream.prefix, event.seq), event.payload))
             cursor = event.seq
             size += len(event.payload)
@@ -284,6 +293,18 @@ class Reader:
             self._finish()
             return False
         return moved
+
+    def _note_progress(self, event: Event, *, is_held: bool) -> bool:
+        """Keep what a held event says of the progress for the positions from there on, until the log is beyond it.
+        Tells whether an event is shown: one of a second run is not while the first was further."""
+        progress = settling.progress_in(event.payload) if self.stream.has_one_call else None
+        if progress is not None and is_held and math.isfinite(progress):
+            self.progress = progress if self.progress is None else max(self.progress, progress)
+        elif progress is not None and self.progress is not None:
+            if progress <= self.progress:
+                return False
+            self.progress = None
+        return True
 
     def _gap(self, first: int, last: int) -> bytes:
         self._gapped = True

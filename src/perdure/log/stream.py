@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Protocol
 
 from perdure._core.ids import Fence, Kind, NodeId, Position, SessionId, StreamId, position_prefix
 from perdure._core.retention import StreamSizes, StreamUsage
-from perdure._core.states import CONTENT, WRITING, ContentState, ContentStep, WritingState, WritingStep, advance
+from perdure._core.states import (
+    CONTENT,
+    WRITING,
+    ContentState,
+    ContentStep,
+    LogState,
+    WritingState,
+    WritingStep,
+    advance,
+)
 from perdure.errors import Behind, PerdureError, SessionEnded
 from perdure.log.journal import Journal, Steps
 from perdure.store.base import (
@@ -98,6 +107,12 @@ class Tail:
     def unwritten(self) -> list[Event]:
         """Events that are not in the store."""
         return [event for event in self._events if event.seq > self.durable]
+
+    @property
+    def unseen_final(self) -> int | None:
+        """The number of the first final answer that may not be shown yet."""
+        unseen = self._events[max(0, self.visible - self.start) :]
+        return next((event.seq for event in unseen if event.final), None)
 
     def after(self, last: int) -> list[Event]:
         """Durable events behind a number, as far as they are still here: the last ones, without a gap."""
@@ -241,6 +256,10 @@ class StreamWriter:
         was lost comes without its request: should its node die as well, it is not run again, and its outcome is
         unknown."""
         return OpenStream(record=self.record, calls=tuple([replace(call, request=b"") for call in self._calls]))
+
+    @property
+    def has_one_call(self) -> bool:
+        return len(self._calls) == 1
 
     def add(self, end: CallEnd | None, also: Step | None, taken: int) -> None:
         """Add what is committed together with the last event of `pending`."""
@@ -470,8 +489,13 @@ class Stream:
             readers.advance(min(record.seq, self.tail.last))  # it may name what never was
         self.moved()
 
-    def position(self, seq: int) -> Position:
-        return Position(kind=self.kind, stream=self.id, generation=self.generation, seq=seq)
+    @property
+    def has_one_call(self) -> bool:
+        """What it says of progress is said of one call. (Where another node writes, that is not known.)"""
+        return self.kind is Kind.CALL and (self.writer is None or self.writer.has_one_call)
+
+    def position(self, seq: int, progress: float | None = None) -> Position:
+        return Position(kind=self.kind, stream=self.id, generation=self.generation, seq=seq, progress=progress)
 
     # How far its life has come
 
@@ -479,6 +503,11 @@ class Stream:
     def is_sealed(self) -> bool:
         """Everything owed is appended; it may not be visible yet."""
         return self.content is ContentState.SEALED or (self.writer is not None and self.writer.seals)
+
+    @property
+    def is_withheld(self) -> bool:
+        """Everything owed is appended, and is not shown while the store fails."""
+        return self.is_sealed and not self.is_over and self._journal.state is LogState.DEGRADED
 
     @property
     def is_over(self) -> bool:
@@ -587,14 +616,23 @@ class Stream:
 
     def accepted(self, steps: Sequence[Step]) -> None:
         append = _append_of(steps)
+        self._show(append, append.events[-1].seq)
+
+    def held(self, steps: Sequence[Step]) -> None:
+        append = _append_of(steps)
+        through, final = append.events[-1].seq, self.tail.unseen_final if self._journal.lapses else None
+        self._show(append, through if final is None else min(through, final - 1))
+
+    def _show(self, append: Append, through: int) -> None:
         tail, events = self.tail, append.events
-        if events[-1].seq > tail.visible:  # what was held is accepted again when it is written
-            new = [event for event in events if event.seq > tail.visible] if append.lost else events
-            size = sum([len(event.payload) for event in new])
-            tail.show(events[-1].seq, size)
+        if through > tail.visible:  # what was held is accepted again when it is written
+            if events[0].seq <= tail.visible or through < events[-1].seq:
+                events = tuple([event for event in events if tail.visible < event.seq <= through])
+            size = sum([len(event.payload) for event in events])
+            tail.show(through, size)
             if self.writer is not None:
                 self.writer.ahead_bytes -= size
-        if append.seal and not self.is_over:
+        if append.seal and not self.is_over and through == append.events[-1].seq:
             self.content = advance(CONTENT, self.content, ContentStep.LAST_RESPONSE)
         readers = self.readers
         if readers.reader is not None:

@@ -161,7 +161,7 @@ class Exchange:
                 call, found = token, self.calls.by_number.get(token)
                 if found is None or found.token is None or (found.attempt > 1 and found.is_repeated(method, params)):
                     return None
-                found.progress_params = params
+                found.say(params)
                 # The client's token means something within one incarnation only.
                 params["progressToken"] = found.token
                 if (incarnation := found.key[0]) != record.incarnation:

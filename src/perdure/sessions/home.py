@@ -128,6 +128,9 @@ class Outbox:
             group.accepted = group.accepted or group.steps is steps
         self._on_room()
 
+    def held(self, steps: Sequence[Step]) -> None:
+        self.accepted(steps)
+
     def written(self, steps: Sequence[Step]) -> None:
         del self._taken[0]
         if self._stream.node:

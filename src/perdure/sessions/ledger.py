@@ -54,8 +54,8 @@ class Call:
     """Of a call that runs again: what was sent before. Only what is greater is sent."""
     logged: Counter[bytes] | None = None
     """Of a call that runs again: the log messages that were sent before (`log_key`). Each is dropped once."""
-    progress_params: JsonObject | None = None
-    """What it said last of its progress."""
+    _said: list[tuple[int, JsonObject]] = field(default_factory=list)
+    """What it says of its progress, with the numbers of the events: the last that is written, and those behind it."""
     told_at: int = 0
     """When its client was told that it is an orphan, as an arrival number of the hub."""
     begun: float = field(default_factory=time.perf_counter)
@@ -64,6 +64,21 @@ class Call:
     @property
     def incarnation(self) -> int:
         return self.key[0]
+
+    def say(self, params: JsonObject) -> None:
+        """Its next event says this of its progress."""
+        self._said.append((self.stream.tail.last + 1, params))
+        self._forget_said()
+
+    @property
+    def progress_params(self) -> JsonObject | None:
+        """What it said last of its progress, as far as that is in the store: another node may have to go on there."""
+        self._forget_said()
+        return self._said[0][1] if self._said and self._said[0][0] <= self.stream.tail.durable else None
+
+    def _forget_said(self) -> None:
+        while len(self._said) > 1 and self._said[1][0] <= self.stream.tail.durable:
+            del self._said[0]
 
     def is_repeated(self, method: str, params: dict[str, Any]) -> bool:
         """Whether the client saw this notification already, before the call ran again. (Counts log messages down.)"""

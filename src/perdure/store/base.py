@@ -807,6 +807,10 @@ class Liveness(Protocol):
         """What this node's own claim is at this moment (`_core.states.CLAIM`), without asking the store. FROZEN: it
         writes and shows nothing. BURIED: it never will again. Asked for with each commit and each event."""
 
+    @property
+    def lapses(self) -> bool:
+        """Whether the claim of a process that lives may run out, so that other nodes settle its calls."""
+
     async def beat(self, facts: bytes) -> None:
         """Show that this node is alive, and what it has to tell of itself. Its claim is HOLDING behind that if the
         store knows the node, whatever it was before, and BURIED if it does not (11). A store in which the claim of a

@@ -176,6 +176,9 @@ class MemoryLiveness:
         if self.own_claim is not ClaimState.BURIED:
             store._beat(node, b"{}")
 
+    lapses = False
+    """Its nodes are in one process, and die together."""
+
     @property
     def own_claim(self) -> ClaimState:
         """A store in this very process knows at any moment whether the node is there."""

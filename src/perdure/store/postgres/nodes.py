@@ -250,6 +250,8 @@ class PostgresLiveness:
         self._monotonic = monotonic
         self._leases = Leases(node, lease=lease, now=monotonic())
 
+    lapses = True
+
     @property
     def own_claim(self) -> ClaimState:
         if self._node not in self._holding.joined:  # it has left, or it was buried

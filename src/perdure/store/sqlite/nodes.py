@@ -71,6 +71,8 @@ class SqliteLiveness:
         self._facts: bytes | None = None
         self._alive: dict[NodeId, float] = {}
 
+    lapses = False
+
     @property
     def own_claim(self) -> ClaimState:
         return ClaimState.HOLDING if self._locks.holds(self._node) else ClaimState.BURIED
