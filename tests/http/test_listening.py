@@ -31,11 +31,12 @@ from perdure._core.codes import STORE_UNAVAILABLE
 from perdure._core.ids import RecordKind
 from perdure._core.states import LogState
 from perdure.sessions import changes as all_changes
-from perdure.sessions import hearing
+from perdure.sessions import hearing, task_count
 from perdure.sessions.changes import SECRET, Changes
 from perdure.store import MemoryStore
 from perdure.store.base import Release, SessionRecord
 from tests.support.board import new_server
+from tests.support.call_peer import CallPeer, result_of
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.ghost import life_of
 from tests.support.listeners import GAP, POSITION, SUBSCRIPTION, Listener, listening, publish, wanted
@@ -342,9 +343,27 @@ async def test_nothing_is_written_or_heard_before_the_first_listener_comes(tmp_p
             await publish(a.port, "tools")
             await ear.until_told("tools")
         record = await record_of_changes(a)
-        assert record.kind is RecordKind.CALL
+        assert record.kind is RecordKind.MARK
         assert len(await a.store.streams(record.id)) == 2
         assert await a.store.count_states() == {}
+
+
+async def test_listeners_take_no_room_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither while they are open nor afterwards; and they give up nobody's answers."""
+    monkeypatch.setattr(task_count, "FULL_SECONDS", 0.0)
+    monkeypatch.setattr(task_count, "COUNT_SECONDS", 0.0)
+    async with serve(new_server(), max_tasks=3) as site:
+        peer, arguments = CallPeer(port=site.port), {"what": "prompts"}
+        first = await peer.call("change", arguments, key="first")
+        for number in range(2, 6):
+            async with listening(site.port, "tools", address=f"127.0.0.{number}"):
+                pass
+        async with listening(site.port, "tools"), listening(site.port, "tools", address="127.0.0.9"):
+            for key in ("second", "third"):
+                assert (await peer.call("change", arguments, key=key)).status == 200
+            again = await peer.call("change", arguments, key="first")
+            assert result_of(again) == result_of(first)
+        assert site.app.counters.calls_joined == 1
 
 
 async def test_a_position_from_before_what_is_kept_is_told_as_a_gap(

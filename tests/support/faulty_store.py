@@ -197,10 +197,23 @@ class FaultyStore:
         return await self._inner.count_states(kind)
 
     async def longest_dormant(
-        self, owner: str | None = None, address: str = "", *, kind: RecordKind = RecordKind.SESSION
+        self,
+        owner: str | None = None,
+        address: str = "",
+        *,
+        kind: RecordKind = RecordKind.SESSION,
+        delivered: bool = False,
     ) -> SessionRecord | None:
         await _fail(self.reads)
-        return await self._inner.longest_dormant(owner, address, kind=kind)
+        return await self._inner.longest_dormant(owner, address, kind=kind, delivered=delivered)
+
+    async def count_of(self, owner: str, address: str, *, kind: RecordKind) -> int:
+        await _fail(self.reads)
+        return await self._inner.count_of(owner, address, kind=kind)
+
+    async def bytes_of(self, owner: str, address: str) -> int:
+        await _fail(self.reads)
+        return await self._inner.bytes_of(owner, address)
 
     async def keep_secret(self, name: str, made: bytes) -> bytes:
         await _fail(self.writes)

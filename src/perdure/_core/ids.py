@@ -70,6 +70,13 @@ class RecordKind(enum.Enum):
     CALL = "call"
     """A single request of a revision without sessions: a session of one call. It has no standalone stream."""
 
+    KEY = "key"
+    """What is left of a single call whose answer was given up for newer ones: its id, and what was asked for. So its
+    key is not free, and a request that shows it again does not run."""
+
+    MARK = "mark"
+    """A server's own: it holds the changes streams, or says that a caller has listened."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class Position:

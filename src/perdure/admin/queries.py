@@ -120,8 +120,8 @@ async def _listed(
 
 
 def is_clients(record: SessionRecord | base.Outline) -> bool:
-    """Whether a record is a client's. Others hold changes for listeners, or that a caller has listened."""
-    return record.kind is RecordKind.SESSION or bool(record.version)
+    """Whether a record is of a session or a call. Others are the server's own."""
+    return record.kind in (RecordKind.SESSION, RecordKind.CALL)
 
 
 def shown_kind(record: SessionRecord | base.Outline) -> Shown:

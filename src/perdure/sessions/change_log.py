@@ -39,7 +39,7 @@ def plain_record(session: SessionId, now: float, *, state: SessionState, owner: 
         standalone=StreamId(""),
         created=now,
         active=now,
-        kind=RecordKind.CALL,
+        kind=RecordKind.MARK,
     )
 
 

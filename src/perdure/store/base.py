@@ -63,8 +63,8 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
 21. **As it was seen.** An `OpenStream` that carries a revision is refused (`StaleRecord`) if the session's record has
     another one. Whatever changes a record raises its revision; a change of `active` alone does not.
 22. **A call is not a session.** Records have a kind. Those of one kind are counted, limited and given up apart from
-    those of the other, and a single call that ends leaves no record. The limit of a caller's single calls is kept
-    nearly: those that are committed at the same moment may not count each other.
+    those of the others, and a record that is no session's leaves nothing when it ends. The limit of a caller's single
+    calls is kept nearly: those that are committed at the same moment may not count each other.
 23. **One secret for all.** Of several values that are offered for the same name at once, in whatever process, one is
     kept, and all that ask get it.
 
@@ -136,7 +136,8 @@ class SessionRecord:
     client_params: bytes
     """The client's `initialize` params, as JSON."""
     result: bytes
-    """The server's `initialize` result, as JSON; empty while OPENING."""
+    """The server's `initialize` result, as JSON; empty while OPENING. In a record of kind KEY, what stands for the
+    request (`CallRecord.digest`)."""
     initialized: bool
     sticky: tuple[bytes, ...]
     """Requests to repeat when the session is loaded: `logging/setLevel`, `resources/subscribe`."""
@@ -391,7 +392,7 @@ def next_key(last: int, *, now: float) -> int:
 def record_version(record: object) -> int:
     """The version that a record is written with."""
     match record:
-        case SessionRecord(kind=RecordKind.CALL):
+        case SessionRecord(kind=RecordKind.CALL | RecordKind.KEY | RecordKind.MARK):
             return RECORD_VERSION
         case CallRecord(digest=digest) if digest:
             return RECORD_VERSION
@@ -457,7 +458,8 @@ class EndSession(Step):
     """Forget a session's streams, events, calls, asks and readers; its record stays, ENDED, until it is swept.
 
     The first reason stays. The record loses what the server answered and what it repeats, and `client_params` too
-    unless `_core.retention.keeps_params`; beyond a number of ended records the oldest go (14). Of a call nothing stays.
+    unless `_core.retention.keeps_params`; beyond a number of ended records the oldest go (14). Of a record that is no
+    session's nothing stays.
     """
 
     session: SessionId
@@ -721,10 +723,22 @@ class SessionStore(Protocol):
         """How many records of a kind are in each state; those without any may be missing."""
 
     async def longest_dormant(
-        self, owner: str | None = None, address: str = "", *, kind: RecordKind = RecordKind.SESSION
+        self,
+        owner: str | None = None,
+        address: str = "",
+        *,
+        kind: RecordKind = RecordKind.SESSION,
+        delivered: bool = False,
     ) -> SessionRecord | None:
         """The one without activity for longest, of one caller or of all: of those of a kind that are dormant and in no
-        use (17)."""
+        use (17). `delivered`: of one caller's, only those without a stream that counts as unread (`Reached`)."""
+
+    async def count_of(self, owner: str, address: str, *, kind: RecordKind) -> int:
+        """How many records of a kind one caller has that have not ended."""
+
+    async def bytes_of(self, owner: str, address: str) -> int:
+        """Bytes of what is kept of one caller's single calls that have ended, nearly: answers, and what their clients
+        said of themselves."""
 
     async def keep_secret(self, name: str, made: bytes) -> bytes:
         """Keep a secret, unless there is one of that name; gives the one that is kept (23)."""
@@ -1021,7 +1035,7 @@ async def load_apart(store: Store, session: SessionId) -> Loaded | None:
 async def single_call_apart(store: Store, session: SessionId, recent: int) -> KeptCall | None:
     """Read a single call piece by piece, for a store in which another read costs little."""
     record = await store.session(session)
-    calls = [] if record is None or record.kind is RecordKind.SESSION else await store.calls(session)
+    calls = await store.calls(session) if record is not None and record.kind is RecordKind.CALL else []
     if record is None or not calls:
         return None if record is None else KeptCall(record, None)
     call = calls[0]

@@ -2,6 +2,7 @@
 hold what is not written."""
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -515,6 +516,61 @@ class SingleCallChecks(Case):
         same("what is left", [record.id for record in await self.sessions()], ["s", "y"])
         await self.store.sweep(Cutoffs(events=3.0, answers=3.0, calls=7.0))
         same("what is left", [record.id for record in await self.sessions()], ["y"])
+
+    async def promise_22_records_that_are_no_sessions_are_counted_apart_and_leave_nothing(self) -> None:
+        others = [replace(a_single_call(kind.value), kind=kind) for kind in (RecordKind.KEY, RecordKind.MARK)]
+        await self.accept(*(base.PutSession(record=record) for record in (a_single_call("c"), *others)))
+        for record in others:
+            same("the record", await self.store.session(record.id), record)
+            same("how many", dict(await self.store.count_states(record.kind)), {record.state: 1})
+            same("of the caller", await self.store.count_of("owner", "", kind=record.kind), 1)
+            same("of another", await self.store.count_of("owner", "elsewhere", kind=record.kind), 0)
+            same("as a call", (await self.store.single_call(record.id, recent=1)), base.KeptCall(record, None))
+        same("the calls", dict(await self.store.count_states(RecordKind.CALL)), {SessionState.ACTIVE: 1})
+        await self.accept(base.EndSession(session=others[0].id, time=1.0, reason="why"))
+        same("what is left", [record.id for record in await self.sessions()], ["c", "mark"])
+        await self.store.sweep(Cutoffs(events=0.0, answers=0.0, calls=math.inf))
+        same("what is left", [record.id for record in await self.sessions()], [])
+
+    async def promise_22_a_call_that_was_given_up_leaves_its_key(self) -> None:
+        """In one commit; a request with the same key opens no stream behind it (21)."""
+        fence, call = await self.store.join(NODE), a_single_call(state=SessionState.DORMANT)
+        opened = base.OpenStream(
+            record=a_stream(fence, session=call.id), calls=(a_call(session=call.id),), seen=0, unique=True
+        )
+        await self.accept(base.PutSession(record=call), opened)
+        key = replace(call, kind=RecordKind.KEY, result=b"digest", client_params=b"", revision=1)
+        end = base.EndSession(session=call.id, time=1.0, reason="why", unused_since=call.active)
+        await self.accept(end, base.PutSession(record=key))
+        same("a call in use", await self.store.session(call.id), call)
+        await self.accept(self.append(1, fence=fence, final=True, ends=(an_end(),), seal=True))
+        await self.accept(end, base.PutSession(record=key))
+        found = await self.store.session(call.id)
+        same("the key", (found, None if found is None else found.revision), (key, 1))
+        refused(await self.put(base.PutSession(record=call), opened), 1, why=StaleRecord)
+        same("its streams", list(await self.store.streams(call.id)), [])
+
+    async def promise_22_the_calls_of_a_caller_that_were_delivered_are_found_first(self) -> None:
+        fence = await self.store.join(NODE)
+        for name, at in (("a", 1.0), ("b", 2.0)):
+            call = a_single_call(name, state=SessionState.DORMANT, active=at)
+            stream = a_stream(fence, f"of {name}", session=call.id)
+            opened = base.OpenStream(record=stream, calls=(a_call(session=call.id, stream=stream.id),))
+            await self.accept(base.PutSession(record=call), opened)
+            await self.accept(self.append(1, stream=stream.id, fence=fence, final=True, ends=(an_end(),), seal=True))
+        longest = partial(self.store.longest_dormant, "owner", kind=RecordKind.CALL)
+        unread = base.Reached(stream=StreamId("of a"), generation=1, through=0, unread=True)
+        await self.accept(unread)
+        for delivered, name in ((False, "a"), (True, "b")):
+            found = await longest(delivered=delivered)
+            same(f"delivered: {delivered}", None if found is None else found.id, name)
+        await self.accept(replace(unread, stream=StreamId("of b")))
+        same("none", await longest(delivered=True), None)
+        kept = await self.store.bytes_of("owner", "")
+        await self.accept(base.EndSession(session=SessionId("a"), time=1.0, reason="why"))
+        less = await self.store.bytes_of("owner", "")
+        same("bytes", 0 < less < kept, True)
+        same("of another", await self.store.bytes_of("owner", "elsewhere"), 0)
 
     async def promise_22_a_single_call_is_shown_as_its_pieces_show_it(self) -> None:
         """What is read in one go is what other reads give piece by piece."""

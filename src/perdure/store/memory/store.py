@@ -109,12 +109,30 @@ class MemoryStore(MemoryWrites, base.Opens):
         return Counter(session.state for session in self._sessions.values() if session.kind is kind)
 
     async def longest_dormant(
-        self, owner: str | None = None, address: str = "", *, kind: RecordKind = RecordKind.SESSION
+        self,
+        owner: str | None = None,
+        address: str = "",
+        *,
+        kind: RecordKind = RecordKind.SESSION,
+        delivered: bool = False,
     ) -> base.SessionRecord | None:
         dormant = [s for s in self._sessions.values() if s.state is SessionState.DORMANT and s.kind is kind]
         unused = [session for session in dormant if not self._in_use(session)]
         wanted = [session for session in unused if owner is None or caller(session) == (owner, address)]
+        if delivered:
+            wanted = [session for session in wanted if not await self.unread(session.id)]
         return self._payloads.decode(min(wanted, key=attrgetter("active"), default=None))
+
+    async def count_of(self, owner: str, address: str, *, kind: RecordKind) -> int:
+        alike = (s for s in self._sessions.values() if s.kind is kind and s.state is not SessionState.ENDED)
+        return sum(caller(session) == (owner, address) for session in alike)
+
+    async def bytes_of(self, owner: str, address: str) -> int:
+        calls = [s for s in self._sessions.values() if s.kind is RecordKind.CALL and s.state is SessionState.DORMANT]
+        own = [session for session in calls if caller(session) == (owner, address)]
+        streams = [row for session in own for row in self._of_session.get(session.id, {}).values()]
+        answers = sum(len(event.payload) for stream in streams for event in stream.events if event.final)
+        return answers + sum(len(session.client_params) for session in own)
 
     # Chains
 

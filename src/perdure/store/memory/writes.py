@@ -107,7 +107,7 @@ class MemoryWrites(MemoryNodes):
                 return
         for stream in list(self._of_session.get(step.session, ())):
             self._drop(stream)
-        if (record := self._going_on(step.session)) is not None and record.kind is RecordKind.CALL:
+        if (record := self._going_on(step.session)) is not None and record.kind is not RecordKind.SESSION:
             del self._sessions[step.session]
         elif record is not None:
             params = record.client_params
@@ -316,7 +316,7 @@ class MemoryWrites(MemoryNodes):
                 self._drop(stream.record.id)
                 rows += 1
         for session in list(self._sessions.values()):
-            before = cutoffs.calls if session.kind is RecordKind.CALL else cutoffs.answers
+            before = cutoffs.answers if session.kind is RecordKind.SESSION else cutoffs.calls
             if session.active < before and not self._in_use(session):
                 self._end(base.EndSession(session=session.id, time=session.active, reason=""))
                 self._sessions.pop(session.id, None)

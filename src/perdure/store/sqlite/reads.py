@@ -125,11 +125,27 @@ class Reads(RecordReads):
         return await self._all("sessions_after", rows.session_record, after or "", limit)
 
     async def longest_dormant(
-        self, owner: str | None = None, address: str = "", *, kind: RecordKind = RecordKind.SESSION
+        self,
+        owner: str | None = None,
+        address: str = "",
+        *,
+        kind: RecordKind = RecordKind.SESSION,
+        delivered: bool = False,
     ) -> base.SessionRecord | None:
         if owner is None:
             return await self._one("longest_dormant", rows.session_record, kind.value)
-        return await self._one("longest_dormant_of", rows.session_record, rows.loose(owner), address, kind.value)
+        query = "longest_delivered_of" if delivered else "longest_dormant_of"
+        return await self._one(query, rows.session_record, rows.loose(owner), address, kind.value)
+
+    async def count_of(self, owner: str, address: str, *, kind: RecordKind) -> int:
+        return await self._number("count_sessions_at", rows.loose(owner), address, kind.value)
+
+    async def bytes_of(self, owner: str, address: str) -> int:
+        return await self._number("bytes_of_caller", rows.loose(owner), address)
+
+    async def _number(self, query: str, *values: Any) -> int:
+        [number] = await self._all(query, lambda row: int(row[0]), *values)
+        return number
 
     async def usage(self, sessions: Sequence[SessionId]) -> Mapping[SessionId, base.Usage]:
         found: dict[SessionId, base.Usage] = {}

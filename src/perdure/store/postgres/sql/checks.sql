@@ -151,7 +151,7 @@ FROM perdure.session WHERE state = 'ended' AND (ended = '' OR length(result) > 0
 
 -- single_calls: records of single calls that have ended, or have several calls
 SELECT 'single call ' || left(id, 8) || ' has ended, and its record is there'
-FROM perdure.session WHERE kind = 'call' AND state = 'ended'
+FROM perdure.session WHERE kind <> 'session' AND state = 'ended'
 UNION ALL
 SELECT 'single call ' || left(n.id, 8) || ' has ' || count(*) || ' streams'
 FROM perdure.session AS n JOIN perdure.stream AS s ON s.session = n.id

@@ -157,6 +157,24 @@ WHERE caller = $1 AND kind = $2 AND state = 'dormant' AND state <> 'ended'
     AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id)
 ORDER BY active LIMIT 1;
 
+-- longest_delivered_of: the same, of those whose answers their readers have seen whole
+SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
+       active, ended, address, revision, kind
+FROM perdure.session AS s
+WHERE caller = $1 AND kind = $2 AND state = 'dormant' AND state <> 'ended'
+    AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id)
+    AND NOT EXISTS (SELECT 1 FROM perdure.stream AS t WHERE t.session = s.id AND t.unread)
+ORDER BY active LIMIT 1;
+
+-- count_of_caller: how many records of a kind one caller has that have not ended
+SELECT count(*) FROM perdure.session WHERE caller = $1 AND kind = $2 AND state <> 'ended';
+
+-- bytes_of_caller: the bytes of what is kept of one caller's single calls that have ended
+SELECT coalesce(sum(length(n.client_params)), 0) + coalesce(sum(
+    (SELECT coalesce(sum(length(a.payload)), 0) FROM perdure.stream AS s JOIN perdure.answer AS a ON a.stream = s.key
+     WHERE s.session = n.id AND a.seq > s.forgotten)), 0)
+FROM perdure.session AS n WHERE caller = $1 AND kind = 'call' AND state = 'dormant' AND state <> 'ended';
+
 -- sticky_of_sessions: what sessions that have not ended repeat
 SELECT id, sticky FROM perdure.session WHERE id = ANY ($1) AND state <> 'ended';
 
@@ -344,13 +362,12 @@ SELECT perdure.expire_streams_1($1, $2);
 -- stale_sessions: some sessions and single calls that were not used since their times, which are given too. They are found
 -- by their last activity: a look at all of them would take longer the more there are
 SELECT id, since FROM (
-    SELECT id, $2::float8 AS since FROM perdure.session WHERE kind = 'call' AND active < $2 AND state <> 'ended'
+    SELECT id, $2::float8 AS since FROM perdure.session
+    WHERE kind IN ('call', 'key', 'mark') AND active < $2 AND state <> 'ended'
     UNION ALL
     SELECT id, $1::float8 FROM perdure.session WHERE kind = 'session' AND active < $1 AND state <> 'ended'
     UNION ALL
-    SELECT id, CASE kind WHEN 'call' THEN $2::float8 ELSE $1::float8 END FROM perdure.session
-    WHERE state = 'ended' AND active < greatest($1, $2)
-      AND active < CASE kind WHEN 'call' THEN $2::float8 ELSE $1::float8 END
+    SELECT id, $1::float8 FROM perdure.session WHERE state = 'ended' AND active < $1
 ) AS s
 WHERE id > $3 AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id)
 ORDER BY id LIMIT $4;

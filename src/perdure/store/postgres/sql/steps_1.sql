@@ -85,7 +85,7 @@ BEGIN
     IF keys IS NOT NULL THEN
         PERFORM perdure.drop_streams_1(keys);
     END IF;
-    DELETE FROM perdure.session WHERE id = session_ AND kind = 'call';
+    DELETE FROM perdure.session WHERE id = session_ AND kind <> 'session';
     UPDATE perdure.session SET
         state = 'ended', active = time_, ended = reason, result = '', sticky = '{}', revision = revision + 1,
         client_params = CASE WHEN length(client_params) <= params THEN client_params ELSE '' END

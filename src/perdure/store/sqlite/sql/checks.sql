@@ -143,7 +143,7 @@ FROM session WHERE state = 'ended' AND (ended = '' OR length(result) > 0 OR stic
 
 -- single_calls: records of single calls that have ended, or have several calls
 SELECT 'single call ' || substr(id, 1, 8) || ' has ended, and its record is there'
-FROM session WHERE kind = 'call' AND state = 'ended'
+FROM session WHERE kind <> 'session' AND state = 'ended'
 UNION ALL
 SELECT 'single call ' || substr(n.id, 1, 8) || ' has ' || count(*) || ' streams'
 FROM session AS n JOIN stream AS s ON s.session = n.id

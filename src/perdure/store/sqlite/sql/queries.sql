@@ -38,8 +38,8 @@ UPDATE session SET
     client_params = CASE WHEN :keeps THEN client_params ELSE x'' END
 WHERE id = :session AND state <> 'ended';
 
--- end_call_record: a single call ends, and leaves nothing; the record of a session is not touched
-DELETE FROM session WHERE id = ? AND kind = 'call';
+-- end_call_record: a record that is no session's ends, and leaves nothing; the record of a session is not touched
+DELETE FROM session WHERE id = ? AND kind <> 'session';
 
 -- forget_ended_of: of the ended sessions of one session's caller, all but the newest
 DELETE FROM session WHERE id IN (
@@ -225,6 +225,22 @@ FROM session INDEXED BY session_of_caller
 WHERE owner = ? AND address = ? AND kind = ? AND state <> 'ended' AND state = 'dormant'
     AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id)
 ORDER BY active LIMIT 1;
+
+-- longest_delivered_of: the same, of those whose answers their readers have seen whole
+SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
+       active, ended, address, revision, kind
+FROM session INDEXED BY session_of_caller
+WHERE owner = ? AND address = ? AND kind = ? AND state <> 'ended' AND state = 'dormant'
+    AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id)
+    AND NOT EXISTS (SELECT 1 FROM stream INDEXED BY stream_unread WHERE stream.session = session.id AND unread = 1)
+ORDER BY active LIMIT 1;
+
+-- bytes_of_caller: the bytes of what is kept of one caller's single calls that have ended
+SELECT coalesce(sum(length(n.client_params)), 0) + coalesce(sum(
+    (SELECT coalesce(sum(length(e.payload)), 0) FROM stream AS s JOIN event AS e ON e.stream = s.key
+     WHERE s.session = n.id)), 0)
+FROM session AS n INDEXED BY session_of_caller
+WHERE owner = ? AND address = ? AND kind = 'call' AND state <> 'ended' AND state = 'dormant';
 
 -- calls_of_session: a session's ledger, the oldest first
 SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
@@ -464,29 +480,30 @@ WHERE id = ? AND active <= ? AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.s
 -- stale_sessions: sessions and single calls that were not used for long, and are not in use. Those that rest or have
 -- ended, which are the most, are found by their time
 SELECT id FROM (
-    SELECT id FROM session INDEXED BY session_dormant WHERE state = 'dormant' AND kind = 'call' AND active < :calls
+    SELECT id FROM session INDEXED BY session_dormant
+    WHERE state = 'dormant' AND kind IN ('call', 'key', 'mark') AND active < :calls
     UNION ALL
     SELECT id FROM session INDEXED BY session_dormant WHERE state = 'dormant' AND kind = 'session' AND active < :answers
     UNION ALL
     SELECT id FROM session INDEXED BY session_ended
-    WHERE state = 'ended' AND active < max(:calls, :answers)
-      AND active < CASE kind WHEN 'call' THEN :calls ELSE :answers END
+    WHERE state = 'ended' AND active < :answers
     UNION ALL
     SELECT id FROM session INDEXED BY session_state
-    WHERE kind IN ('call', 'session') AND state IN ('opening', 'active')
-      AND active < CASE kind WHEN 'call' THEN :calls ELSE :answers END
+    WHERE kind IN ('call', 'key', 'mark', 'session') AND state IN ('opening', 'active')
+      AND active < CASE kind WHEN 'session' THEN :answers ELSE :calls END
 ) AS over
 WHERE NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = over.id) LIMIT :limit;
 
 -- expire_session: forget a session's record, if it is still not used
 DELETE FROM session
-WHERE id = :session AND active < CASE kind WHEN 'call' THEN :calls ELSE :answers END AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id);
+WHERE id = :session AND active < CASE kind WHEN 'session' THEN :answers ELSE :calls END
+  AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id);
 
 -- empty_session: forget some of the events of a session that was not used for long, and is not in use
 DELETE FROM event WHERE (stream, seq) IN (
     SELECT e.stream, e.seq FROM stream AS s JOIN event AS e ON e.stream = s.key
     WHERE s.session = :session AND EXISTS (
-        SELECT 1 FROM session WHERE id = :session AND active < CASE kind WHEN 'call' THEN :calls ELSE :answers END)
+        SELECT 1 FROM session WHERE id = :session AND active < CASE kind WHEN 'session' THEN :answers ELSE :calls END)
       AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = :session)
     LIMIT :limit);
 

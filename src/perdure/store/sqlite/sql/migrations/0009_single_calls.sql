@@ -1,7 +1,7 @@
 -- Single calls, which are sessions of one call: counted apart from sessions. What a call asked for, as a digest, so that
 -- it can be told from another one under the same key. Secrets that all processes share.
 
-ALTER TABLE session ADD COLUMN kind TEXT NOT NULL DEFAULT 'session' CHECK (kind IN ('session', 'call'));
+ALTER TABLE session ADD COLUMN kind TEXT NOT NULL DEFAULT 'session' CHECK (kind IN ('session', 'call', 'key', 'mark'));
 
 ALTER TABLE call ADD COLUMN digest BLOB NOT NULL DEFAULT x'';
 
