@@ -76,6 +76,22 @@ async def test_a_running_call_finishes_and_its_reader_gets_the_answer(folder: Pa
         assert await served.wait() == 0
 
 
+async def test_a_stop_says_what_is_waited_for_and_what_a_second_signal_does(folder: Path) -> None:
+    async with (
+        started("--drain-timeout", "90s") as (served, peer),
+        await running(session := await peer.session(), "until_there", name="bread"),
+        await running(session, "until_there", name="cake"),
+    ):
+        await drain(served, peer, signal.SIGINT)
+        for name in ("bread", "cake"):
+            (folder / name).touch()
+        assert await served.wait() == 0
+    said = (
+        "the server stops and waits for 2 running calls (until_there), up to 90 s; a second Ctrl-C or SIGTERM does not"
+    )
+    assert log_lines(served.output) == [Line("WARNING", "serve.stopping", f"{said} wait")]
+
+
 async def test_new_sessions_and_calls_are_refused_while_it_drains(folder: Path) -> None:
     async with started() as (served, peer):
         session = await peer.session()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -395,11 +396,12 @@ async def test_hangup_replaces_all_workers_and_nobody_is_refused(folder: Path) -
             answer = await peer.ask("GET", path="/healthz")
             assert (answer.status, answer.json) == (200, {"status": "ok"})
         assert await answering(peer, 2) == workers_of(served)
-        expected = {"node.departed", "node.settled", "call.rerun"}
+        expected = {"node.departed", "node.settled", "call.rerun", "workers.replaced"}
         await until(lambda: {line.action for line in log_lines(served.output)} >= expected)
         assert await served.stop() == 0
     told = log_lines(served.output)
-    assert [line for line in told if line.level != "INFO"] == []
+    [line] = [line for line in told if line.level != "INFO"]
+    assert re.fullmatch(r"2 workers were replaced, after .* s; code and tokens were read again", line.sentence)
 
 
 async def test_a_hangup_that_goes_to_every_process_ends_no_worker(folder: Path) -> None:

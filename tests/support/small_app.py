@@ -54,6 +54,10 @@ class SmallApp:
         return self.has_kept_calls
 
     @property
+    def running(self) -> list[str]:
+        return []
+
+    @property
     def has_kept_calls(self) -> bool:
         """A task runs until SIGUSR2."""
         return self.mode == "worker-with-a-task" and not self.task_over

@@ -36,6 +36,7 @@ from perdure.http.sessionless import SessionlessHandler
 from perdure.http.single_call_endpoint import CANCEL_METHOD, TASK_METHODS
 from perdure.log.chores import cancel_all, keep_going
 from perdure.runtime.server import authenticates, endpoint_of, host, is_bare
+from perdure.sessions.ledger import name_of
 from perdure.sessions.registry import SessionInfo, has_kept_calls, numbers, running_calls
 from perdure.settings import Settings
 from perdure.store import open_store
@@ -176,6 +177,13 @@ class App:
         if self._process is None:
             return False
         return bool(running_calls(self._process.sessions)) or any(handler.is_busy for handler in self._sessionless)
+
+    @property
+    def running(self) -> list[str]:
+        """What runs: the tools, or the methods of other requests."""
+        found = [] if self._process is None else running_calls(self._process.sessions)
+        names = [name_of(call.request.params) or call.request.method for _, call in found]
+        return names + ["2026-07-28"] * sum(handler.count for handler in self._sessionless)
 
     @property
     def has_kept_calls(self) -> bool:

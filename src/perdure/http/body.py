@@ -45,7 +45,7 @@ class HostAndOrigin:
         bare = _without_port(host)
         # Listed as it is, without its port, with any port (`name:*`), or everything is (`*`).
         if bare not in _THIS_MACHINE and not {"*", host, bare, f"{bare}:*"} & self._hosts:
-            raise Refused(Refusal.BAD_HOST, host=host or "(none)")
+            raise Refused(Refusal.TEST_HOST if bare == "testserver" else Refusal.BAD_HOST, host=host or "(none)")
         if (given := headers.get(b"origin")) is None:
             return
         origin = given.decode("latin-1").lower()

@@ -1,6 +1,7 @@
 """Serves an event stream as a response: a reader, joined to the connection that it writes to."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from starlette.types import Receive, Scope, Send
@@ -54,12 +55,25 @@ class EventStreamResponse:
             while (await receive())["type"] != "http.disconnect":
                 pass
         except asyncio.CancelledError:
-            # The reader's own (`finish`) ends here; any other cancellation goes on.
-            if self._reader.state is not ReaderState.FINISHED or (task is not None and task.uncancel() > 0):
+            # The reader's own (`finish`) ends here; any other cancellation goes on, unless it can be obeyed in order.
+            if self._reader.state is not ReaderState.FINISHED:
+                if not await self._ended_in_order():
+                    raise
+            elif task is not None and task.uncancel() > 0:
                 raise
         finally:
             self._reader.leave()
             self._session.touch()
+
+    async def _ended_in_order(self) -> bool:
+        """Complete the response if that needs no waiting: the server that runs us stops. It cancels what is open, and
+        uvicorn would log a traceback for each response that ends by that."""
+        if self._reader.state is not ReaderState.RESTING:
+            return False
+        self._reader.leave()
+        with contextlib.suppress(OSError):
+            await self.write(b"", last=True)
+        return True
 
     def finish(self) -> None:
         if self._task is not None:

@@ -32,8 +32,14 @@ class Refusal(enum.Enum):
     BAD_HOST = (
         421,
         INVALID_REQUEST,
-        "Host {host} is not allowed here; allow it with --allowed-host;"
+        "Host {host} is not allowed here; allow it with --allowed-host, or allowed_hosts in perdure.Settings;"
         " see docs/troubleshooting.md#421-the-host-is-not-allowed",
+    )
+    TEST_HOST = (
+        421,
+        INVALID_REQUEST,
+        'Host {host} is what a TestClient sends; make it with base_url="http://localhost";'
+        " see docs/using.md#testing-with-a-testclient",
     )
     BAD_ORIGIN = (
         403,

@@ -114,7 +114,12 @@ class SessionlessHandler:
     def is_busy(self) -> bool:
         """Whether a request runs that will have an answer: all but those that only listen."""
         is_beginning = self._single_calls is not None and self._single_calls.is_beginning
-        return is_beginning or any(not running.listens for running in self._running)
+        return is_beginning or bool(self.count)
+
+    @property
+    def count(self) -> int:
+        """How many requests the SDK has, without those that only listen."""
+        return sum(not running.listens for running in self._running)
 
     def hand_out(self) -> None:
         """Give handles to clients that take them, in place of the answers that they wait for."""

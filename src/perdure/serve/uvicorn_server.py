@@ -51,6 +51,8 @@ CUT_SECONDS = 1.9
 LEAVE_SECONDS = 5
 #: A worker that leaves looks this often whether connections are open and calls run.
 LEAVING_LOOK_SECONDS = 0.05
+#: Names of running calls that a line shows.
+MOST_NAMES = 5
 #: Files, pipes and idle connections beside the readers.
 SPARE_FILES = 4096
 
@@ -318,11 +320,21 @@ class _Server(uvicorn.Server):
         elif self.draining is None:
             self.announce_close()
         if self.draining is None:
+            self.tell_wait()
             self.draining = asyncio.create_task(self.run_drain())
             # The idle ones are closed now: stock clients send a request again over another connection, and do not come
             # again after a 503.
             for connection in list(self.server_state.connections):
                 connection.shutdown()
+
+    def tell_wait(self) -> None:
+        """Who pressed Ctrl-C would otherwise see nothing for as long as calls run."""
+        seconds = self.longest_drain if self.app.has_kept_calls else self.drain_timeout
+        if seconds and (running := self.app.running):
+            names = ", ".join(dict.fromkeys(running[:MOST_NAMES])) + ("" if len(running) <= MOST_NAMES else ", …")
+            what = f"{len(running)} running {'call' if len(running) == 1 else 'calls'} ({names})"
+            how = f"waits for {what}, up to {seconds:g} s; a second Ctrl-C or SIGTERM does not wait"
+            log_event(logging.WARNING, "serve.stopping", f"the server stops and {how}")
 
     async def run_drain(self) -> None:
         try:

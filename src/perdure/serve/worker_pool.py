@@ -472,8 +472,11 @@ class WorkerPool:
             except NotReady as failure:
                 self._tell_kept(failure)
             else:
-                if self._watch is not None and any(replaced):
-                    took = f"{time.monotonic() - began:.1f} s"
+                took = f"{time.monotonic() - began:.1f} s"
+                if self._watch is None:  # a warning, so that whoever sent the signal sees it at the default level
+                    sentence = f"{sum(replaced)} workers were replaced, after {took}; code and tokens were read again"
+                    log_event(logging.WARNING, "workers.replaced", sentence)
+                elif any(replaced):
                     sentence = f"the new code serves, after {took}; calls that run go on with the code they began with"
                     log_event(logging.INFO, "code.loaded", sentence)
 
@@ -506,11 +509,7 @@ class WorkerPool:
     def _on_signal(self, sig: signal.Signals) -> None:
         """The first signal lets the workers drain, the second one ends them at once."""
         if not self._ending.is_set():
-            self._end_all(DRAIN)
-            if self._watch is not None:
-                log_event(
-                    logging.INFO, "serve.stopping", "running calls may finish; a second Ctrl-C does not wait for them"
-                )
+            self._end_all(DRAIN)  # each worker says what it waits for
             return
         self._ended_badly = self._ended_badly or sig is signal.SIGINT
         self._end_all(AT_ONCE)
