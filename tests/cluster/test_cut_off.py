@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -9,9 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from perdure import Settings
+from perdure._core.leases import FREE_SHARE
 from tests.support import crashbox
+from tests.support.cluster import CRASHBOX
 from tests.support.faulty_town import Node, town
+from tests.support.postgres import store_url
 from tests.support.raw import Exchange, Peer, SessionPeer, progress
+from tests.support.serving import serving
 from tests.support.site import until
 from tests.support.survey import OUTCOME_UNKNOWN
 
@@ -99,3 +105,44 @@ async def test_a_server_stops_while_an_answer_waits_for_the_store(tmp_path: Path
         await call.until_messages(4)
     assert len((await call.answer()).messages) == 4
     await call.aclose()
+
+
+# --- Refused connections
+
+
+REFUSED_SECONDS = 2.8
+"""Longer than a lock may be free that proves a death, where a lease is short; shorter than a third of the default."""
+
+
+async def test_a_living_node_whose_connections_are_refused_for_a_while_goes_on(tmp_path: Path) -> None:
+    """Promises 3 and 11: its lock is free and no beat gets through, and other nodes cannot look up its process."""
+    lease = Settings().lease
+    assert FREE_SHARE * lease > REFUSED_SECONDS + 1
+    async with town(tmp_path) as around:
+        refused = await around.add(lease=lease, server=crashbox.new_server(), process=lambda: None)
+        other = await around.add(lease=lease, server=crashbox.new_server())
+        session = await Peer(port=refused.site.port).session()
+        async with await session.begin_call("pay", n=4, gate=str(tmp_path / "gate"), pauses=[2]) as call:
+            await call.until_messages(2)
+            refused.proxy.refuse()
+            await asyncio.sleep(REFUSED_SECONDS)
+            refused.proxy.heal()
+            crashbox.open_gate(tmp_path / "gate.2")
+            messages = (await call.answer()).messages
+        assert progress(messages[:-1]) == [1, 2, 3, 4]
+        assert messages[-1]["result"]["content"][0]["text"] == "counted to 4"
+        assert other.site.app.counters.nodes_settled == 0
+
+
+async def test_a_killed_process_is_known_to_be_dead_long_before_a_third_of_its_lease(tmp_path: Path) -> None:
+    """Promise 11: on the same machine a process is looked up."""
+    options = ("--store", store_url(), "--lease", "10m")
+    async with serving(CRASHBOX, *options) as doomed, serving(CRASHBOX, *options) as living:
+        session = await Peer(port=doomed.port).session()
+        async with await session.begin_call("pay", n=2, gate=str(tmp_path / "gate"), pauses=[1]) as call:
+            await call.until_messages(1)
+            await doomed.kill()
+        there = SessionPeer(port=living.port, headers=session.headers, id=session.id)
+        async with await there.resume(call.position) as rest:
+            [answer] = await rest.until_messages(1)
+        assert answer["error"]["code"] == OUTCOME_UNKNOWN

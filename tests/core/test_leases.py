@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure._core.ids import NodeId
-from perdure._core.leases import BEATS_IN_LEASE, FREE_SECONDS, OWN_SHARE, Leases
+from perdure._core.leases import BEATS_IN_LEASE, FREE_SECONDS, FREE_SHARE, OWN_SHARE, Leases
 from perdure._core.states import ClaimState
 
 HOLDING, FROZEN, BURIED = ClaimState.HOLDING, ClaimState.FROZEN, ClaimState.BURIED
@@ -22,6 +22,7 @@ HOLDING, FROZEN, BURIED = ClaimState.HOLDING, ClaimState.FROZEN, ClaimState.BURI
 ME, OTHER, THIRD = NodeId("me"), NodeId("other"), NodeId("third")
 LEASE = 20.0
 OWN = LEASE * OWN_SHARE
+FREE = LEASE * FREE_SHARE
 
 
 def watching(*, now: float = 0.0) -> Leases:
@@ -155,13 +156,13 @@ def test_a_free_lock_tells_when_it_will_have_been_free_for_long_enough() -> None
     assert mine.due(now=0.5) is None
     mine.observe({OTHER: 1}, asked=1.0, now=1.0, free={OTHER})
     mine.observe({OTHER: 1, THIRD: 1}, asked=2.0, now=2.0, free={OTHER, THIRD})
-    assert mine.due(now=2.0) == pytest.approx(FREE_SECONDS - 1.0)
-    assert mine.due(now=9.0) == 0.0
+    assert mine.due(now=2.0) == pytest.approx(FREE - 1.0)
+    assert mine.due(now=LEASE) == 0.0
     mine.observe({OTHER: 1, THIRD: 1}, asked=2.5, now=2.5)
     assert mine.due(now=2.5) is None
 
 
-@pytest.mark.parametrize(("later", "dead"), [(FREE_SECONDS - 0.01, []), (FREE_SECONDS + 0.01, [OTHER])])
+@pytest.mark.parametrize(("later", "dead"), [(FREE - 0.01, []), (FREE + 0.01, [OTHER])])
 def test_a_node_is_dead_when_its_lock_stays_free(later: float, dead: list[NodeId]) -> None:
     """Long before its lease has run out."""
     mine = watching()
@@ -175,9 +176,9 @@ def test_a_lock_that_was_taken_again_or_a_beat_in_between_is_a_sign_of_life() ->
         mine = watching()
         mine.observe({OTHER: 1}, asked=1.0, now=1.0, free={OTHER})
         mine.observe({OTHER: beat}, asked=2.0, now=2.0, free=free)
-        now = beating(mine, 2.0 + FREE_SECONDS - 0.1)
+        now = beating(mine, 2.0 + FREE - 0.1)
         assert mine.observe({OTHER: beat}, asked=now, now=now, free={OTHER}) == []
-        now = beating(mine, now + FREE_SECONDS + 0.01)
+        now = beating(mine, now + FREE + 0.01)
         assert mine.observe({OTHER: beat}, asked=now, now=now, free={OTHER}) == [OTHER]
 
 
@@ -187,7 +188,7 @@ def test_locks_say_nothing_before_the_observer_has_its_own() -> None:
     for now in (1.0, 2.0, 3.0, 4.0):
         assert mine.observe({OTHER: 1}, asked=now, now=beating(mine, now), free={ME, OTHER}) == []
     assert mine.observe({OTHER: 1}, asked=5.0, now=beating(mine, 5.0), free={OTHER}) == []
-    now = beating(mine, 5.01 + FREE_SECONDS)
+    now = beating(mine, 5.01 + FREE)
     assert mine.observe({OTHER: 1}, asked=now, now=now, free={OTHER}) == [OTHER]
 
 
@@ -198,7 +199,7 @@ def test_a_node_that_holds_its_lock_and_is_silent_is_dead_by_its_lease() -> None
 
 
 @given(st.floats(0, 5), st.floats(0, 0.1))
-def test_a_crash_is_found_within_two_and_a_half_seconds(died: float, latency: float) -> None:
+def test_a_crash_elsewhere_is_found_a_look_behind_a_third_of_the_lease(died: float, latency: float) -> None:
     """With a look each half second, as a node makes them."""
     mine, now = watching(), 0.0
     while True:
@@ -207,7 +208,19 @@ def test_a_crash_is_found_within_two_and_a_half_seconds(died: float, latency: fl
         if mine.observe({OTHER: 1}, asked=asked, now=now, free={OTHER} if asked >= died else ()):
             break
         now = asked + 0.5
-    assert now - died <= 2.5 + latency
+    assert now - died <= FREE + 1.0 + latency
+
+
+def test_a_process_that_was_looked_up_and_has_ended_is_dead_at_once() -> None:
+    mine = watching()
+    assert mine.observe({OTHER: 1}, asked=1.0, now=1.0, free={OTHER}, ended={OTHER}) == [OTHER]
+
+
+@pytest.mark.parametrize(("lease", "seconds"), [(1.0, 1.0), (3.0, FREE_SECONDS), (12.0, 4.0)])
+def test_a_short_lease_gives_a_process_time_enough_to_beat(lease: float, seconds: float) -> None:
+    mine = Leases(ME, lease=lease, now=0.0)
+    mine.observe({OTHER: 1}, asked=0.0, now=0.0, free={OTHER})
+    assert mine.due(now=0.0) == pytest.approx(seconds)
 
 
 def test_ages_tell_how_long_ago_each_was_known_to_be_alive() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 from mcp.server.mcpserver import MCPServer
 
+from perdure.store.postgres import processes
 from perdure.store.postgres.store import PostgresStore
 from tests.support.postgres import store_url
 from tests.support.postgres_proxy import PostgresProxy, Role, postgres_proxy
@@ -54,10 +55,18 @@ class Town:
         self._numbers = itertools.count(1)
         self._stack = stack
 
-    async def add(self, *, timeout: float = BUSY_SECONDS, server: MCPServer | None = None, **settings: Any) -> Node:
-        """One node more. `timeout`: how long a statement may take; a busy machine is not a failing server."""
+    async def add(
+        self,
+        *,
+        timeout: float = BUSY_SECONDS,
+        server: MCPServer | None = None,
+        process: Callable[[], str | None] = processes.own_name,
+        **settings: Any,
+    ) -> Node:
+        """One node more. `timeout`: how long a statement may take; a busy machine is not a failing server. `process`:
+        the name of its process, none for one that other nodes cannot look up."""
         proxy = await self._stack.enter_async_context(postgres_proxy(self.url))
-        store = PostgresStore(proxy.url(self.url), timeout=timeout)
+        store = PostgresStore(proxy.url(self.url), timeout=timeout, process=process)
         site = await self._stack.enter_async_context(
             serve(server or new_server(), store=store, complaint=FAULTS, **settings)
         )

@@ -6,6 +6,7 @@ lose a connection *before* a request reaches the server, or *after* the server h
 the store. Besides it can stand still, be slow, and lose what is sent without closing anything:
 
 - `cut`, `cut_at`: both ends get a reset;
+- `refuse`: so do all connections that are open, and all that are made until `heal` is called;
 - `hang`: nothing is forwarded and nothing is closed; what was sent arrives when `heal` is called, as on a network whose
   packets are sent again;
 - `swallow`: what is sent in one direction, or both, is gone, and no end learns that the other one has closed. These
@@ -104,6 +105,7 @@ class PostgresProxy:
         self._cuts: list[tuple[int, Cut]] = []
         self._hanging: frozenset[Role] = frozenset()
         self._swallowing: dict[Direction, frozenset[Role]] = {}
+        self._refuses = False
         self._changed = asyncio.Event()
         self._serving: set[asyncio.Task[None]] = set()
 
@@ -128,6 +130,11 @@ class PostgresProxy:
             self._lose(link)
         return len(links)
 
+    def refuse(self) -> None:
+        """Lose all connections, and every one that is made from now on."""
+        self._refuses = True
+        self.cut()
+
     def cut_at(self, role: Role, number: int, when: When) -> Cut:
         """Lose a connection at the n-th request of a role from now on."""
         cut = Cut(role=role, number=number, when=when)
@@ -146,13 +153,16 @@ class PostgresProxy:
 
     def heal(self) -> None:
         """Forward again. Connections that were cut, or of which something was swallowed, stay lost."""
-        self.delay, self._hanging, self._swallowing = 0.0, frozenset(), {}
+        self.delay, self._hanging, self._swallowing, self._refuses = 0.0, frozenset(), {}, False
         self._tell()
 
     # Serving
 
     async def serve(self, from_store: asyncio.StreamReader, to_store: asyncio.StreamWriter) -> None:
         """One connection, from accept to its end."""
+        if self._refuses:
+            reset(to_store)
+            return
         try:
             from_server, to_server = await asyncio.open_connection(self._host, self._server)
         except OSError:

@@ -28,8 +28,8 @@ a server answers it in tenths of a second."""
 
 
 def settled_within(address: str) -> float:
-    """Seconds until the calls of a killed process are settled. A lock on a server counts `_core.leases.FREE_SECONDS`
-    after it was freed; a busy machine takes its time, too (`tests/liveness.py` measures)."""
+    """Seconds until the calls of a killed process are settled; a busy machine takes its time (`tests/liveness.py`
+    measures)."""
     return 2.0 if address.startswith("sqlite:") else 20.0
 
 
@@ -73,4 +73,5 @@ else:
         """The store that a path stands for, opened once more."""
 
         def __init__(self, path: Path | str, *, wall: Callable[[], float] = time.time) -> None:
-            super().__init__(shared_address(path), timeout=BUSY_SECONDS, wall=wall)
+            # Several stand for processes, and die, in the one process of a test.
+            super().__init__(shared_address(path), timeout=BUSY_SECONDS, wall=wall, process=lambda: None)

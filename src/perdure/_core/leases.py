@@ -12,8 +12,11 @@ same in an answer that was *asked for* a lease later, while the observer's own b
 
 **Another node, by its lock.** A store may give each node a lock that is freed when its process dies. The node is dead
 when its lock, first seen free in an answer that came at one moment, is still free in an answer that was asked for
-`FREE_SECONDS` later, with the same beat in both, while the observer's own lock was held. A lock says nothing of a node
-that stands still or is cut off: its lease does.
+`FREE_SHARE` of a lease later, with the same beat in both, while the observer's own lock was held. A lock says nothing
+of a node that stands still or is cut off: its lease does.
+
+**Another node, by its process.** An observer on the same machine may look up the process. If that has ended, its node
+is dead at once. If it is there, its lock is free because it has lost its connection: only its lease tells.
 
 Why the second comes after the first: the beat that the observer saw was sent before its answer came, and a later one
 had not reached the store when the observer asked again. So when a node is called dead, the last beat that the observer
@@ -22,8 +25,8 @@ back all the same between that look and its burial. A burial names the beat that
 is a later one; so no node is buried that holds its claim. What was claimed of it until then, fences have taken away.
 
 A lock may be lost by a process that lives, as when its connection breaks. It beats at once then and until it has its
-lock back, which the third rule sees. If no beat gets through either, it may be buried while its lease still lasts: a
-store with such locks commits nothing for a node that it does not know.
+lock back, which the third rule sees. If no beat gets through either for a third of a lease, it may be buried while its
+lease still lasts: a store with such locks commits nothing for a node that it does not know.
 """
 
 from collections.abc import Container, Mapping
@@ -40,10 +43,14 @@ less than a thousandth). Fences stop whatever is later still."""
 BEATS_IN_LEASE = 5
 """Beats that a node sends in a lease: two may be lost before half a lease is over, three before the claim is."""
 
+FREE_SHARE = 1 / 3
+"""Of a lease: a lock that is free for so long is a dead process's. A process whose connections broke, and whose new
+ones are refused (a firewall is reloaded, a role is at its limit), has that long to come back. A crash on another
+machine is found so much later, which is still much sooner than by the lease."""
+
 FREE_SECONDS = 1.8
-"""A lock that is free for so long is a dead process's. A process whose connection broke has a new one sooner, or beats
-by another. With a look each half second a crash is found within 2.5 seconds, which leaves time to settle its calls
-within three."""
+"""At the least, for short leases: a process that lost its lock beats by its other connections, and at least three times
+in that time."""
 
 _MAX_SILENCE = 0.5
 """Of a lease, between two beats of the observer. A longer silence says that it was paused, or cut off from the store;
@@ -65,6 +72,7 @@ class Leases:
         """`now` was read before the node's first beat, or its joining, was sent."""
         self._node = node
         self._lease = lease
+        self._free_seconds = min(lease, max(FREE_SECONDS, FREE_SHARE * lease))
         self._state = ClaimState.HOLDING
         self._until = now + OWN_SHARE * lease
         self._beaten = now
@@ -97,10 +105,16 @@ class Leases:
             self._state = advance(CLAIM, self._state, ClaimStep.RENEW)
 
     def observe(
-        self, beats: Mapping[NodeId, int], *, asked: float, now: float, free: Container[NodeId] = ()
+        self,
+        beats: Mapping[NodeId, int],
+        *,
+        asked: float,
+        now: float,
+        free: Container[NodeId] = (),
+        ended: Container[NodeId] = (),
     ) -> list[NodeId]:
         """Note the beats that the store shows, and the nodes whose lock is `free` in the same answer; gives the nodes
-        that are dead."""
+        that are dead. `ended`: nodes whose process was looked up and has ended."""
         own_lock_held = self._node not in free
         seen, self._seen = self._seen, {}
         for node, beat in beats.items():
@@ -116,14 +130,16 @@ class Leases:
         return [
             node
             for node, (_, since, free_since) in self._seen.items()
-            if asked - since >= self._lease or (free_since is not None and asked - free_since >= FREE_SECONDS)
+            if node in ended
+            or asked - since >= self._lease
+            or (free_since is not None and asked - free_since >= self._free_seconds)
         ]
 
     def due(self, *, now: float) -> float | None:
         """Seconds until the first of the locks that are free now will have been so for long enough; `None` if none
         is."""
         free = [seen.free_since for seen in self._seen.values() if seen.free_since is not None]
-        return max(0.0, min(free) + FREE_SECONDS - now) if free else None
+        return max(0.0, min(free) + self._free_seconds - now) if free else None
 
     def ages(self, *, now: float) -> dict[NodeId, float]:
         """Seconds since each node was last known to be alive."""

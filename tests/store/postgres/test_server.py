@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
-from perdure._core.leases import FREE_SECONDS
+from perdure._core.leases import FREE_SHARE
 from perdure._core.states import ClaimState
 from perdure.errors import StoreUnavailable
 from perdure.store.base import ChangeSession, OpenStream, PutSession, SendMail
@@ -38,6 +38,7 @@ from tests.support.site import until
 pytestmark = pytest.mark.anyio
 
 LEASE = 1_000.0
+FREE = FREE_SHARE * LEASE
 
 
 @pytest.fixture
@@ -59,24 +60,40 @@ async def opened(store: PostgresStore) -> Fence:
 # --- Who lives ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_process_whose_lock_is_free_is_dead_two_seconds_later_and_long_before_its_lease() -> None:
-    """Promise 11"""
+async def test_a_process_whose_lock_is_free_is_dead_a_third_of_its_lease_later() -> None:
+    """Promise 11: one that cannot be looked up."""
+    url, now = store_url(), 0.0
+    async with PostgresStore(url, timeout=20.0) as here:
+        await here.join(NODE)
+        mine = here.liveness(NODE, lease=LEASE, monotonic=lambda: now)
+        async with PostgresStore(url, timeout=20.0, process=lambda: None) as there:
+            fence = await there.join(OTHER)
+            await there.commit([PutSession(record=a_session()), OpenStream(record=a_stream(fence, node=OTHER))])
+            now += FREE
+            await mine.beat(b"{}")
+            assert list(await mine.dead()) == []
+        assert list(await mine.dead()) == []  # it may only have lost its connection
+        now += FREE - 0.01
+        assert list(await mine.dead()) == []
+        now += 0.02
+        assert list(await mine.dead()) == [OTHER]
+        assert [stream.id for stream in await here.written_by(OTHER)] == [STREAM]
+
+
+async def test_a_process_that_lives_on_the_same_machine_is_dead_by_its_lease_only() -> None:
+    """Promise 11: its lock is free because it has lost its connection."""
     url, now = store_url(), 0.0
     async with PostgresStore(url, timeout=20.0) as here:
         await here.join(NODE)
         mine = here.liveness(NODE, lease=LEASE, monotonic=lambda: now)
         async with PostgresStore(url, timeout=20.0) as there:
-            fence = await there.join(OTHER)
-            await there.commit([PutSession(record=a_session()), OpenStream(record=a_stream(fence, node=OTHER))])
-            now += 10 * FREE_SECONDS
+            await there.join(OTHER)
+        dead = []
+        for _ in range(4):
             await mine.beat(b"{}")
-            assert list(await mine.dead()) == []
-        assert list(await mine.dead()) == []  # it may only have lost its connection
-        now += FREE_SECONDS - 0.01
-        assert list(await mine.dead()) == []
-        now += 0.02
-        assert list(await mine.dead()) == [OTHER]
-        assert [stream.id for stream in await here.written_by(OTHER)] == [STREAM]
+            dead.append(list(await mine.dead()))
+            now += FREE
+        assert dead == [[], [], [], [OTHER]]
 
 
 async def test_a_process_that_lost_its_ear_takes_its_lock_again_and_hears_again(
@@ -95,7 +112,7 @@ async def test_a_process_that_lost_its_ear_takes_its_lock_again_and_hears_again(
         assert await other.fetchval(cut, lock & 0xFFFFFFFF)
         assert await told.get() == ()  # it has missed what was said meanwhile
         for _ in range(2):
-            now += FREE_SECONDS
+            now += FREE
             assert list(await mine.dead()) == []
         here.hint(OTHER, [StreamId("grown")])
         assert await told.get() == ("grown",)
@@ -122,7 +139,7 @@ async def test_a_process_that_cannot_have_its_lock_back_beats_by_its_other_conne
                 assert list(await mine.dead()) == []
                 before = await beat_of_the_other()
                 await until(partial(has_risen, beat_of_the_other, before))
-                now += FREE_SECONDS
+                now += FREE
                 assert list(await mine.dead()) == []
 
 

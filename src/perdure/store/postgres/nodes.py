@@ -16,6 +16,7 @@ from perdure._core.states import ClaimState
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.store import rows
 from perdure.store.base import Overview
+from perdure.store.postgres import processes
 from perdure.store.postgres.ear import Ear
 from perdure.store.postgres.failures import BURIED, is_unknown
 
@@ -227,7 +228,8 @@ async def _quietly(work: Awaitable[None]) -> None:
 
 class PostgresLiveness:
     """One node's view: by leases, and sooner by the locks of the ears. A free lock says that its process has ended, or
-    has lost its connection; a held one says nothing, because a machine that is cut off does not free it."""
+    has lost its connection, which a look at the process tells on the same machine. A held one says nothing, because a
+    machine that is cut off does not free it."""
 
     def __init__(
         self,
@@ -236,6 +238,7 @@ class PostgresLiveness:
         ear: Ear,
         holding: Holding,
         queries: Mapping[str, str],
+        process: str | None,
         clock: Callable[[], float],
         count: Callable[[int], None],
         lease: float,
@@ -245,6 +248,7 @@ class PostgresLiveness:
         self._ear = ear
         self._holding = holding
         self._queries = queries
+        self._process = process
         self._clock = clock
         self._count = count
         self._monotonic = monotonic
@@ -289,7 +293,12 @@ class PostgresLiveness:
         beats = {row["id"]: row["beat"] for row in seen}
         # After an outage all locks are free, this node's own as well: every process gets its time to connect again.
         free = {row["id"] for row in seen if row["held"] is False}
-        silent = self._leases.observe(beats, asked=asked, now=self._monotonic(), free=free)
+        found = {
+            row["id"]: processes.is_there(row["process"], self._process) for row in seen if row["id"] != self._node
+        }
+        free -= {node for node, is_there in found.items() if is_there}
+        ended = {node for node, is_there in found.items() if is_there is False}
+        silent = self._leases.observe(beats, asked=asked, now=self._monotonic(), free=free, ended=ended)
         dead = {
             row["id"]: row["beat"] for row in seen if row["id"] != self._node and (row["gone"] or row["id"] in silent)
         }

@@ -6,10 +6,11 @@ Durable (3) means here: what `commit` returned survives the death of this proces
 One commit is one statement, the function `commit_1`, so it is one round trip and one transaction. Reading has a few
 connections of its own, and so has the ear (`ear.py`), on which nodes show that they live.
 
-Dead (11) means: the node has not shown a beat for a lease; or the lock that its ear held is free for nearly two
-seconds, without a beat meanwhile (`_core.leases`). Such a node may live, cut off. So nothing is committed for a process
-of which a node is not in the store any more. A node that no other has buried was lost by the server, which came back
-without its last moments: it joins again first. Wake-ups (8) are notifications, or polling where there are none.
+Dead (11) means: the node has not shown a beat for a lease; or the lock that its ear held is free for a third of one,
+without a beat meanwhile; or its process was looked up and has ended (`_core.leases`). Such a node may live, cut off. So
+nothing is committed for a process of which a node is not in the store any more. A node that no other has buried was
+lost by the server, which came back without its last moments: it joins again first. Wake-ups (8) are notifications, or
+polling where there are none.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ from perdure.store.base import (
     StreamRecord,
 )
 from perdure.store.codec import PLAIN, Codec, Payloads
-from perdure.store.postgres import sql_files
+from perdure.store.postgres import processes, sql_files
 from perdure.store.postgres.address import for_writing, parse_address, without_password
 from perdure.store.postgres.connections import Connections, Connector
 from perdure.store.postgres.ear import Ear
@@ -62,7 +63,7 @@ class PostgresStore(Reads, Opens):
     count. `makes`: the schema is made, and migrated, if need be. `writes`: without it the store is only read, and there
     is no writer; the server may be a standby. `codec`: the form in which payloads are stored; all processes that share
     the store use the same. `wall`: the time in seconds since 1970, asked when a node joins that finds no other; the
-    server's own clock, if it is not given.
+    server's own clock, if it is not given. `process`: the name by which processes on this machine find this one.
     """
 
     shared = True
@@ -77,11 +78,13 @@ class PostgresStore(Reads, Opens):
         writes: bool = True,
         codec: Codec = PLAIN,
         wall: Callable[[], float] | None = None,
+        process: Callable[[], str | None] = processes.own_name,
     ) -> None:
         self._address = address = for_writing(parse_address(url)) if writes else parse_address(url)
         self._makes = makes
         self._writes = writes
         self._wall = wall
+        self._process = process()
         self._offset = (wall or time.time)() - time.monotonic()
         self._payloads = Payloads(codec)
         self._queries = queries = sql_files.queries(address.schema)
@@ -264,7 +267,7 @@ class PostgresStore(Reads, Opens):
     async def _put_node(self, node: NodeId, wall: float | None) -> float:
         """Write that a node is there; gives the store's time."""
         lock = None if self._ear.is_deaf else self._ear.lock
-        values = (node, base.RECORD_VERSION, lock, self._writer.name, b"{}", wall)
+        values = (node, base.RECORD_VERSION, lock, self._writer.name, b"{}", wall, self._process)
         [(told,)] = await self._readers.fetch(self._queries["join"], *values)
         return float(told)
 
@@ -282,6 +285,7 @@ class PostgresStore(Reads, Opens):
             ear=self._ear,
             holding=self._holding,
             queries=self._queries,
+            process=self._process,
             clock=self.clock,
             count=self._hints.count,
             lease=lease,

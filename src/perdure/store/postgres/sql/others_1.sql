@@ -61,7 +61,8 @@ $$;
 
 -- Enter a node. Gives the store's time: that of a node that lives, which told it a moment ago, or else what the caller
 -- says (NULL: the server's clock).
-CREATE FUNCTION perdure.join_1(node_ text, record_ int, lock_ bigint, writer_ bigint, facts_ bytea, wall float8)
+CREATE FUNCTION perdure.join_1(
+    node_ text, record_ int, lock_ bigint, writer_ bigint, facts_ bytea, wall float8, process_ text)
 RETURNS float8 LANGUAGE plpgsql AS $$
 DECLARE
     told float8;
@@ -71,10 +72,10 @@ BEGIN
         AND perdure.is_held_1(lock) IS NOT FALSE
     ORDER BY seen DESC LIMIT 1;
     told := coalesce(told, wall, extract(epoch FROM clock_timestamp()));
-    INSERT INTO perdure.node (id, record, lock, writer, facts, clock, seen)
-    VALUES (node_, record_, lock_, writer_, facts_, told, clock_timestamp())
-    ON CONFLICT (id) DO UPDATE SET
-        record = excluded.record, lock = excluded.lock, writer = excluded.writer, gone = false;
+    INSERT INTO perdure.node (id, record, lock, writer, facts, clock, seen, process)
+    VALUES (node_, record_, lock_, writer_, facts_, told, clock_timestamp(), process_)
+    ON CONFLICT (id) DO UPDATE SET record = excluded.record, lock = excluded.lock, writer = excluded.writer,
+        gone = false, process = excluded.process;
     INSERT INTO perdure.mailbox (node) VALUES (node_) ON CONFLICT (node) DO NOTHING;
     DELETE FROM perdure.buried WHERE node = node_;
     RETURN told;

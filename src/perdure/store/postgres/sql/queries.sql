@@ -272,7 +272,7 @@ SELECT perdure.commit_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, 
 SELECT id, record, beat, facts FROM perdure.node ORDER BY key;
 
 -- join: a node enters; gives the store's time
-SELECT perdure.join_1($1, $2, $3, $4, $5, $6);
+SELECT perdure.join_1($1, $2, $3, $4, $5, $6, $7);
 
 -- leave: a node stops
 SELECT perdure.leave_1($1);
@@ -294,7 +294,7 @@ UPDATE perdure.node SET beat = beat + 1 WHERE id = ANY ($1) RETURNING id;
 SELECT id, beat, gone, perdure.is_held_1(lock) FROM perdure.node ORDER BY key;
 
 -- overview: each node, whether it has left and holds its lock; whether mail waits for one, and anything for a stream
-SELECT id, record, beat, facts, gone, perdure.is_held_1(lock) AS held,
+SELECT id, record, beat, facts, gone, perdure.is_held_1(lock) AS held, process,
        EXISTS (SELECT 1 FROM perdure.mail WHERE node = $1 AND key > $2) AS has_mail,
        EXISTS (SELECT 1 FROM perdure.forward) AS has_forwarded
 FROM perdure.node ORDER BY key;

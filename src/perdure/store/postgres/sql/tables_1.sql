@@ -209,8 +209,9 @@ CREATE TABLE perdure.reader (
 CREATE INDEX reader_of_node ON perdure.reader (node);
 
 -- The nodes that have joined and are not buried. "gone": it has left. "lock": the advisory lock that its ear holds, if
--- it has an ear. "writer": the lock that each of its commits holds. "asked", "answered": how often a node without an ear was asked whether it holds anything, and how
--- often it has answered that it does not. "clock": the time that it told, at "seen" by the server's clock.
+-- it has an ear. "writer": the lock that each of its commits holds. "asked", "answered": how often a node without an ear
+-- was asked whether it holds anything, and how often it has answered that it does not. "clock": the time that it told, at
+-- "seen" by the server's clock. "process": how processes on its machine find its process.
 CREATE TABLE perdure.node (
     key      bigint GENERATED ALWAYS AS IDENTITY,
     id       text COLLATE "C" PRIMARY KEY,
@@ -223,7 +224,8 @@ CREATE TABLE perdure.node (
     asked    bigint NOT NULL DEFAULT 0,
     answered bigint NOT NULL DEFAULT 0,
     clock    float8 NOT NULL,
-    seen     timestamptz NOT NULL
+    seen     timestamptz NOT NULL,
+    process  text
 ) WITH (fillfactor = 50);
 
 -- The nodes that were buried, or have left, last: a node that is in neither table was lost by the server, with what came
