@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
 from mcp.client.session import ClientRequestContext
-from mcp_types import ElicitRequestParams, ElicitResult
+from mcp.shared.exceptions import MCPError
+from mcp_types import ElicitRequestParams, ElicitResult, ProgressNotification
 
 import perdure
 from perdure._core.extension import CALLS, KEPT
 from perdure.client.memory import decode
-from tests.client.conftest import text
+from tests.client.conftest import Progress, text
 from tests.client.test_tasks import EAGER
 from tests.support.client_process import client_process
 from tests.support.cluster import cluster
@@ -20,7 +22,8 @@ from tests.support.crashbox import diary, open_gate
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.modern import MODERN
 from tests.support.serving import serving
-from tests.support.site import until
+from tests.support.site import serve, until
+from tests.support.workshop import Workshop
 
 pytestmark = pytest.mark.anyio
 
@@ -116,3 +119,27 @@ async def test_a_listener_hears_of_every_change_over_a_cut_and_the_stop_of_its_n
         await until(lambda: "note://1" in heard)
         assert not listener.done()
         listener.cancel()
+
+
+async def test_progress_goes_on_after_the_call_has_become_a_task(shop: Workshop, tmp_path: Path) -> None:
+    """Each number once: those before the handle by notifications, those after it in the task's words."""
+    count = {"n": 4, "gate": "g", "pauses": [1, 2, 3]}
+    progress, again = Progress(), list[float]()
+    async with serve(shop.server, task_after=0.01) as site:
+        async with perdure.connect(site.url, mode=MODERN, state=tmp_path / "s") as client:
+            call = asyncio.create_task(client.call_tool("count", count, progress_callback=progress))
+            await until(lambda: any(call.task for call in decode((tmp_path / "s").read_bytes()).single_calls.values()))
+            for number in (1, 2):
+                await until(partial(progress.has, number))
+                shop.open(f"g/{number}")
+            await until(lambda: progress.has(3))
+        with pytest.raises(MCPError, match="Connection closed"):
+            await call
+        async with perdure.connect(site.url, mode=MODERN, state=tmp_path / "s") as client:
+            [pending] = client.pending()
+            async for note in pending:
+                assert isinstance(note, ProgressNotification)
+                again.append(note.params.progress)
+                shop.open("g/3")
+            assert text(await pending) == "counted to 4"
+    assert again[0] == 3.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure._core.polling import LEAST_POLL, NEXT, USUAL_POLL, Next, Status, next_of, pause
+from perdure._core.polling import LEAST_POLL, NEXT, USUAL_POLL, Next, Status, next_of, pause, progress_in
 from perdure._core.reconnect import MOST_ASKED
 
 
@@ -36,3 +36,17 @@ def test_the_pause_is_the_servers_within_limits_and_counts_from_the_last_request
 ) -> None:
     """A server that held the last request is asked again at once."""
     assert pause(interval, took=took) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("said", "progress"),
+    [
+        ("3", {"progress": 3.0}),
+        ("12345678 of 50000000", {"progress": 12345678.0, "total": 50000000.0}),
+        ("0.5 of 1: rising: fast\n3 of 4", {"progress": 0.5, "total": 1.0, "message": "rising: fast\n3 of 4"}),
+        ("1e+20", {"progress": 1e20}),
+        *((said, None) for said in ("rising", "", "nan", "inf of 3", "1e999", "3 of", "1" * 400, None, 3)),
+    ],
+)
+def test_progress_is_read_back_from_the_words_of_a_server(said: object, progress: object) -> None:
+    assert progress_in(said) == progress

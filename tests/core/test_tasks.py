@@ -109,6 +109,7 @@ def test_a_handle_shows_nothing_of_what_came_of_it() -> None:
         ({"progress": 3}, "3"),
         ({"progress": 3, "total": 8}, "3 of 8"),
         ({"progress": 0.5, "total": 1.0, "message": "rising"}, "0.5 of 1: rising"),
+        ({"progress": 12345678, "total": 5e7}, "12345678 of 50000000"),
         ({"progress": 3, "total": 0}, "3"),
         ({"message": "rising"}, "rising"),
         ({"progress": "three", "message": None}, ""),

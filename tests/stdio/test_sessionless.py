@@ -152,6 +152,22 @@ async def test_what_a_tool_asks_is_a_round_of_its_call(folder: Path) -> None:
         assert list(office.host.tokens.glob("call*")) == []
 
 
+async def test_an_answer_to_a_question_of_a_bridge_that_was_killed_reaches_its_tool(folder: Path) -> None:
+    """The host brings the state of the earlier bridge, as the specification has it."""
+    async with an_office(folder) as office:
+        asked: Message = {"question": "who?", "log": str(folder / "ask")}
+        bridge = await office.host.start()
+        found = (await bridge.answer(begin_call(bridge, "ask", **asked)))["result"]
+        answers = {key: {"action": "accept", "content": {"answer": "forty-two"}} for key in found["inputRequests"]}
+        await bridge.kill()
+        bridge = await office.host.start()
+        round_ = {"name": "ask", "arguments": asked, "inputResponses": answers, "requestState": found["requestState"]}
+        assert text_of(await bridge.request("tools/call", params(round_, elicitation={}))) == "forty-two"
+        assert office.runs("ask") == 1
+        assert await bridge.end() == 0
+        assert list(office.host.tokens.glob("call*")) == []
+
+
 async def test_a_call_that_the_host_cancels_before_it_leaves(folder: Path) -> None:
     async with an_office(folder) as office:
         bridge = await office.host.start()

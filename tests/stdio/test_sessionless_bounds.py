@@ -11,9 +11,11 @@ from typing import Any
 import httpx2
 import pytest
 
-from perdure._core.reconnect import Patience
+from perdure._core.envelope import SUBSCRIPTION
+from perdure._core.reconnect import Course, Patience
+from perdure.remote import stream
 from perdure.remote.endpoint import Endpoint
-from perdure.stdio import exchanges, sessionless
+from perdure.stdio import exchanges, listening, sessionless
 from perdure.stdio.bridge import Bridge
 from perdure.stdio.call_ledger import CallLedger
 from perdure.stdio.notes import Notes
@@ -26,6 +28,8 @@ from tests.support.site import serve
 from tests.support.workshop import Workshop
 
 pytestmark = pytest.mark.anyio
+
+WANTED = {"toolsListChanged": True}
 
 
 class Pipe:
@@ -85,10 +89,10 @@ async def test_as_many_requests_as_may_run_at_once(monkeypatch: pytest.MonkeyPat
         pipe.close()
 
 
-async def test_the_oldest_question_is_forgotten_and_its_call_can_be_asked_for_again(
+async def test_the_oldest_question_is_given_up_and_its_answer_still_reaches_the_tool(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its state means nothing to the bridge then; the server refuses it as one that it did not give."""
+    """Given up is its key: the state that the host brings names the task. One of no task has an unknown outcome."""
     monkeypatch.setattr(sessionless, "MAX_ASKING", 1)
     shop, pipe = Workshop(), Pipe()
     async with serve(shop.server) as site, asyncio.TaskGroup() as tasks:
@@ -97,14 +101,14 @@ async def test_the_oldest_question_is_forgotten_and_its_call_can_be_asked_for_ag
         for number in range(2):
             pipe.call(number, "ask", question=str(number))
             states.append((await pipe.answer())["result"])
-        for number, is_known in ((0, False), (1, True)):
-            found = states[number]
+        states.append({**states[0], "requestState": "perdure-stdio.none"})
+        for number, found in enumerate(states):
             answers = {key: {"action": "accept", "content": {"answer": "yes"}} for key in found["inputRequests"]}
             again = {"name": "ask", "arguments": {"question": str(number)}, "requestState": found["requestState"]}
             pipe.say(10 + number, "tools/call", {**again, "inputResponses": answers})
             answer = await pipe.answer()
             text = answer.get("result", {}).get("content", [{}])[0].get("text")
-            assert (text == "yes", "error" in answer) == (is_known, not is_known), answer
+            assert text == "yes" if number < 2 else answer["error"]["code"] == -31001, answer
         pipe.close()
 
 
@@ -133,3 +137,40 @@ async def test_a_list_of_tools_without_an_end_is_given_up(monkeypatch: pytest.Mo
         assert (await pipe.answer())["error"]["code"] == -31001
         assert asked == ["server/discover", "tools/call", "tools/list", "tools/list", "tools/list"]
         pipe.close()
+
+
+async def test_a_server_that_ends_subscriptions_at_once_is_come_back_to_ever_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that says something before it ends them is come back to as soon as after the first time."""
+    barren: list[int] = []
+
+    def delay(course: Course, *_: object, **__: object) -> float:
+        barren.append(course.barren)
+        return 0.0
+
+    monkeypatch.setattr(stream, "delay", delay)
+
+    async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+        key = json.loads(await reader.readexactly(length))["id"]
+        meta = {"_meta": {SUBSCRIPTION: key}}
+        said: list[Message] = [{"method": listening.ACKNOWLEDGED, "params": {"notifications": WANTED, **meta}}]
+        if len(barren) == 3:
+            said.append({"method": listening.CHANGES["toolsListChanged"], "params": meta})
+        said.append({"id": key, "result": {"resultType": "complete", **meta}})
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
+        for one in said:
+            writer.write(b"data: %b\n\n" % json.dumps({"jsonrpc": "2.0", **one}).encode())
+        await writer.drain()
+        writer.close()
+
+    pipe = Pipe()
+    async with await asyncio.start_server(answering, "127.0.0.1", 0) as server, asyncio.TaskGroup() as tasks:
+        tasks.create_task(run(pipe, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"))
+        pipe.say(1, "subscriptions/listen", {"notifications": WANTED})
+        while len(barren) < 6:
+            await pipe.answer()
+        pipe.close()
+    assert barren[:6] == [1, 2, 3, 0, 1, 2]

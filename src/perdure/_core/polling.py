@@ -6,9 +6,12 @@ as soon as it answers.
 """
 
 import enum
+import math
+import re
 from collections.abc import Mapping
 
 from perdure._core.codes import INVALID_PARAMS, UNREACHABLE, UNSUPPORTED_VERSION
+from perdure._core.jsonrpc import JsonObject
 from perdure._core.reconnect import MOST_ASKED
 
 #: Seconds between two requests, where the server does not say.
@@ -72,3 +75,21 @@ def pause(interval_ms: object, *, took: float) -> float:
     if isinstance(interval_ms, int | float) and not isinstance(interval_ms, bool) and interval_ms == interval_ms:
         wanted = min(max(interval_ms, LEAST_POLL * 1000), MOST_ASKED * 1000) / 1000
     return max(wanted - took, 0.0)
+
+
+_PROGRESS = re.compile(r"([\d.e+-]{1,32})(?: of ([\d.e+-]{1,32}))?(?:: (.*))?", re.DOTALL)
+
+
+def progress_in(status_message: object) -> JsonObject | None:
+    """The progress that a task's `statusMessage` tells, as Perdure's servers write it (`_core/tasks.py`)."""
+    found = _PROGRESS.fullmatch(status_message) if isinstance(status_message, str) else None
+    if found is None:
+        return None
+    done, total, message = found.groups()
+    try:
+        numbers = {"progress": float(done), **({"total": float(total)} if total else {})}
+    except ValueError:
+        return None
+    if not all(map(math.isfinite, numbers.values())):
+        return None
+    return {**numbers, **({"message": message} if message else {})}

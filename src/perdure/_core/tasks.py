@@ -126,9 +126,9 @@ def input_requests(asks: Mapping[str, bytes]) -> JsonObject:
 
 def _progress_text(params: JsonObject) -> str:
     done, total, message = (params.get(name) for name in ("progress", "total", "message"))
-    text = f"{done:g}" if isinstance(done, int | float) else ""
+    text = f"{done:.15g}" if isinstance(done, int | float) else ""
     if text and isinstance(total, int | float) and total:
-        text += f" of {total:g}"
+        text += f" of {total:.15g}"
     said = str(message) if message else ""
     return f"{text}: {said}" if text and said else text or said
 

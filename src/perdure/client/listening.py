@@ -69,10 +69,7 @@ class Listening:
                 continue
             if answer.is_error or not self._honored:
                 return answer
-            returns.course = returns.course.opened().lost()
-            if self._has_heard:
-                returns.course = returns.course.heard()
-            if not await returns.wait():
+            if not await returns.wait_to_return(has_heard=self._has_heard):
                 return answer
 
     def _body(self, wire_id: str) -> bytes:

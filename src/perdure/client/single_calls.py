@@ -27,7 +27,8 @@ from perdure.client.memory import Memory, SingleCall
 from perdure.client.requests import Requests, Take
 from perdure.client.task import Asked, Task, put_question, refused
 from perdure.remote.call import unknown
-from perdure.remote.message import Message
+from perdure.remote.message import Message, encode, messages_in
+from perdure.remote.task_progress import PROGRESS, TaskProgress
 from perdure.telemetry.events import log_event
 
 #: Pages of `tools/list` that are read to find out what a tool says of itself.
@@ -81,10 +82,23 @@ class SingleCalls:
         self, call: SingleCall, take: Take, *, local_id: RequestId | None = None, may_have_arrived: bool = False
     ) -> Message:
         """The answer to a call: by its request, and by its task, if it becomes one."""
+        progress = TaskProgress()
+
+        async def take_first(message: Message) -> None:
+            progress.heard(message)
+            await take(message)
+
+        async def tell(said: object) -> None:
+            if "progressToken" in call.params["_meta"] and (params := progress.further(said)) is not None:
+                # A call of an earlier process has a name that no request of this one has.
+                token = call.id if local_id is None else local_id
+                whole = {"jsonrpc": "2.0", "method": PROGRESS, "params": {"progressToken": token, **params}}
+                await take(messages_in(encode(whole))[0])
+
         if call.task is None:
             found = await self._requests.send(
                 {"jsonrpc": "2.0", "method": "tools/call", "params": call.params},
-                take,
+                take_first,
                 local_id=local_id,
                 may_have_arrived=may_have_arrived,
                 name=call.tool,
@@ -97,7 +111,7 @@ class SingleCalls:
                 return found
             call.task = handle
             self._memory.changed()
-        return await self._task(call).answer()
+        return await self._task(call).answer(tell)
 
     async def answer_earlier(self, call: SingleCall, take: Take) -> Message:
         """The answer to a call of an earlier process, with its rounds."""

@@ -25,6 +25,9 @@ from perdure.remote.message import Message, encode, error, messages_in
 from perdure.remote.stream import Attempts
 from perdure.telemetry.events import log_event
 
+Tell = Callable[[object], Awaitable[None]]
+"""Passes on how far a task says that it is."""
+
 Asked = Callable[[str, types.InputRequest], Awaitable[types.InputResponse | types.ErrorData]]
 """Puts a question to the client's callbacks, under its key."""
 
@@ -67,11 +70,11 @@ class Task:
         self._wake = anyio.Event()
         self._refusal: Message | None = None
 
-    async def answer(self) -> Message:
+    async def answer(self, tell: Tell) -> Message:
         """The answer to the call, as if it had come directly. Exactly one."""
         try:
             async with anyio.create_task_group() as group:
-                found = await self._follow(group)
+                found = await self._follow(group, tell)
                 group.cancel_scope.cancel()
         except Exception as failure:
             return self._unknown(f"{type(failure).__name__}: {failure}")
@@ -82,7 +85,7 @@ class Task:
         if found.is_error:
             log_event(logging.INFO, "client.not_cancelled", f"a task could not be cancelled: {found.why}")
 
-    async def _follow(self, group: anyio.abc.TaskGroup) -> Message:
+    async def _follow(self, group: anyio.abc.TaskGroup, tell: Tell) -> Message:
         attempts = Attempts(self._requests.limits.patience)
         while self._refusal is None:
             began = time.monotonic()
@@ -104,6 +107,8 @@ class Task:
                     said = task.get("statusMessage")
                     sentence = f"The task was cancelled: {said}" if isinstance(said, str) else "The task was cancelled"
                     return error(encode(self._call.id), REQUEST_CANCELLED, sentence)
+                case Next.POLL:
+                    await tell(task.get("statusMessage"))
                 case Next.ANSWER:
                     self._put_questions(group, task.get("inputRequests"))
                 case None:

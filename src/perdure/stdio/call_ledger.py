@@ -17,7 +17,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -80,17 +80,28 @@ class CallLedger:
 
     def begin(self, digest: str) -> Entry:
         """The entry of a call: one that an earlier bridge left, or a new one, on disk before the call is sent."""
-        self._look()  # a host may start a bridge before it has ended the earlier one
-        self._give_up()
-        found = next((entry for entry in self._left if entry.digest == digest), None)
-        if found is not None:
-            self._left.remove(found)
-            found.left = 0.0
-            log_event(logging.INFO, "stdio.call_joined", "a call of an earlier process goes on with the host's retry")
-        entry = found or Entry(digest=digest, key=secrets.token_urlsafe(KEY_BYTES))
+        if (found := self._join(lambda entry: entry.digest == digest)) is not None:
+            return found
+        entry = Entry(digest=digest, key=secrets.token_urlsafe(KEY_BYTES))
         self._running.append(entry)
         self._writer.changed()
         return entry
+
+    def resume(self, task: str) -> Entry | None:
+        """The entry that an earlier bridge left of a task whose question the host answers now."""
+        return self._join(lambda entry: entry.task == task)
+
+    def _join(self, is_wanted: Callable[[Entry], bool]) -> Entry | None:
+        self._look()  # a host may start a bridge before it has ended the earlier one
+        self._give_up()
+        found = next((entry for entry in self._left if is_wanted(entry)), None)
+        if found is not None:
+            self._left.remove(found)
+            found.left = 0.0
+            self._running.append(found)
+            self._writer.changed()
+            log_event(logging.INFO, "stdio.call_joined", "a call of an earlier process goes on with the host's retry")
+        return found
 
     def note_task(self, entry: Entry, task: str) -> None:
         entry.task = task

@@ -17,6 +17,7 @@ from perdure.remote.exchange import Exchange
 from perdure.remote.exchange import Request as Sent
 from perdure.remote.link import Link
 from perdure.remote.message import Message, encode
+from perdure.remote.task_progress import PROGRESS, TaskProgress
 from perdure.stdio.call_ledger import Entry
 from perdure.stdio.pipes import Output
 
@@ -39,6 +40,7 @@ class HostCall:
     """That repeat its arguments, where its tool wants that."""
     answered: set[str] = field(default_factory=set)
     """Questions of the task that have their answers."""
+    progress: TaskProgress = field(default_factory=TaskProgress)
 
     @property
     def params(self) -> Mapping[str, Any]:
@@ -100,11 +102,12 @@ class Exchanges:
         if message.is_request or message.method is None:
             return
         text = message.text
-        if message.method == "notifications/progress":
+        if message.method == PROGRESS:
             token = splice.cut(call.text, "params", "_meta", "progressToken")
             if token is None or "progressToken" not in message.params:
                 return
             text = splice.replaced(text, token, "params", "progressToken")
+            call.progress.heard(message)
         await self._output.deliver(text)
 
     async def send_call(self, call: HostCall, meta: JsonObject, *, is_keyed: bool) -> Message:

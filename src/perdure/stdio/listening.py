@@ -45,11 +45,14 @@ class Listening:
         """As the server wrote it, as JSON."""
         self._honored: Mapping[str, Any] | None = None
         """What the server has agreed to; None before the first time."""
+        self._has_heard = False
 
     async def end(self, exchange: MakeExchange, patience: Patience) -> Message:
         """The answer to the request, when there is nothing to come back to."""
         sent = Sent(method=LISTEN, body=self._body, headers=headers_of(LISTEN, self._params))
+        returns = Attempts(patience)
         while True:
+            self._has_heard = False
             answer = await exchange(sent, self._take, patience).answer()
             if self._position is not None and answer.is_error and answer.body["error"].get("code") == INVALID_PARAMS:
                 self._position = None  # it means nothing to this server: without it, everything is told as changed
@@ -57,9 +60,7 @@ class Listening:
             if answer.is_error or self._honored is None:
                 return answer
             # A server that stops ends it in good order: it is listened to again, as after a break.
-            returns = Attempts(patience)
-            returns.course = returns.course.opened().lost()
-            if not await returns.wait():
+            if not await returns.wait_to_return(has_heard=self._has_heard):
                 return answer
 
     def _body(self, wire_id: str) -> bytes:
@@ -83,6 +84,7 @@ class Listening:
             if not is_back:
                 return
         elif message.method != GAP:
+            self._has_heard = True
             return
         for method, params in self._cues():
             text = encode({"jsonrpc": "2.0", "method": method, "params": {**params, "_meta": {SUBSCRIPTION: 0}}})

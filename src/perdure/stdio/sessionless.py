@@ -3,7 +3,8 @@
 **What the host sees** is a plain server at the other end of a pipe. The bridge sends requests again while their
 connection breaks, declares tasks to the server on its own, and polls a call that becomes one: the host waits for an
 ordinary call, which outlives the server. What a task asks goes to the host as a round of that call, with a state of the
-bridge's own, and comes back with the host's next request.
+bridge's own, and comes back with the host's next request. The state holds the task's handle, so any later bridge can
+bring the answer to the task.
 
 **What the host never got** the next bridge finds: each call has a key on disk (`call_ledger`), and a request for the
 same joins it.
@@ -32,6 +33,7 @@ from perdure.remote.call import unknown
 from perdure.remote.link import Link
 from perdure.remote.message import Message, encode, error, messages_in
 from perdure.remote.stream import Attempts
+from perdure.remote.task_progress import PROGRESS
 from perdure.stdio.call_ledger import BEAT_SECONDS, KEY_BYTES, CallLedger, digest_of
 from perdure.stdio.exchanges import Exchanges, HostCall
 from perdure.stdio.listening import Listening
@@ -42,9 +44,10 @@ from perdure.telemetry.events import log_event
 MAX_RUNNING = 256
 #: Seconds for what the host cancelled last before it closed the pipe.
 FLUSH_SECONDS = 0.5
-#: Begins the state of a call whose task has asked something; the host brings it back with the answers.
+#: Begins the state of a call whose task has asked something, before the task's handle; the host brings it back with the
+#: answers.
 STATE = "perdure-stdio."
-#: Tasks whose question the host has not answered. Beyond, the oldest is forgotten, and its retry begins again.
+#: Tasks whose question the host has not answered. Beyond, the oldest is given up: a repeat of its call begins again.
 MAX_ASKING = 1_000
 REQUEST_CANCELLED = -32800
 
@@ -68,7 +71,7 @@ class SessionlessSide:
         self._exchanges = Exchanges(link, output)
         self._running: dict[str, HostCall] = {}
         self._asking: dict[str, HostCall] = {}
-        """Calls whose task waits for the host's answer, by their state."""
+        """Calls whose task waits for the host's answer, by its handle."""
         self._offers: Offers | None = None
         self._farewells: set[anyio.Event] = set()
         """Cancellations that are on their way."""
@@ -116,11 +119,14 @@ class SessionlessSide:
         if refusal is not None:
             await self._output.write(error(host_id, *refusal).text)
             return
-        state = message.params.get("requestState") if message.params else None
-        asked = self._asking.pop(state, None) if isinstance(state, str) else None
         call = HostCall(request=message, text=text, host_id=host_id)
-        if asked is not None:
-            call = replace(call, entry=asked.entry, task=asked.task, answered=asked.answered)
+        state = call.params.get("requestState")
+        if message.method == "tools/call" and isinstance(state, str) and state.startswith(STATE):
+            task = state.removeprefix(STATE)
+            if (asked := self._asking.pop(task, None)) is not None:
+                call = replace(call, entry=asked.entry, task=task, answered=asked.answered, progress=asked.progress)
+            else:
+                call = replace(call, entry=self._ledger.resume(task), task=task)
         self._running[host_id] = call
         self._link.start(self._follow, call)
 
@@ -139,7 +145,7 @@ class SessionlessSide:
             if self._running.get(call.host_id) is call:
                 del self._running[call.host_id]  # a host may use an id again as soon as it has the answer
             await self._output.deliver(answer.answering(call.host_id))
-            if call.entry is not None and not any(asking.entry is call.entry for asking in self._asking.values()):
+            if call.entry is not None and self._asking.get(call.task) is not call:
                 self._ledger.end(call.entry)
 
     # What the server is
@@ -195,7 +201,7 @@ class SessionlessSide:
 
     async def _task(self, call: HostCall) -> Message:
         """The answer to the call that became a task; or its questions, as a round."""
-        attempts, told = Attempts(self._limits.patience), ""
+        attempts = Attempts(self._limits.patience)
         while True:
             began = time.monotonic()
             found = await self._exchanges.ask(GET_TASK, {"taskId": call.task}, call)
@@ -207,7 +213,7 @@ class SessionlessSide:
             attempts, task = Attempts(self._limits.patience), found.result
             if (answer := self._answer_in(call, task)) is not None:
                 return answer
-            told = await self._tell_progress(call, task.get("statusMessage"), told)
+            await self._tell_progress(call, task.get("statusMessage"))
             await anyio.sleep(pause(task.get("pollIntervalMs"), took=time.monotonic() - began))
 
     def _answer_in(self, call: HostCall, task: Mapping[str, Any]) -> Message | None:
@@ -229,33 +235,26 @@ class SessionlessSide:
 
     def _round(self, call: HostCall, asked: Mapping[str, Any]) -> Message:
         """Ask the host; its next request with this state brings the answers."""
-        state = STATE + secrets.token_urlsafe(KEY_BYTES)
-        self._asking[state] = call
+        self._asking[call.task] = call
         if len(self._asking) > MAX_ASKING:
-            del self._asking[next(iter(self._asking))]
+            oldest = self._asking.pop(next(iter(self._asking)))
+            if oldest.entry is not None:
+                self._ledger.end(oldest.entry)
+        state = STATE + call.task
         return _message({"result": {"resultType": "input_required", "inputRequests": asked, "requestState": state}})
 
     async def _bring_answers(self, call: HostCall) -> None:
         answers = call.params.get("inputResponses")
         if isinstance(answers, Mapping):
-            await self._exchanges.ask(UPDATE_TASK, {"taskId": call.task, "inputResponses": answers}, call)
-            call.answered |= set(answers)
+            found = await self._exchanges.ask(UPDATE_TASK, {"taskId": call.task, "inputResponses": answers}, call)
+            if not found.is_error:  # otherwise the host is asked again, while the task shows the question
+                call.answered |= set(answers)
 
-    async def _tell_progress(self, call: HostCall, said: object, told: str) -> str:
-        """A task has no notifications: how far it is, Perdure's servers say in words. Gives what was told."""
+    async def _tell_progress(self, call: HostCall, said: object) -> None:
         token = splice.cut(call.text, "params", "_meta", "progressToken")
-        if not isinstance(said, str) or said == told or token is None:
-            return told
-        number, _, rest = said.partition(": ")
-        done, _, total = number.partition(" of ")
-        try:
-            progress = {"progress": float(done), **({"total": float(total)} if total else {})}
-        except ValueError:
-            return told
-        params = {"progressToken": None, **progress, **({"message": rest} if rest else {})}
-        text = encode({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
-        await self._output.deliver(splice.replaced(text, token, "params", "progressToken"))
-        return said
+        if token is not None and (params := call.progress.further(said)) is not None:
+            text = encode({"jsonrpc": "2.0", "method": PROGRESS, "params": {"progressToken": None, **params}})
+            await self._output.deliver(splice.replaced(text, token, "params", "progressToken"))
 
     def _drop(self, call: HostCall) -> None:
         """The host does not want the answer any more."""
