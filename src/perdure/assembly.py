@@ -6,13 +6,14 @@ import contextvars
 import itertools
 import logging
 import secrets
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
 from perdure._core.ids import new_node_id
-from perdure._core.limits import Work
+from perdure._core.limits import Quota, share_of
 from perdure._core.retention import Limits
 from perdure.cluster.node import Node, Peers
 from perdure.cluster.remote_readers import RemoteReaders
@@ -224,7 +225,8 @@ async def _build(
             size=settings.max_session_bytes,
         ),
         watch=CallWatch(store.hint, lambda: nodes.others),
-        work=Work(settings.max_work),
+        work=Quota(settings.max_work, each=share_of(settings.max_work, settings.max_share)),
+        running=Quota(sys.maxsize, each=settings.max_principal_calls),  # in all, `max_work` bounds them
         peers=peers,
     )
     return context, nodes, readers, liveness

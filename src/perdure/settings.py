@@ -177,6 +177,17 @@ class Settings:
         "sessions open at once from one address, of callers without a principal; 429 beyond. Behind a proxy all callers"
         " have its address: allow as many as it has clients",
     )
+    max_share: int = _limit(
+        25,
+        "the part, in percent, of `max_readers`, `max_sessionless`, `max_work` and the resources that listeners name,"
+        " which one principal, or one address without a principal, may take; 429 beyond. 100 lets one take all",
+        high=100,
+    )
+    max_principal_calls: int = _limit(
+        1_000,
+        "requests running at once in one process, of all sessions and tasks of one principal, or of one address without"
+        " a principal; 429 beyond",
+    )
     max_calls: int = _limit(100, "requests running at once in one session, in all processes together; 429 beyond")
     max_readers: int = _limit(20_000, "event streams open at once; 503 beyond")
     max_sessionless: int = _limit(1_000, "requests of 2026-07-28 running at once; 503 beyond")

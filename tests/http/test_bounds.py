@@ -185,7 +185,7 @@ async def test_a_call_that_lost_its_connection_still_counts() -> None:
 
 
 async def test_readers_in_all() -> None:
-    async with live(max_readers=2) as served:
+    async with live(max_readers=2, max_share=100) as served:
         peer, other = await served.session(), await served.session()
         standalone = await peer.resume("")
         assert await standalone.head() == 200

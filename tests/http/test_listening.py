@@ -29,6 +29,7 @@ from mcp_types import (
 from perdure._core import changes as rules
 from perdure._core.codes import STORE_UNAVAILABLE
 from perdure._core.ids import RecordKind
+from perdure._core.limits import Caller
 from perdure._core.states import LogState
 from perdure.sessions import changes as all_changes
 from perdure.sessions import hearing, task_count
@@ -206,13 +207,13 @@ async def test_listeners_name_no_more_resources_than_all_may(tmp_path: Path, mon
     """At whatever node; what was named already costs nothing."""
     monkeypatch.setattr("perdure.sessions.wanted.MAX_UNION", 3)
     async with (
-        two(tmp_path) as (a, b),
+        two(tmp_path, max_share=100) as (a, b),
         listening(a.port, "board://a", "board://b"),
         listening(b.port, "board://b", "board://c"),
     ):
         answer = await ask(b, wanted("board://d"))
         assert (answer.status, answer.error["code"], answer.json["id"]) == (503, -31004, "mine")
-        assert "may name 10000 resources in all" in answer.error["message"]
+        assert "may name 3 resources in all" in answer.error["message"]
         async with listening(b.port, "board://a"), listening(a.port, "board://c"):
             pass
 
@@ -259,11 +260,11 @@ async def test_of_a_request_to_listen_only_its_id_and_its_filter_are_kept(board:
 
 async def test_what_requests_to_listen_take_while_they_are_read_is_bounded(board: Site) -> None:
     work = life_of(board).context.work
-    work.take(size := 512 << 20)
+    work.take(other := Caller("another"), size := 512 << 20)
     answer = await ask(board, wanted("tools"))
     assert (answer.status, answer.error["code"]) == (503, -31004), answer
     assert "(max_work)" in answer.error["message"]
-    work.give(size)
+    work.take(other, -size)
     async with listening(board.port, "tools"):
         pass
 

@@ -146,7 +146,7 @@ async def test_the_bytes_of_a_sessions_notifications() -> None:
 
 async def test_the_bytes_of_all_messages_that_are_being_handled() -> None:
     size = weigh(_notification(200_000))
-    async with slow(max_work=2 * size) as (it, served):
+    async with slow(max_work=2 * size, max_share=100) as (it, served):
         peers = [await served.session() for _ in range(3)]
         for peer in peers[:2]:
             assert (await peer.ask("POST", _notification(200_000))).status == 202
@@ -199,7 +199,7 @@ async def test_the_bytes_of_a_sessions_running_calls() -> None:
 
 
 async def test_a_call_that_was_refused_or_has_failed_counts_no_longer() -> None:
-    async with live(max_work=400_000) as served:
+    async with live(max_work=400_000, max_share=100) as served:
         peer = await served.session()
         for _ in range(5):
             body = message("tools/call", {"name": "no such tool", "arguments": {"x": "x" * 100_000}}, id="same")
@@ -289,7 +289,7 @@ async def test_requests_without_a_session_are_counted_among_the_readers() -> Non
 
 
 async def test_bodies_and_work_without_a_session_are_bounded_as_others_are() -> None:
-    async with live(max_body=300_000, max_work=400_000) as served:
+    async with live(max_body=300_000, max_work=400_000, max_share=100) as served:
         assert (await _answer(served, _modern(served, "count", n=1, x="x" * 300_000))).status == 413
         running = await _running(served, "heavy sessionless", x="x" * 150_000)
         refusal = await _answer(served, _modern(served, "count", n=1, x="x" * 150_000))

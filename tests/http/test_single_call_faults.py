@@ -243,7 +243,7 @@ async def test_a_request_brings_so_many_answers_at_the_most(shop: Workshop, numb
 
 async def test_requests_that_wait_for_a_call_of_another_request_count_as_work(shop: Workshop) -> None:
     """Else a client could have as many large bodies kept as it has connections."""
-    async with serve(shop.server, max_work=300_000) as site:
+    async with serve(shop.server, max_work=300_000, max_share=100) as site:
         params = {**call_params("wait", "k", gate="g"), "ballast": "x" * 50_000}
         joined = [await begin(site, "tools/call", params)]
         await until(lambda: shop.seen)

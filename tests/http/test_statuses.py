@@ -295,7 +295,7 @@ async def test_the_number_of_sessions_is_limited(shop: Workshop) -> None:
 
 async def test_the_number_of_event_streams_is_limited(shop: Workshop) -> None:
     """503 beyond max_readers, for GET and POST."""
-    async with serve(shop.server, max_readers=2) as site:
+    async with serve(shop.server, max_readers=2, max_share=100) as site:
         peer, other = await site.join(), await site.join()
         await peer.get()
         waiting = await peer.call("wait", gate="g")

@@ -96,7 +96,7 @@ async def test_tasks_of_other_processes_count(tmp_path: Path) -> None:
 
 async def test_polls_that_are_held_and_requests_that_join_a_call_count_as_requests(tmp_path: Path) -> None:
     gate = str(tmp_path / "gate")
-    async with live(server=server, max_sessionless=5, task_after=0.05, task_hold=60.0) as served:
+    async with live(server=server, max_sessionless=5, max_share=100, task_after=0.05, task_hold=60.0) as served:
         tasks, plain = (CallPeer(port=served.port, capabilities=declared) for declared in (TAKES_TASKS, {}))
         task = result_of(await tasks.call("wait", {"gate": gate}, key="mine"))["taskId"]
         async with AsyncExitStack() as stack:
@@ -120,7 +120,7 @@ async def test_polls_that_are_held_and_requests_that_join_a_call_count_as_reques
 
 async def test_what_waiting_requests_take_in_memory_is_bounded(tmp_path: Path) -> None:
     gate = str(tmp_path / "gate")
-    async with live(server=server, task_after=0.05, task_hold=60.0, max_work=200_000) as served:
+    async with live(server=server, task_after=0.05, task_hold=60.0, max_work=200_000, max_share=100) as served:
         peer = CallPeer(port=served.port, capabilities=TAKES_TASKS)
         task = result_of(await peer.call("wait", {"gate": gate}))["taskId"]
         large = {"taskId": task, "_meta": {"padding": "x" * 60_000}}

@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from perdure._core.limits import Caller
 from perdure.errors import StoreUnavailable
 from perdure.log import chores
 from perdure.log.chores import MOST_TOLD, Chores, keep_going
@@ -103,7 +104,7 @@ async def test_a_reader_that_cannot_be_looked_after_does_not_keep_others_from_th
         peer, life = await site.join(), life_of(site)
         [session] = life.sessions
         history, hub = SessionHistory(session), life.context.hub
-        broken = _Broken(hub, session.standalone, history, cursor=0, arrival=hub.arrive())
+        broken = _Broken(hub, session.standalone, history, cursor=0, arrival=hub.arrive(), caller=Caller("ann"))
         life.context.hub.readers.add(broken)
         wire = await peer.get()
         await wire.comment("keep-alive")

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from perdure._core.limits import Caller
 from perdure._core.states import ReaderState
 from perdure.log.reader import Reader
 from perdure.log.stream import Stream
@@ -77,7 +78,9 @@ def standalone(site: Site) -> Stream:
 
 def reader_on(site: Site, stream: Stream) -> Reader:
     hub = life_of(site).context.hub
-    reader = Reader(hub, stream, NoHistory(), cursor=0, arrival=hub.arrive(), preamble=b": hello\n\n")
+    reader = Reader(
+        hub, stream, NoHistory(), cursor=0, arrival=hub.arrive(), caller=Caller("ann"), preamble=b": hello\n\n"
+    )
     hub.attach(reader)
     return reader
 

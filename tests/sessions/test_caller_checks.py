@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from perdure._core.ids import RecordKind
+from perdure._core.limits import Caller
 from perdure.sessions.caller_checks import CHECK_SHARE, MAX_CALLERS, CallerChecks
-from perdure.sessions.registry import Caller
 from perdure.store import MemoryStore
 from tests.support.askbox import server
 from tests.support.call_peer import CallPeer

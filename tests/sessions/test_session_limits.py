@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from perdure._core import retention
+from perdure._core.limits import Caller
 from perdure._core.states import SessionState
 from perdure.http.credentials import caller_of
-from perdure.sessions.registry import Caller
 from perdure.store import MemoryStore
 from perdure.testing._values import count_open
 from tests.http.test_bounds import LIMIT, Names, bearer, refused

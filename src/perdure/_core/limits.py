@@ -1,12 +1,14 @@
-"""Limits on what callers may make a process do: the memory of the messages that it handles, and how often each may ask.
+"""Limits on what callers may make a process hold and do: in all, each of them, and how often each may ask.
 
 The memory of a message is estimated from its bytes before it is parsed: what JSON holds in two bytes (`{}`) is an
 object of 64 bytes afterwards. An estimate that is too high costs a refusal near the limit; one that is too low would
 cost the process.
 """
 
-from collections.abc import Hashable
-from typing import Generic, TypeVar
+import enum
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from typing import Generic, NamedTuple, TypeVar
 
 MOST_CALLERS = 10_000
 """Callers that are counted, the last used ones; a caller beyond them begins with a full bucket."""
@@ -28,24 +30,65 @@ def weigh(body: bytes) -> int:
     return _MESSAGE + 2 * len(body) + _VALUE * sum(map(body.count, _BEGINS_VALUE))
 
 
-class Work:
-    """A budget in bytes: what the messages that are being handled take, and the most that they may take."""
+class Caller(NamedTuple):
+    """The caller that something is counted for: its name or, if it does not authenticate, its address; the other is
+    empty."""
 
-    __slots__ = ("_most", "held")
+    owner: str
+    address: str = ""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+
+class Full(enum.Enum):
+    """Why there is no room."""
+
+    FOR_ALL = "for all"
+    FOR_CALLER = "for this caller"
+
+
+class Quota:
+    """Something that callers share: how much of it they hold, in all and each, and the most that they may hold. Without
+    the second limit one caller could take what all others need."""
+
+    __slots__ = ("_held_by", "each", "held", "most")
+
+    def __init__(self, most: int, *, each: int) -> None:
+        self.most = most
+        self.each = each
         self.held = 0
+        self._held_by: dict[Caller, int] = {}
 
-    def has_room(self, size: int) -> bool:
-        """One message is taken whatever its size: otherwise it could never be handled."""
-        return not self.held or self.held + size <= self._most
+    def held_by(self, caller: Caller) -> int:
+        return self._held_by.get(caller, 0)
 
-    def take(self, size: int) -> None:
+    def lacks(self, caller: Caller, size: int = 1) -> Full | None:
+        """Why a caller may not have so much more. The first piece is given whatever its size: otherwise one that is
+        larger than the limit could never be handled."""
+        if self.held and self.held + size > self.most:
+            return Full.FOR_ALL
+        own = self._held_by.get(caller, 0)
+        return Full.FOR_CALLER if own and own + size > self.each else None
+
+    def take(self, caller: Caller, size: int = 1) -> None:
+        """Take so much, or give it back where it is less than 0."""
         self.held += size
+        own = self._held_by.get(caller, 0) + size
+        if own:
+            self._held_by[caller] = own
+        else:
+            self._held_by.pop(caller, None)
 
-    def give(self, size: int) -> None:
-        self.held -= size
+    @contextmanager
+    def holding(self, caller: Caller, size: int = 1) -> Iterator[None]:
+        self.take(caller, size)
+        try:
+            yield
+        finally:
+            self.take(caller, -size)
+
+
+def share_of(limit: int, percent: int) -> int:
+    """The part of a limit that one caller may hold."""
+    return max(1, limit * percent // 100)
 
 
 class RateLimit(Generic[K]):

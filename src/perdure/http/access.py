@@ -8,6 +8,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Scope
 
 from perdure._core import sse
+from perdure._core.limits import Caller, Full, Quota
 from perdure._core.states import SessionState
 from perdure.assembly import ServerProcess
 from perdure.errors import HeldElsewhere, SessionEnded, StaleRecord, StoreError, StoreUnavailable
@@ -81,6 +82,19 @@ class SessionAccess:
         """The end has begun."""
         return self._is_draining()
 
+    def refuse_readers(self, caller: Caller) -> None:
+        """Refuse an event stream more than may be open."""
+        refuse_full(self.context.hub.open.lacks(caller), Refusal.TOO_MANY_READERS, self.context.hub.open, "max_readers")
+
+    def refuse_work(self, caller: Caller, size: int) -> None:
+        """Refuse a message that would take more memory than may be taken."""
+        refuse_full(self.context.work.lacks(caller, size), Refusal.TOO_MUCH_WORK, self.context.work, "max_work")
+
+    def refuse_calls(self, caller: Caller, count: int) -> None:
+        """Refuse requests of a caller that has as many running as it may."""
+        if self.context.running.lacks(caller, count):
+            raise Refused(Refusal.TOO_MANY_OWN_CALLS, limit=self.settings.max_principal_calls)
+
     def refuse_if_draining(self) -> None:
         """Refuse new work once the end has begun: it goes elsewhere."""
         if self.is_draining:
@@ -120,6 +134,7 @@ class SessionAccess:
             SessionHistory(session),
             cursor=cursor,
             arrival=self.context.hub.arrive() if arrival is None else arrival,
+            caller=session.exchange.calls.caller,
             ahead=ahead,
             preamble=preamble,
             retry=retry,
@@ -127,6 +142,14 @@ class SessionAccess:
         )
         self.context.hub.attach(reader)
         return EventStreamResponse(session, reader)
+
+
+def refuse_full(full: Full | None, for_all: Refusal, quota: Quota, what: str) -> None:
+    """Raise `Refused` where a quota lacks room: for all callers, or for this one."""
+    if full is Full.FOR_ALL:
+        raise Refused(for_all, limit=quota.most)
+    if full is Full.FOR_CALLER:
+        raise Refused(Refusal.OWN_SHARE, limit=quota.each, what=what)
 
 
 class _Refusing:

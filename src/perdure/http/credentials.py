@@ -17,9 +17,9 @@ from mcp.server.auth.provider import AccessToken, principal_components
 from starlette.types import Scope
 
 from perdure._core.ids import SessionId
+from perdure._core.limits import Caller
 from perdure._core.principals import ANONYMOUS, token_principal, user_principal
 from perdure.errors import Misuse
-from perdure.sessions.registry import Caller
 
 _NETWORK = 64
 """Bits of an IPv6 address that tell callers apart: one customer has the rest to itself (RFC 6177)."""

@@ -107,8 +107,8 @@ class GetHandler:
             ahead = await stream.read(after=cursor, limit=BATCH)
         if not named and stream.readers.delivered > cursor:
             cursor, ahead = stream.readers.delivered, ()
-        if self._context.hub.full and stream.readers.reader is None:
-            raise Refused(Refusal.TOO_MANY_READERS, limit=self._settings.max_readers)
+        if stream.readers.reader is None:
+            self._access.refuse_readers(session.exchange.calls.caller)
         if stream is session.standalone:
             self._context.counters.standalone_readers += 1
             if not named:

@@ -18,6 +18,7 @@ from perdure._core.states import CallState
 from perdure._core.tasks import TaskFacts, handle_view, input_requests, task_view
 from perdure.http.access import SessionAccess
 from perdure.http.body import left
+from perdure.http.credentials import caller_of
 from perdure.http.modern_request import ModernRequest
 from perdure.http.refusals import Refusal, Refused
 from perdure.http.single_call_response import MessageWriter
@@ -99,7 +100,8 @@ class KnownCalls:
         answered = frozenset(responses) if isinstance(responses, Mapping) else frozenset()
         waiting = asyncio.create_task(self._outcome(asked, record, after, writer, answered, gone))
         self._joined.add(waiting)
-        self._context.work.take(asked.size)
+        caller = caller_of(asked.owner, asked.http.scope)
+        self._context.work.take(caller, asked.size)
         try:
             await asyncio.wait({leaving, waiting}, return_when=asyncio.FIRST_COMPLETED)
             if waiting.cancelled():
@@ -108,7 +110,7 @@ class KnownCalls:
                 await waiting
         finally:
             self._joined.discard(waiting)
-            self._context.work.give(asked.size)
+            self._context.work.take(caller, -asked.size)
             for task in (leaving, waiting):
                 task.cancel()
             await asyncio.gather(leaving, waiting, return_exceptions=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +21,6 @@ from starlette.types import Receive, Scope, Send
 
 from perdure._core import sse
 from perdure._core.changes import (
-    MAX_UNION,
     METHODS,
     SUBSCRIPTION,
     BadFilter,
@@ -32,18 +30,17 @@ from perdure._core.changes import (
     read_position,
 )
 from perdure._core.extension import POSITION
-from perdure._core.limits import weigh
+from perdure._core.limits import Caller, Full, Quota, weigh
 from perdure.errors import StoreError
-from perdure.http.access import SessionAccess
+from perdure.http.access import SessionAccess, refuse_full
 from perdure.http.body import Headers, left, replayed_first
-from perdure.http.credentials import caller_of
+from perdure.http.credentials import caller_of, principal_of
 from perdure.http.event_stream import BREAK_OFF, STREAM_HEADERS
 from perdure.http.modern_request import read_request
 from perdure.http.refusals import Refusal, Refused
 from perdure.log.chores import cancel_all
 from perdure.sessions.change_feed import ChangeListener
 from perdure.sessions.changes import Changes
-from perdure.sessions.registry import Caller
 from perdure.sessions.wanted import TooManyResources
 
 LISTEN = "subscriptions/listen"
@@ -147,8 +144,10 @@ class ChangesSources:
             raise Refused(Refusal.BAD_LISTEN_POSITION, name=POSITION, reason=error) from None
         try:
             listener = await self._changes.join(wanted, position=position, caller=request.caller)
-        except TooManyResources:
-            raise Refused(Refusal.TOO_MANY_RESOURCES, limit=MAX_UNION) from None
+        except TooManyResources as full:
+            if full.of_caller:
+                raise Refused(Refusal.OWN_SHARE, limit=full.limit, what="the resources that listeners name") from None
+            raise Refused(Refusal.TOO_MANY_RESOURCES, limit=full.limit) from None
         except StoreError:
             raise Refused(Refusal.STORE_UNREADABLE) from None
         return None if listener is None else _ChangesOfOne(listener)
@@ -236,7 +235,7 @@ class ListeningHandler:
         self._access = access
         self._sources = sources
         self._open: set[_Listening] = set()
-        self._of_caller: Counter[Caller] = Counter()
+        self._quota = Quota(access.settings.max_listeners, each=access.settings.max_principal_listeners)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -263,9 +262,9 @@ class ListeningHandler:
         """Read a request and open what it wants to hear; `None` if it cannot be served here. What it takes in memory
         counts until then; what is kept of it, as long as it listens."""
         settings, work = self._access.settings, self._access.context.work
-        if not work.has_room(size := weigh(body)):
-            raise Refused(Refusal.TOO_MUCH_WORK, limit=settings.max_work)
-        work.take(size)
+        caller = caller_of(principal_of(scope), scope)
+        self._access.refuse_work(caller, size := weigh(body))
+        work.take(caller, size)
         try:
             request = _read(scope, headers, body)
             if request is None:
@@ -285,31 +284,25 @@ class ListeningHandler:
             except Refused as refused:
                 raise refused.answering(request.id) from None
             kept = 2 * len(json.dumps(listening.honoured))
-            work.take(kept)
-            stack.callback(work.give, kept)
+            work.take(caller, kept)
+            stack.callback(work.take, caller, -kept)
             return listening
         finally:
-            work.give(size)
+            work.take(caller, -size)
 
     @contextmanager
     def _counting(self, listening: _Listening, caller: Caller) -> Iterator[None]:
-        settings, hub = self._access.settings, self._access.context.hub
-        if len(self._open) >= settings.max_listeners:
-            raise Refused(Refusal.TOO_MANY_LISTENERS, limit=settings.max_listeners)
-        if self._of_caller[caller] >= settings.max_principal_listeners:
-            raise Refused(Refusal.TOO_MANY_OWN_LISTENERS, limit=settings.max_principal_listeners)
-        if hub.full:
-            raise Refused(Refusal.TOO_MANY_READERS, limit=settings.max_readers)
+        full = self._quota.lacks(caller)
+        if full is Full.FOR_CALLER:
+            raise Refused(Refusal.TOO_MANY_OWN_LISTENERS, limit=self._quota.each)
+        refuse_full(full, Refusal.TOO_MANY_LISTENERS, self._quota, "max_listeners")
+        self._access.refuse_readers(caller)
         self._open.add(listening)
-        self._of_caller[caller] += 1
         try:
-            with hub.counting_sessionless():
+            with self._quota.holding(caller), self._access.context.hub.open.holding(caller):
                 yield
         finally:
             self._open.discard(listening)
-            self._of_caller[caller] -= 1
-            if not self._of_caller[caller]:
-                del self._of_caller[caller]
 
 
 def _read(scope: Scope, headers: Headers, body: bytes) -> ListenRequest | None:

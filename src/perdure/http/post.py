@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope
 
 from perdure._core import sticky
 from perdure._core.jsonrpc import Batch, Envelope, InvalidMessage, Notification, Request, parse_body
-from perdure._core.limits import weigh
+from perdure._core.limits import Caller, weigh
 from perdure._core.states import SessionState, SessionStep
 from perdure.errors import IdTaken, SessionEnded, StaleRecord, StoreError, TooManyCalls, TooManySessions
 from perdure.http.access import SessionAccess
@@ -111,8 +111,7 @@ class PostHandler:
             raise Refused(Refusal.TOO_MANY_NOTIFICATIONS, limit=settings.max_notifications)
         if exchange.work and exchange.work + size > settings.max_session_work:
             raise Refused(Refusal.TOO_MUCH_OF_SESSION, limit=settings.max_session_work)
-        if not self._context.work.has_room(size):
-            raise Refused(Refusal.TOO_MUCH_WORK, limit=settings.max_work)
+        self._access.refuse_work(exchange.calls.caller, size)
 
     async def _pass_on(
         self, session: Session, messages: Sequence[Envelope], calls: Sequence[Call], http: HttpRequest, size: int
@@ -133,9 +132,10 @@ class PostHandler:
         self, session: Session, requests: Sequence[Request], body: bytes, size: int, seen: int | None
     ) -> list[Call]:
         settings, calls = self._settings, session.exchange.calls
-        self._check_room()
+        self._check_room(calls.caller)
         if calls.load + len(requests) > settings.max_calls:
             raise Refused(Refusal.TOO_MANY_CALLS, limit=settings.max_calls)
+        self._access.refuse_calls(calls.caller, len(requests))
         running = [call.request for call in calls.all_running()]
         if sticky.is_full(session.record.sticky, running, requests):
             raise Refused(Refusal.TOO_MANY_SUBSCRIPTIONS, limit=sticky.MAX_STICKY, size=sticky.MAX_BYTES)
@@ -154,12 +154,12 @@ class PostHandler:
         except TooManyCalls:
             raise Refused(Refusal.TOO_MANY_CALLS, limit=settings.max_calls) from None
 
-    def _check_room(self) -> None:
+    def _check_room(self, caller: Caller) -> None:
         self._access.refuse_if_draining()
         if self._context.journal.refuses:
             raise Refused(Refusal.STORE_FAILS)
-        if self._context.hub.full and not self._settings.json_response:
-            raise Refused(Refusal.TOO_MANY_READERS, limit=self._settings.max_readers)
+        if not self._settings.json_response:
+            self._access.refuse_readers(caller)
 
     async def _answer(self, session: Session, stream: Stream, *, batch: bool = False) -> Answer | EventStreamResponse:
         """The response that shows a stream: its events or, where the server is set so, its answers as JSON."""
@@ -181,7 +181,7 @@ class PostHandler:
             raise Refused(Refusal.HANDSHAKE_TOO_LARGE, limit=MAX_HANDSHAKE)
         if weigh(body) > MAX_HANDSHAKE_MEMORY:
             raise Refused(Refusal.HANDSHAKE_TOO_RICH, limit=MAX_HANDSHAKE_MEMORY)
-        self._check_room()
+        self._check_room(caller_of(owner, http.scope))
         with self._access.refusing(Refusal.STORE_FAILS):
             reattached = await self._reattach(request, body, http, headers, owner)
         return await self._open(request, body, http, owner) if reattached is None else reattached

@@ -17,7 +17,7 @@ from starlette.types import Scope
 
 from perdure._core.ids import SessionId, parse_session_id
 from perdure._core.jsonrpc import Notification, Request
-from perdure._core.limits import RateLimit
+from perdure._core.limits import Caller, RateLimit
 from perdure._core.revisions import REVISIONS
 from perdure._core.states import SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreError, TooManySessions
@@ -25,7 +25,7 @@ from perdure.http.body import Headers
 from perdure.http.credentials import caller_of
 from perdure.http.refusals import Refusal, Refused, session_gone
 from perdure.sessions.context import ServerContext
-from perdure.sessions.registry import Caller, SessionRegistry
+from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
 from perdure.store.base import SessionRecord
 from perdure.telemetry.events import log_event

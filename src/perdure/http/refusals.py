@@ -84,6 +84,12 @@ class Refusal(enum.Enum):
         "Your address holds {limit} sessions, as many as it may (max_address_sessions)",
     )
     TOO_MANY_CALLS = (429, LIMIT_REACHED, "This session has {limit} requests running, as many as it may (max_calls)")
+    TOO_MANY_OWN_CALLS = (
+        429,
+        LIMIT_REACHED,
+        "You have {limit} requests running here, as many as you may (max_principal_calls)",
+    )
+    OWN_SHARE = (429, LIMIT_REACHED, "You take {limit} of {what} here, as much as one caller may (max_share)")
     TOO_MANY_NOTIFICATIONS = (
         429,
         LIMIT_REACHED,

@@ -10,10 +10,11 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 from starlette.types import Message, Receive, Scope, Send
 
-from perdure._core.limits import weigh
+from perdure._core.limits import Quota, share_of, weigh
 from perdure._core.states import EXCHANGE, ExchangeState, ExchangeStep, advance
-from perdure.http.access import SessionAccess
+from perdure.http.access import SessionAccess, refuse_full
 from perdure.http.body import Headers, replayed_first
+from perdure.http.credentials import caller_of, principal_of
 from perdure.http.listening import LISTEN, ListeningHandler, hearing_changes
 from perdure.http.refusals import Answer, Refusal, Refused
 from perdure.http.single_call_endpoint import SingleCallEndpoint
@@ -105,9 +106,10 @@ class SessionlessHandler:
         self._single_calls = single_calls
         self._listening = listening
         self._running: set[_Exchange] = set()
-        self._elsewhere = 0
-        """Requests that `single_calls` has: they end by themselves, and a poll that is held keeps no process from its
-        stop."""
+        most = access.settings.max_sessionless
+        self._quota = Quota(most, each=share_of(most, access.settings.max_share))
+        """Also of requests that `single_calls` has: they end by themselves, and a poll that is held keeps no process
+        from its stop."""
         self._ended = False
 
     @property
@@ -152,37 +154,30 @@ class SessionlessHandler:
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
         """Have the SDK answer a request."""
-        context, settings = self._access.context, self._access.settings
-        if len(self._running) + self._elsewhere >= settings.max_sessionless:
-            raise Refused(Refusal.TOO_MANY_SESSIONLESS, limit=settings.max_sessionless)
-        if context.hub.full:
-            raise Refused(Refusal.TOO_MANY_READERS, limit=settings.max_readers)
-        size, work = 0, context.work
+        caller = caller_of(principal_of(scope), scope)
+        refuse_full(self._quota.lacks(caller), Refusal.TOO_MANY_SESSIONLESS, self._quota, "max_sessionless")
+        self._access.refuse_readers(caller)
+        size, work = 0, self._access.context.work
         running = _Exchange(send, listens=headers.get(b"mcp-method") == LISTEN.encode())
         self._running.add(running)
         try:
-            with context.hub.counting_sessionless():
+            with self._quota.holding(caller), self._access.context.hub.open.holding(caller):
                 if scope["method"] == "POST":
                     running.body = body = await self._access.bodies.read(receive, headers)
-                    if not work.has_room(weight := weigh(body)):
-                        raise Refused(Refusal.TOO_MUCH_WORK, limit=settings.max_work)
+                    self._access.refuse_work(caller, weight := weigh(body))
                     if self._single_calls is not None and self._single_calls.wants(headers):
                         self._running.discard(running)
-                        self._elsewhere += 1
-                        try:
-                            if await self._single_calls(scope, receive, send, headers, body, size=weight):
-                                return
-                        finally:
-                            self._elsewhere -= 1
+                        if await self._single_calls(scope, receive, send, headers, body, size=weight):
+                            return
                         if self._ended:
                             raise Refused(Refusal.STOPPING)
                         self._running.add(running)
-                    work.take(size := weight)
+                    work.take(caller, size := weight)
                     receive = replayed_first(body, receive)
                 await self._handle(running, scope, receive)
         finally:
             self._running.discard(running)
-            work.give(size)
+            work.take(caller, -size)
 
     async def _handle(self, running: _Exchange, scope: Scope, receive: Receive) -> None:
         if running.state is ExchangeState.REFUSED:

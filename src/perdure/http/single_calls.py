@@ -201,6 +201,7 @@ class SingleCallHandler:
     async def _accept(self, call: Asked) -> tuple[Session, Call] | None:
         if self._context.journal.refuses:
             raise Refused(Refusal.STORE_FAILS)
+        self._access.refuse_calls(call.caller, 1)
         with self._access.refusing(Refusal.STORE_FAILS):
             with contextlib.suppress(TooManySessions):
                 return await self._calls.begin(call)
@@ -269,7 +270,13 @@ class SingleCallHandler:
         connection = CallReader(writer, token=progress_token(asked.request) is not None)
         cursor = stream.readers.delivered
         reader = Reader(
-            hub, stream, SessionHistory(session), cursor=cursor, arrival=hub.arrive(), frame=connection.frame
+            hub,
+            stream,
+            SessionHistory(session),
+            cursor=cursor,
+            arrival=hub.arrive(),
+            caller=session.exchange.calls.caller,
+            frame=connection.frame,
         )
         hub.attach(reader)
         if begins:

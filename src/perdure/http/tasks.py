@@ -7,6 +7,7 @@ from perdure._core.jsonrpc import JsonObject
 from perdure._core.states import CallState
 from perdure._core.tasks import TaskFacts
 from perdure.http.access import SessionAccess
+from perdure.http.credentials import caller_of
 from perdure.http.known_calls import KnownCalls, needs_its_client
 from perdure.http.modern_request import ModernRequest, needs_tasks
 from perdure.http.refusals import Refusal, Refused
@@ -65,12 +66,8 @@ class TaskHandler:
 
     async def _wait(self, record: SessionRecord, asked: ModernRequest, seconds: float) -> TaskFacts | None:
         """Hold a poll; what it takes in memory counts as long."""
-        work = self._access.context.work
-        work.take(asked.size)
-        try:
+        with self._access.context.work.holding(caller_of(asked.owner, asked.http.scope), asked.size):
             return await self._calls.wait(record, self._may_tell, seconds=seconds)
-        finally:
-            work.give(asked.size)
 
     def _may_tell(self, facts: TaskFacts) -> bool:
         """Whether a poll is answered at once. A process that stops holds none: the next poll may go elsewhere."""

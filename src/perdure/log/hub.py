@@ -4,12 +4,12 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from perdure._core import sse
 from perdure._core.ids import Kind, Position, RandomBytes, StreamId
+from perdure._core.limits import Quota, share_of
 from perdure._core.losses import gap_notification
 from perdure._core.states import ContentState, LogState
 from perdure.log.chores import Chores
@@ -135,38 +135,31 @@ class Hub:
     readers: set[Reader] = field(default_factory=set)
     _frozen: set[Reader] = field(default_factory=set)
     """Readers that found that nothing may be shown."""
-    _sessionless: int = 0
+    open: Quota = field(init=False)
+    """The event streams that are open, by the caller that each is counted for."""
     _chores: Chores = field(default_factory=Chores)
+
+    def __post_init__(self) -> None:
+        most = self._settings.max_readers
+        self.open = Quota(most, each=share_of(most, self._settings.max_share))
 
     def arrive(self) -> int:
         """A number for a request that will become a reader: a later one has a higher number."""
         return next(self.arrivals)
-
-    @property
-    def full(self) -> bool:
-        return len(self.readers) + self._sessionless >= self._settings.max_readers
 
     def count_readers(self) -> dict[str, int]:
         """The open event streams by kind. `sessionless`: of clients without a session, which no stream of the log is
         read for."""
         standalone = sum(1 for reader in self.readers if reader.stream.kind is Kind.STANDALONE)
         calls = len(self.readers) - standalone
-        return {"call": calls, "standalone": standalone, "sessionless": self._sessionless}
-
-    @contextmanager
-    def counting_sessionless(self) -> Iterator[None]:
-        """Count an event stream that the SDK's own handler serves, to a client without a session."""
-        self._sessionless += 1
-        try:
-            yield
-        finally:
-            self._sessionless -= 1
+        return {"call": calls, "standalone": standalone, "sessionless": self.open.held - len(self.readers)}
 
     def attach(self, reader: Reader) -> None:
         """Put a reader on its stream. The newest wins, whichever the store answered first; the other one is ended."""
         stream = reader.stream
         before = stream.readers.reader
         self.readers.add(reader)
+        self.open.take(reader.caller)
         if before is not None and before.arrival > reader.arrival:
             reader.end()
             return
@@ -197,7 +190,9 @@ class Hub:
             self._frozen.pop().wake()
 
     def detach(self, reader: Reader) -> None:
-        self.readers.discard(reader)
+        if reader in self.readers:
+            self.readers.discard(reader)
+            self.open.take(reader.caller, -1)
         self._frozen.discard(reader)
         stream = reader.stream
         if stream.readers.reader is reader:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from perdure._core import settling, sse
 from perdure._core.ids import Kind
+from perdure._core.limits import Caller
 from perdure._core.states import READER, ReaderState, ReaderStep, advance
 from perdure.errors import StoreUnavailable
 from perdure.log.stream import Stream
@@ -83,6 +84,8 @@ class Reader:
     cursor: int
     """The sequence number of the last event that was written."""
     arrival: int
+    caller: Caller
+    """The caller that it is counted for."""
     ahead: Sequence[Event] = ()
     """The first events behind the cursor, where they have been read already."""
     preamble: bytes = b""

@@ -7,7 +7,7 @@ with a limit below a hundred they are counted with each call.
 
 from collections import OrderedDict
 
-from perdure.sessions.registry import Caller
+from perdure._core.limits import Caller
 
 CHECK_SHARE = 100
 """A hundredth of the limit may begin between two counts: as much as is given up at once when there is no room. However

@@ -27,6 +27,7 @@ from perdure._core.changes import (
     change_of,
 )
 from perdure._core.ids import SESSION_BYTES, NodeId, SessionId, StreamId, new_session_id
+from perdure._core.limits import Caller
 from perdure._core.states import LogState
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.log.chores import OnDemand, cancel_all
@@ -37,7 +38,6 @@ from perdure.sessions.change_log import ChangeLog
 from perdure.sessions.context import ServerContext, mail_to
 from perdure.sessions.hearing import Hearing
 from perdure.sessions.listen_memory import ListenMemory
-from perdure.sessions.registry import Caller
 from perdure.sessions.wanted import WantedResources
 from perdure.telemetry.events import log_event
 
@@ -175,7 +175,7 @@ class Changes:
                 return None
             assert self._session is not None
             union = await self._wanted.everywhere(self._session) if wanted.uris else {}
-            is_news = await self._wanted.add(self._session, wanted.uris, union)
+            is_news = await self._wanted.add(self._session, wanted.uris, union, caller)
             try:
                 if is_news or not self._number:
                     await self._cover({*union, *wanted.uris, *self._wanted_filter.uris})

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from perdure._core import mail
 from perdure._core.ids import Fence, Kind, NodeId, RandomBytes, SessionId, new_stream_id
-from perdure._core.limits import Work
+from perdure._core.limits import Quota
 from perdure._core.retention import Limits
 from perdure.log.hub import Hub
 from perdure.log.journal import Journal
@@ -90,7 +90,10 @@ class ServerContext:
     limits: Limits
     watch: CallWatch
     """Wakes requests that wait for single calls."""
-    work: Work
+    work: Quota
+    """The memory of messages that are being handled, in bytes."""
+    running: Quota
+    """The requests of sessions and tasks that run here."""
     peers: PeerLog
     """Logs what peers cause, at a limited rate."""
     changed: ChangeSignal = field(default_factory=ChangeSignal)

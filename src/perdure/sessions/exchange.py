@@ -20,6 +20,7 @@ from perdure._core.changes import METHODS
 from perdure._core.codes import CLIENT_AWAY, REQUEST_CANCELLED
 from perdure._core.ids import NodeId, StreamId
 from perdure._core.jsonrpc import Envelope, Notification, Request, Response, coerce_id, error_payload
+from perdure._core.limits import Caller
 from perdure._core.states import CallState, CallStep, SessionState
 from perdure.log.journal import Steps
 from perdure.log.stream import Stream
@@ -51,7 +52,8 @@ class Exchange:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.calls = Calls(session.context.work)
+        caller = Caller(session.record.owner, session.record.address)
+        self.calls = Calls(caller, session.context.work, session.context.running)
         self.asks = Asks(self)
         self.runtime = RuntimeSlot(self)
 
@@ -309,7 +311,7 @@ class RuntimeSlot:
         """So many notifications, of so many bytes together, are being handled more than before."""
         self.notifications += notifications
         self.notification_bytes += size
-        self._exchange.session.context.work.take(size)
+        self._exchange.session.context.work.take(self._exchange.calls.caller, size)
 
     def _load(self) -> Runtime:
         session = self._exchange.session

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from perdure._core.codes import OUTCOME_UNKNOWN, OUTCOME_UNKNOWN_TEXT
 from perdure._core.ids import Kind, StreamId
 from perdure._core.jsonrpc import JsonObject, Request, coerce_id, error_payload
-from perdure._core.limits import Work
+from perdure._core.limits import Caller, Quota
 from perdure._core.states import CALL, CallState, CallStep, SessionState, advance
 from perdure.errors import IdTaken, SessionEnded
 from perdure.log.stream import Stream
@@ -103,7 +103,10 @@ class Duplicate(IdTaken):
 class Calls:
     """A session's calls in this process."""
 
-    _work: Work
+    caller: Caller
+    """The caller that they are counted for."""
+    _work: Quota
+    _running: Quota
     size: int = 0
     """Bytes of memory that they take while the runtime has them, and those that are being written."""
     by_number: dict[int, Call] = field(default_factory=dict)
@@ -131,6 +134,7 @@ class Calls:
                 self.release(*keys[:place])
                 raise Duplicate(requests[place].id)
             self._by_id[key] = 0
+            self._running.take(self.caller)
         self._by_id[keys[0]] = size
         self._take(size)
 
@@ -139,6 +143,7 @@ class Calls:
         for key in keys:
             if isinstance(size := self._by_id.pop(key, None), int):
                 self._take(-size)  # it does not come to the runtime
+                self._running.take(self.caller, -1)
             if self.cancelled:
                 self.cancelled -= {key}
         self._by_id = self._by_id or {}  # a dictionary does not shrink, and thousands of sessions are at rest
@@ -158,6 +163,8 @@ class Calls:
             call = Call(number=number, request=request, key=key, token=progress_token(request), stream=stream)
             if isinstance(size := self._by_id.get(key), int):
                 call.size = size  # as reserved
+            else:
+                self._running.take(self.caller)
             self.by_number[number] = call
             self._by_id[key] = call
             calls.append(call)
@@ -165,7 +172,7 @@ class Calls:
 
     def _take(self, size: int) -> None:
         self.size += size
-        self._work.take(size)
+        self._work.take(self.caller, size)
 
     def new_number(self) -> int:
         """A number for a request that the runtime gets: no other request of this session has it, or had it."""
@@ -200,6 +207,7 @@ class Calls:
     def runtime_done(self, number: int) -> None:
         if (call := self.by_number.pop(number, None)) is not None:
             self._take(-call.size)
+            self._running.take(self.caller, -1)
         self.by_number = self.by_number or {}
 
     def runtime_gone(self) -> None:

@@ -14,11 +14,11 @@ from collections import Counter, deque
 
 from perdure._core.changes import CLOCK_SLACK
 from perdure._core.ids import SessionId, new_session_id
+from perdure._core.limits import Caller
 from perdure._core.states import SessionState
 from perdure.log.journal import Steps
 from perdure.sessions.change_log import plain_record
 from perdure.sessions.context import ServerContext
-from perdure.sessions.registry import Caller
 from perdure.store.base import ChangeSession, EndSession, PutSession
 
 _FORGOTTEN = "forgotten"

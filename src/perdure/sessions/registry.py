@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from perdure._core.ids import Kind, RecordKind, SessionId, new_session_id, parse_session_id
 from perdure._core.jsonrpc import Request
+from perdure._core.limits import Caller
 from perdure._core.states import CallState, ContentState, LogState, SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreUnavailable, TooManySessions
 from perdure.log.stream import Stream, Streams
@@ -48,13 +49,6 @@ class _Seen(NamedTuple):
 
     stamp: Stamp
     loaded: Loaded | None
-
-
-class Caller(NamedTuple):
-    """The caller that opens a session: its name or, if it does not authenticate, its address; the other is empty."""
-
-    owner: str
-    address: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from perdure._core.codes import REQUEST_CANCELLED
 from perdure._core.ids import RecordKind, SessionId, StreamId, new_session_id, parse_session_id
 from perdure._core.jsonrpc import JsonObject, Request
+from perdure._core.limits import Caller
 from perdure._core.single_calls import Client
 from perdure._core.states import CallState, LogState, SessionState
 from perdure._core.tasks import TaskFacts
@@ -20,7 +21,7 @@ from perdure.sessions.caller_checks import CallerChecks
 from perdure.sessions.context import ServerContext
 from perdure.sessions.ledger import Call, Intake
 from perdure.sessions.messages import encode, encode_ask
-from perdure.sessions.registry import Caller, SessionRegistry
+from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
 from perdure.sessions.task_count import TaskCount
 from perdure.store.base import (
