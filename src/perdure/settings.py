@@ -193,14 +193,23 @@ class Settings:
     max_sessionless: int = _limit(1_000, "requests of 2026-07-28 running at once; 503 beyond")
     max_tasks: int = _limit(
         10_000,
-        "tasks, and calls with a key, kept at once in all processes, nearly; beyond, the one that ended first goes, and"
-        " 503 if all of them run",
+        "tasks, and calls with a key, kept at once in all processes, nearly; beyond, one of the caller's own that has"
+        " ended goes, and 503 if it has none",
     )
     max_principal_tasks: int = _limit(
         1_000,
         "tasks, and calls with a key, kept at once for one principal, or for one address without a principal; beyond,"
-        " the one that ended first goes, and 429 if all of them run. Kept nearly: each process may go beyond it by a"
-        " hundredth",
+        " the answer of one that has ended goes, and 429 if all of them run. Kept nearly: each process may go beyond it"
+        " by a hundredth",
+    )
+    max_principal_task_bytes: int = _size(
+        256 << 20,
+        "of the answers that are kept of those, nearly; beyond, the answers that ended first go",
+    )
+    max_keys: int = _limit(
+        10_000_000,
+        "keys kept of calls whose answers were given up, about 300 bytes each on disk, until `task_ttl` has passed; one"
+        " principal, or address, may have a tenth; 429 beyond, because to forget one would let its call run twice",
     )
     max_listeners: int = _limit(10_000, "subscriptions of 2026-07-28 open at once in one process; 503 beyond")
     max_principal_listeners: int = _limit(

@@ -49,7 +49,7 @@ def padded(body: bytes, argument: str) -> bytes:
 
 
 async def test_a_body_that_only_our_parser_refuses_does_not_run_without_its_key(tmp_path: Path) -> None:
-    """The SDK's parser takes these, and would run the call again with each repeat (promise 1)."""
+    """The SDK's parser takes these, and would run the call again with each repeat."""
     log = tmp_path / "log"
     params = {"name": "pay", "arguments": {"n": 1, "log": str(log)}, "_meta": {KEY: "order-7"}}
     body, headers = modern("tools/call", params)

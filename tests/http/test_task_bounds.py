@@ -3,26 +3,46 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from perdure._core.extension import KEY
 from perdure._core.ids import RecordKind
 from perdure.sessions import task_count
 from perdure.store import MemoryStore
+from perdure.store.base import SessionRecord, Store
 from tests.http.test_bounds import LIMIT, Names, bearer, refused
+from tests.support import crashbox
 from tests.support.askbox import server
 from tests.support.call_peer import ALL_ASKS, TAKES_TASKS, CallPeer, accept, result_of, said
 from tests.support.crashbox import open_gate
-from tests.support.live import live
+from tests.support.live import Live, live
+from tests.support.postgres import store_url
 from tests.support.site import until
 
 pytestmark = pytest.mark.anyio
 
+GIVEN_UP = -31010
 BOTH = {**ALL_ASKS, **TAKES_TASKS}
 WELL = {"question": "Well?"}
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return store_url() if request.param == "postgres" else f"sqlite:{tmp_path / 'log.db'}"
+
+
+def store_of(served: Live) -> Store:
+    assert served.app._process is not None
+    return served.app._process.context.store
+
+
+async def all_records(served: Live) -> Sequence[SessionRecord]:
+    return await store_of(served).sessions(after=None, limit=100)
 
 
 async def park(peer: CallPeer, **options: Any) -> str:
@@ -49,7 +69,8 @@ async def test_tasks_of_one_principal() -> None:
         await park(bob)
         await finish(alice, first)
         third = await park(alice)  # in the place of the one that has ended
-        assert (await alice.rpc("tasks/get", {"taskId": first})).error["code"] == -32602
+        assert (await alice.rpc("tasks/get", {"taskId": first})).error["code"] == GIVEN_UP
+        assert (await bob.rpc("tasks/get", {"taskId": first})).error["code"] == -32602
         assert len(await alice.until_asked(second)) == len(await alice.until_asked(third)) == 1
         refused(await alice.call("ask", WELL), 429, LIMIT, words)
 
@@ -60,14 +81,157 @@ async def test_tasks_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     async with live(server=server, auth=Names(), max_tasks=3) as served:
         peers = [CallPeer(port=served.port, headers=bearer(name), capabilities=BOTH) for name in ("a", "b", "c")]
         tasks = [await park(peer, key="mine") for peer in peers]
-        words = "This server has 3 tasks running, as many as it may (max_tasks)"
+        words = "This server keeps 3 tasks, as many as it may (max_tasks), and none that has ended is yours"
         refused(await peers[0].call("ask", WELL), 503, LIMIT, words)
         refused(await peers[0].call("ask", WELL, key="other"), 503, LIMIT, words)
         assert [await park(peer, key="mine") for peer in peers] == tasks
         await finish(peers[2], tasks[2])
-        await park(peers[0])
-        assert (await peers[2].rpc("tasks/get", {"taskId": tasks[2]})).error["code"] == -32602
+        refused(await peers[0].call("ask", WELL, key="other"), 503, LIMIT, words)  # it is another's
+        assert (await peers[2].get(tasks[2]))["status"] == "completed"
+        await park(peers[2])
+        assert (await peers[2].rpc("tasks/get", {"taskId": tasks[2]})).error["code"] == GIVEN_UP
         refused(await peers[2].call("ask", WELL), 503, LIMIT, words)
+
+
+# What a key means when its answer is given up
+
+
+async def fill(peer: CallPeer, key: str, *, size: int = 1, **options: Any) -> Any:
+    return await peer.call("fill", {"size": size}, key=key, **options)
+
+
+async def test_a_key_whose_answer_was_given_up_is_not_free(tmp_path: Path, store: str, caplog: Any) -> None:
+    """Promise 4: for as long as `keptMs` says, at every node, and over a restart."""
+    arguments = {"n": 1, "log": str(tmp_path / "log")}
+    settings: dict[str, Any] = {"server": crashbox.server, "store": store, "max_principal_tasks": 3}
+    async with live(**settings) as a:
+        peer = CallPeer(port=a.port)
+        for number in range(8):
+            assert said(result_of(await peer.call("pay", arguments, key=f"key-{number}"))) == "counted to 1"
+        assert (await peer.call("pay", {"n": 1}, key="key-0")).error["code"] == -31009
+        async with live(**settings) as b:
+            for served in (a, b):
+                again = await peer.through(served.port).call("pay", arguments, key="key-0")
+                refused(again, 400, GIVEN_UP, "This call has ended, and does not run again")
+        assert a.app.counters.answers_given_up == 5
+        assert a.app.counters.keys_given_up == 1
+        assert any(record.__dict__.get("action") == "call.given_up" for record in caplog.records)
+        cancelled = await peer.rpc("dev.perdure/cancel", {"key": "key-0"})
+        assert result_of(cancelled)["resultType"] == "complete"
+        assert (await peer.rpc("dev.perdure/cancel", {"key": "never"})).error["code"] == -32602
+    async with live(**settings) as c:
+        refused(await CallPeer(port=c.port).call("pay", arguments, key="key-0"), 400, GIVEN_UP, "does not run again")
+        newest = await CallPeer(port=c.port).call("pay", arguments, key="key-7")
+        assert said(result_of(newest)) == "counted to 1"
+    assert len(crashbox.diary(tmp_path / "log")) == 8
+
+
+async def test_a_key_is_free_when_its_time_has_passed(tmp_path: Path, store: str) -> None:
+    arguments = {"n": 1, "log": str(tmp_path / "log")}
+    short: dict[str, Any] = {"task_ttl": 1.0, "cleanup_interval": 0.05}
+    async with live(server=crashbox.server, store=store, max_principal_tasks=1, **short) as served:
+        peer = CallPeer(port=served.port)
+        for key in ("first", "second"):
+            await peer.call("pay", arguments, key=key)
+        assert (await peer.call("pay", arguments, key="first")).error["code"] == GIVEN_UP
+
+        async def is_free() -> bool:
+            return (await peer.call("pay", arguments, key="first")).status == 200
+
+        await until(is_free)
+    assert len(crashbox.diary(tmp_path / "log")) == 3
+
+
+async def test_many_requests_with_a_key_whose_answer_is_given_up_meanwhile_run_once(tmp_path: Path, store: str) -> None:
+    """Two nodes give up and repeat at the same time; each key runs once."""
+    settings: dict[str, Any] = {"server": crashbox.server, "store": store, "max_principal_tasks": 1}
+    async with live(**settings) as a, live(**settings) as b:
+        peers = [CallPeer(port=served.port) for served in (a, b)]
+        for number in range(6):
+            arguments = {"n": 1, "key": f"k{number}", "log": str(tmp_path / "log")}
+            calls = [peer.call("pay", arguments, key=f"k{number}") for peer in peers for _ in range(4)]
+            await asyncio.gather(*calls, peers[number % 2].call("pay", {"n": 1}, key=f"other-{number}"))
+    runs = [key for key, _ in crashbox.diary(tmp_path / "log")]
+    assert sorted(set(runs)) == sorted(runs)
+
+
+async def test_what_another_principal_calls_gives_up_nobody_elses_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither at the limit of all nor at its own."""
+    monkeypatch.setattr(task_count, "FULL_SECONDS", 0.0)
+    async with live(server=server, auth=Names(), max_tasks=4, max_principal_tasks=3) as served:
+        alice, bob = (CallPeer(port=served.port, headers=bearer(name)) for name in ("alice", "bob"))
+        mine = [result_of(await fill(alice, f"mine-{number}")) for number in range(2)]
+        for number in range(6):
+            assert (await fill(bob, f"his-{number}")).status == 200
+        assert [result_of(await fill(alice, f"mine-{number}")) for number in range(2)] == mine
+        assert served.app.counters.calls_joined == 2
+        assert served.app.counters.keys_given_up == 0
+        assert (await fill(bob, "his-0")).error["code"] == GIVEN_UP
+
+
+async def test_what_was_delivered_whole_is_given_up_first(tmp_path: Path, store: str) -> None:
+    gate = tmp_path / "gate"
+    async with live(server=server, store=store, max_principal_tasks=3) as served:
+        peer = CallPeer(port=served.port)
+        async with await peer.begin_call("wait", {"gate": str(gate)}, key="cut") as cut:
+            await until(lambda: served.app.counters.calls_accepted)
+            cut.cut()
+        open_gate(gate)
+        await until(lambda: served.app.counters.calls_answered)
+
+        async def is_unread() -> bool:
+            return bool([s for r in await all_records(served) for s in await store_of(served).unread(r.id)])
+
+        await until(is_unread)
+        for number in range(6):
+            assert (await fill(peer, f"whole-{number}")).status == 200
+        assert said(result_of(await peer.call("wait", {"gate": str(gate)}, key="cut"))) == "went through"
+        assert (await fill(peer, "whole-0")).error["code"] == GIVEN_UP
+
+
+async def test_where_no_more_keys_may_be_kept_calls_are_refused_and_none_runs_twice() -> None:
+    store = MemoryStore()
+    async with live(server=server, store=store, auth=Names(), max_principal_tasks=2, max_keys=30) as served:
+        alice, bob = (CallPeer(port=served.port, headers=bearer(name)) for name in ("alice", "bob"))
+        for number in range(5):
+            assert (await fill(alice, f"key-{number}")).status == 200
+        words = "The keys of 3 calls of yours are kept, as many as may be (a tenth of max_keys)"
+        refused(await fill(alice, "key-5"), 429, LIMIT, words)
+        assert (await fill(alice, "key-4")).status == 200
+        assert (await fill(alice, "key-0")).error["code"] == GIVEN_UP
+        assert (await fill(bob, "key-0")).status == 200
+        assert sum((await store.count_states(RecordKind.KEY)).values()) == 3
+
+
+# How many bytes are kept
+
+
+@pytest.mark.parametrize("size", [100_000, 1_000])
+async def test_the_bytes_of_answers_that_are_kept_of_a_principal(store: str, size: int) -> None:
+    """Promise 6."""
+    async with live(server=server, store=store, auth=Names(), max_principal_task_bytes=1_000_000) as served:
+        alice, bob = (CallPeer(port=served.port, headers=bearer(name)) for name in ("alice", "bob"))
+        assert (await fill(bob, "his")).status == 200
+        for number in range(40):
+            assert (await fill(alice, f"key-{number}", size=size)).status == 200
+        given_up = (await fill(alice, "key-0", size=size)).status == 400
+        assert given_up is (size == 100_000)
+        owner = next(r.owner for r in await all_records(served) if r.kind is RecordKind.KEY) if given_up else ""
+        assert await store_of(served).bytes_of(owner, "") < 1_000_000 + 11 * size
+        assert (await fill(bob, "his")).status == 200
+
+
+async def test_what_a_client_says_of_itself_with_a_call_that_is_kept_is_bounded() -> None:
+    """Promise 6: it was stored with every call, as large as a request may be."""
+    async with live(server=server) as served:
+        peer = CallPeer(port=served.port)
+        info = "io.modelcontextprotocol/clientInfo"
+        for size, status in ((60_000, 200), (66_000, 413)):
+            meta = {info: {"name": "n" * size, "version": "1"}, KEY: f"key-{size}"}
+            answer = await peer.call("fill", {"size": 1}, params={"_meta": meta})
+            assert answer.status == status, answer
+            answer = await peer.call("fill", {"size": 1}, params={"_meta": {info: meta[info]}})
+            assert answer.status == 200, answer  # nothing of it is kept
 
 
 async def test_calls_that_leave_nothing_take_no_room() -> None:

@@ -61,6 +61,9 @@ REISSUE_FAILED = -31008
 KEY_TAKEN = -31009
 """The key of this call belongs to another one, which has other arguments."""
 
+ANSWER_GIVEN_UP = -31010
+"""The call with this key, or of this task, has ended, and its answer is not kept any more. It does not run again."""
+
 UNREACHABLE = -31020
 """The request did not reach a server within the client's limits. The client makes this error, never a server."""
 

@@ -48,6 +48,11 @@ class Client:
     capabilities: object
 
     @property
+    def told(self) -> JsonObject:
+        """What is kept of it with a call."""
+        return {"capabilities": self.capabilities, "clientInfo": self.info}
+
+    @property
     def takes_tasks(self) -> bool:
         extensions = self.capabilities.get("extensions") if isinstance(self.capabilities, Mapping) else None
         return isinstance(extensions, Mapping) and TASKS in extensions

@@ -80,6 +80,17 @@ class KnownCalls:
                 unknown_outcome(request.id, method=request.method, reason=reason, params=request.params), 200
             )
 
+    async def refuse_given_up(self, text: object, owner: str, digest: bytes | None = None) -> None:
+        """Say so if the answer of a caller's own call was given up. `digest`: what the request asks for, if it asks
+        again."""
+        with self._access.refusing(Refusal.STORE_UNREADABLE):
+            key = await self._calls.given_up(text, owner)
+        if key is not None:
+            if digest is not None and key.result != digest:
+                raise Refused(Refusal.KEY_TAKEN)
+            self._context.counters.keys_given_up += 1
+            raise Refused(Refusal.ANSWER_GIVEN_UP)
+
     # A call that another request began
 
     async def join(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from starlette.types import Receive, Send
 
 from perdure._core.codes import (
+    ANSWER_GIVEN_UP,
     HEADER_MISMATCH,
     INVALID_PARAMS,
     INVALID_REQUEST,
@@ -111,7 +112,22 @@ class Refusal(enum.Enum):
         "This server handles {limit} requests without a session, as many as it may (max_sessionless)",
     )
     TOO_MANY_TASKS = (429, LIMIT_REACHED, "You have {limit} tasks running, as many as you may (max_principal_tasks)")
-    TOO_MANY_TASKS_IN_ALL = (503, LIMIT_REACHED, "This server has {limit} tasks running, as many as it may (max_tasks)")
+    TOO_MANY_TASKS_IN_ALL = (
+        503,
+        LIMIT_REACHED,
+        "This server keeps {limit} tasks, as many as it may (max_tasks), and none that has ended is yours",
+    )
+    TOO_MANY_KEYS = (
+        429,
+        LIMIT_REACHED,
+        "The keys of {limit} calls of yours are kept, as many as may be (a tenth of max_keys); try again later, or"
+        " without a key",
+    )
+    CLIENT_TOO_LARGE = (
+        413,
+        LIMIT_REACHED,
+        "clientInfo and clientCapabilities in _meta may not be larger than {limit} bytes together",
+    )
     BAD_KEY = (
         400,
         INVALID_PARAMS,
@@ -119,6 +135,12 @@ class Refusal(enum.Enum):
     )
     KEYS_DIFFER = (400, INVALID_PARAMS, "{where} and {other} name different keys")
     KEY_TAKEN = (400, KEY_TAKEN, "The key belongs to another call of yours, with another tool or other arguments")
+    ANSWER_GIVEN_UP = (
+        400,
+        ANSWER_GIVEN_UP,
+        "This call has ended, and does not run again; its answer was given up for newer ones of yours"
+        " (max_principal_tasks, max_principal_task_bytes)",
+    )
     NO_KEY = (400, INVALID_PARAMS, "No call of yours has this key")
     NO_TASK = (400, INVALID_PARAMS, "Task not found: it is not one of yours, or it has expired")
     BAD_STATE = (400, INVALID_PARAMS, "Invalid or expired requestState")

@@ -43,7 +43,7 @@ from perdure.runtime.tool_catalog import ToolCatalog
 from perdure.sessions.ledger import Call, progress_token
 from perdure.sessions.messages import encode
 from perdure.sessions.session import Session, SessionHistory
-from perdure.sessions.single_calls import Asked, SingleCalls
+from perdure.sessions.single_calls import Asked, SingleCalls, TooManyKeys
 
 REQUIRED_AFTER = 0.25
 """Seconds that a tool which always runs as a task may take to ask its client something by a round: it does that first,
@@ -60,8 +60,8 @@ MAKE_ROOM_MOST = 32
 """Times that calls which have ended are given up for a new one before it is refused: requests at other nodes may take
 the room each time."""
 
-ROOM_SHARE = 100
-"""A hundredth of a caller's calls is given up at once, so that the next ones, at whatever node, find room."""
+MAX_CLIENT = 64 << 10
+"""Bytes of what a client says of itself with a call that is kept, as of an `initialize` request."""
 
 
 class SingleCallHandler:
@@ -143,6 +143,7 @@ class SingleCallHandler:
         call = self._as_call(asked)
         if key is not None:
             call = replace(call, names=self._names(asked, key))
+        record = None
         for _ in range(BEGIN_MOST):
             begun = await self._begin(call)
             if begun is not None:
@@ -158,6 +159,9 @@ class SingleCallHandler:
                 self._context.counters.calls_joined += 1
                 await self._known.join(asked, record, after, writer, receive)
                 return
+            await self._known.refuse_given_up(call.names[0], asked.owner, call.digest)
+        if record is not None:  # without a row
+            raise Refused(Refusal.ANSWER_GIVEN_UP)
         raise Refused(Refusal.STORE_UNREADABLE)  # the client asks again
 
     def _names(self, asked: ModernRequest, key: str) -> tuple[SessionId, StreamId]:
@@ -167,6 +171,8 @@ class SingleCallHandler:
     def _as_call(self, asked: ModernRequest) -> Asked:
         params, client = asked.params, asked.client
         request, body = asked.request, asked.body
+        if len(body) > MAX_CLIENT and len(encode(client.told)) > MAX_CLIENT:
+            raise Refused(Refusal.CLIENT_TOO_LARGE, limit=MAX_CLIENT)
         if progress_token(request) is None:  # a task tells its progress in any case
             params = {**params, "_meta": {**params["_meta"], "progressToken": PROGRESS_TOKEN}}
             raw = {**request.raw, "params": params}
@@ -202,6 +208,13 @@ class SingleCallHandler:
         if self._context.journal.refuses:
             raise Refused(Refusal.STORE_FAILS)
         self._access.refuse_calls(call.caller, 1)
+        try:
+            return await self._find_room(call)
+        except TooManyKeys:
+            raise Refused(Refusal.TOO_MANY_KEYS, limit=self._calls.keys.of_caller) from None
+
+    async def _find_room(self, call: Asked) -> tuple[Session, Call] | None:
+        """Accept a call, in place of others of its caller that have ended if need be."""
         with self._access.refusing(Refusal.STORE_FAILS):
             with contextlib.suppress(TooManySessions):
                 return await self._calls.begin(call)
@@ -212,8 +225,7 @@ class SingleCallHandler:
                         return await self._calls.begin(call)
                     except TooManySessions as full:
                         of_caller = full.of_caller
-                    most = max(1, (self._settings.max_principal_tasks if of_caller else 1) // ROOM_SHARE)
-                    if not await self._calls.make_room(call.caller if of_caller else None, most):
+                    if not await self._calls.make_room(call.caller):
                         break
         if of_caller:
             raise Refused(Refusal.TOO_MANY_TASKS, limit=self._settings.max_principal_tasks)
@@ -348,9 +360,10 @@ class SingleCallHandler:
             raise Refused(Refusal.BAD_KEY, where="key", limit=MAX_KEY, seen=repr(given))
         with self._access.refusing(Refusal.STORE_FAILS):
             record = await self._calls.find(self._names(asked, given)[0], asked.owner)
-            if record is None:
+            if record is not None:
+                await self._known.cancel_call(record, "it was cancelled by its key")
+            elif await self._calls.given_up(self._names(asked, given)[0], asked.owner) is None:
                 raise Refused(Refusal.NO_KEY)
-            await self._known.cancel_call(record, "it was cancelled by its key")
         writer = MessageWriter(asked.request.id, receive, send, streams=False)
         await writer.result(self._known.stamped({"resultType": "complete"}))
 

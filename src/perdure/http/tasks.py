@@ -28,6 +28,8 @@ class TaskHandler:
         task_id = self._task_id(asked)
         with self._access.refusing(Refusal.STORE_UNREADABLE):
             found = await self._calls.look(task_id, asked.owner)
+        if found is None:
+            await self._known.refuse_given_up(task_id, asked.owner)
         if found is None or not found[0].initialized:
             raise Refused(Refusal.NO_TASK)
         record, facts = found

@@ -6,6 +6,7 @@ runs; from then on any node can tell how far it is, and settles it if its node d
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,9 +17,10 @@ from perdure._core.limits import Caller
 from perdure._core.single_calls import Client
 from perdure._core.states import CallState, LogState, SessionState
 from perdure._core.tasks import TaskFacts
-from perdure.errors import StaleFence, StoreUnavailable, TooManySessions
+from perdure.errors import StaleFence, StaleRecord, StoreUnavailable, TooManySessions
 from perdure.sessions.caller_checks import CallerChecks
 from perdure.sessions.context import ServerContext
+from perdure.sessions.key_room import KeyRoom
 from perdure.sessions.ledger import Call, Intake
 from perdure.sessions.messages import encode, encode_ask
 from perdure.sessions.registry import SessionRegistry
@@ -26,6 +28,7 @@ from perdure.sessions.session import Session
 from perdure.sessions.task_count import TaskCount
 from perdure.store.base import (
     CallRecord,
+    EndSession,
     Event,
     KeptCall,
     PutSession,
@@ -35,6 +38,15 @@ from perdure.store.base import (
 
 LOOK_AGAIN = 2.0
 """Seconds after which a request that waits for a call looks again, should it have missed a hint."""
+
+ROOM_SHARE = 100
+"""A hundredth of a caller's calls is given up at once, so that the next ones, at whatever node, find room."""
+
+_GIVEN_UP = "given up"
+
+TRIM_MOST = 32
+"""Times that a hundredth is given up for one call, because the answers that are kept have too many bytes. What is still
+too much goes with the next calls."""
 
 _RECENT = 16
 """Events at the end of a stream in which the last progress is looked for: what follows it are questions, which are few,
@@ -56,6 +68,10 @@ class Asked:
     """Bytes of memory that it takes, estimated."""
 
 
+class TooManyKeys(Exception):
+    """As many keys of a caller's are kept as may be, so none of its calls can be given up."""
+
+
 class SingleCalls:
     """The single calls of this process, and those that any process has begun."""
 
@@ -66,10 +82,14 @@ class SingleCalls:
         """Calls with a key whose rows are being written."""
         self._count = TaskCount(context.store, context.settings.max_tasks, context.clock)
         self._checks = CallerChecks(context.settings.max_principal_tasks)
+        self._sizes = CallerChecks(context.settings.max_principal_tasks)
+        """When the bytes that are kept of a caller are counted."""
+        self._trimming = asyncio.Lock()
+        self.keys = KeyRoom(context.store, context.settings.max_keys, context.clock)
 
     async def begin(self, asked: Asked) -> tuple[Session, Call] | None:
-        """Accept a call. `None` if there is one with the same key already, at whatever node. Raises `TooManySessions`
-        beyond the limit of the caller or of all, and `StoreUnavailable`."""
+        """Accept a call. `None` if there is one with the same key already, or was, at whatever node. Raises
+        `TooManySessions` beyond the limit of the caller or of all, `TooManyKeys`, and `StoreUnavailable`."""
         session_id = new_session_id(self._context.random) if asked.names is None else asked.names[0]
         if session_id in self._beginning or self._sessions.held(session_id) is not None:
             return None
@@ -77,6 +97,9 @@ class SingleCalls:
             if asked.names is not None and await self._context.store.session(session_id) is not None:
                 return None
             raise TooManySessions(of_caller=False)
+        if self._sizes.is_due(asked.caller):
+            await self._trim(asked.caller)
+            self._sizes.found_room(asked.caller)
         if asked.names is None:
             return await self._begin(asked, session_id)
         if session_id in self._beginning or self._sessions.held(session_id) is not None:
@@ -84,7 +107,7 @@ class SingleCalls:
         begun = self._beginning[session_id] = asyncio.get_running_loop().create_future()
         try:
             return await self._begin(asked, session_id)
-        except StaleFence:
+        except (StaleFence, StaleRecord):
             return None
         finally:
             del self._beginning[session_id]
@@ -95,14 +118,13 @@ class SingleCalls:
         if asked.names is not None and context.journal.state is LogState.DEGRADED:
             raise StoreUnavailable("the store cannot tell now whether there is a call with this key")
         now = context.clock()
-        told = {"capabilities": client.capabilities, "clientInfo": client.info}
         record = SessionRecord(
             id=session_id,
             owner=caller.owner,
             address=caller.address,
             state=SessionState.ACTIVE,
             version=client.version,
-            client_params=encode(told),
+            client_params=encode(client.told),
             result=b"",
             initialized=asked.names is not None,
             sticky=(),
@@ -120,7 +142,9 @@ class SingleCalls:
             with Intake(session, (asked.request,), size=asked.size) as intake:
                 put = PutSession(record=record, limits=limits)
                 stream = None if asked.names is None else asked.names[1]
-                [call] = await intake.accept((asked.body,), put, stream_id=stream, digest=asked.digest)
+                # A record that is there and is not as it was put may be a key whose answer was given up.
+                seen = None if stream is None else record.revision
+                [call] = await intake.accept((asked.body,), put, stream_id=stream, digest=asked.digest, seen=seen)
         except BaseException:
             self._sessions.let_go(session)
             raise
@@ -135,15 +159,48 @@ class SingleCalls:
             self._count.gone()  # nothing of it is kept
         self._sessions.let_go(session)
 
-    async def make_room(self, caller: Caller | None, most: int) -> bool:
-        """Give up so many calls, those that ended longest ago, of a caller or of all. Tells whether there was one."""
-        whose = (None, "") if caller is None else (caller.owner, caller.address)
-        for done in range(most):
-            record = await self._context.store.longest_dormant(*whose, kind=RecordKind.CALL)
-            if record is None or not await self._sessions.end_unused(record):
+    async def make_room(self, caller: Caller) -> bool:
+        """Give up a hundredth of a caller's own calls that have ended: first what was delivered whole, and of that what
+        ended longest ago. Tells whether there was one. Raises `TooManyKeys`."""
+        for done in range(max(1, self._context.settings.max_principal_tasks // ROOM_SHARE)):
+            if not (await self._give_up_oldest(caller)):
                 return done > 0
-            self._count.gone()
         return True
+
+    async def _give_up_oldest(self, caller: Caller) -> bool:
+        longest = self._context.store.longest_dormant
+        for delivered in (True, False):
+            record = await longest(*caller, kind=RecordKind.CALL, delivered=delivered)
+            if record is not None:
+                if not await self.keys.take(caller):
+                    raise TooManyKeys
+                return await self._give_up(record)
+        return False
+
+    async def _give_up(self, record: SessionRecord) -> bool:
+        """Forget the answer of a call that has ended, unless a node uses it, and keep what its key means for as long as
+        the answer would have been kept. Tells whether it is given up."""
+        row = await self.row(record)
+        digest = b"" if row is None else row.digest
+        key = replace(record, kind=RecordKind.KEY, version="", client_params=b"", result=digest, revision=1)
+        end = EndSession(session=record.id, time=record.active, reason=_GIVEN_UP, unused_since=record.active)
+        await self._context.journal.write(end, PutSession(record=key))
+        now = await self._context.store.session(record.id)
+        if now is not None and now.kind is RecordKind.CALL:
+            return False
+        self._count.gone()
+        self._context.counters.answers_given_up += 1
+        sentence = "the answer of a call that has ended was given up for newer ones of its caller (max_principal_tasks)"
+        self._context.peers.log_event(logging.WARNING, "call.given_up", sentence, session=record.id[:8])
+        return True
+
+    async def _trim(self, caller: Caller) -> None:
+        """Give up calls of a caller until no more bytes are kept of it than may be."""
+        most = self._context.settings.max_principal_task_bytes
+        async with self._trimming:
+            for _ in range(TRIM_MOST):
+                if await self._context.store.bytes_of(*caller) <= most or not await self.make_room(caller):
+                    return
 
     def is_here(self, record: SessionRecord) -> bool:
         """Whether a call runs at this node, or has ended here and the store may not know that yet."""
@@ -163,6 +220,12 @@ class SingleCalls:
             await self._context.nodes.refuse_while_held()
             record = await self._own_record(session_id, owner)
         return record
+
+    async def given_up(self, text: object, owner: str) -> SessionRecord | None:
+        """What is left of a caller's own call whose answer was given up."""
+        session_id = parse_session_id(text) if isinstance(text, str) else None
+        record = None if session_id is None else await self._context.store.session(session_id)
+        return record if record is not None and record.kind is RecordKind.KEY and record.owner == owner else None
 
     async def look(self, text: object, owner: str) -> tuple[SessionRecord, TaskFacts] | None:
         """A caller's own call and how it is, with one question to the store at most."""

@@ -47,6 +47,10 @@ class Counters:
     )
     calls_joined: int = _counter("Requests that joined a call which another request had begun, by its key.")
     tasks_handed_out: int = _counter("Calls whose client got the handle of a task in place of the answer.")
+    answers_given_up: int = _counter(
+        "Answers of ended tasks and calls with a key that were given up before their time, for newer ones."
+    )
+    keys_given_up: int = _counter("Requests told that the answer of their call or task was given up.")
     nodes_settled: int = _counter("Dead nodes whose calls this one has settled.")
     recoveries_tried: int = _counter('New sessions begun in place of lost ones (`recover="reissue"`).', outcome="tried")
     recoveries_succeeded: int = _counter("New sessions that were ready in place of lost ones.", outcome="succeeded")
