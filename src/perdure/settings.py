@@ -174,8 +174,8 @@ class Settings:
     max_principal_sessions: int = _limit(1_000, "sessions open at once for one principal; 429 beyond")
     max_address_sessions: int = _limit(
         1_000,
-        "sessions open at once from one address, of callers without a principal; 429 beyond. Behind a proxy all callers"
-        " have its address: allow as many as it has clients",
+        "sessions open at once from one address, of callers without a principal; 429 beyond. Behind a proxy see"
+        " `--forwarded-allow-ips`",
     )
     max_share: int = _limit(
         25,
@@ -214,8 +214,7 @@ class Settings:
     max_listeners: int = _limit(10_000, "subscriptions of 2026-07-28 open at once in one process; 503 beyond")
     max_principal_listeners: int = _limit(
         1_000,
-        "the same of one principal, or of one address without a principal; 429 beyond. Behind a proxy all callers"
-        " without a principal have its address",
+        "the same of one principal, or of one address without a principal; 429 beyond",
     )
     max_notifications: int = _limit(
         1_000, "notifications of one session that wait for their handler or are being handled; 429 beyond"

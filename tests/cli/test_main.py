@@ -117,6 +117,7 @@ def test_without_options_the_defaults_hold() -> None:
         "uds_mode": "600",
         "log_format": "text",
         "access_log": False,
+        "forwarded_allow_ips": None,
     }
 
 
@@ -325,5 +326,5 @@ def test_control_c_before_it_serves_is_no_traceback(capsys: pytest.CaptureFixtur
 def test_every_option_has_a_variable_of_its_own() -> None:
     command = perdure_command.commands["serve"]
     variables = [option.envvar for option in command.params if isinstance(option, click.Option)]
-    assert len(set(variables)) == len(variables) == len(FIELDS) + 13
+    assert len(set(variables)) == len(variables) == len(FIELDS) + 14
     assert all(str(variable).startswith("PERDURE_") for variable in variables)

@@ -69,7 +69,8 @@ async def site(start: Start, folder: Path) -> AsyncIterator[str]:
     name, store, port = start.__name__, f"sqlite:{folder / 'log.db'}", free_port()
     if shutil.which(name, path=PATH) is None:
         pytest.skip(f"{name} is not installed here")
-    async with serving(TOOLBOX, "--store", store) as a, serving(TOOLBOX, "--store", store) as b:
+    options = ("--store", store, "--forwarded-allow-ips", "127.0.0.1")
+    async with serving(TOOLBOX, *options) as a, serving(TOOLBOX, *options) as b:
         with running(start(folder, port, [a.port, b.port]), folder):
             address = f"http://127.0.0.1:{port}"
             async with httpx2.AsyncClient() as client:

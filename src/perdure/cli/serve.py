@@ -22,6 +22,7 @@ from perdure.cli.options import DEFAULT_STORE, LEVELS, ServeOption, parsed, sett
 from perdure.cli.sources import source_options
 from perdure.errors import Misuse, PerdureError, StoreUnavailable, TargetFailed
 from perdure.http.paths import BESIDE
+from perdure.serve.forwarded import TrustedProxies
 from perdure.serve.log_output import FORMATS, name_node, start_log
 from perdure.serve.worker_pool import Watch, WorkerChannel, run_workers
 from perdure.settings import SECURITY, Rule
@@ -100,7 +101,7 @@ def _run(
             served = load_target(target)
         app = perdure.asgi(served, store=store, settings=settings, auth=auth, path=path)
         name_node(log, lambda: app.node)
-        how = {"channel": channel, "access_log": given["access_log"]}
+        how = {"channel": channel, "access_log": given["access_log"], "proxies": given["forwarded_allow_ips"]}
         return run(app, listener=listener, settings=settings, on_ready=on_ready, on_failure=_tell_failure, **how)
 
     channel = WorkerChannel.from_environment(os.environ)
@@ -228,6 +229,10 @@ def _path(ctx: click.Context, param: click.Parameter, value: str) -> str:
     return value
 
 
+def _trusted_proxies(text: str) -> TrustedProxies:
+    return TrustedProxies(name.strip() for name in text.split(","))
+
+
 def _option(name: str, metavar: str, says: str, *, group: str = _WHERE, **attributes: Any) -> ServeOption:
     return ServeOption([name], group=group, metavar=metavar, help=says, **attributes)
 
@@ -239,6 +244,10 @@ _STORE_HELP = (
 _UDS_HELP = "Unix socket to listen on, in place of --host and --port"
 _UDS_MODES = ("600", "660", "666")
 _UDS_MODE_HELP = "who may connect to it: its owner (600), its group as well (660), every user (666)"
+_PROXIES_HELP = (
+    "proxies that are believed which client they speak for, in X-Forwarded-For or Forwarded: addresses and networks,"
+    " separated by commas; * believes everyone"
+)
 _TOKENS_HELP = "serve only callers that send one of the bearer tokens in FILE; its lines are principal:token"
 _LEVEL_HELP = f"what is logged on stderr: {', '.join(LEVELS)}"
 _FORMAT_HELP = "how: lines of text, or one JSON object in each line"
@@ -269,6 +278,7 @@ serve = ServeCommand(
         _option("--log-format", "|".join(FORMATS), _FORMAT_HELP, default="text", type=click.Choice(FORMATS)),
         _option("--access-log/--no-access-log", "", _ACCESS_HELP, default=False, shown="off"),
         *setting_options(),
+        _option("--forwarded-allow-ips", "IPS", _PROXIES_HELP, group=SECURITY, type=parsed(_trusted_proxies)),
         _option("--tokens", "FILE", _TOKENS_HELP, group=SECURITY, type=click.Path(path_type=Path)),
     ],
     help=_ABOUT,

@@ -79,8 +79,8 @@ def principal_of(scope: Scope) -> str:
 def caller_of(owner: str, scope: Scope) -> Caller:
     """Name the caller that a request is counted for.
 
-    Behind a proxy the address is the proxy's, unless the ASGI server was told to believe its headers; on a Unix socket
-    there is none.
+    Behind a proxy the address is the proxy's, unless the ASGI server was told to believe its headers
+    (`--forwarded-allow-ips`); on a Unix socket there is none.
     """
     if owner:
         return Caller(owner)

@@ -99,6 +99,7 @@ class _Response:
                 "bytes": sent,
                 "content_type": kind or None,
                 "complete": self._ended,
+                **({"client": scope["client"][0]} if scope.get("client") else {}),
                 **({"session": printable(self._session, SHORT)[:SHORT]} if self._session else {}),
             },
         )

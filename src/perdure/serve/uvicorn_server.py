@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from perdure.errors import Misuse, NodeBuried, PerdureError, StoreLost, StoreReplaced, TargetFailed
 from perdure.serve.access_log import AccessLog
 from perdure.serve.connection import BACKLOG, Connection
+from perdure.serve.forwarded import ForwardedClients, TrustedProxies
 from perdure.serve.log_output import last_line
 from perdure.serve.own_frames import blame, own_traceback
 from perdure.serve.worker_pool import ADOPT, AT_ONCE, GONE, LEAVE, RELOAD, RELOAD_SECONDS, WorkerChannel, own_socket
@@ -66,11 +67,13 @@ def serve(
     on_failure: Callable[[str], None],
     channel: WorkerChannel | None = None,
     access_log: bool = False,
+    proxies: TrustedProxies | None = None,
 ) -> int:
     """Serve until a signal; returns the exit status. Raises `PerdureError` if the app does not start.
 
     `on_failure` gets the reason if the server ends because of a failure. With a channel this is a worker, whose parent
-    may tell it to leave. `access_log`: each request is logged when its response has ended.
+    may tell it to leave. `access_log`: each request is logged when its response has ended. `proxies`: peers that are
+    believed which client they speak for.
     """
     # Raise the limit of open files: each reader is one, and many systems begin with 1,024 and allow more.
     with contextlib.suppress(ImportError, OSError, ValueError):
@@ -81,7 +84,9 @@ def serve(
         ceiling = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         if soft != resource.RLIM_INFINITY and soft < ceiling:
             resource.setrlimit(resource.RLIMIT_NOFILE, (ceiling, hard))
-    answer = AccessLog(app) if access_log else app
+    answer: ASGIApp = AccessLog(app) if access_log else app
+    if proxies:
+        answer = ForwardedClients(answer, proxies)
     server = _Server(app, answer, settings, channel, on_ready=on_ready, on_failure=on_failure)
 
     def is_shown(record: logging.LogRecord) -> bool:
