@@ -12,16 +12,17 @@ import pytest
 
 from perdure._core.extension import KEY
 from perdure._core.ids import RecordKind
-from perdure.sessions import task_count
+from perdure.sessions import housekeeping, task_count
 from perdure.store import MemoryStore
 from perdure.store.base import SessionRecord, Store
 from tests.http.test_bounds import LIMIT, Names, bearer, refused
 from tests.support import crashbox
 from tests.support.askbox import server
-from tests.support.call_peer import ALL_ASKS, TAKES_TASKS, CallPeer, accept, result_of, said
+from tests.support.call_peer import ALL_ASKS, TAKES_TASKS, CallPeer, accept, message_of, result_of, said
 from tests.support.crashbox import open_gate
 from tests.support.live import Live, live
 from tests.support.postgres import store_url
+from tests.support.raw import Answer
 from tests.support.site import until
 
 pytestmark = pytest.mark.anyio
@@ -201,6 +202,62 @@ async def test_where_no_more_keys_may_be_kept_calls_are_refused_and_none_runs_tw
         assert (await fill(alice, "key-0")).error["code"] == GIVEN_UP
         assert (await fill(bob, "key-0")).status == 200
         assert sum((await store.count_states(RecordKind.KEY)).values()) == 3
+
+
+# Questions that nobody answers
+
+
+async def asked_by_round(peer: CallPeer, **options: Any) -> Any:
+    view = result_of(await peer.call("ask", WELL, **options))
+    assert view["resultType"] == "input_required", view
+    return view
+
+
+async def answered(peer: CallPeer, view: Any) -> Answer:
+    return await peer.round(
+        "ask", view, {name: accept(answer="done") for name in view["inputRequests"]}, arguments=WELL
+    )
+
+
+@pytest.mark.parametrize("limit", ["max_principal_tasks", "max_principal_calls"])
+async def test_the_oldest_question_that_nobody_answers_makes_room(limit: str, caplog: Any) -> None:
+    """Promise 6: it filled the room of its address for a day."""
+    settings: dict[str, Any] = {limit: 2}
+    async with live(server=server, **settings) as served:
+        peer = CallPeer(port=served.port, capabilities=ALL_ASKS)
+        first, second = await asked_by_round(peer), await asked_by_round(peer)
+        assert said(result_of(await peer.call("fill", {"size": 1}))) == "x"
+        third = await asked_by_round(peer)
+        assert said(result_of(await answered(peer, third))) == "done"
+        assert "error" in message_of(await answered(peer, first))
+        assert any(record.__dict__.get("action") == "round.given_up" for record in caplog.records)
+        assert said(result_of(await answered(peer, second))) == "done"
+
+
+async def test_a_call_of_which_nothing_need_be_kept_is_served_where_there_is_no_room(tmp_path: Path) -> None:
+    """A client that merely declares that it can be asked gets its answer; a key is refused."""
+    gate = tmp_path / "gate"
+    async with live(server=server, max_principal_tasks=2) as served:
+        peer = CallPeer(port=served.port, capabilities=ALL_ASKS)
+        async with AsyncExitStack() as stack:
+            for key in ("one", "two"):
+                await stack.enter_async_context(await peer.begin_call("wait", {"gate": str(gate)}, key=key))
+            await until(lambda: served.app.counters.calls_accepted == 2)
+            assert said(result_of(await peer.call("fill", {"size": 1}))) == "x"
+            refused(await fill(peer, "three"), 429, LIMIT, "(max_principal_tasks)")
+            open_gate(gate)
+
+
+async def test_a_question_by_a_round_is_given_up_sooner_than_one_of_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeping, "ROUND_SECONDS", 0.3)
+    async with live(server=server, cleanup_interval=0.1) as served:
+        task = await park(CallPeer(port=served.port, capabilities=BOTH))
+        peer = CallPeer(port=served.port, capabilities=ALL_ASKS)
+        view = await asked_by_round(peer)
+        await until(lambda: served.app.counters.calls_answered)
+        again = message_of(await peer.call("ask", WELL, params={"requestState": view["requestState"]}))
+        assert "away for too long" in str(again), again
+        await finish(CallPeer(port=served.port, capabilities=BOTH), task)
 
 
 # How many bytes are kept

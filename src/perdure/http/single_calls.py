@@ -7,8 +7,10 @@ answers. A call with a key is joined by every request that shows the key again, 
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import attrgetter
 
 from mcp.shared.inbound import (
     InboundLadderRejection,
@@ -18,6 +20,7 @@ from starlette.types import Receive, Send
 
 from perdure._core.ids import SessionId, StreamId
 from perdure._core.jsonrpc import JsonObject
+from perdure._core.limits import Caller
 from perdure._core.single_calls import (
     MAX_KEY,
     PROGRESS_TOKEN,
@@ -59,6 +62,11 @@ for, because its time passed in that moment, or because its own request was refu
 MAKE_ROOM_MOST = 32
 """Times that calls which have ended are given up for a new one before it is refused: requests at other nodes may take
 the room each time."""
+
+GIVEN_UP_SECONDS = 1.0
+"""How long a new call waits for the end of one that was given up for it."""
+
+_NO_ROOM = (Refusal.TOO_MANY_TASKS, Refusal.TOO_MANY_TASKS_IN_ALL, Refusal.TOO_MANY_KEYS)
 
 MAX_CLIENT = 64 << 10
 """Bytes of what a client says of itself with a call that is kept, as of an `initialize` request."""
@@ -133,7 +141,12 @@ class SingleCallHandler:
         after = self._settings.task_after
         if support is TaskSupport.REQUIRED:
             after = min(after, REQUIRED_AFTER)
-        await self._serve(asked, key, after if as_task else None, writer, receive)
+        try:
+            await self._serve(asked, key, after if as_task else None, writer, receive)
+        except Refused as refused:
+            if key is None and not as_task and refused.refusal in _NO_ROOM:
+                return False  # nothing of it need be kept: its tool runs, and cannot ask
+            raise
         return True
 
     async def _serve(
@@ -207,6 +220,8 @@ class SingleCallHandler:
     async def _accept(self, call: Asked) -> tuple[Session, Call] | None:
         if self._context.journal.refuses:
             raise Refused(Refusal.STORE_FAILS)
+        if self._context.running.lacks(call.caller, 1):
+            await self._give_up_round(call.caller)
         self._access.refuse_calls(call.caller, 1)
         try:
             return await self._find_room(call)
@@ -225,11 +240,26 @@ class SingleCallHandler:
                         return await self._calls.begin(call)
                     except TooManySessions as full:
                         of_caller = full.of_caller
-                    if not await self._calls.make_room(call.caller):
+                    if not await self._calls.make_room(call.caller) and not await self._give_up_round(call.caller):
                         break
         if of_caller:
             raise Refused(Refusal.TOO_MANY_TASKS, limit=self._settings.max_principal_tasks)
         raise Refused(Refusal.TOO_MANY_TASKS_IN_ALL, limit=self._settings.max_tasks)
+
+    async def _give_up_round(self, caller: Caller) -> bool:
+        """Cancel the call of a caller that has waited longest here for what its client was asked by a round, and whose
+        client may never come again. Tells whether there was one."""
+        rounds = [session for session in self._access.sessions if session.asks_by_round]
+        own = [session for session in rounds if (session.record.owner, session.record.address) == caller]
+        if not own:
+            return False
+        record = min(own, key=attrgetter("seen")).record
+        with self._access.refusing(Refusal.STORE_FAILS):
+            await self._known.cancel_call(record, "its client did not answer, and there was no room for others")
+            await self._calls.wait(record, attrgetter("is_over"), seconds=GIVEN_UP_SECONDS)
+        sentence = "a call whose client was asked something was given up for newer ones of its caller"
+        self._context.peers.log_event(logging.WARNING, "round.given_up", sentence, session=record.id[:8])
+        return True
 
     # A call that runs here
 

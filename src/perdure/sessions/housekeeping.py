@@ -18,6 +18,10 @@ _TEND_MOST = 30.0
 _TEND_LEAST = 0.05
 """Seconds between two rounds over all sessions, whatever the settings say."""
 
+ROUND_SECONDS = 3_600.0
+"""How long a call waits for what its client was asked by a round. Such a client has no handle by which it would come
+back later: it answers as soon as its user has, or never."""
+
 _TEND_AT_ONCE = 100
 """Sessions looked after before other tasks get their turn."""
 
@@ -66,6 +70,8 @@ class Housekeeping:
                 self._sessions.let_go(session)
             elif now - session.seen >= min(settings.task_ttl, settings.replay_window):
                 session.exchange.asks.give_up()  # as long as its task is kept when it has ended
+            elif now - session.seen >= ROUND_SECONDS and session.asks_by_round:
+                session.exchange.asks.give_up()
             return
         session.enforce_limits()
         if away >= settings.session_grace:

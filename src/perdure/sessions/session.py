@@ -17,6 +17,7 @@ from perdure._core.codes import POSITION_LOST
 from perdure._core.ids import Kind, RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import error_payload
 from perdure._core.revisions import REVISIONS, SINGLE_CALL, Revision
+from perdure._core.single_calls import Client
 from perdure._core.states import SESSION, LogState, SessionState, SessionStep, WritingState, advance
 from perdure.errors import PerdureError, StoreError, StoreUnavailable
 from perdure.log.journal import Steps
@@ -251,6 +252,15 @@ class Session:
     @property
     def is_single_call(self) -> bool:
         return self.keeper.record.kind is RecordKind.CALL
+
+    @property
+    def asks_by_round(self) -> bool:
+        """It is a single call that waits for what a client without tasks was asked, and that may never come again."""
+        if not self.is_single_call or not self.record.initialized or not self.exchange.asks.open:
+            return False
+        said = json.loads(self.record.client_params)
+        client = Client(version="", info=None, capabilities=said["capabilities"])
+        return not client.takes_tasks and not self.is_connected
 
     @property
     def is_kept_call(self) -> bool:
