@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import ssl
+import struct
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,6 +32,7 @@ class Wire:
         self.requests: list[bytes] = []
         self.connections = 0
         self.has_answered = asyncio.Event()
+        self.has_ended = asyncio.Event()
         self.url = ""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -52,6 +56,7 @@ class Wire:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
+            self.has_ended.set()
             writer.close()
 
 
@@ -157,6 +162,127 @@ async def test_a_response_that_is_not_read_to_its_end_costs_its_connection() -> 
     assert wire.connections == 2
 
 
+async def test_a_connection_whose_response_ends_after_the_client_was_closed_is_closed_too() -> None:
+    wire = Wire(OK)
+    async with client_of(wire) as client:
+        direct = Direct(tls=None, max_idle=2, idle_seconds=2.0)
+        response = await direct.handle_async_request(client.build_request("GET", wire.url))
+        await direct.aclose()
+        assert await response.aread() == b"ok"
+        await response.aclose()
+        await asyncio.wait_for(wire.has_ended.wait(), 20)
+
+
+async def test_connections_that_were_idle_too_long_are_closed_with_the_next_response() -> None:
+    """Not only when their turn comes: the one that was used last is used again."""
+    wire, waits = Wire(*([OK] * 4)), asyncio.Event()
+    async with client_of(wire, idle_seconds=0.2) as client:
+        await asyncio.gather(client.get(wire.url), client.get(wire.url))
+        assert wire.connections == 2
+        while not wire.has_ended.is_set():
+            await client.get(wire.url)
+            wire.answers.append(OK)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(waits.wait(), 0.02)
+        assert wire.connections == 2
+
+
+TRAILERS = b"transfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nmcp-session-id: forged\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\n" + TRAILERS,
+        OK + b"HTTP/1.1 500 No\r\nmcp-session-id: forged\r\ncontent-length: 4\r\n\r\nevil",
+        OK + b"HTTP/1.1 100 Continue\r\nmcp-session-id: forged\r\n\r\n",
+    ],
+    ids=["trailers", "a second response", "a hint behind it"],
+)
+async def test_what_follows_a_response_is_no_part_of_it(answer: bytes) -> None:
+    """All in one segment."""
+    wire = Wire(answer, OK)
+    async with client_of(wire) as client:
+        for _ in range(2):
+            response = await client.get(wire.url)
+            assert (response.status_code, response.content) == (200, b"ok")
+            assert "mcp-session-id" not in response.headers
+
+
+@pytest.mark.parametrize(("size", "is_taken"), [(MAX_HEAD - 1000, True), (2 * MAX_HEAD, False)])
+async def test_trailers_are_limited_as_headers_are(size: int, is_taken: bool) -> None:
+    """Promise 6: the parser keeps a trailer until it is complete."""
+    head, end = TRAILERS.split(b"forged")
+    wire = Wire([b"HTTP/1.1 200 OK\r\n" + head, *([b"y" * 1000] * (size // 1000)), b"y" * (size % 1000), end])
+    async with client_of(wire) as client:
+        if is_taken:
+            assert (await client.get(wire.url)).content == b"ok"
+        else:
+            with pytest.raises(httpx2.RemoteProtocolError, match="exceeds the limit"):
+                await client.get(wire.url)
+
+
+async def test_a_body_that_is_reset_has_not_ended() -> None:
+    """A server that closes a connection with bytes unread resets it: without a length, only a proper end is the end."""
+
+    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(10)  # and leaves the rest of the request
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\nhalf")
+        await writer.drain()
+        await has_head.wait()
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+    has_head, wire = asyncio.Event(), Wire()
+    wire.serve = reset  # type: ignore[method-assign]
+    async with client_of(wire) as client, client.stream("POST", wire.url, content=b"x" * 100_000) as response:
+        has_head.set()
+        with pytest.raises(httpx2.ReadError):
+            await response.aread()
+
+
+async def test_an_answer_that_comes_before_the_request_was_sent_whole_is_taken() -> None:
+    """The server reads no more, and does not close: waiting until all is sent would cost the answer."""
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno")
+        connections.append(writer)
+        await is_over.wait()
+        writer.close()
+
+    wire, connections, is_over = Wire(), list[asyncio.StreamWriter](), asyncio.Event()
+    wire.serve = refuse  # type: ignore[method-assign]
+    async with client_of(wire) as client:
+        for _ in range(2):
+            assert (await client.post(wire.url, content=b"x" * (32 << 20))).content == b"no"
+        assert len(connections) == 2  # what was not sent would come before the next request
+        is_over.set()
+
+
+async def test_a_connection_that_is_lost_while_a_request_is_sent_is_an_error() -> None:
+    async def leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.transport.abort()
+
+    wire = Wire()
+    wire.serve = leave  # type: ignore[method-assign]
+    async with client_of(wire) as client:
+        with pytest.raises(httpx2.TransportError):
+            await client.post(wire.url, content=b"x" * (32 << 20))
+
+
+@pytest.mark.parametrize(
+    "framing", [b"content-length: 2\r\ncontent-length: 3", b"content-length: 2\r\n" + TRAILERS[:26]]
+)
+async def test_a_response_with_two_lengths_is_refused(framing: bytes) -> None:
+    wire = Wire(b"HTTP/1.1 200 OK\r\n" + framing + b"\r\n\r\nok")
+    async with client_of(wire) as client:
+        with pytest.raises(httpx2.RemoteProtocolError, match="is not HTTP"):
+            await client.get(wire.url)
+
+
 async def test_only_so_many_idle_connections_are_kept() -> None:
     wire = Wire(*([OK] * 8))
     async with client_of(wire) as client:
@@ -216,6 +342,8 @@ async def test_a_port_where_no_server_listens_is_a_failure_to_connect() -> None:
             await client.get(wire.url)
         with pytest.raises(httpx2.UnsupportedProtocol):
             await client.get("https://127.0.0.1/mcp")
+        with pytest.raises(httpx2.ConnectError):
+            await client.get(f"http://{'a' * 64}.example/mcp")  # no name: its first part is too long
 
 
 async def test_a_host_with_several_addresses_is_reached_at_the_one_that_answers() -> None:

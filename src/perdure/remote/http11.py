@@ -23,7 +23,8 @@ import anyio
 import httptools
 import httpx2
 
-#: Bytes of a response's status line and headers. As `h11`, on which the library's own transport is built.
+#: Bytes of a response's status line and headers, and of its trailers, which the parser keeps until they are complete.
+#: As `h11`, on which the library's own transport is built.
 MAX_HEAD = 100 << 10
 #: Bytes of a body that wait to be read; beyond that the connection is not read, and the server has to wait.
 MAX_WAITING = 128 << 10
@@ -42,6 +43,8 @@ class Direct(httpx2.AsyncBaseTransport):
         self._max_idle = max_idle
         self._idle_seconds = idle_seconds
         self._idle: dict[Origin, list[_Connection]] = {}
+        """Those of each origin, the one that was used last at the end."""
+        self._is_closed = False
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         url, timeout = request.url, request.extensions.get("timeout") or {}
@@ -83,22 +86,26 @@ class Direct(httpx2.AsyncBaseTransport):
                 return (await loop.create_connection(_Connection, last, port, **tls))[1]
         except TimeoutError as error:
             raise httpx2.ConnectTimeout(str(error)) from error
-        except OSError as error:  # TLS that fails is one, too
+        except (OSError, UnicodeError) as error:  # TLS that fails is one, too; a name may be none
             raise httpx2.ConnectError(str(error)) from error
 
     def _give_back(self, idle: list[_Connection], connection: _Connection) -> None:
         """A response was read to its end, or is not read further."""
-        if connection.is_idle and len(idle) < self._max_idle:
-            connection.idle_since = time.monotonic()
+        now = time.monotonic()
+        while idle and now - idle[0].idle_since >= self._idle_seconds:
+            idle.pop(0).abort()
+        if connection.is_idle and len(idle) < self._max_idle and not self._is_closed:
+            connection.idle_since = now
             idle.append(connection)
         else:
             connection.abort()
 
     async def aclose(self) -> None:
+        self._is_closed = True
         for idle in self._idle.values():
             for connection in idle:
                 connection.abort()
-        self._idle.clear()
+            idle.clear()
 
 
 class _Body(httpx2.AsyncByteStream):
@@ -131,7 +138,8 @@ class _Connection(asyncio.Protocol):
         """Of the response that is expected; None before a request and after its response."""
         self._may_be_kept = False
         self._ends_with_connection = False
-        self._head_bytes = 0
+        self._bare_bytes = 0
+        """Bytes since the last that belonged to a body."""
         self._has_head = False
         self._body = bytearray()
         self._failure: httpx2.TransportError | None = None
@@ -142,17 +150,18 @@ class _Connection(asyncio.Protocol):
     @property
     def is_idle(self) -> bool:
         """The response was read to its end, and another request may follow."""
-        return self._parser is None and self._failure is None and self._may_be_kept and not self._body
+        is_over = self._parser is None and self._failure is None and not self._body
+        return is_over and self._may_be_kept and self._may_write
 
     def abort(self) -> None:
         self._socket.abort()
 
     async def send(self, data: bytes, seconds: float | None) -> None:
         self._parser = httptools.HttpResponseParser(self)
-        self._has_head, self._head_bytes, self.headers = False, 0, []
+        self._has_head, self._bare_bytes, self.headers = False, 0, []
         self._socket.write(data)
         # A response may come, and the connection end, before all is written.
-        while not self._may_write and self._failure is None:
+        while not self._may_write and not self._has_head and self._failure is None:
             await self._change(seconds, httpx2.WriteTimeout)
 
     async def receive_head(self, seconds: float | None) -> None:
@@ -192,16 +201,17 @@ class _Connection(asyncio.Protocol):
         if self._parser is None:
             self._fail(httpx2.RemoteProtocolError("the server sent more than its response"))
             return
-        if not self._has_head:
-            self._head_bytes += len(data)
+        before = len(self._body)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(httpx2.RemoteProtocolError(f"the response is not HTTP: {error}"))
             return
-        if not self._has_head and self._head_bytes > MAX_HEAD:
-            self._fail(httpx2.RemoteProtocolError(f"the head of the response exceeds the limit of {MAX_HEAD} bytes"))
-        if len(self._body) > MAX_WAITING:
+        self._bare_bytes = 0 if len(self._body) > before else self._bare_bytes + len(data)
+        if self._parser is not None and self._bare_bytes > MAX_HEAD:
+            part = "the end" if self._has_head else "the head"
+            self._fail(httpx2.RemoteProtocolError(f"{part} of the response exceeds the limit of {MAX_HEAD} bytes"))
+        elif len(self._body) > MAX_WAITING:
             self._socket.pause_reading()
         self._changed.set()
 
@@ -220,8 +230,13 @@ class _Connection(asyncio.Protocol):
 
     # Called by the parser
 
+    def on_message_begin(self) -> None:
+        if self._has_head:
+            raise ValueError("the server sent more than its response")
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name, value))
+        if not self._has_head:  # otherwise it is a trailer
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         assert self._parser is not None
