@@ -78,7 +78,7 @@ async def told(done, total, message):
     print(message)
 
 async def main():
-    async with Client("{url}", mode="legacy") as client:  # sessions, which can be resumed
+    async with Client("{url}") as client:
         result = await client.call_tool("bake", {{"loaves": 5}}, progress_callback=told)
         print(result.content[0].text)
 

@@ -14,7 +14,7 @@ from perdure._core.single_calls import parse_task_rules
 from perdure._core.text import format_duration, format_size, parse_count, parse_duration, parse_size
 from perdure.errors import BadSetting
 
-Eras = Literal["both", "session"]
+Eras = Literal["auto", "both", "session"]
 RequestState = Literal["shared", "own"]
 OnStoreFailure = Literal["hold", "refuse"]
 Recover = Literal["strict", "reissue"]
@@ -139,7 +139,9 @@ class Settings:
         Recover, "`reissue` answers a lost session with 404 and a new one, ready for use"
     )
     eras: Eras = _connection(  # noqa: RUF009
-        Eras, "`session` refuses 2026-07-28, so that clients fall back to a resumable revision"
+        Eras,
+        "`auto` leads clients of 2026-07-28 that declare no tasks to a session, where their calls outlive a connection;"
+        " `both` serves every client in the revision that it prefers; `session` refuses 2026-07-28",
     )
 
     request_state: RequestState = _connection(  # noqa: RUF009
@@ -156,7 +158,13 @@ class Settings:
     task_after: float = _connection(
         2.0, "how long a call may take before a client that takes tasks gets a handle in place of the answer", low=0
     )
-    task_hold: float = _connection(2.0, "how long `tasks/get` waits for a change before it answers", low=0, high=60.0)
+    task_hold: float = _connection(
+        2.0,
+        "how long `tasks/get` waits for a change before it answers, for clients that declare `dev.perdure/calls` and"
+        " ask again if it breaks, as Perdure's do",
+        low=0,
+        high=60.0,
+    )
 
     max_stream_events: int = _limit(
         500, "events kept for one stream; a call waits while its reader is so many events behind"

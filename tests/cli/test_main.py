@@ -94,7 +94,7 @@ def test_the_help_of_serve_shows_each_setting_with_its_default_under_its_heading
     for name in FIELDS:
         assert f"  {spelled(name)}" in said
     words = " ".join(said.split())
-    for default in ("[1h]", "[1d]", "[30m]", "[4 MiB]", "[32 KiB]", "[10,000]", "[on]", "[off]", "[both]", "[/mcp]"):
+    for default in ("[1h]", "[1d]", "[30m]", "[4 MiB]", "[32 KiB]", "[10,000]", "[on]", "[off]", "[auto]", "[/mcp]"):
         assert default in words
 
 
@@ -248,7 +248,7 @@ def test_names_are_repeated_as_options_and_separated_by_commas_in_the_environmen
         ),
         (("serve", "a:b", "--max-body", "4MB"), "--max-body: '4MB' is not a size such as 65536, 64KiB or 4MiB"),
         (("serve", "a:b", "--max-calls", "1.5"), "--max-calls: '1.5' is not a whole number"),
-        (("serve", "a:b", "--eras", "old"), "--eras: 'old' is not one of 'both', 'session'."),
+        (("serve", "a:b", "--eras", "old"), "--eras: 'old' is not one of 'auto', 'both', 'session'."),
         (
             ("serve", "a:b", "--allowed-host", "a,b"),
             "--allowed-host: 'a,b' is not one name; repeat the option to give several",

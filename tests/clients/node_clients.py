@@ -79,9 +79,10 @@ class NodeClient(StockClient):
 
 
 @asynccontextmanager
-async def node_client(script: str, url: str) -> AsyncIterator[StockClient]:
+async def node_client(script: str, url: str, *, mode: str = "legacy") -> AsyncIterator[StockClient]:
+    """`mode`: how version 2 negotiates the revision, `legacy`, `auto` or the one that it is pinned to."""
     process = await asyncio.create_subprocess_exec(
-        program("node"), HERE / script, url, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        program("node"), HERE / script, url, mode, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     client = NodeClient(process)
     async with AsyncExitStack() as stack:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import fastmcp
 import mcp_types as types
 from mcp import Client, ClientSession
 from mcp.client.session import ClientRequestContext, IncomingMessage
@@ -17,11 +18,11 @@ from tests.clients.stock import MODEL_SAYS, USER_SAYS, Call, StockClient
 
 
 class PythonClient(StockClient):
-    """What a Python client sees, whichever of the two is behind it."""
+    """What a Python client sees, whichever it is."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         super().__init__()
-        self.session: ClientSession | Client | None = None
+        self.session: ClientSession | Client | fastmcp.Client[Any] | None = None
         self._tasks = tasks
         self._calls: list[asyncio.Task[None]] = []
 
@@ -45,7 +46,10 @@ class PythonClient(StockClient):
 
         assert self.session is not None
         try:
-            result = await self.session.call_tool(tool, arguments, progress_callback=on_progress)
+            if isinstance(self.session, fastmcp.Client):
+                result = await self.session.call_tool_mcp(tool, arguments, progress_handler=on_progress)
+            else:
+                result = await self.session.call_tool(tool, arguments, progress_callback=on_progress)
             call.answer = _text(result)
         except MCPError as error:
             call.code, call.data, call.answer = error.code, error.data, f"error: {error}"
@@ -116,6 +120,25 @@ async def python_session(url: str) -> AsyncIterator[StockClient]:
         ):
             seen.protocol = str((await session.initialize()).protocol_version)
             seen.session = session
+            try:
+                yield seen
+            finally:
+                seen.hang_up()
+
+
+class _WithoutTasks(fastmcp.Client[Any]):
+    """The client of a program that does not import `fastmcp_tasks`; another test of this process may have done it."""
+
+    _auto_internal_extensions = False
+
+
+@asynccontextmanager
+async def fastmcp_client(url: str) -> AsyncIterator[StockClient]:
+    """FastMCP's client, as it is by default."""
+    async with asyncio.TaskGroup() as tasks:
+        seen = PythonClient(tasks)
+        async with _WithoutTasks(url) as client:
+            seen.session, seen.protocol = client, str(client.protocol_version)
             try:
                 yield seen
             finally:

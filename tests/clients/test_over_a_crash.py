@@ -54,7 +54,7 @@ def connect(request: pytest.FixtureRequest, packages: None) -> Connect:
 
 
 def options(retry: float) -> tuple[str, ...]:
-    return ("--retry", f"{int(retry * 1000)}ms", "--eras", "session")
+    return ("--retry", f"{int(retry * 1000)}ms")
 
 
 @pytest.fixture

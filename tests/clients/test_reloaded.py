@@ -30,7 +30,7 @@ CANCELLED = -32800
 @asynccontextmanager
 async def lost_call(shop: Workshop) -> AsyncIterator[tuple[Site, Peer, Wire]]:
     """A session with a running call, of a client that says of itself as little as a stock client."""
-    async with serve(shop.server, retry=0.1, eras="session") as site:
+    async with serve(shop.server, retry=0.1) as site:
         peer = await site.join(capabilities={})
         call = await peer.call("wait", id=3, gate="never")
         await call.event()

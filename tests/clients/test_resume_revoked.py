@@ -34,7 +34,7 @@ def packages() -> None:
 
 @pytest.mark.parametrize("name", CLIENTS)
 async def test_a_stock_client_takes_no_harm_from_a_revocation(name: str, packages: None) -> None:
-    async with serve(Workshop().server, eras="session") as site, CLIENTS[name](site.url) as client:
+    async with serve(Workshop().server) as site, CLIENTS[name](site.url) as client:
         await until(lambda: site.app.counters.standalone_readers)
         [session] = site.app.session_ids()
         holder = Holder(site)

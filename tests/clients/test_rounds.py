@@ -44,7 +44,7 @@ async def python(url: str, asked: list[str]) -> AsyncIterator[Call]:
 @asynccontextmanager
 async def typescript(url: str, asked: list[str]) -> AsyncIterator[Call]:
     node_modules(Path(__file__).parent)
-    async with node_client("ts2_modern.mjs", url) as client:
+    async with node_client("ts2.mjs", url, mode="2026-07-28") as client:
         assert client.protocol == "2026-07-28"
         client.asked = asked
         yield lambda tool, arguments: client.result(tool, **arguments)
@@ -75,7 +75,7 @@ async def test_stock_clients_answer_what_tools_ask_at_any_node(server: str, tool
     """Each question reaches the user once."""
     target, store = f"tests.support.{server}:server", f"sqlite:{tmp_path / 'log.db'}"
     async with AsyncExitStack() as stack:
-        nodes = [await stack.enter_async_context(serving(target, "--store", store)) for _ in range(2)]
+        nodes = [await stack.enter_async_context(serving(target, "--store", store, "--eras", "both")) for _ in range(2)]
         between = await stack.enter_async_context(balancer(*(node.port for node in nodes)))
         for connect in (python, typescript, fastmcp):
             asked: list[str] = []

@@ -1,35 +1,82 @@
-"""The official Python client in its default mode, which prefers 2026-07-28, meets both eras on one path (H7, P8)."""
+"""Clients whose default is 2026-07-28 meet both eras on one path, and calls that last (H7, P8)."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from pathlib import Path
+
 import pytest
 
-from tests.clients.python_clients import python_client
-from tests.support.cutting_proxy import cutting_proxy
+from tests.clients.node_clients import HERE, node_client
+from tests.clients.python_clients import fastmcp_client, python_client
+from tests.clients.stock import StockClient
+from tests.support.cluster import Cluster, cluster
+from tests.support.crashbox import diary, open_gate
+from tests.support.node import node_modules
 from tests.support.serving import TOOLBOX, serving
 
 pytestmark = pytest.mark.anyio
 
+Connect = Callable[[str], AbstractAsyncContextManager[StockClient]]
 
-async def test_with_both_eras_it_speaks_the_modern_one() -> None:
-    async with serving(TOOLBOX) as server, python_client(server.url, mode="auto") as client:
+CLIENTS: dict[str, Connect] = {
+    "python": partial(python_client, mode="auto"),
+    "fastmcp": fastmcp_client,
+    "typescript": partial(node_client, "ts2.mjs", mode="auto"),
+}
+"""Each asks `server/discover` first, and declares no tasks."""
+
+
+@pytest.fixture(params=CLIENTS)
+def connect(request: pytest.FixtureRequest) -> Connect:
+    node_modules(HERE)
+    return CLIENTS[request.param]
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Cluster]:
+    """A server with the default eras."""
+    async with cluster(tmp_path / "log.db", "--retry", "100ms") as it:
+        yield it
+
+
+async def test_with_both_eras_it_speaks_the_modern_one(connect: Connect) -> None:
+    async with serving(TOOLBOX, "--eras", "both", "--store", "memory:") as server, connect(server.url) as client:
         call = await client.call("count", n=12)
         assert await client.answer(call) == "counted to 12"
         assert call.progress == list(range(1, 13))
         assert client.protocol == "2026-07-28"
 
 
-async def test_with_the_session_era_alone_it_falls_back_and_its_call_survives_a_cut() -> None:
-    async with (
-        serving(TOOLBOX, "--eras", "session", "--retry", "100ms") as server,
-        cutting_proxy(server.port) as proxy,
-        python_client(server.url) as keeper,
-        python_client(proxy.url, mode="auto") as client,
-    ):
+async def test_by_default_it_is_led_to_a_session_and_its_call_survives_a_cut(
+    connect: Connect, site: Cluster, tmp_path: Path
+) -> None:
+    """Promise 2."""
+    gate = tmp_path / "gate"
+    async with connect(site.proxy.url) as client:
         assert client.protocol == "2025-11-25"
-        call = await client.call("count", n=12, gate="gate", pauses=[4])
+        call = await client.call("count", n=12, gate=str(gate), pauses=[4])
         await client.saw(call, [1, 2, 3, 4])
-        proxy.cut(only="POST")
-        await keeper.result("open_gate", name="gate/4")
+        assert site.proxy.cut(only="POST") == 1
+        open_gate(f"{gate}.4")
         assert await client.answer(call) == "counted to 12"
         assert call.progress == list(range(1, 13))
+
+
+async def test_by_default_its_call_survives_a_kill_of_the_server(
+    connect: Connect, site: Cluster, tmp_path: Path
+) -> None:
+    """Promise 3: SIGKILL and a restart in the middle of a call that may run again."""
+    gate, log = tmp_path / "gate", tmp_path / "diary"
+    async with connect(site.proxy.url) as client:
+        call = await client.call("count", n=12, gate=str(gate), pauses=[4], log=str(log))
+        await client.saw(call, [1, 2, 3, 4])
+        first = site.server.pid
+        await site.kill()
+        open_gate(f"{gate}.4")
+        await site.restart()
+        assert await client.answer(call) == "counted to 12"
+        assert call.progress == list(range(1, 13))
+        assert diary(log) == [("-", first), ("-", site.server.pid)]

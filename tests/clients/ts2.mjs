@@ -2,14 +2,18 @@
 import { Client, StreamableHTTPClientTransport } from "@modelcontextprotocol/client";
 import { drive, say } from "./drive.mjs";
 
+const [, , url, mode] = process.argv;
 const client = new Client(
   { name: "stock-ts2", version: "1" },
-  { capabilities: { elicitation: { form: {} }, sampling: {} } },
+  {
+    capabilities: { elicitation: { form: {} }, sampling: {} },
+    versionNegotiation: { mode: ["legacy", "auto"].includes(mode) ? mode : { pin: mode } },
+  },
 );
 client.setNotificationHandler("notifications/resources/updated", say.notice);
 client.setRequestHandler("elicitation/create", say.elicited);
 client.setRequestHandler("sampling/createMessage", say.sampled);
 
-await drive(client, new StreamableHTTPClientTransport(new URL(process.argv[2])), (request, options) =>
+await drive(client, new StreamableHTTPClientTransport(new URL(url)), (request, options) =>
   client.callTool(request, options),
 );

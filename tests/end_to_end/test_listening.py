@@ -17,6 +17,7 @@ from mcp.client import Client
 from mcp.client.subscriptions import ResourceUpdated, SubscriptionLost, ToolsListChanged
 
 from tests.support.listeners import POSITION, Listener, listening, publish
+from tests.support.modern import MODERN
 from tests.support.postgres import store_url
 from tests.support.serving import Served, serving
 
@@ -153,7 +154,7 @@ async def test_no_change_is_missed_through_cuts_and_kills(store: str) -> None:
 
 async def test_stock_clients_at_several_workers_hear_each_change(store: str) -> None:
     async with serving(BOARD, "--store", store, "--workers", "2") as served, AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(Client(served.url)) for _ in range(6)]
+        clients = [await stack.enter_async_context(Client(served.url, mode=MODERN)) for _ in range(6)]
         ears = [
             await stack.enter_async_context(
                 client.listen(tools_list_changed=True, resource_subscriptions=["board://a"])
@@ -162,7 +163,7 @@ async def test_stock_clients_at_several_workers_hear_each_change(store: str) -> 
         ]
         processes: set[str] = set()
         while len(processes) < 2:  # at each of them
-            async with Client(served.url) as client:
+            async with Client(served.url, mode=MODERN) as client:
                 for what, change in (("tools", ToolsListChanged()), ("board://a", ResourceUpdated(uri="board://a"))):
                     result = await client.call_tool("change", {"what": what})
                     processes.add(result.content[0].text)  # type: ignore[union-attr]
@@ -171,7 +172,11 @@ async def test_stock_clients_at_several_workers_hear_each_change(store: str) -> 
 
 
 async def test_a_listener_of_a_process_that_stops_goes_on_at_another(store: str) -> None:
-    async with nodes(store, 2) as (a, b), Client(b.url) as client, listening(a.port, "tools", "prompts") as ear:
+    async with (
+        nodes(store, 2) as (a, b),
+        Client(b.url, mode=MODERN) as client,
+        listening(a.port, "tools", "prompts") as ear,
+    ):
         a.send(signal.SIGTERM)
         while await ear.read():
             pass
@@ -188,13 +193,13 @@ async def test_a_stock_client_is_told_that_its_subscription_is_lost_and_catches_
     async with nodes(store, 2) as (a, b):
         lost = False
         try:
-            async with Client(a.url) as client, client.listen(tools_list_changed=True) as ear:
+            async with Client(a.url, mode=MODERN) as client, client.listen(tools_list_changed=True) as ear:
                 await a.kill()
                 await anext(ear)
         except* SubscriptionLost:
             lost = True
         assert lost
-        async with Client(b.url) as client, client.listen(tools_list_changed=True) as ear:
+        async with Client(b.url, mode=MODERN) as client, client.listen(tools_list_changed=True) as ear:
             assert await anext(ear) == ToolsListChanged()
 
 

@@ -139,7 +139,7 @@ async def test_a_stock_client_has_all_its_rounds_at_several_workers(tmp_path: Pa
         return ElicitResult(action="accept", content={"loaf": "dark"})
 
     store = f"sqlite:{tmp_path / 'store.db'}"
-    async with serving(ROUNDS, "--store", store, "--workers", "2") as served:
+    async with serving(ROUNDS, "--store", store, "--workers", "2", "--eras", "both") as served:
 
         async def order() -> str:
             async with Client(served.url, elicitation_callback=choose) as client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 from mcp.server.mcpserver import Context, MCPServer
 
+from perdure._core.revisions import REVISIONS
+from tests.support.modern import TASKS
 from tests.support.site import Site, serve
 from tests.support.wire import EVENTS, Peer, answer_of, text_of
 from tests.support.workshop import Workshop
@@ -16,6 +19,13 @@ from tests.support.workshop import Workshop
 pytestmark = pytest.mark.anyio
 
 MODERN = "2026-07-28"
+
+
+def declaring(extension: str) -> dict[str, Any]:
+    return {"_meta": {"io.modelcontextprotocol/clientCapabilities": {"extensions": {extension: {}}}}}
+
+
+TAKES_TASKS, GIVES_KEYS = declaring(TASKS), declaring("dev.perdure/calls")
 
 
 async def test_both_eras_are_served_on_one_path(shop: Workshop, site: Site) -> None:
@@ -32,25 +42,67 @@ async def test_both_eras_are_served_on_one_path(shop: Workshop, site: Site) -> N
 async def test_the_operator_is_told_once_that_modern_clients_have_no_session(
     shop: Workshop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with serve(shop.server) as site:
+    async with serve(shop.server, eras="both") as site:
         await site.join()
         assert told(caplog) == []
         for _ in range(3):
+            await site.modern("server/discover", {})
             await site.modern("tools/list", {})
-        [sentence] = told(caplog)
-        assert sentence.startswith(f"a client speaks {MODERN}: only tasks and calls with a key outlive its connections")
-        assert sentence.endswith("--eras session gives it a session")
+    [(level, action, sentence)] = told(caplog)
+    assert (level, action) == (logging.WARNING, "era.sessionless")
+    assert sentence.startswith(f"a client speaks {MODERN}: only tasks and calls with a key outlive its connections")
+    assert sentence.endswith("--eras auto leads it to a session")
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [r.getMessage() for r in caplog.records if getattr(r, "action", "") == "era.sessionless"]
+async def test_the_operator_is_told_once_which_way_clients_were_led(
+    shop: Workshop, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "perdure")
+    async with serve(shop.server) as site:
+        for _ in range(3):
+            await site.modern("server/discover", {})
+        [(level, action, sentence)] = told(caplog)
+        assert (level, action) == (logging.INFO, "era.session")
+        assert sentence.startswith(f"a client of {MODERN} that declares no tasks was led to a session")
+        for _ in range(3):
+            await site.modern("server/discover", TAKES_TASKS)
+            await site.modern("tools/list", TAKES_TASKS)
+    [_, (level, action, sentence)] = told(caplog)
+    assert (level, action) == (logging.INFO, "era.sessionless")
+    assert sentence.endswith("it declares tasks, or did not ask server/discover")
 
 
-async def test_discovery_names_the_modern_revision(site: Site) -> None:
+def told(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str, str]]:
+    records = [(r.levelno, str(getattr(r, "action", "")), r.getMessage()) for r in caplog.records]
+    return [record for record in records if record[1].startswith("era.")]
+
+
+@pytest.mark.parametrize(("eras", "params"), [("both", {}), ("auto", TAKES_TASKS), ("auto", GIVES_KEYS)])
+async def test_discovery_names_the_modern_revision(shop: Workshop, eras: str, params: dict[str, Any]) -> None:
     """C1: the SDK's own handler answers."""
+    async with serve(shop.server, eras=eras) as site:
+        response = await site.modern("server/discover", params)
+        assert response.status_code == 200
+        assert MODERN in answer_of(response)["result"]["supportedVersions"]
+
+
+async def test_by_default_a_client_without_tasks_is_led_to_a_session(site: Site) -> None:
+    """Its call would end with its connection; a client that goes on at 2026-07-28 all the same is served."""
     response = await site.modern("server/discover", {})
-    assert response.status_code == 200
-    assert MODERN in answer_of(response)["result"]["supportedVersions"]
+    assert response.status_code == 400
+    answer = response.json()
+    assert (answer["id"], answer["error"]["code"]) == (1, -32022)
+    assert answer["error"]["data"] == {"supported": list(REVISIONS), "requested": MODERN}
+    for hint in ("initialize", "io.modelcontextprotocol/tasks", "--eras both"):
+        assert hint in answer["error"]["message"]
+    assert "2025-11-25" in answer["error"]["data"]["supported"]
+    response = await site.modern("tools/call", {"name": "count", "arguments": {"n": 2}})
+    assert text_of(answer_of(response)) == "counted to 2"
+
+
+async def test_a_discovery_that_is_not_in_order_is_refused_as_ever(site: Site) -> None:
+    response = await site.modern("server/discover", {}, mcp_method="tools/list")
+    assert (response.status_code, response.json()["error"]["code"]) == (400, -32020)
 
 
 async def test_the_modern_era_ignores_a_session_id(site: Site) -> None:
@@ -128,3 +180,13 @@ async def test_an_initialize_with_a_session_version_header_opens_a_session(site:
     response = await site.request("POST", headers=peer.headers(), body=peer.handshake())
     assert response.status_code == 200
     assert response.headers["mcp-session-id"]
+
+
+async def test_a_key_is_refused_in_a_session_and_never_ignored(shop: Workshop, site: Site) -> None:
+    """A client that was led to a session, and believes that its key makes two requests one call, would run it twice."""
+    peer = await site.join()
+    params = {"name": "count", "arguments": {"n": 1}, "_meta": {"dev.perdure/key": "order-7"}}
+    response = await site.request("POST", headers=peer.headers(), body=peer.request("tools/call", params))
+    assert (response.status_code, response.json()["error"]["code"]) == (400, -32602)
+    assert "2026-07-28" in response.json()["error"]["message"]
+    assert await peer.result("count", n=1) == "counted to 1"

@@ -127,6 +127,7 @@ class Web:
             "io.modelcontextprotocol/protocolVersion": version,
             "io.modelcontextprotocol/clientInfo": {"name": "wire", "version": "1"},
             "io.modelcontextprotocol/clientCapabilities": {},
+            **params.get("_meta", {}),
         }
         names = {
             "accept": f"{JSON}, {EVENTS}",

@@ -30,7 +30,8 @@ export interface Asking {
 }
 
 /** Take a request to its answer. Throws as `post` does. */
-export async function ask(link: Link, m: Request, sent: Sent, asking: Asking = {}): Promise<Message> {
+export async function ask(link: Link, { params, ...rest }: Request, sent: Sent, asking: Asking = {}): Promise<Message> {
+  const m = { ...rest, params: { ...params, _meta: withTasks(params?.['_meta'] as Record<string, unknown>) } };
   const { headers, call, attempts, isCut, take = (told) => route(link, told, call) } = asking;
   const line = new Line(call, isCut ? '-' : undefined);
   if (call) call.line = line;
@@ -102,14 +103,14 @@ let count = 0;
 /** A request of our own that may be repeated. */
 export function own(link: Link, method: string, params: object = {}, asking: Asking = {}): Promise<Message> {
   const envelope = link.envelope ?? envelopeOf(asking.call?.kept as Message);
-  const m = message({ id: wireId(link.state.life, `own ${count++}`), method, params: { ...params, _meta: withTasks(envelope) } });
+  const m = message({ id: wireId(link.state.life, `own ${count++}`), method, params: { ...params, _meta: envelope } });
   return ask(link, m as Request, Sent.Read, { take: () => {}, ...asking });
 }
 
-/** `_meta` of a client that takes tasks: it is this transport that does. */
+/** `_meta` of a client that takes tasks, and sends again what breaks: it is this transport that does. */
 export function withTasks(given: Record<string, unknown>): Record<string, unknown> {
   const capabilities = given[CAPABILITIES] as { extensions?: object } | undefined;
-  return { ...given, [CAPABILITIES]: { ...capabilities, extensions: { ...capabilities?.extensions, [TASKS]: {} } } };
+  return { ...given, [CAPABILITIES]: { ...capabilities, extensions: { ...capabilities?.extensions, [TASKS]: {}, [CALLS]: {} } } };
 }
 
 /** What the server offers, as it has said to the client; or to us, where the client knew it without asking. */
@@ -122,6 +123,6 @@ export function offers(link: Link): Promise<Offers> {
 /** What a server says of itself in `server/discover`. */
 export function offersIn(result: unknown): Offers {
   const { capabilities } = (result ?? {}) as { capabilities?: { extensions?: Record<string, { keptMs?: unknown } | undefined> } };
-  const { [TASKS]: tasks, [CALLS]: calls } = capabilities?.extensions ?? {};
-  return { hasTasks: !!tasks, keeps: calls && (typeof calls.keptMs === 'number' ? calls.keptMs : KEEPS) };
+  const { [CALLS]: calls } = capabilities?.extensions ?? {};
+  return { keeps: calls && (typeof calls.keptMs === 'number' ? calls.keptMs : KEEPS) };
 }

@@ -12,7 +12,6 @@ import type { Message } from './wire.js';
 
 /** Extensions of a server: whether it has tasks, and for how many milliseconds it keeps the key of a call, if it does. */
 export interface Offers {
-  readonly hasTasks: boolean;
   readonly keeps?: number | undefined;
 }
 

@@ -8,7 +8,7 @@ import { wait } from './backoff.js';
 import { answer, type Call, forget, type RecoveredCall, settle, unknown } from './calls.js';
 import { Sent } from './delivery.js';
 import { OutcomeUnknown } from './errors.js';
-import { ask, offers, offersIn, own, withTasks } from './exchange.js';
+import { ask, offers, offersIn, own } from './exchange.js';
 import { statusOf } from './http.js';
 import { route } from './incoming.js';
 import { guard, type Link } from './link.js';
@@ -117,10 +117,8 @@ async function run(link: Link, it: Call, params: Request['params'], sent: Sent):
 
 async function sendCall(link: Link, it: Call, params: Request['params'], sent: Sent): Promise<Message> {
   const { kept } = it;
-  const { hasTasks } = await offers(link);
   const plain = outgoing(link.state.life, message({ id: kept.id, method: kept.method, params: params ?? {} }) as Request);
-  const given = plain.params?.['_meta'] as Record<string, unknown>;
-  const _meta = { ...(hasTasks ? withTasks(given) : given), ...(kept.key && { [KEY]: kept.key }) };
+  const _meta = { ...(plain.params?.['_meta'] as object), ...(kept.key && { [KEY]: kept.key }) };
   const m = { ...plain, id: it.id, params: { ...plain.params, _meta } };
   const take = (told: Message) => {
     if (told.method === 'notifications/progress') it.progress = told.params?.['progress'] as number;

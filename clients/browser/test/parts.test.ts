@@ -132,12 +132,12 @@ test('names that no header can hold go as base64', () => {
   for (const [text, encoded] of Object.entries(others)) assert.equal(headerValue(text), `=?base64?${encoded}?=`);
 });
 
-test('a server says which extensions it has, and how long it keeps keys', () => {
+test('a server says whether it knows keys, and how long it keeps them', () => {
   const from = (extensions?: object) => offersIn({ capabilities: { extensions } });
-  assert.deepEqual(from({ 'dev.perdure/calls': { keptMs: 5 }, 'io.modelcontextprotocol/tasks': {} }), { hasTasks: true, keeps: 5 });
-  assert.deepEqual(from({ 'dev.perdure/calls': {} }), { hasTasks: false, keeps: 3_600_000 });
+  assert.deepEqual(from({ 'dev.perdure/calls': { keptMs: 5 }, 'io.modelcontextprotocol/tasks': {} }), { keeps: 5 });
+  assert.deepEqual(from({ 'dev.perdure/calls': {} }), { keeps: 3_600_000 });
   for (const nothing of [from(), from({}), offersIn(undefined), offersIn({})])
-    assert.deepEqual(nothing, { hasTasks: false, keeps: undefined });
+    assert.deepEqual(nothing, { keeps: undefined });
 });
 
 test('the envelope of a request is found, and tasks are declared beside what the client declares', () => {
@@ -145,6 +145,6 @@ test('the envelope of a request is found, and tasks are declared beside what the
   const call: Request = { jsonrpc: '2.0', id: 1, method: 'tools/call', params: { _meta: { ...envelope, progressToken: 1 } } };
   assert.ok(isSingle(call) && !isSingle({ jsonrpc: '2.0', id: 1, method: 'ping' }));
   assert.deepEqual(envelopeOf(call), envelope);
-  const extensions = { x: {}, 'io.modelcontextprotocol/tasks': {} };
+  const extensions = { x: {}, 'io.modelcontextprotocol/tasks': {}, 'dev.perdure/calls': {} };
   assert.deepEqual(withTasks(envelope), { [VERSION]: '2026-07-28', [CAPABILITIES]: { roots: {}, extensions } });
 });

@@ -9,7 +9,8 @@ PREFIX: Final = "dev.perdure"
 """The prefix of every name that is Perdure's own."""
 
 CALLS: Final = f"{PREFIX}/calls"
-"""Perdure's extension: a call may bring a key, and is run once for it; a listener may bring a position."""
+"""Perdure's extension: a call may bring a key, and is run once for it; a listener may bring a position. A client that
+declares it repeats requests whose connection broke."""
 
 KEPT: Final = "keptMs"
 """Beside `CALLS` in `server/discover`: how long the server keeps a key, from the first request that brought it."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from perdure._core.extension import TASKS
+from perdure._core.extension import CALLS, TASKS
 from perdure._core.ids import SESSION_BYTES, STREAM_BYTES, SessionId, StreamId, id_text
 from perdure._core.jsonrpc import JsonObject
 
@@ -53,9 +53,22 @@ class Client:
         return {"capabilities": self.capabilities, "clientInfo": self.info}
 
     @property
+    def name(self) -> str:
+        """The client's name; empty if it does not say one."""
+        return str(self.info.get("name", "")) if isinstance(self.info, Mapping) else ""
+
+    @property
     def takes_tasks(self) -> bool:
+        return self._declares(TASKS)
+
+    @property
+    def repeats(self) -> bool:
+        """It gives its calls keys, and sends again what a broken connection took, as Perdure's own clients do."""
+        return self._declares(CALLS)
+
+    def _declares(self, extension: str) -> bool:
         extensions = self.capabilities.get("extensions") if isinstance(self.capabilities, Mapping) else None
-        return isinstance(extensions, Mapping) and TASKS in extensions
+        return isinstance(extensions, Mapping) and extension in extensions
 
     @property
     def takes_asks(self) -> bool:

@@ -83,7 +83,6 @@ class App:
         self._endpoint: Endpoint | None = None
         self._stopping = False
         self._draining = False
-        self._told_sessionless = False
         self._ending: asyncio.Future[None] | None = None
         self._lost: StoreLost | None = None
         self._on_lost: Callable[[StoreLost], None] | None = None
@@ -328,16 +327,11 @@ class App:
         if version is None or version in REVISIONS:
             return None
         # An unknown version without a session: the SDK's answer names what it supports, era and all.
-        if self._settings.eras == "both" and (is_sessionless(version) or b"mcp-session-id" not in headers):
+        if self._settings.eras != "session" and (is_sessionless(version) or b"mcp-session-id" not in headers):
             handler = self._started().sessionless
             if self._draining and headers.get(b"mcp-method") not in (*TASK_METHODS, CANCEL_METHOD):
                 raise Refused(Refusal.STOPPING)
             if handler is not None:
-                if not self._told_sessionless:
-                    # Once: the clients that most profit from a session may never ask for one.
-                    self._told_sessionless = True
-                    told = "only tasks and calls with a key outlive its connections; --eras session gives it a session"
-                    log_event(logging.WARNING, "era.sessionless", f"a client speaks 2026-07-28: {told}")
                 return handler
         raise Refused(Refusal.BAD_VERSION, seen=version, data={"supported": list(REVISIONS), "requested": version})
 

@@ -9,6 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope
 
 from perdure._core import sticky
+from perdure._core.extension import CALLS, KEY
 from perdure._core.jsonrpc import Batch, Envelope, InvalidMessage, Notification, Request, parse_body
 from perdure._core.limits import Caller, weigh
 from perdure._core.states import SessionState, SessionStep
@@ -133,6 +134,8 @@ class PostHandler:
     ) -> list[Call]:
         settings, calls = self._settings, session.exchange.calls
         self._check_room(calls.caller)
+        if any(request.method == "tools/call" and _has_key(request) for request in requests):
+            raise Refused(Refusal.KEY_IN_SESSION, where=f"_meta[{KEY!r}]", extension=CALLS)
         if calls.load + len(requests) > settings.max_calls:
             raise Refused(Refusal.TOO_MANY_CALLS, limit=settings.max_calls)
         self._access.refuse_calls(calls.caller, len(requests))
@@ -236,6 +239,11 @@ class PostHandler:
                 await sessions.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake failed")
                 return Answer(status=200, body=answers[0])
             return await self._answer(session, call.stream)
+
+
+def _has_key(request: Request) -> bool:
+    meta = (request.params or {}).get("_meta")
+    return isinstance(meta, dict) and KEY in meta
 
 
 async def _answers(stream: Stream) -> list[bytes]:

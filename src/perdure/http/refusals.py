@@ -64,6 +64,12 @@ class Refusal(enum.Enum):
     NOT_ACCEPTABLE_JSON = (406, INVALID_REQUEST, "Accept must allow application/json")
     NOT_ACCEPTABLE_GET = (406, INVALID_REQUEST, "Accept must allow text/event-stream")
     BAD_VERSION = (400, UNSUPPORTED_VERSION, "MCP-Protocol-Version {seen} is not supported")
+    LED_TO_SESSION = (
+        400,
+        UNSUPPORTED_VERSION,
+        "A client without tasks has a session here, where its calls outlive their connections: begin with initialize."
+        " To stay at {seen}, declare the extension {tasks} or {keys}, or let the operator serve with --eras both",
+    )
     BAD_MESSAGE = (400, INVALID_REQUEST, "{reason}")
     BATCH = (400, INVALID_REQUEST, "Batches belong to protocol version 2025-03-26; this session speaks {version}")
     INITIALIZE_IN_BATCH = (400, INVALID_REQUEST, "An initialize request must not be part of a batch")
@@ -132,6 +138,12 @@ class Refusal(enum.Enum):
         400,
         INVALID_PARAMS,
         "{where} must be a string of 1 to {limit} characters, none of them a control character, not {seen}",
+    )
+    KEY_IN_SESSION = (
+        400,
+        INVALID_PARAMS,
+        "Calls in a session have no keys, and {where} would be ignored: leave it out, or speak 2026-07-28 and declare"
+        " the extension {extension}",
     )
     KEYS_DIFFER = (400, INVALID_PARAMS, "{where} and {other} name different keys")
     KEY_TAKEN = (400, KEY_TAKEN, "The key belongs to another call of yours, with another tool or other arguments")

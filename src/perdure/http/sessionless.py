@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,15 +11,20 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 from starlette.types import Message, Receive, Scope, Send
 
+from perdure._core.delivery import DISCOVER
+from perdure._core.extension import CALLS, TASKS
 from perdure._core.limits import Quota, share_of, weigh
+from perdure._core.revisions import REVISIONS
 from perdure._core.states import EXCHANGE, ExchangeState, ExchangeStep, advance
 from perdure.http.access import SessionAccess, refuse_full
 from perdure.http.body import Headers, replayed_first
 from perdure.http.credentials import caller_of, principal_of
 from perdure.http.listening import LISTEN, ListeningHandler, hearing_changes
+from perdure.http.modern_request import read_request
 from perdure.http.refusals import Answer, Refusal, Refused
 from perdure.http.single_call_endpoint import SingleCallEndpoint
 from perdure.sessions.ledger import unknown_outcome
+from perdure.telemetry.events import log_event
 
 _OWING = (ExchangeState.OWED, ExchangeState.LAST)
 """The server has stopped before the SDK has answered, and answers in its place."""
@@ -111,6 +117,8 @@ class SessionlessHandler:
         """Also of requests that `single_calls` has: they end by themselves, and a poll that is held keeps no process
         from its stop."""
         self._ended = False
+        self._has_led = self._has_served = False
+        """A client was led to a session; one was served without. The log says each once."""
 
     @property
     def is_busy(self) -> bool:
@@ -147,6 +155,8 @@ class SessionlessHandler:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
         listens = headers.get(b"mcp-method") == LISTEN.encode()
+        if headers.get(b"mcp-method") != DISCOVER.encode():
+            self._tell_served()
         if listens and self._listening is not None and scope["method"] == "POST":
             await self._listening(scope, receive, send, headers, otherwise=self._pass_on)
         else:
@@ -165,6 +175,8 @@ class SessionlessHandler:
                 if scope["method"] == "POST":
                     running.body = body = await self._access.bodies.read(receive, headers)
                     self._access.refuse_work(caller, weight := weigh(body))
+                    if headers.get(b"mcp-method") == DISCOVER.encode():
+                        self._lead(scope, headers, body)
                     if self._single_calls is not None and self._single_calls.wants(headers):
                         self._running.discard(running)
                         if await self._single_calls(scope, receive, send, headers, body, size=weight):
@@ -178,6 +190,34 @@ class SessionlessHandler:
         finally:
             self._running.discard(running)
             work.take(caller, -size)
+
+    def _lead(self, scope: Scope, headers: Headers, body: bytes) -> None:
+        """Lead a client to a session if it asks which revisions there are and declares neither tasks nor keys: it would
+        lose a call with its connection. With `both` every client is served."""
+        asked = None
+        if self._access.settings.eras == "auto":
+            asked = read_request(scope, headers, body, size=0, json_only=self._access.settings.json_response)
+        if asked is None or asked.client.takes_tasks or asked.client.repeats:
+            self._tell_served()
+            return
+        if not self._has_led:
+            self._has_led = True
+            sentence = "a client of 2026-07-28 that declares no tasks was led to a session; --eras both prevents that"
+            log_event(logging.INFO, "era.session", sentence, client=asked.client.name)
+        seen = asked.client.version
+        data = {"supported": list(REVISIONS), "requested": seen}
+        raise Refused(Refusal.LED_TO_SESSION, id=asked.request.id, seen=seen, tasks=TASKS, keys=CALLS, data=data)
+
+    def _tell_served(self) -> None:
+        """Say once that there is a client without a session."""
+        if self._has_served:
+            return
+        self._has_served = True
+        sentence = "a client speaks 2026-07-28: only tasks and calls with a key outlive its connections"
+        if self._access.settings.eras == "auto":
+            log_event(logging.INFO, "era.sessionless", f"{sentence}; it declares tasks, or did not ask server/discover")
+        else:
+            log_event(logging.WARNING, "era.sessionless", f"{sentence}; --eras auto leads it to a session")
 
     async def _handle(self, running: _Exchange, scope: Scope, receive: Receive) -> None:
         if running.state is ExchangeState.REFUSED:

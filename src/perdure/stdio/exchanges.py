@@ -72,9 +72,10 @@ class Exchanges:
             patience=patience,
         )
 
-    async def send(self, call: HostCall, patience: Patience | None = None) -> Message:
-        """The answer to a request as the host sent it."""
-        sent = self._sent(call, dict(call.params["_meta"]))
+    async def send(self, call: HostCall, patience: Patience | None = None, *, with_own: bool = False) -> Message:
+        """The answer to a request as the host sent it; `with_own`: it declares what the bridge takes as well."""
+        meta = dict(call.params["_meta"])
+        sent = self._sent(call, with_tasks(meta) if with_own else meta)
         return await self.make(sent, partial(self._tell, call), patience).answer()
 
     def _sent(self, call: HostCall, meta: JsonObject, **about: Any) -> Sent:

@@ -139,7 +139,8 @@ class SessionlessSide:
                     listening = Listening(call.request, call.text, call.host_id, self._output.deliver)
                     answer = await listening.end(self._exchanges.make, self._limits.listening)
                 case method if method == DISCOVER:
-                    answer = self._discovered(call, await self._exchanges.send(call, self._limits.handshake))
+                    found = await self._exchanges.send(call, self._limits.handshake, with_own=True)
+                    answer = self._discovered(call, found)
                 case _:
                     answer = await self._exchanges.send(call)
             if self._running.get(call.host_id) is call:
