@@ -18,8 +18,10 @@ from starlette.routing import Mount
 
 import perdure
 from perdure import BadTarget
+from perdure._core.extension import CALLS, KEPT, TASKS
 from perdure.runtime.server import is_server
 from perdure.store import MemoryStore
+from tests.clients.python_clients import fastmcp_client
 from tests.support.site import serve, under_uvicorn
 from tests.support.wire import JSON, Peer, Web, answer_of, progress_of, text_of
 
@@ -90,6 +92,17 @@ KINDS: dict[str, Callable[[Lives], object]] = {
     "FastMCP": fast_server,
     "low-level Server": low_level_server,
 }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_server_of_each_kind_announces_tasks_and_keys(kind: str) -> None:
+    """Clients look there before they use them. The answer is a dict of some servers, and a model of others."""
+    async with serve(KINDS[kind]([]), eras="both") as site:
+        found = answer_of(await site.modern("server/discover", {}))["result"]
+        assert found["capabilities"]["extensions"].items() >= {TASKS: {}, CALLS: {KEPT: 86_400_000}}.items()
+        assert "tools" in found["capabilities"]
+        async with fastmcp_client(site.url) as client:  # it refuses an answer that is not as the revision has it
+            assert client.protocol == "2026-07-28"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,6 +16,7 @@ from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel.server import Server
 from mcp.server.mcpserver import MCPServer
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.routing import Route
@@ -143,7 +144,7 @@ async def _enter(server: Server[Any], settings: Settings, *, may_be_silent: bool
             sessionless=sessionless,
             tools=ToolCatalog(twin, state),
             state_keys=state_keys,
-            changes=changes if settings.eras == "both" else None,
+            changes=None if settings.eras == "session" else changes,
         )
 
 
@@ -152,7 +153,11 @@ async def announce_extensions(
 ) -> HandlerResult:
     """Add to `server/discover` what Perdure serves beside the server. Tasks that the server has itself stay its own."""
     result = await call_next(ctx)
-    if ctx.method != "server/discover" or not isinstance(result, dict):
+    if ctx.method != "server/discover":
+        return result
+    if isinstance(result, BaseModel):  # FastMCP's; as the SDK itself would write it
+        result = result.model_dump(by_alias=True, mode="json", exclude_none=True)
+    if not isinstance(result, dict):
         return result
     capabilities: JsonObject = result.get("capabilities") or {}
     kept = {KEPT: int(min(settings.task_ttl, settings.replay_window) * 1000)}
