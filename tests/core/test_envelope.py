@@ -17,7 +17,7 @@ from perdure._core.envelope import (
     param_headers,
     with_tasks,
 )
-from perdure._core.extension import TASKS
+from perdure._core.extension import CALLS, TASKS
 
 META = {VERSION: "2026-07-28", CAPABILITIES: {"roots": {}, "extensions": {"x": {}}}}
 
@@ -51,7 +51,7 @@ def test_only_a_request_that_says_its_version_has_an_envelope() -> None:
 
 def test_tasks_are_declared_beside_what_a_client_declares() -> None:
     assert not declares_tasks(META)
-    assert with_tasks(META)[CAPABILITIES] == {"roots": {}, "extensions": {"x": {}, TASKS: {}}}
+    assert with_tasks(META)[CAPABILITIES] == {"roots": {}, "extensions": {"x": {}, TASKS: {}, CALLS: {}}}
     assert declares_tasks(with_tasks(META))
     assert declares_tasks(with_tasks({VERSION: "2026-07-28", CAPABILITIES: "odd"}))
 

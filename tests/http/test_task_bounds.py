@@ -18,7 +18,7 @@ from perdure.store.base import SessionRecord, Store
 from tests.http.test_bounds import LIMIT, Names, bearer, refused
 from tests.support import crashbox
 from tests.support.askbox import server
-from tests.support.call_peer import ALL_ASKS, TAKES_TASKS, CallPeer, accept, message_of, result_of, said
+from tests.support.call_peer import ALL_ASKS, REPEATS, TAKES_TASKS, CallPeer, accept, message_of, result_of, said
 from tests.support.crashbox import open_gate
 from tests.support.live import Live, live
 from tests.support.postgres import store_url
@@ -315,10 +315,23 @@ async def test_tasks_of_other_processes_count(tmp_path: Path) -> None:
 # How many requests wait
 
 
+async def test_only_the_poll_of_a_client_that_repeats_it_is_held(tmp_path: Path) -> None:
+    """A poll that is open when its process dies breaks, and stock clients end with it."""
+    gate = str(tmp_path / "gate")
+    async with live(server=server, task_after=0.05, task_hold=60.0) as served:
+        stock, own = (CallPeer(port=served.port, capabilities=declared) for declared in (TAKES_TASKS, REPEATS))
+        task = result_of(await stock.call("wait", {"gate": gate}))["taskId"]
+        assert (await stock.get(task))["status"] == "working"
+        held = asyncio.create_task(own.get(task))
+        await asyncio.sleep(0.1)  # so that it is held
+        open_gate(gate)
+        assert (await held)["status"] == "completed"
+
+
 async def test_polls_that_are_held_and_requests_that_join_a_call_count_as_requests(tmp_path: Path) -> None:
     gate = str(tmp_path / "gate")
     async with live(server=server, max_sessionless=5, max_share=100, task_after=0.05, task_hold=60.0) as served:
-        tasks, plain = (CallPeer(port=served.port, capabilities=declared) for declared in (TAKES_TASKS, {}))
+        tasks, plain = (CallPeer(port=served.port, capabilities=declared) for declared in (REPEATS, {}))
         task = result_of(await tasks.call("wait", {"gate": gate}, key="mine"))["taskId"]
         async with AsyncExitStack() as stack:
             waiting = [await stack.enter_async_context(await tasks.send("tasks/get", {"taskId": task}))]
@@ -342,7 +355,7 @@ async def test_polls_that_are_held_and_requests_that_join_a_call_count_as_reques
 async def test_what_waiting_requests_take_in_memory_is_bounded(tmp_path: Path) -> None:
     gate = str(tmp_path / "gate")
     async with live(server=server, task_after=0.05, task_hold=60.0, max_work=200_000, max_share=100) as served:
-        peer = CallPeer(port=served.port, capabilities=TAKES_TASKS)
+        peer = CallPeer(port=served.port, capabilities=REPEATS)
         task = result_of(await peer.call("wait", {"gate": gate}))["taskId"]
         large = {"taskId": task, "_meta": {"padding": "x" * 60_000}}
         async with await peer.send("tasks/get", large) as held:
@@ -375,7 +388,7 @@ async def test_a_poll_that_is_held_is_answered_when_its_server_stops(tmp_path: P
     store, gate = f"sqlite:{tmp_path / 'log.db'}", tmp_path / "gate"
     settings: dict[str, Any] = {"server": server, "store": store, "task_after": 0.05, "task_hold": 60.0}
     async with live(**settings) as a, live(**settings) as b:
-        here, there = (CallPeer(port=served.port, capabilities=TAKES_TASKS) for served in (a, b))
+        here, there = (CallPeer(port=served.port, capabilities=REPEATS) for served in (a, b))
         task = result_of(await here.call("wait", {"gate": str(gate)}))["taskId"]
         async with await there.send("tasks/get", {"taskId": task}) as held:
             await asyncio.sleep(0.1)  # so that it is held; whether it is decides nothing

@@ -13,7 +13,7 @@ from perdure._core.ids import NodeId, StreamId
 from perdure.sessions import single_calls
 from perdure.sessions.call_watch import CallWatch
 from tests.support.askbox import server
-from tests.support.call_peer import ALL_ASKS, TAKES_TASKS, CallPeer, accept, result_of, said
+from tests.support.call_peer import ALL_ASKS, REPEATS, CallPeer, accept, result_of, said
 from tests.support.crashbox import open_gate
 from tests.support.live import live
 
@@ -89,7 +89,7 @@ async def test_a_poll_that_is_held_is_answered_when_the_tool_asks_and_when_it_en
     store, gate = f"sqlite:{tmp_path / 'log.db'}", tmp_path / "gate"
     settings: dict[str, Any] = {"server": server, "store": store, "task_after": 0.05, "task_hold": 60.0}
     async with live(**settings) as b, live(**settings) as a:  # one that starts later knows the others at once
-        begins = CallPeer(port=a.port, capabilities={**ALL_ASKS, **TAKES_TASKS})
+        begins = CallPeer(port=a.port, capabilities={**ALL_ASKS, **REPEATS})
         polls = begins.through(b.port if elsewhere else a.port)
         task = result_of(await begins.call("wait_and_ask", {"gate": str(gate)}))["taskId"]
         held = asyncio.create_task(polls.get(task))
@@ -111,7 +111,7 @@ async def test_a_poll_at_a_node_that_the_others_do_not_know_yet_is_answered_with
     store, gate = f"sqlite:{tmp_path / 'log.db'}", tmp_path / "gate"
     settings: dict[str, Any] = {"server": server, "store": store, "task_after": 0.05, "task_hold": 60.0}
     async with live(**settings) as a:
-        begins = CallPeer(port=a.port, capabilities=TAKES_TASKS)
+        begins = CallPeer(port=a.port, capabilities=REPEATS)
         task = result_of(await begins.call("wait", {"gate": str(gate)}))["taskId"]
         async with live(**settings) as b, await begins.through(b.port).send("tasks/get", {"taskId": task}) as held:
             await asyncio.sleep(0.05)  # so that it is held; whether it is decides nothing

@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from perdure._core.extension import KEY
+from perdure._core.extension import CALLS, KEY
 from tests.support.modern import TASKS, modern
 from tests.support.raw import Answer, Exchange, Peer
 
 Json = dict[str, Any]
 
 TAKES_TASKS: Json = {"extensions": {TASKS: {}}}
+REPEATS: Json = {"extensions": {TASKS: {}, CALLS: {}}}
+"""It asks again if a poll that is held breaks, and says so."""
 FORM: Json = {"elicitation": {"form": {}}}
 ALL_ASKS: Json = {**FORM, "sampling": {}, "roots": {}}
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perdure._core.extension import KEY
+from perdure._core.extension import CALLS, KEY
 from tests.support.modern import TASKS, modern
 from tests.support.raw import Answer, Exchange, Peer
 
 Message = dict[str, Any]
 
-TAKES_TASKS: Mapping[str, Any] = {"extensions": {TASKS: {}}}
+TAKES_TASKS: Mapping[str, Any] = {"extensions": {TASKS: {}, CALLS: {}}}
 CAN_BE_ASKED: Mapping[str, Any] = {**TAKES_TASKS, "elicitation": {}}
 
 OVER = ("completed", "failed", "cancelled")

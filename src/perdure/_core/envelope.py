@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from perdure._core.extension import TASKS
+from perdure._core.extension import CALLS, TASKS
 from perdure._core.jsonrpc import JsonObject
 
 PREFIX: Final = "io.modelcontextprotocol/"
@@ -37,11 +37,11 @@ def declares_tasks(meta: Mapping[str, Any]) -> bool:
 
 
 def with_tasks(meta: Mapping[str, Any]) -> JsonObject:
-    """The same envelope of a client that takes tasks."""
+    """The same envelope of a client that takes tasks, and sends again what breaks."""
     found = meta.get(CAPABILITIES)
     capabilities = dict(found) if isinstance(found, Mapping) else {}
     extensions = capabilities.get("extensions")
-    declared = {**(extensions if isinstance(extensions, Mapping) else {}), TASKS: {}}
+    declared = {**(extensions if isinstance(extensions, Mapping) else {}), TASKS: {}, CALLS: {}}
     return {**meta, CAPABILITIES: {**capabilities, "extensions": declared}}
 
 

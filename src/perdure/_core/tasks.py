@@ -15,8 +15,8 @@ from perdure._core.states import CallState
 
 POLL_LEAST = 0.5
 POLL_MOST = 5.0
-"""Seconds between two polls that a client is asked for: a tenth of the task's age, within these. A poll is held until
-something changes, so polling seldom delays nothing by more than the holding leaves over."""
+"""Seconds between two polls that a client is asked for: a tenth of the task's age, within these. A poll of
+Perdure's own clients is held until something changes; any other client learns of the end with its next poll."""
 
 _POLLS_OF_AGE = 10
 

@@ -31,7 +31,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from perdure._core.codes import INTERNAL_ERROR, NO_SERVER, UNREACHABLE
-from perdure._core.extension import TASKS
+from perdure._core.extension import CALLS, TASKS
 from perdure._core.reconnect import Patience
 from perdure._core.sse import MAX_EVENT_BYTES
 from perdure.client.incoming import CallbackLimit, OnGap, named, naming
@@ -245,9 +245,10 @@ def _without_session(about: tuple[Endpoint, Limits, Memory], client: Client, **o
 
 
 def _with_tasks(given: Sequence[ClientExtension] | None) -> list[ClientExtension]:
-    """The user's extensions and that for tasks, which the transport follows. A user's own for tasks is left alone."""
+    """The user's extensions and those that the transport follows. A user's own for tasks is left alone."""
     found = list(given or ())
-    return found if any(getattr(one, "identifier", None) == TASKS for one in found) else [*found, advertise(TASKS)]
+    named = {getattr(one, "identifier", None) for one in found}
+    return [*found, *(advertise(own) for own in (TASKS, CALLS) if own not in named)]
 
 
 def address(url: str) -> str:

@@ -57,8 +57,10 @@ class TaskHandler:
         return task_id
 
     async def _get(self, record: SessionRecord, facts: TaskFacts, asked: ModernRequest) -> JsonObject:
-        """How a task is, as soon as there is something to tell, and within `task_hold` in any case."""
-        hold = self._access.settings.task_hold
+        """How a task is. A client that repeats what breaks is told as soon as there is something to tell, and within
+        `task_hold` in any case. Any other client is answered at once: it would end with a poll that is open when this
+        process dies, and a poll that is held is nearly always open."""
+        hold = self._access.settings.task_hold if asked.client.repeats else 0.0
         if not needs_its_client(facts) and (hold or facts.state is CallState.WAITING):
             with self._access.refusing(Refusal.STORE_UNREADABLE):
                 if facts.state is CallState.WAITING:
