@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
+from mcp.server.mcpserver import MCPServer
+from pydantic import Field
 
 from perdure._core.extension import KEY
 from tests.http.test_bounds import LIMIT, Names, bearer
@@ -147,3 +150,66 @@ async def test_a_request_that_is_refused_leaves_its_key_free(tmp_path: Path) -> 
             open_gate(f"{gate}.1")
             assert said(result_of(await first.answer())) == "counted to 2"
         assert said(result_of(await peer.call("pay", {"n": 1}, key="order-8"))) == "counted to 1"
+
+
+# What the SDK's handler does for a call without the log
+
+
+def weather() -> MCPServer:
+    server = MCPServer("weather", version="1", log_level="WARNING")
+
+    @server.tool()
+    def forecast(city: Annotated[str, Field(json_schema_extra={"x-mcp-header": "City"})]) -> str:
+        return f"rain in {city}"
+
+    return server
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "key"), [({}, "order-7"), (TAKES_TASKS, None), (ALL_ASKS, None), ({}, None)], ids=str
+)
+async def test_headers_that_contradict_the_arguments_are_refused(capabilities: Any, key: str | None) -> None:
+    """A proxy may have chosen the way by them, whether the call runs on the log or not."""
+    async with live(server=weather()) as served:
+        peer = CallPeer(port=served.port, capabilities=capabilities)
+        right = await peer.call("forecast", {"city": "Rome"}, key=key, headers={"mcp-param-city": "Rome"})
+        assert said(result_of(right)) == "rain in Rome"
+        other = None if key is None else "order-8"
+        for headers in ({"mcp-param-city": "Oslo"}, {}):
+            answer = await peer.call("forecast", {"city": "Rome"}, key=other, headers=headers)
+            assert (answer.status, answer.error["code"]) == (400, -32020), answer
+        if key is not None:  # the key of a call that was refused is free
+            right = await peer.call("forecast", {"city": "Oslo"}, key=other, headers={"mcp-param-city": "Oslo"})
+            assert said(result_of(right)) == "rain in Oslo"
+
+
+@pytest.mark.parametrize("key", [None, "order-7"])
+async def test_a_call_whose_client_left_is_cancelled_unless_it_has_a_key(key: str | None) -> None:
+    """The revision says that closing the response cancels a request; a key says that the client comes back."""
+    begun, gate, ends = asyncio.Event(), asyncio.Event(), list[str]()
+    server = MCPServer("patient", version="1", log_level="WARNING")
+
+    @server.tool()
+    async def wait() -> str:
+        begun.set()
+        try:
+            await gate.wait()
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+        ends.append("done")
+        return "done"
+
+    async with live(server=server) as served:
+        peer = CallPeer(port=served.port, capabilities=ALL_ASKS)
+        async with await peer.begin_call("wait", key=key) as exchange:
+            await begun.wait()
+            exchange.cut()
+        if key is None:
+            await until(lambda: ends)
+            assert served.app.counters.calls_cancelled == 1
+        else:
+            assert (await peer.rpc("tools/list", {})).status == 200  # the server has seen the end of the connection
+            gate.set()
+            assert said(result_of(await peer.call("wait", key=key))) == "done"
+        assert ends == ["cancelled" if key is None else "done"]
