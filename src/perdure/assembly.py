@@ -76,7 +76,7 @@ class ServerProcess:
         self.end()
 
     async def _learn_tools(self) -> None:
-        if not self._is_outlived:
+        if self.context.journal.is_lost:  # no next process knows of these calls
             return
         try:
             async with asyncio.timeout(_LEARN_SECONDS):
