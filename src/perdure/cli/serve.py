@@ -94,12 +94,12 @@ def _run(
     auth, settings = _read_tokens(tokens), settings_from(given)
 
     def serve(listener: socket.socket, on_ready: Callable[[], None], channel: WorkerChannel | None = None) -> int:
-        from perdure.serve.target import load_target
+        from perdure.serve.target import load_target, owner_of
         from perdure.serve.uvicorn_server import serve as run
 
         with quiet_fastmcp():
             served = load_target(target)
-        app = perdure.asgi(served, store=store, settings=settings, auth=auth, path=path)
+        app = perdure.App(served, store=store, settings=settings, auth=auth, path=path, owner=owner_of(target))
         name_node(log, lambda: app.node)
         how = {"channel": channel, "access_log": given["access_log"], "proxies": given["forwarded_allow_ips"]}
         return run(app, listener=listener, settings=settings, on_ready=on_ready, on_failure=_tell_failure, **how)

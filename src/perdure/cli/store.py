@@ -1,4 +1,5 @@
-"""The operator's commands about a store as a whole: `perdure store init`, `migrate`, `check`, `restored` and `copy`."""
+"""The operator's commands about a store as a whole: `perdure store init`, `migrate`, `check`, `restored`, `disown`
+and `copy`."""
 
 import asyncio
 import json
@@ -7,10 +8,11 @@ from typing import Any
 
 import click
 
+from perdure._core.owner import Owner
 from perdure.admin import copying
 from perdure.admin.copying import Tally
 from perdure.errors import Misuse, StoreError
-from perdure.store import copy_target, existing_store, upkeep_of
+from perdure.store import copy_target, existing_store, owner, upkeep_of
 
 PATIENCE = 60.0
 """Seconds that one statement of a copy may take: no client waits for it."""
@@ -130,6 +132,24 @@ def restored(address: str) -> None:
 
     asyncio.run(work())
     click.echo(f"{upkeep.shown} begins again: positions from after the copy are answered as lost")
+
+
+@store.command(short_help="Let another server have a store.")
+@click.argument("address", **_ADDRESS)
+def disown(address: str) -> None:
+    """Let another server have a store: the next one that starts becomes its owner.
+
+    A server that starts on another server's store is refused. If it is the same server under a new name, in another
+    file, or if it takes the other's place, this lets it in. Servers that run are not disturbed.
+    """
+
+    async def work() -> Owner | None:
+        async with existing_store(address, writes=True) as there:
+            return await owner.disown(there)
+
+    before = asyncio.run(work())
+    had = f"belonged to {before}; it" if before else "has no owner, and"
+    click.echo(f"{upkeep_of(address).shown} {had} belongs to the next server that starts")
 
 
 @store.command(short_help="Copy a store that no server uses to another place.")

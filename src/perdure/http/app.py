@@ -10,6 +10,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
@@ -21,6 +22,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from perdure._core.ids import RecordKind
+from perdure._core.owner import Owner
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure._core.states import LogState, SessionState
 from perdure.assembly import ServerProcess, running
@@ -41,6 +43,8 @@ from perdure.sessions.registry import SessionInfo, has_kept_calls, numbers, runn
 from perdure.settings import Settings
 from perdure.store import open_store
 from perdure.store.base import NodeRecord, Store, Survey, survey_of
+from perdure.store.owner import claim_for
+from perdure.store.postgres.address import without_password
 from perdure.telemetry import prometheus as metrics
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.counters import Counters
@@ -61,8 +65,16 @@ class App:
     """Serves one MCP server. Run it with any ASGI server, or mount it and hand its `lifespan` to the outer app."""
 
     def __init__(
-        self, server: object, *, store: Store | str, settings: Settings, auth: TokenVerifier | None, path: str
+        self,
+        server: object,
+        *,
+        store: Store | str,
+        settings: Settings,
+        auth: TokenVerifier | None,
+        path: str,
+        owner: Owner | None = None,
     ) -> None:
+        """`owner`: where the server comes from, if that is known."""
         self.counters = Counters()
         self.path = "/" + path.strip("/")
         if self.path in BESIDE:
@@ -76,7 +88,10 @@ class App:
         if settings.metrics:
             self._side_doors[METRICS] = SCRAPE, METRICS
         self._store = open_store(store, busy_timeout=settings.store_timeout) if isinstance(store, str) else store
+        self._store_address = without_password(store) if isinstance(store, str) else "ADDRESS"
         self._hosted = host(server, settings, path=self.path)
+        owner = owner or Owner(name="")
+        self._owner = replace(owner, name=self._hosted.name or owner.name)
         self._host_and_origin = HostAndOrigin(settings)
         self._shell = Starlette(lifespan=self.lifespan)
         self._process: ServerProcess | None = None
@@ -121,6 +136,7 @@ class App:
         async with AsyncExitStack() as stack:
             await self._store.open()
             stack.push_async_callback(self._store.aclose)
+            await claim_for(self._owner, self._store, address=self._store_address)
             started = await stack.enter_async_context(self._hosted.start())
             settings = self._settings
             process = await stack.enter_async_context(

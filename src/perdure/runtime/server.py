@@ -6,6 +6,7 @@ clearly when one moves.
 
 import contextlib
 import copy
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -30,6 +31,10 @@ from perdure.runtime.sdk import SdkRuntimes
 from perdure.runtime.sdk_changes import SdkChanges
 from perdure.runtime.tool_catalog import ToolCatalog
 from perdure.settings import Settings
+
+
+_MADE_UP = re.compile(r"FastMCP\w*-[0-9a-f]{4}")
+"""The name of a FastMCP server without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +62,8 @@ class Hosted:
     """The server's own auth, OAuth routes and custom routes; its MCP endpoint is replaced by ours."""
     start: Callable[[], AbstractAsyncContextManager[Started]]
     """Enters the server's lifespan, once."""
+    name: str = ""
+    """The name that its author gave the server; empty if it has none but the default."""
 
 
 def is_server(found: object) -> bool:
@@ -74,10 +81,11 @@ def host(server: Any, settings: Settings, *, path: str) -> Hosted:
     if isinstance(server, Hosted):
         return server
     if isinstance(server, Server):
-        return Hosted(web=None, start=lambda: _enter(server, settings))
+        return Hosted(web=None, start=lambda: _enter(server, settings), name=server.name)
     if isinstance(server, MCPServer):
         web = server.streamable_http_app(streamable_http_path=path)
-        return Hosted(web=web, start=lambda: _enter(server.session_manager.app, settings))
+        name = "" if server.name == MCPServer().name else server.name
+        return Hosted(web=web, start=lambda: _enter(server.session_manager.app, settings), name=name)
     if _is_fastmcp(server):
         own: Starlette = server.http_app(path=path)
 
@@ -88,7 +96,9 @@ def host(server: Any, settings: Settings, *, path: str) -> Hosted:
             async with app, _enter(endpoint_of(own).session_manager.app, settings, may_be_silent=True) as started:
                 yield replace(started, asks_in_session=True)
 
-        return Hosted(web=own, start=start)
+        # FastMCP makes up another name for each process.
+        name = "" if _MADE_UP.fullmatch(server.name) else server.name
+        return Hosted(web=own, start=start, name=name)
     raise BadTarget(
         f"the object to serve is a {type(server).__module__}.{type(server).__name__}, not an MCP server; "
         "give an MCPServer, a low-level Server (mcp 2.3 or newer) or a FastMCP 4 server"

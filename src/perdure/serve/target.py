@@ -7,10 +7,12 @@ import difflib
 import importlib
 import importlib.util
 import os
+import platform
 import sys
 from pathlib import Path
 from types import ModuleType
 
+from perdure._core.owner import Owner
 from perdure.errors import BadTarget, TargetFailed
 from perdure.serve.own_frames import blame, own_traceback
 
@@ -38,6 +40,17 @@ def load_target(target: str) -> object:
             hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
             raise BadTarget(f"{place} has no {name!r}{hint}") from None
     return found
+
+
+def owner_of(target: str) -> Owner:
+    """Say where a target that was loaded comes from, for the store."""
+    place, colon, part = target.rpartition(":")
+    place, part = (place, part) if colon else (target, "")
+    is_path = place.endswith(".py")
+    file = Path(place) if is_path else Path(getattr(sys.modules[place], "__file__", None) or place)
+    name = (file if is_path else Path(place.rpartition(".")[2])).stem
+    file = file.resolve()
+    return Owner(name=name, machine=platform.node(), file=str(file), folder=str(file.parent), part=part)
 
 
 def _find_server(module: ModuleType, place: str) -> object:
