@@ -71,6 +71,7 @@ def restart_the_bridge(url: str, teller: Teller) -> list[str]:
         teller.step("A desktop host starts its MCP server: perdure stdio URL")
         bridge = Bridge(url, tokens, teller)
         bridge.handshake()
+        bridge.told()  # which process it takes for its host
         bridge.told()
         meta = {"progressToken": 1}
         bridge.say(id=1, method="tools/call", params={"name": "bake", "arguments": {"loaves": LOAVES}, "_meta": meta})
@@ -82,6 +83,7 @@ def restart_the_bridge(url: str, teller: Teller) -> list[str]:
         teller.step("The host starts it again, with an ordinary handshake")
         bridge = Bridge(url, tokens, teller)
         bridge.handshake()
+        bridge.told()
         lost = [] if bridge.told() == RESUMED else ["the session was not resumed"]
         result = bridge.hear()["params"]["data"]["result"]["content"][0]["text"]
         teller.line(f"the result of the earlier call arrives as a log message: {result}", mark="•")

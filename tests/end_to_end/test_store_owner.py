@@ -44,7 +44,9 @@ async def serves(folder: Path, file: str, store: str, *options: str) -> None:
 
 
 @pytest.mark.parametrize("address", STORES)
-async def test_another_server_is_refused_until_the_store_is_disowned(tmp_path: Path, address: Callable[[], str]) -> None:
+async def test_another_server_is_refused_until_the_store_is_disowned(
+    tmp_path: Path, address: Callable[[], str]
+) -> None:
     store = address()
     a, b = write(tmp_path, "a.py", "bakery"), write(tmp_path, "b.py", "mill")
     async with serving("a.py", "--store", store, cwd=tmp_path):

@@ -121,7 +121,8 @@ async def test_a_host_with_a_bare_environment_starts_what_was_written(home: Path
         written = json.loads((home / ".config/Code/User/mcp.json").read_text())
         entry = written["servers"]["bakery"]
         assert entry["type"] == "stdio"
-        assert entry["args"][-4:] == ["--token-dir", str(home / "project/tokens"), "--patience", "90s"]
+        assert entry["args"][-6:-2] == ["--token-dir", str(home / "project/tokens"), "--patience", "90s"]
+        assert entry["args"][-2:] == ["--instance", "bakery"]
         assert is_bridge(entry)
         command = ["env", "-i", "PATH=/nowhere", f"HOME={home}", entry["command"], *entry["args"]]
         async with started(command, home) as bridge:
@@ -134,7 +135,26 @@ def test_a_directory_that_the_environment_names_is_written_because_hosts_have_an
 ) -> None:
     monkeypatch.setenv("PERDURE_TOKEN_DIR", "tokens")
     shown = json.loads(terminal.run("install", "cursor", URL, "--print"))
-    assert shown["mcpServers"]["perdure"]["args"] == ["stdio", URL, "--token-dir", str(home / "project/tokens")]
+    args = ["stdio", URL, "--token-dir", str(home / "project/tokens"), "--instance", "perdure"]
+    assert shown["mcpServers"]["perdure"]["args"] == args
+
+
+def test_each_entry_has_an_instance_of_its_own_and_an_entry_without_one_gets_it(home: Path, terminal: Terminal) -> None:
+    """T9: two entries of one host for one server would be alike, and begin afresh whenever the host is reloaded."""
+    path = home / ".cursor/mcp.json"
+    for name in ("one", "two"):
+        terminal.run("install", "cursor", URL, "--name", name)
+    servers = json.loads(path.read_text())["mcpServers"]
+    assert {name: entry["args"][-2:] for name, entry in servers.items()} == {
+        name: ["--instance", name] for name in ("one", "two")
+    }
+    now = path.read_text()
+    path.write_text(now.replace(',\n        "--instance",\n        "two"', ""))  # as an earlier release wrote it
+    assert path.read_text() != now
+    terminal.run("install", "cursor", URL, "--name", "two")
+    assert path.read_text() == now
+    shown = json.loads(terminal.run("install", "cursor", URL, "--print", "--no-resume"))
+    assert shown["mcpServers"]["perdure"]["args"] == ["stdio", URL, "--no-resume"]
 
 
 PLACES = [
@@ -196,7 +216,7 @@ def test_another_server_of_the_name_is_replaced_only_by_force(home: Path, termin
     assert f"has another server called perdure (perdure stdio {URL}): choose another name with --name" in said
     assert tree(home) == kept
     terminal.run("install", "gemini-cli", URL + "2", "--force")
-    assert json.loads(path.read_text())["mcpServers"]["perdure"]["args"][-1] == URL + "2"
+    assert json.loads(path.read_text())["mcpServers"]["perdure"]["args"][1] == URL + "2"
     path.write_text('{"mcpServers": {"perdure": {"command": "/bin/sh", "args": ["secret"]}}}')
     assert "(/bin/sh): choose" in terminal.refused("install", "gemini-cli", URL)
     assert "does not run perdure stdio: take it out with --force" in terminal.refused("uninstall", "gemini-cli")

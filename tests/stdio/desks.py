@@ -16,14 +16,20 @@ from tests.support.workshop import Workshop
 
 FIRST = "Token file not found (first run or clean slate)"
 RESUMED = "Session resumed successfully"
+HOST = "perdure: The host is process "
 REJECTED = "Broker rejected resume token, starting fresh session"
 
 
 async def sentences(bridge: HostedBridge, count: int = 1) -> list[str]:
-    """What it has told on stderr; waits for so many. They are written a moment after the fact."""
+    """What it has told on stderr, but for who its host is; waits for so many. They are written a moment after the
+    fact."""
+
+    def told() -> list[str]:
+        return [line.removeprefix("perdure: ") for line in bridge.told() if not line.startswith(HOST)]
+
     async with asyncio.timeout(PATIENCE):
-        await until(lambda: len(bridge.told()) >= count)
-    return [line.removeprefix("perdure: ") for line in bridge.told()]
+        await until(lambda: len(told()) >= count)
+    return told()
 
 
 @dataclass(frozen=True, kw_only=True)

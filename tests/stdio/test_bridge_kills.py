@@ -21,7 +21,7 @@ WHILE_RESUMING = {
     "before the token is offered": at("stdio.slot", "Slot.token", "leave"),
     "after the broker rotated, before the token is written": at("stdio.slot", "Slot.keep", "enter"),
     "between writing and confirming": at("stdio.slot", "Slot.keep", "leave"),
-    "after confirming, before the reattach": at("stdio.slot", "Slot.on_accepted", "enter"),
+    "after confirming, before the reattach": at("remote.link", "Link.begin", "enter"),
     "after the reattach, before the host knows": at("stdio.notes", "Notes.recall", "leave"),
     "before the answer to initialize is written": at("stdio.pipes", "Output._write", "enter"),
     "when the answer to initialize is written": at("stdio.pipes", "Output._write", "leave"),

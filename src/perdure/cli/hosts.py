@@ -114,7 +114,10 @@ def _say(sentence: str, **where: Any) -> None:
 def _install(ctx: click.Context, /, host: str, url: str, **given: Any) -> None:
     known, name = HOSTS[host], given["name"]
     _check(known, url, name, given)
-    wanted = entry(known, [*_program(), "stdio", url, *_bridge_arguments(ctx)])
+    words = [*_program(), "stdio", url, *_bridge_arguments(ctx)]
+    # Two entries of one host for the same server are not alike then, so each goes on with its own session.
+    is_named = given["instance"] is not None or given["no_resume"]
+    wanted = entry(known, words if is_named else [*words, "--instance", name])
     path = _where(known, given["scope"], given["file"])
     if given["print"] or path is None:
         click.echo(json.dumps({known.key: {name: wanted}}, ensure_ascii=False, indent=2))
@@ -125,7 +128,8 @@ def _install(ctx: click.Context, /, host: str, url: str, **given: Any) -> None:
     if found == wanted:
         _say(f"nothing to do: {path} has this server as {name}")
         return
-    if found is not None and not given["force"]:
+    is_older = found == entry(known, words)  # of a release that gave no name
+    if found is not None and not is_older and not given["force"]:
         raise Misuse(
             f"{path} has another server called {name} ({described(found)}):"
             " choose another name with --name, or replace it with --force"

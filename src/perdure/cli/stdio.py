@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,23 +59,50 @@ BRIDGE_OPTIONS = (
 """The options of the bridge. `perdure install` has them too, and writes them into a host's configuration."""
 
 
+_BESIDE = frozenset({"--log-level", "--log-file", "--patience"})
+"""Options that users change to look into something: the session goes on."""
+
+
 def check_token_options(given: Mapping[str, Any]) -> None:
     if given["token_env"] is not None and given["token_file"] is not None:
         raise click.UsageError("--token-env and --token-file cannot be given together")
 
 
-def _stdio(no_resume: bool, instance: str | None, **given: Any) -> int:
+def _stdio(no_resume: bool, instance: str | None, explain: bool, **given: Any) -> int:
     """`instance` works by being an argument: those are a part of the target."""
     check_token_options(given)
-    from perdure.stdio.program import Options, run
+    from perdure.stdio import program
 
-    return run(Options(resume=not no_resume, **given), arguments=sys.argv[1:], environ=os.environ)
+    run = program.explain if explain else program.run
+    options = program.Options(resume=not no_resume, **given)
+    return run(options, arguments=identifying(sys.argv[1:]), environ=os.environ)
+
+
+def identifying(words: Sequence[str]) -> list[str]:
+    """The arguments that tell bridges apart: all but those that change nothing about the session."""
+    kept, rest = [], iter(words)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if name in _BESIDE:
+            if not equals:
+                next(rest, None)
+        elif word != "--explain":
+            kept.append(word)
+    return kept
 
 
 stdio = click.Command(
     "stdio",
     callback=_stdio,
-    params=[click.Argument(["url"], metavar="URL"), *BRIDGE_OPTIONS],
+    params=[
+        click.Argument(["url"], metavar="URL"),
+        *BRIDGE_OPTIONS,
+        click.Option(
+            ["--explain"],
+            is_flag=True,
+            help="print which process counts as the host, which session would go on, and why; then end",
+        ),
+    ],
     help=_ABOUT,
     short_help="Connect a desktop host to an MCP server.",
 )

@@ -32,7 +32,6 @@ from perdure.runtime.sdk_changes import SdkChanges
 from perdure.runtime.tool_catalog import ToolCatalog
 from perdure.settings import Settings
 
-
 _MADE_UP = re.compile(r"FastMCP\w*-[0-9a-f]{4}")
 """The name of a FastMCP server without one."""
 

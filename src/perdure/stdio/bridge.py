@@ -157,6 +157,7 @@ class Bridge:
                 await self._get_token(session)
                 self._notes.begin(session)
             elif current is None or current.session != session:
+                self._broker.on_resumed()
                 self._notes.recall(session)
                 self._earlier = dict(self._notes.noted.calls)  # before this process adds its own
             return earlier_calls.with_logging(answer.answering(host_id), made)

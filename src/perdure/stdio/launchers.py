@@ -58,6 +58,7 @@ _OPERATOR = re.compile(r"[();<>|&]+")
 #: What a shell may do before it starts the bridge. It starts nothing that could be the host.
 _PREPARATIONS = frozenset({"cd", "export", "unset", "source", ".", "umask", "ulimit", "set"})
 
+_SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "ash", "fish")
 _ENV_VALUED = frozenset({"-u", "--unset", "-C", "--chdir", "-P"})
 _NODE_VALUED = frozenset({"-r", "--require", "--import", "--loader", "--experimental-loader", "-C", "--conditions"})
 _SHELL_VALUED = frozenset({"-o", "+o", "-O", "+O", "--rcfile", "--init-file"})
@@ -83,6 +84,13 @@ def starts_bridge(words: Sequence[str]) -> bool:
     program = _program(words[0])
     rule = _RULES.get("python" if _PYTHON.fullmatch(program) else program)
     return rule is not None and rule(words[1:])
+
+
+def is_script(words: Sequence[str]) -> bool:
+    """Whether a shell or an interpreter runs a script, such as one that users write around the bridge."""
+    program = _program(words[0]) if words else ""
+    is_interpreter = program in _SHELLS or bool(_PYTHON.fullmatch(program))
+    return is_interpreter and any(not word.startswith("-") for word in words[1:])
 
 
 def _program(word: str) -> str:
@@ -191,5 +199,5 @@ _RULES: Mapping[str, Rule] = {
     "env": lambda words: starts_bridge(list(dropwhile(_ASSIGNMENT.fullmatch, _after_options(words, _ENV_VALUED)))),
     "python": _python,
     **dict.fromkeys(("node", "nodejs"), lambda words: _script(_after_options(words, _NODE_VALUED))),
-    **dict.fromkeys(("sh", "bash", "dash", "zsh", "ksh", "ash", "fish"), _shell),
+    **dict.fromkeys(_SHELLS, _shell),
 }

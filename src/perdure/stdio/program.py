@@ -14,15 +14,17 @@ import anyio
 from perdure._core.codes import NO_SERVER
 from perdure._core.jsonrpc import InvalidMessage, Request, parse_body
 from perdure._core.reconnect import Patience
+from perdure._core.text import printable
 from perdure._files.locks import HAS_FLOCK
 from perdure.remote.credentials import checked_client, on_401, token_provider
 from perdure.remote.endpoint import Endpoint, Refused
 from perdure.remote.link import Notice
 from perdure.remote.message import encode, error
+from perdure.stdio import explain as how
 from perdure.stdio import logs
 from perdure.stdio.bridge import Bridge
 from perdure.stdio.call_ledger import CallLedger, open_ledger
-from perdure.stdio.identity import identify
+from perdure.stdio.identity import Identity, here, identify
 from perdure.stdio.notes import Notes
 from perdure.stdio.pipes import HostGone, Output, lines
 from perdure.stdio.resume_broker import ResumeBroker
@@ -33,6 +35,10 @@ from perdure.telemetry.events import log_event
 REFUSED = 2
 #: What a shell reports for a program that a signal ended, beyond the signal's number.
 BY_SIGNAL = 128
+#: Characters of a process's name in the log: a program may give itself any.
+MAX_NAME = 64
+#: Characters of a line of `--explain`, which may hold an address and a path.
+MAX_TEXT = 500
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -79,7 +85,7 @@ async def _run(options: Options, arguments: list[str], environ: Mapping[str, str
     endpoint = Endpoint(client, options.url, on_401=on_401(token))
     async with client:
         place = _place(options, arguments, environ)
-        slot = place if isinstance(place, Slot) else await open_slot(place[0], identify(), place[1])
+        slot = place if isinstance(place, Slot) else await open_slot(place[0], _identified(), place[1])
         ledger = CallLedger() if isinstance(place, Slot) else open_ledger(*place)
         notes = Notes(lambda: slot.notes)
         patience = Patience(max_time=options.patience)
@@ -104,6 +110,27 @@ async def _run(options: Options, arguments: list[str], environ: Mapping[str, str
                 loop.add_signal_handler(each, on_signal, each)
         await bridge.run(lines(sys.stdin.fileno(), on_left=bridge.stop), on_leaving)
     return BY_SIGNAL + received[0] if received else 0
+
+
+def _identified() -> Identity | None:
+    processes = here()
+    if processes is not None and (host := identify(processes)) is not None:
+        found = processes.look(host.pid)
+        name = "it has ended" if found is None else printable(found.name, MAX_NAME)
+        log_event(logging.INFO, "token.host", f"The host is process {host.pid} ({name})")
+        return host
+    return None if processes is not None else identify()
+
+
+def explain(options: Options, *, arguments: list[str], environ: Mapping[str, str]) -> int:
+    """Print which session a bridge would go on with that is called with these arguments, and why."""
+    logs.to_stderr(options.log_level)
+    place = _place(options, arguments, environ)
+    if isinstance(place, Slot):
+        print("session   a fresh one: resume is off")
+    else:
+        how.explain(*place, lambda name, text: print(f"{name:<9} {printable(text, MAX_TEXT)}"))
+    return 0
 
 
 def _place(options: Options, arguments: list[str], environ: Mapping[str, str]) -> Slot | tuple[Path | None, Target]:

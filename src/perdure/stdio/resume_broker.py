@@ -68,10 +68,13 @@ class ResumeBroker:
                     self._slot.on_rejected()
                 else:
                     await self._keep(renewed)
-                    self._slot.on_accepted()
                     self._session = session
             self._is_asked = True
             return self._session
+
+    def on_resumed(self) -> None:
+        """The host's handshake goes on with the session."""
+        self._slot.on_resumed()
 
     async def get_first_token(self, session: str) -> bool:
         """Ask for the first token of a new session, once; False if asking again may help.

@@ -1,7 +1,7 @@
 """Keeps the resume token of a bridge in its slot, and chooses that slot among its host's slots in one folder (T9).
 
 slot = await open_slot(directory, identity, target)
-token = slot.token()      # offer it; then slot.on_accepted() or slot.on_rejected()
+token = slot.token()      # offer it; then slot.on_resumed() or slot.on_rejected()
 slot.keep(token)          # each time the broker gives a new one; confirm it if this was True
 slot.release()            # at the end: the next bridge may have it
 
@@ -103,6 +103,8 @@ class Label:
     target: str
     hint: str = ""
     """Of the credential (`Target.hint`): which of several slots of one target is meant. Nothing depends on it."""
+    alike: str = ""
+    """How many sessions could not be told apart when that of this slot was given up, for the log of its next bridge."""
 
     def is_same_place(self, other: Label) -> bool:
         """Whether pids and starts mean the same here and there."""
@@ -144,6 +146,11 @@ def read_label(folder: Folder, name: SlotName) -> Label | None:
     return label if all(isinstance(value, str) for value in asdict(label).values()) else None
 
 
+def _report_alike(sessions: int) -> None:
+    sentence = "Several sessions of this host wait and cannot be told apart, starting fresh session"
+    log_event(logging.WARNING, "token.alike", sentence, sessions=sessions)
+
+
 def slot_names(folder: Folder) -> set[SlotName]:
     """The slots that have files in a folder. Files of other names are not ours."""
     return {name for file in folder.names() if (name := parse_name(file)) is not None}
@@ -181,6 +188,16 @@ class Use(enum.Enum):
     FOREIGN = "foreign"  #: of another machine or container, where pids mean other processes; never touched
 
 
+@dataclass(frozen=True, kw_only=True)
+class SlotState:
+    """A slot, as it is seen from outside."""
+
+    name: SlotName
+    use: Use
+    is_known: bool
+    is_held: bool
+
+
 @dataclass(kw_only=True)
 class TakenSlot:
     """A slot with its lock."""
@@ -190,10 +207,16 @@ class TakenSlot:
     lock: int
     is_borrowed: bool  #: it is of another credential, and stays so unless the server accepts its token
 
-    def write_label(self) -> None:
-        folder, mine = self.chooser.folder, self.chooser.mine
-        if read_label(folder, self.name) != mine:
-            folder.write(self.name.file("target"), json.dumps(asdict(mine)).encode())
+    def write_label(self, *, alike: str = "") -> None:
+        folder, label = self.chooser.folder, replace(self.chooser.mine, alike=alike)
+        if read_label(folder, self.name) != label:
+            folder.write(self.name.file("target"), json.dumps(asdict(label)).encode())
+
+    def give_up(self, alike: int) -> None:
+        """Forget a session that could be another bridge's. The next bridge in this slot says why it begins fresh."""
+        self.chooser.folder.remove(self.name.file("token"), self.name.file("notes"))
+        with contextlib.suppress(OSError):
+            self.write_label(alike=str(alike))
 
 
 class SlotChooser:
@@ -245,18 +268,31 @@ class SlotChooser:
         chosen: TakenSlot | None = None
         if len(known) > 1:
             may_wait = False
-            sentence = "Several sessions of this host wait and cannot be told apart, starting fresh session"
-            log_event(logging.WARNING, "token.alike", sentence, sessions=len(known))
+            _report_alike(len(known))
             if alike:  # others are not removed: their credentials may come back
                 chosen = known[0]
                 for taken in known:
-                    self.folder.remove(taken.name.file("token"), taken.name.file("notes"))
+                    taken.give_up(len(known))
         elif is_late or not may_wait:
             chosen = next(iter(known or free), None)
+            label = None if known or chosen is None else read_label(self.folder, chosen.name)
+            if label is not None and label.alike.isdecimal():
+                _report_alike(int(label.alike))
         for taken in free:
             if taken is not chosen:
                 os.close(taken.lock)
         return chosen if chosen or (may_wait and not is_late) else self.take_new()
+
+    def survey(self) -> list[SlotState]:
+        """The slots of this host, as a bridge that starts now would find them. Nothing is taken."""
+        found = []
+        for name in sorted(slot_names(self.folder), key=lambda name: name.number):
+            if replace(name, number=1) == self._first:
+                if (lock := self.folder.lock(name.file("lock"))) is not None:
+                    os.close(lock)
+                is_known = self.folder.changed(name.file("token")) > 0
+                found += [SlotState(name=name, use=self._use(name), is_known=is_known, is_held=lock is None)]
+        return found
 
     def take_new(self) -> TakenSlot | None:
         """The first slot of no bridge, else the one of another target that was not used for longest."""
@@ -358,8 +394,8 @@ class Slot:
             return False
         return True
 
-    def on_accepted(self) -> None:
-        """The broker accepted the token."""
+    def on_resumed(self) -> None:
+        """The broker accepted the token, and the host's handshake goes on with its session."""
         if self._taken is not None:
             log_event(logging.INFO, "token.resumed", "Session resumed successfully")
 
@@ -416,10 +452,7 @@ async def open_slot(
     except (OSError, RuntimeError, ValueError) as error:
         return resume_off(str(error))
     try:
-        first = SlotName(pid=identity.pid, start=identity.start)
-        digest, hint = target.digest, target.hint
-        mine = Label(machine=this_machine(), boot=identity.boot, space=identity.space, target=digest, hint=hint)
-        chooser = SlotChooser(folder, first, mine)
+        chooser = _chooser(folder, identity, target)
         if (table := processes or here()) is not None:
             chooser.remove_leftovers(table, now=time.time() if now is None else now)
         deadline = time.monotonic() + patience
@@ -438,6 +471,20 @@ async def open_slot(
         if isinstance(error, OSError):
             return resume_off(str(error))
         raise
+
+
+def _chooser(folder: Folder, identity: Identity, target: Target) -> SlotChooser:
+    digest, hint = target.digest, target.hint
+    mine = Label(machine=this_machine(), boot=identity.boot, space=identity.space, target=digest, hint=hint)
+    return SlotChooser(folder, SlotName(pid=identity.pid, start=identity.start), mine)
+
+
+def survey(directory: str | os.PathLike[str], identity: Identity, target: Target) -> list[SlotState]:
+    """The slots of a host in a folder, which is not made. Raises `OSError` where it cannot be used."""
+    if not os.path.lexists(directory):
+        return []
+    with contextlib.closing(Folder(directory)) as folder, folder.alone():
+        return _chooser(folder, identity, target).survey()
 
 
 def _checked(token: bytes) -> str:

@@ -27,7 +27,7 @@ def test_a_bridge_that_is_started_again_finds_its_token(folder: Path, caplog: py
     second = opened(folder)
     assert second.token() == token(2)
     assert said(caplog) == []
-    second.on_accepted()
+    second.on_resumed()
     assert said(caplog) == ["Session resumed successfully"]
     assert (folder / "token-7-70").read_bytes() == token(2).encode()
     assert second.holder == first.holder
@@ -69,7 +69,7 @@ def test_without_an_identity_nothing_is_read_or_written(folder: Path, caplog: py
     """T2, T6: the driver of the session sees no difference."""
     slot = asyncio.run(open_slot(folder, None, target()))
     assert (slot.token(), slot.keep(token()), slot.holder, slot.notes) == (None, False, "", None)
-    slot.on_accepted()
+    slot.on_resumed()
     slot.on_rejected()
     slot.release()
     assert not folder.parent.exists()
@@ -84,7 +84,7 @@ def test_a_slot_that_was_released_touches_nothing_more(folder: Path, caplog: pyt
     new = opened(folder)
     assert not old.keep(token(2))
     old.on_rejected()
-    old.on_accepted()
+    old.on_resumed()
     old.release()
     assert old.token() is None
     assert said(caplog) == []
