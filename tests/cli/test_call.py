@@ -119,7 +119,7 @@ async def _bad_input_calls_nothing(served: Served) -> None:
         refusal("call", url, "recipe", "--prompt"),
         refusal("call", url.replace("/mcp", "/elsewhere"), "bake"),
         refusal("list", url.removesuffix("/mcp")),
-        refusal("list", "http://127.0.0.1:1/mcp"),
+        refusal("list", "http://127.0.0.1:1/mcp", "--patience", "0"),
     )
     assert list(lines) == [
         f"{url} has no tool 'bke'; did you mean 'bake'?",
@@ -150,6 +150,20 @@ async def test_a_call_goes_on_over_a_cut_and_over_a_killed_server(tmp_path: Path
         assert (status, said) == (0, "3 loaves from the wood oven\n")
         assert [pid for _, pid in diary(log)] == [first.pid, second.pid]
         assert f"perdure: {proxy.url} answers again\n" in errors
+
+
+@ERAS
+async def test_a_server_that_does_not_answer_yet_is_waited_for(mode: str) -> None:
+    """Its start, or a kill in that moment, resets connections."""
+    async with serving(KITCHEN, "--store", "memory:") as served, cutting_proxy(served.port) as proxy:
+        proxy.refuse()
+        call = asyncio.create_task(perdure("call", proxy.url, "bake", "loaves=1", "--mode", mode, "--patience", "90s"))
+        await until(lambda: proxy.accepted >= 2)
+        proxy.accept()
+        status, said, errors = await call
+    assert (status, said) == (0, "1 loaves from the wood oven\n")
+    assert errors.startswith(f"perdure: waiting for {proxy.url}, for 90s at most: ")
+    assert f"perdure: {proxy.url} answers again\n" in errors
 
 
 #: A pattern that takes for ever to match what the server answers.

@@ -80,7 +80,7 @@ _CONNECTION_OPTIONS = (
         type=parsed(parse_duration),
         default=Patience().max_time,
         metavar="TIME",
-        help=f"how long to wait for a server that went away  [default: {format_duration(Patience().max_time)}]",
+        help=f"how long to wait for a server that does not answer  [default: {format_duration(Patience().max_time)}]",
     ),
     click.option(
         "--log-level",
@@ -244,6 +244,7 @@ async def _connected(connection: Connection, terminal: Terminal) -> AsyncIterato
             http_client=http,
             mode=connection.mode,
             patience=Patience(max_time=connection.patience),
+            wait_for_server=True,
             elicitation_callback=ElicitationForm(terminal).answer,
             logging_callback=on_log,
             log_level=connection.log_level,

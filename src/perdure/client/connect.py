@@ -175,6 +175,7 @@ async def connect(
     on_gap: OnGap | None = None,
     rerun_safe_tools: bool | None = None,
     terminate_on_close: bool | None = None,
+    wait_for_server: bool = False,
     http_client: httpx2.AsyncClient | None = None,
     mode: str = "auto",
     read_timeout_seconds: float | None = None,
@@ -196,6 +197,7 @@ async def connect(
     unknown be made again, if the server marks the tool as read-only or idempotent: once in a session (the default is
     not), a few times at 2026-07-28 (the default, because that revision has clients repeat requests).
     `terminate_on_close` ends the session with the block: the default without `state`, and not with it.
+    `wait_for_server` has `patience` for a server that does not answer yet; otherwise a wrong address fails at once.
 
     `mode` says which revisions are spoken: "legacy" those with sessions, "2026-07-28" that one, which has none, and
     "auto" what the state was left with, else sessions, else 2026-07-28. The rest is handed to `mcp.Client`.
@@ -217,7 +219,7 @@ async def connect(
         http = await _http_client(stack, url, http_client, headers, auth)
         memory = stack.enter_context(closing(Memory(state, address(url))))
         endpoint = Endpoint(http, url, on_401="does not accept the credentials of `auth`, or wants some")
-        about = (endpoint, limits_of(patience), memory)
+        about = (endpoint, limits_of(patience, waits=wait_for_server), memory)
         ends = state is None if terminate_on_close is None else terminate_on_close
         lasting = partial(_with_session, about, on_gap=on_gap, ends_session=ends)
         single = partial(_without_session, about, on_gap=on_gap, reruns=rerun_safe_tools is not False)
@@ -259,13 +261,14 @@ def address(url: str) -> str:
     return f"{found.copy_with(query=None)}?{hashlib.sha256(found.query).hexdigest()[:16]}"
 
 
-def limits_of(given: Patience | None) -> Limits:
+def limits_of(given: Patience | None, *, waits: bool = False) -> Limits:
+    """`waits`: the first handshake has patience, too."""
     patience = given or Patience()
     return Limits(
         patience=patience,
         listening=patience,
-        handshake=ONCE,
-        handshake_seconds=HANDSHAKE_SECONDS,
+        handshake=patience if waits else ONCE,
+        handshake_seconds=HANDSHAKE_SECONDS + (patience.max_time if waits else 0.0),
         message_bytes=MAX_EVENT_BYTES,
         counts_from_request=False,
     )

@@ -2,21 +2,29 @@
 
 import logging
 
+from perdure._core.reconnect import Patience
+from perdure._core.text import format_duration
 from perdure.remote.endpoint import shown
 from perdure.remote.link import Notice
 from perdure.telemetry.events import log_event
 
 
 class ConnectionLog:
-    """The log of one client."""
+    """The log of one client. `handshake` is its patience for a server that has not answered yet."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, handshake: Patience) -> None:
         self._where = shown(url)
         self._is_away: bool | None = None
-        """None before the server has answered once: a handshake is not repeated, and its error says why."""
+        """None before the server has answered once."""
+        self._handshake = handshake
 
     def __call__(self, notice: Notice, why: str = "", *, reason: str = "") -> None:
         match notice:
+            # Without patience a handshake is not repeated, and its error says why.
+            case Notice.WAITING if self._is_away is None and self._handshake.max_time:
+                self._is_away = True
+                limit = format_duration(self._handshake.max_time)
+                log_event(logging.INFO, "client.waiting", f"waiting for {self._where}, for {limit} at most: {why}")
             case Notice.WAITING if self._is_away is False:
                 self._is_away = True
                 log_event(logging.INFO, "client.waiting", f"{self._where} is tried again: {why}")

@@ -49,7 +49,7 @@ class Requests:
         self._endpoint = endpoint
         self._tokens = tokens
         self._complain = complain
-        self._report = ConnectionLog(endpoint.url)
+        self._report = ConnectionLog(endpoint.url, limits.handshake)
         self._ids: Iterator[int] = count(1)
         self._prefix = f"{start}-{secrets.token_hex(4)}"
 

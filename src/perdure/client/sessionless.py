@@ -214,7 +214,8 @@ class SessionlessTransport:
                     self.handovers.delivered(handover, partial(self._memory.end_single, call))
 
     async def _read(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> Message:
-        is_first = message.method == DISCOVER and not self._has_discovered.is_set()
+        has_patience = self._requests.limits.handshake.max_time > 0
+        is_first = message.method == DISCOVER and not self._has_discovered.is_set() and not has_patience
         whole = encoded(message)
         if message.method == DISCOVER and self._unheard is not None:
             found, self._unheard = self._unheard, None

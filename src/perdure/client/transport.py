@@ -74,7 +74,7 @@ class Transport:
         self._on_renewed = on_renewed
         self._ends_session = ends_session
         prefix = f"{memory.state.start}-{secrets.token_hex(4)}"
-        report = ConnectionLog(endpoint.url)
+        report = ConnectionLog(endpoint.url, limits.handshake)
         self._link = Link(endpoint, limits, self, report, prefix=prefix, listening_seconds=LISTENING_SECONDS)
         self._sender = Sender(self._link)
         self._incoming = Incoming(memory, callback_limit, on_gap, partial(self._link.start, self._send))
