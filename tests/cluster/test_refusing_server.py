@@ -143,10 +143,10 @@ async def test_a_commit_that_a_deadlock_undoes_is_made_again_and_done_once(tmp_p
             await operator.execute("SET LOCAL deadlock_timeout = '60s'")  # the commit is to be undone, not this
             await operator.execute(f"SELECT 1 FROM {schema}.stream WHERE id = '{place.stream}' FOR UPDATE")
             client.gate.touch()
-            held = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock'"
-            number = writer[0] & 0xFFFFFFFF
-            await until(lambda: operator.fetchval(f"{held} AND objid = $1::bigint::oid", number))
-            await operator.execute("SELECT pg_advisory_xact_lock($1)", writer[0])  # not before the commit is undone
+            waits = "SELECT 1 FROM pg_locks WHERE NOT granted AND transactionid = pg_current_xact_id()::xid"
+            await until(lambda: operator.fetchval(waits))
+            # Not before the commit is undone.
+            await operator.execute(f"SELECT 1 FROM {schema}.turn WHERE writer = $1 FOR UPDATE", writer[0])
         await go_on(client)
         await it.judge(client)
         assert outages(it) == [0, 0], "the store has made it again by itself"

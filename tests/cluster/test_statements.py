@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from perdure._core.ids import SessionId, parse_position
-from perdure._core.states import ReaderState
 from perdure.cluster.node import LONGEST_PAUSE, ROUND
 from perdure.store.postgres.store import PostgresStore
 from tests.cluster.conftest import Pair, Start
@@ -97,39 +95,6 @@ async def test_the_first_request_at_a_node_loads_the_session_with_two_reads(coun
     assert seen.pop("commit") in (2 + late, 3 + late)
     assert seen == {"load_session": 1, "kept_of_session": 1}
     assert await peer.result("count", n=0) == "counted to 0"
-
-
-async def test_a_small_event_comes_with_its_hint_and_costs_the_node_that_follows_it_no_read(counted: Counted) -> None:
-    events = 12
-    at_a, at_b = await counted.pair.join()
-    wire = await at_a.call("count", n=events, gate="g", pauses=list(range(1, events)), token=1)
-    await wire.message()
-    reader = await at_b.get(wire.last_id)
-    counted.pair.a.shop.open("g/1")
-    await reader.message()
-    await until(lambda: counted.a.seen["reader_of_stream"] > 0)  # its writer knows where it is read
-    position, session = (
-        parse_position(wire.last_id),
-        life_of(counted.pair.b.site).sessions.held(SessionId(at_b.session)),
-    )
-    assert position is not None
-    assert session is not None
-    stream = session.streams[position.stream]
-
-    def rests() -> bool:
-        """A hint is of no use to a reader that still writes what came before."""
-        return stream.readers.reader is not None and stream.readers.reader.state is ReaderState.RESTING
-
-    counted.b.take()
-    for number in range(2, events):
-        await until(rests)
-        counted.pair.a.shop.open(f"g/{number}")
-        await reader.message()
-    seen = counted.b.take()
-    assert seen["follow_streams"] <= events // 4
-    # Records are read apart from events in a round only; events by a round, and by a reader that was just writing.
-    assert seen["streams_by_id"] <= 2 * seen["overview"]
-    assert seen["read_events"] <= seen["overview"] + events // 4
 
 
 async def test_an_idle_node_asks_twice_a_second(counted: Counted) -> None:

@@ -42,15 +42,16 @@ async def strict(request: pytest.FixtureRequest, operator: Operator) -> AsyncIte
 async def test_a_commit_that_waited_while_its_node_was_buried_is_refused(strict: str, operator: Operator) -> None:
     """Promise 11: it looks after it has waited, and not with the view from before."""
     schema = parse_address(strict).schema
-    waits = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid = $1::bigint::oid"
+    waits = "SELECT 1 FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted AND transactionid::text = $1"
     async with PostgresStore(strict, timeout=20.0) as store:
         await store.join(NODE)
         looker = await asyncpg.connect(server_url().partition("?")[0])
         async with operator.transaction():
             writer = await operator.fetchval(f"SELECT writer FROM {schema}.node")
-            await operator.execute("SELECT pg_advisory_xact_lock($1)", writer)
+            await operator.execute(f"INSERT INTO {schema}.turn (writer) VALUES ($1)", writer)
+            own = await operator.fetchval("SELECT pg_current_xact_id()::text")
             commit = asyncio.create_task(store.commit([PutSession(record=a_session())]))
-            await until(lambda: looker.fetchval(waits, writer & 0xFFFFFFFF))
+            await until(lambda: looker.fetchval(waits, own))
             await operator.execute(f"SELECT {schema}.note_buried_1($1)", NODE)
             await operator.execute(f"DELETE FROM {schema}.node")
         with pytest.raises(StoreUnavailable, match="have buried this one"):

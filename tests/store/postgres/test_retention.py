@@ -308,15 +308,9 @@ async def test_of_processes_that_sweep_at_once_one_does_the_work(other: asyncpg.
             async with other.transaction():
                 await other.execute(f"SELECT 1 FROM {schema}.rotation FOR UPDATE")
                 sweeping = asyncio.create_task(here.sweep(cutoffs))
-                held = (
-                    "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND database = (%s) AND %s"
-                )
-                name = f"hashtextextended('{schema}.sweep', 0)"
-                is_it = f"classid = ({name} >> 32 & 4294967295)::oid AND objid = ({name} & 4294967295)::oid"
-                query = held % ("SELECT oid FROM pg_database WHERE datname = current_database()", is_it)
 
                 async def is_held() -> bool:
-                    return bool(await other.fetchval(query))
+                    return bool(await other.fetchval(f"SELECT swept > '-infinity' FROM {schema}.version"))
 
                 await until(is_held)
                 async with asyncio.timeout(10):

@@ -39,7 +39,11 @@ ISOLATION = "read committed"
 """A statement of the store waits for locks, and looks then what is so. At a stricter level it would see what was so
 before it waited: a commit would not notice that its node has been buried meanwhile."""
 
-_OWN = {"default_transaction_isolation": ISOLATION, "idle_session_timeout": "0"}
+SEARCH_PATH = "pg_catalog, pg_temp"
+"""Where names without a schema are looked for: a function of another role that fits a call better than the server's own
+would run with the store's rights. The store's own names have their schema."""
+
+_OWN = {"default_transaction_isolation": ISOLATION, "idle_session_timeout": "0", "search_path": SEARCH_PATH}
 """What a role or a database may have set otherwise. Connections rest: the ear between two beats, readers for long."""
 
 _READ_ONLY = {"default_transaction_read_only": "on"}

@@ -17,7 +17,7 @@ import contextlib
 import hashlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import asyncpg
@@ -59,6 +59,7 @@ class Ear:
     """Listens for the nodes of one process. `heard` is called in the event loop.
 
     `show_life`: called when the connection, and so the lock, is lost, and again and again until it is back.
+    `show_lock`: called then with the number of its new lock. Every role can see the old one, and may have taken it.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Ear:
         schema: str,
         heard: Heard,
         show_life: Callable[[], Awaitable[None]],
+        show_lock: Callable[[int], Awaitable[None]],
     ) -> None:
         self._connector = connector
         self._others = others
@@ -77,8 +79,9 @@ class Ear:
         self._schema = schema
         self._heard = heard
         self._show_life = show_life
-        self.lock = secrets.randbits(63)
-        """The number of its lock."""
+        self._show_lock = show_lock
+        self.lock = 0
+        """The number of its lock, another one for each connection."""
         self.is_deaf = False
         self._channels: set[str] = set()
         self._turn = asyncio.Lock()
@@ -163,25 +166,6 @@ class Ear:
         channels, said = zip(*words, strict=True)
         await self.fetch(_NOTIFY, list(channels), list(said))
 
-    @contextlib.asynccontextmanager
-    async def alone(self, name: str) -> AsyncIterator[bool]:
-        """Whether no other process does something of that name, for the time of a block. The server forgets it when
-        this connection ends. Without the connection it is not known, and the answer is yes."""
-        try:
-            is_alone = not self.has_connection or await self._lock("SELECT pg_try_advisory_lock(%s)", name)
-        except StoreUnavailable:
-            is_alone = True
-        try:
-            yield is_alone
-        finally:
-            if is_alone and self.has_connection:
-                with contextlib.suppress(StoreUnavailable):
-                    await self._lock("SELECT pg_advisory_unlock(%s)", name)
-
-    async def _lock(self, statement: str, name: str) -> bool:
-        query = statement % "hashtextextended($1, 0)"
-        return bool(await self.run(lambda connection: connection.fetchval(query, name)))
-
     async def run(self, work: Callable[[Connection], Any]) -> Any:
         return await self._limit.wait(self._run(work))
 
@@ -211,7 +195,7 @@ class Ear:
 
     async def _take_over(self, connection: Connection) -> None:
         """Make a connection the ear's: with its lock and its channels."""
-        # Shared: the lock of a connection that was lost, and that the server has not missed yet, is not in the way.
+        self.lock = secrets.randbits(63)
         await connection.execute("SELECT pg_advisory_lock_shared($1)", self.lock)
         for channel in self._channels:
             await connection.add_listener(channel, self._on_word)
@@ -262,8 +246,10 @@ class Ear:
         try:
             while True:
                 try:
-                    async with self._turn:
-                        await self._limit.wait(self._connect())
+                    if not self.has_connection:
+                        async with self._turn:
+                            await self._limit.wait(self._connect())
+                    await self._show_lock(self.lock)
                     break
                 except (*NAMED, StoreUnavailable):
                     await asyncio.sleep(pause)

@@ -13,8 +13,8 @@ from perdure.store.postgres.failures import AGAIN
 OLDEST_SERVER = 15
 """The oldest major version of PostgreSQL that is tested."""
 
-LOCK = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
-"""Of several that make or migrate a schema, one at a time does."""
+MADE_MEANWHILE = (asyncpg.DuplicateSchemaError, asyncpg.DuplicateTableError, asyncpg.UniqueViolationError)
+"""Of several that make a schema one succeeds; the others wait for it, and find it then."""
 
 SHORT_LOCKS = "SET LOCAL lock_timeout = '500ms'"
 """A migration that waits for a table, behind a backup for example, keeps all commits waiting behind itself. So it gives
@@ -47,6 +47,14 @@ ORDER BY 1
 """
 
 
+_OPEN_TO_OTHERS = """
+SELECT min(nspname) FROM pg_namespace, aclexplode(nspacl) AS a
+WHERE nspname = ANY (current_schemas(false)) AND a.privilege_type = 'CREATE'
+    AND a.grantee NOT IN (nspowner, (SELECT oid FROM pg_roles WHERE rolname = current_user))
+"""
+"""A schema of the search path in which roles besides its owner and this one may create."""
+
+
 async def prepare(connection: Connection, address: Address, *, makes: bool, writes: bool = True) -> None:
     """Check the database, and bring its schema to this release's version. Without `makes` nothing is made or changed;
     without `writes` a server that only reads will do.
@@ -77,7 +85,7 @@ async def prepare(connection: Connection, address: Address, *, makes: bool, writ
             try:
                 await _migrate(connection, address)
                 return
-            except (*AGAIN, asyncpg.LockNotAvailableError):
+            except (*AGAIN, *MADE_MEANWHILE, asyncpg.LockNotAvailableError):
                 if attempt == TRIES:
                     raise
                 await asyncio.sleep(PAUSE)
@@ -111,8 +119,10 @@ async def _migrate(connection: Connection, address: Address) -> None:
     # At a stricter level, what another process has made while this one waited would not be seen.
     async with connection.transaction(isolation="read_committed"):
         await connection.execute(SHORT_LOCKS)
-        await connection.execute(LOCK, f"{address.schema}.migration")
         before = await schema_version(connection, address)
+        if before:
+            await connection.execute(f"LOCK TABLE {address.schema}.version IN EXCLUSIVE MODE")
+            before = await schema_version(connection, address)
         if not before and (strange := await connection.fetchval(_STRANGE, address.schema)):
             raise StoreError(_not_a_store(address, f"it holds {strange}"))
         if not await connection.fetchval("SELECT to_regnamespace($1)::oid", address.schema):
@@ -143,13 +153,19 @@ async def _check_server(connection: Connection, address: Address, *, writes: boo
         )
 
 
-async def check_isolation(connection: Connection, address: Address) -> None:
-    """Refuse a stricter isolation than the store's. For a pooler, to which a process cannot say which one it wants."""
+async def check_settings(connection: Connection, address: Address) -> None:
+    """Refuse a stricter isolation than the store's, and names that are looked for where other roles may put theirs. For
+    a pooler, to which a process cannot say what it wants."""
     level = await connection.fetchval("SELECT current_setting('default_transaction_isolation')")
     if level != ISOLATION:
         raise StoreError(
             f"transactions in {address.shown} are {level!r} by default; Perdure needs {ISOLATION!r}, and cannot choose"
             f" it through a pooler: ALTER ROLE … SET default_transaction_isolation = '{ISOLATION}'"
+        )
+    if (schema := await connection.fetchval(_OPEN_TO_OTHERS)) is not None:
+        raise StoreError(
+            f"other roles may create functions in the schema {schema} of {address.shown}, in which the role looks for"
+            " names; through a pooler Perdure cannot choose where: ALTER ROLE … SET search_path = pg_catalog"
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -31,20 +30,18 @@ SOON = 0.7
 often: the next look would find the dead process later."""
 
 _LOOK = 0.01
-"""Seconds between two looks whether a node without an ear has answered."""
+"""Seconds between two looks whether a node has answered."""
 
-QUESTION, ANSWER = "?", "!"
-"""The first letters of a question and of its answer. A question's number follows, and the channel for the answer, or
-nothing if that is to be written down; an answer has the number, the node, and whether it holds anything."""
-
-HOLDS, HOLDS_NOTHING = "holds", "nothing"
+QUESTION = "?"
+"""What is said on a node's channel when it was asked something. That and the answer are written down: a notification
+may come from any role that may connect."""
 
 
 class Holding:
     """Knows which nodes of this process hold something, and asks the other processes.
 
     A node says that it holds when writing fails, so it cannot write that down; and it says it without waiting. So it is
-    asked, by a notification, and only a node that answers that it holds nothing is not named (15).
+    asked, and only a node that writes down that it holds nothing is not named (15).
     """
 
     def __init__(self, ear: Ear, queries: Mapping[str, str], *, enter: Callable[[NodeId], Awaitable[object]]) -> None:
@@ -56,9 +53,6 @@ class Holding:
         """The nodes of this process. A commit is refused if one of them is not in the store any more."""
         self._buried: set[NodeId] = set()
         self._holding: set[NodeId] = set()
-        self._numbers = itertools.count(1)
-        self._asked: dict[str, tuple[dict[NodeId, bool], asyncio.Event]] = {}
-        """Of each question: what the nodes have answered, and what tells that one more has."""
         self._answering: set[asyncio.Task[None]] = set()
 
     def hold(self, node: NodeId, holding: bool) -> None:
@@ -138,86 +132,55 @@ class Holding:
         for known in (self.joined, self._buried, self._holding):
             known.clear()
 
-    async def answer_the_deaf(self) -> None:
-        """Answer a question that was written down."""
-        await self._ear.fetch(self._queries["answer"], list(self.joined - self._holding))
+    async def show_lock(self, lock: int) -> None:
+        """Write down another lock of the nodes here. Raises `StoreUnavailable` if that fails."""
+        if not self.joined:
+            return
+        there = {row[0] for row in await self._ear.fetch(self._queries["show_lock"], list(self.joined), lock)}
+        if not self.joined <= there:
+            await self.join_again()
 
     # Asking
 
     async def holders(self, asker: NodeId, locked: Mapping[NodeId, bool | None]) -> list[NodeId]:
         """Those of the other nodes that hold something. `locked`: whether each one's lock is held; `None`: it has
         none, because it has no ear."""
-        others = {node: has_lock for node, has_lock in locked.items() if node not in self.joined}
         # A node whose lock is free answers nothing: it is dead, or about to connect again.
-        silent = {node for node, has_lock in others.items() if has_lock is False}
-        hearing = {node for node, has_lock in others.items() if has_lock}
-        deaf = others.keys() - silent - hearing
-        if self._ear.is_deaf:
-            deaf, hearing = deaf | hearing, set()
-        unanswered, unwritten = await asyncio.gather(self._ask(asker, hearing), self._ask_deaf(deaf))
-        holders = silent | unanswered | unwritten | (self._holding - {asker})
+        silent = {node for node, has_lock in locked.items() if has_lock is False and node not in self.joined}
+        unanswered = await self._ask(locked.keys() - self.joined - silent)
+        holders = silent | unanswered | (self._holding - {asker})
         return [node for node in locked if node in holders]
 
-    async def _ask(self, asker: NodeId, nodes: set[NodeId]) -> set[NodeId]:
+    async def _ask(self, nodes: Iterable[NodeId]) -> set[NodeId]:
         """The nodes that did not answer that they hold nothing."""
-        if not nodes:
-            return set()
-        number = str(next(self._numbers))
-        answers: dict[NodeId, bool] = {}
-        more = asyncio.Event()
-        self._asked[number] = (answers, more)
-        question = f"{QUESTION} {number} {self._ear.channel(asker)}"
-        try:
-            await self._ear.notify((self._ear.channel(node), question) for node in nodes)
-            async with asyncio.timeout(ANSWER_SECONDS):
-                while not nodes <= answers.keys():
-                    more.clear()
-                    await more.wait()
-        except TimeoutError:
-            pass
-        finally:
-            del self._asked[number]
-        return {node for node in nodes if answers.get(node, True)}
-
-    async def _ask_deaf(self, nodes: Iterable[NodeId]) -> set[NodeId]:
         asked = list(nodes)
         if not asked:
             return set()
-        wanted = {row[0]: row[1] for row in await self._ear.fetch(self._queries["ask_the_deaf"], asked)}
-        await self._ear.notify((self._ear.channel(node), f"{QUESTION} 0 ") for node in asked)
+        wanted = {row[0]: row[1] for row in await self._ear.fetch(self._queries["ask"], asked)}
+        await self._ear.notify((self._ear.channel(node), QUESTION) for node in asked)
         deadline = time.monotonic() + ANSWER_SECONDS
         while wanted and time.monotonic() < deadline:
             await asyncio.sleep(_LOOK)
-            for node, answered in await self._ear.fetch(self._queries["answers_of_the_deaf"], asked):
+            for node, answered in await self._ear.fetch(self._queries["answers"], asked):
                 if answered >= wanted.get(node, answered + 1):
                     del wanted[node]
         return set(wanted)
 
     # Being asked
 
-    def on_word(self, channel: str, word: str) -> None:
-        """A question, or an answer, came. What is neither is a newer release's, or another program's."""
-        match word.split(" "):
-            case [kind, number, node, says] if kind == ANSWER:
-                if number in self._asked:
-                    answers, more = self._asked[number]
-                    answers[NodeId(node)] = says == HOLDS
-                    more.set()
-            case [kind, number, where] if kind == QUESTION:
-                self._answer(channel, number, where)
-
-    def _answer(self, channel: str, number: str, where: str) -> None:
-        node = next((node for node in self.joined if self._ear.channel(node) == channel), None)
-        if node is None:
-            return
-        if where:
-            answer = HOLDS if node in self._holding else HOLDS_NOTHING
-            work = self._ear.notify([(where, f"{ANSWER} {number} {node} {answer}")])
-        else:
-            work = self.answer_the_deaf()
-        task = asyncio.get_running_loop().create_task(_quietly(work))
+    def on_question(self) -> None:
+        """A node of this process was asked something."""
+        task = asyncio.get_running_loop().create_task(_quietly(self.answer()))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
+
+    async def answer(self) -> None:
+        """Answer what was asked until now. A node that begins to hold meanwhile has not answered what is asked then."""
+        asked = await self._ear.fetch(self._queries["questions"], list(self.joined))
+        answers = [(node, number) for node, number in asked if node not in self._holding]
+        if answers:
+            nodes, numbers = zip(*answers, strict=True)
+            await self._ear.fetch(self._queries["answer"], list(nodes), list(numbers))
 
 
 async def _quietly(work: Awaitable[None]) -> None:

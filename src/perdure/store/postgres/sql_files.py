@@ -35,7 +35,7 @@ MIGRATIONS: Mapping[int, Migration] = {
 
 VERSION = max(MIGRATIONS)
 
-_MADE = re.compile(rf"^CREATE (?:TABLE|VIEW|FUNCTION) {DEFAULT_SCHEMA}\.(\w+)", re.MULTILINE)
+_MADE = re.compile(rf"^CREATE (?:UNLOGGED )?(?:TABLE|VIEW|FUNCTION) {DEFAULT_SCHEMA}\.(\w+)", re.MULTILINE)
 
 _SET_VERSION = """
 INSERT INTO {schema}.version (version, oldest) VALUES ({version}, {oldest})

@@ -14,6 +14,7 @@ polling where there are none.
 """
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from collections.abc import Callable, Sequence
 from perdure._core.chains import Chain
 from perdure._core.ids import FENCE_BYTES, Fence, NodeId, SessionId, StreamId, new_fence
 from perdure._core.retention import Cutoffs
+from perdure.errors import StoreError
 from perdure.store import base, rows
 from perdure.store.base import (
     HintListener,
@@ -38,13 +40,13 @@ from perdure.store.postgres.address import for_writing, parse_address, without_p
 from perdure.store.postgres.connections import Connections, Connector
 from perdure.store.postgres.ear import Ear
 from perdure.store.postgres.failures import named
-from perdure.store.postgres.layout import check_isolation, prepare
+from perdure.store.postgres.layout import check_settings, prepare
 from perdure.store.postgres.meter import Meter
-from perdure.store.postgres.nodes import Holding, PostgresLiveness
+from perdure.store.postgres.nodes import QUESTION, Holding, PostgresLiveness
 from perdure.store.postgres.reads import Reads, session_record
 from perdure.store.postgres.steps import stored
 from perdure.store.postgres.sweep import Sweep
-from perdure.store.postgres.wakeups import ENCLOSED, HINT, Hints
+from perdure.store.postgres.wakeups import HINT, Hints
 from perdure.store.postgres.writer import Writer
 from perdure.store.time_limit import TimeLimit
 
@@ -54,6 +56,10 @@ that ten processes leave room on a server with its hundred connections."""
 
 SWEEP_SECONDS = 60.0
 """How long one statement of a sweep may take. It is in the way of nothing."""
+
+SWEEP_MOST = 600.0
+"""Seconds for which a sweep that has begun is left alone. One whose process died is taken over then; two at once do no
+harm."""
 
 
 class PostgresStore(Reads, Opens):
@@ -99,13 +105,14 @@ class PostgresStore(Reads, Opens):
             schema=address.schema,
             heard=self._on_word,
             show_life=lambda: self._holding.show_life(),
+            show_lock=lambda lock: self._holding.show_lock(lock),
         )
         # A node that the server has lost keeps its time.
         self._holding = Holding(self._ear, queries, enter=lambda node: self._put_node(node, self.clock()))
         self._writer = Writer(
             self._connector, TimeLimit(timeout), payloads=self._payloads, queries=queries, holding=self._holding
         )
-        self._hints = Hints(self._ear, look=self._look, payloads=self._payloads)
+        self._hints = Hints(self._ear, look=self._look)
         meter = Meter(
             queries,
             address.schema,
@@ -143,7 +150,7 @@ class PostgresStore(Reads, Opens):
             await prepare(connection, self._address, makes=self._makes, writes=self._writes)
             await self._connector.look_for_pooler(connection)
             if self._connector.is_pooled:
-                await check_isolation(connection, self._address)
+                await check_settings(connection, self._address)
         finally:
             await self._connector.aclose([connection])
         if self._address.listen == self._address.dsn:
@@ -205,10 +212,13 @@ class PostgresStore(Reads, Opens):
 
     async def sweep(self, cutoffs: Cutoffs) -> int:
         """Of the processes that sweep at the same time one does the work."""
-        async with self._ear.alone(f"{self._address.schema}.sweep") as is_alone:
-            if not is_alone:
-                return 0
+        if not await self._readers.fetch(self._queries["begin_sweep"], SWEEP_MOST):
+            return 0
+        try:
             return await Sweep(self._sweeper, self._queries, self._sweeps, cutoffs, now=self.clock()).run()
+        finally:
+            with contextlib.suppress(StoreError):
+                await self._readers.fetch(self._queries["end_sweep"])
 
     async def extent(self) -> base.Extent:
         """What was trimmed counts until its slot is emptied."""
@@ -229,7 +239,7 @@ class PostgresStore(Reads, Opens):
 
     def hint(self, node: NodeId, streams: Sequence[StreamId], enclosed: Sequence[base.Followed] = ()) -> None:
         if self._is_open:
-            self._hints.hint(node, streams, enclosed)
+            self._hints.hint(node, streams)  # nothing that another role could make up comes with it
 
     def stamp(self) -> object:
         """Always another one: only the server knows what others have written."""
@@ -239,15 +249,13 @@ class PostgresStore(Reads, Opens):
         kind, *streams = word.split(" ")
         if kind in ("", HINT):
             self._hints.on_hint(channel, streams)
-        elif kind == ENCLOSED:
-            self._hints.on_enclosed(channel, word)
-        else:
-            self._holding.on_word(channel, word)
+        elif kind == QUESTION:
+            self._holding.on_question()
 
     async def _look(self) -> object:
         [(written, asked)] = await self._readers.fetch(self._queries["poll"], list(self._holding.joined))
         if asked:
-            await self._holding.answer_the_deaf()
+            await self._holding.answer()
         return written
 
     # Nodes

@@ -81,8 +81,9 @@ class PostgresUpkeep:
             f"-- Perdure: what leads from version {version} of the schema {schema} to version {self.latest}.",
             "-- Run it in the database, as the role that is to own the schema; it is one transaction.",
             "BEGIN;",
-            f"SELECT pg_advisory_xact_lock(hashtextextended('{schema}.migration', 0));",
-            f"{SHORT_LOCKS};" if version else f"CREATE SCHEMA IF NOT EXISTS {schema};",
+            f"{SHORT_LOCKS};\nLOCK TABLE {schema}.version IN EXCLUSIVE MODE;"
+            if version
+            else f"CREATE SCHEMA IF NOT EXISTS {schema};",
             *(sql_files.migration(number, schema) for number in range(version + 1, self.latest + 1)),
             *self._grants(grant),
             "COMMIT;",
@@ -175,7 +176,15 @@ class PostgresUpkeep:
         direct = Connector(self._address.listen, self.shown, timeout=self._address.patience)
         connector.is_pooled = direct.is_pooled = True
         readers = Connections(connector, limit, size=1)
-        ear = Ear(direct, readers, limit, schema=self._address.schema, heard=lambda *_: None, show_life=_no_node)
+        ear = Ear(
+            direct,
+            readers,
+            limit,
+            schema=self._address.schema,
+            heard=lambda *_: None,
+            show_life=_no_node,
+            show_lock=lambda _: _no_node(),
+        )
         readers.open()
         try:
             await ear.open()
@@ -196,7 +205,7 @@ class PostgresUpkeep:
             return await self._living(connection, patiently=patiently)
 
     async def holders(self) -> None:
-        """A node answers that by a notification, and only to another node."""
+        """A node answers that to another node only."""
 
     async def _living(self, connection: Connection, *, patiently: bool = True) -> list[NodeId]:
         """Those whose lock is held. A process that lost its connection takes the lock again at once, so a lock that is

@@ -2,9 +2,9 @@
 
 A hint is a notification on the channel of its node, sent apart from any commit: a notification inside a writing
 transaction makes it wait for all others that have one. The first hint is sent at once, those that follow soon after it
-together. What its node would read next goes in front of it, in a notification of its own, if it is small: that saves
-the node a read. Where nothing is heard, and where there are so many nodes that each notification wakes too many, every
-node looks instead, many times a second, whether anything was written.
+together. It names what to look at, and nothing in it is believed: any role that may connect can send one. Where nothing
+is heard, and where there are so many nodes that each notification wakes too many, every node looks instead, many times
+a second, whether anything was written.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from perdure._core.ids import NodeId, StreamId
 from perdure.errors import StoreError
-from perdure.store.base import Followed, HintListener
-from perdure.store.codec import Payloads
-from perdure.store.postgres import enclosures
+from perdure.store.base import HintListener
 from perdure.store.postgres.ear import Ear
 
 APART = 0.01
@@ -37,8 +35,6 @@ have noticed yet. Nodes count each other twice a second."""
 POLL = 0.05
 """Seconds between two looks. One costs about 15 µs of the server."""
 
-ENCLOSED = enclosures.WORD
-
 HINT = "h"
 """The first letter of a hint. The ids of streams follow; none: look at everything."""
 
@@ -50,15 +46,11 @@ class Hints:
     """Tells listeners. `look` gives a value that changes whenever a commit becomes visible. (The end of the server's
     log would not do: a commit is written there a moment before other connections see it.)"""
 
-    def __init__(self, ear: Ear, *, look: Callable[[], Awaitable[object]], payloads: Payloads) -> None:
+    def __init__(self, ear: Ear, *, look: Callable[[], Awaitable[object]]) -> None:
         self._ear = ear
         self._look = look
-        self._payloads = payloads
         self._listeners: dict[NodeId, list[HintListener]] = {}
         self._outgoing: dict[NodeId, Hinted] = {}
-        self._enclosed: dict[NodeId, dict[StreamId, Followed]] = {}
-        self._announced: dict[str, Sequence[Followed]] = {}
-        """What the next hint on a channel has brought along."""
         self._sending: asyncio.Task[None] | None = None
         self._polling: asyncio.Task[None] | None = None
         self._is_crowded = False
@@ -94,7 +86,6 @@ class Hints:
     async def aclose(self) -> None:
         self._listeners.clear()
         self._outgoing.clear()
-        self._enclosed.clear()
         tasks = [task for task in (self._sending, self._polling) if task is not None]
         self._sending = self._polling = None
         for task in tasks:
@@ -116,19 +107,13 @@ class Hints:
     def on_hint(self, channel: str, streams: Sequence[str]) -> None:
         """A hint came on a channel; on none: for every node."""
         self.heard += channel != ""
-        enclosed = self._announced.pop(channel, ())
-        if not channel:
-            self._announced.clear()  # the hint that it came with may have been missed
         for node in list(self._listeners):
             if channel in ("", self._ear.channel(node)):
-                self._tell(node, {StreamId(stream) for stream in streams} or None, enclosed)
+                self._tell(node, {StreamId(stream) for stream in streams} or None)
 
-    def on_enclosed(self, channel: str, word: str) -> None:
-        self._announced[channel] = enclosures.read(word, self._payloads)
-
-    def _tell(self, node: NodeId, hinted: Hinted, enclosed: Sequence[Followed]) -> None:
+    def _tell(self, node: NodeId, hinted: Hinted) -> None:
         for listener in list(self._listeners.get(node, ())):
-            listener(tuple(hinted or ()), enclosed)
+            listener(tuple(hinted or ()), ())
 
     async def _keep_looking(self) -> None:
         seen: object = None
@@ -145,31 +130,24 @@ class Hints:
 
     # Telling
 
-    def hint(self, node: NodeId, streams: Sequence[StreamId], enclosed: Sequence[Followed] = ()) -> None:
+    def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
         """Sent at the end of this turn of the event loop, with all that is added until then."""
         known = self._outgoing.get(node, set())
         self._outgoing[node] = None if known is None or not streams else known | set(streams)
-        self._enclose(node, streams, enclosed)
         if self._sending is None:
             try:
                 self._sending = asyncio.get_running_loop().create_task(self._send())
             except RuntimeError:
                 self._outgoing.clear()  # no event loop runs: the nodes find out by looking
-                self._enclosed.clear()
 
     async def _send(self) -> None:
         try:
             while self._outgoing:
                 hints, self._outgoing = self._outgoing, {}
-                enclosed, self._enclosed = self._enclosed, {}
                 here = {node: hinted for node, hinted in hints.items() if self._listeners.get(node)}
                 for node, hinted in here.items():
-                    self._tell(node, hinted, tuple(enclosed.get(node, {}).values()))
-                words = [
-                    (self._ear.channel(node), word)
-                    for node in hints.keys() - here.keys()
-                    for word in self._words(hints[node], enclosed.get(node, {}))
-                ]
+                    self._tell(node, hinted)
+                words = [(self._ear.channel(node), _word(hints[node])) for node in hints.keys() - here.keys()]
                 if not words or not self.tells:
                     continue
                 began = time.monotonic()
@@ -181,22 +159,6 @@ class Hints:
                 await asyncio.sleep(max(0.0, began + APART - time.monotonic()))
         finally:
             self._sending = None
-
-    def _enclose(self, node: NodeId, streams: Sequence[StreamId], enclosed: Sequence[Followed]) -> None:
-        """Keep what goes with a hint: of each stream all that is new, or nothing."""
-        kept = self._enclosed.get(node, {})
-        news = {followed.record.id: followed for followed in enclosed}
-        for stream in streams:
-            earlier = kept.pop(stream, None)
-            if stream in news and enclosures.is_small(found := news[stream].behind(earlier)):
-                kept[stream] = found
-        if kept:
-            self._enclosed[node] = kept
-
-    def _words(self, hinted: Hinted, enclosed: Mapping[StreamId, Followed]) -> Iterator[str]:
-        if enclosed and (word := enclosures.write(enclosed.values(), self._payloads)):
-            yield word
-        yield _word(hinted)
 
 
 def _word(hinted: Hinted) -> str:

@@ -6,7 +6,7 @@
 -- process, which must not be buried before this is done.
 CREATE FUNCTION perdure.claim_1(
     stream_ text, node_ text, held bigint, known int, random_ bigint, kept int, members text[]
-) RETURNS SETOF perdure.stream LANGUAGE plpgsql AS $$
+) RETURNS SETOF perdure.stream LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s perdure.stream;
     next_ int;
@@ -27,7 +27,7 @@ END $$;
 
 -- A client begins again in a session that has not ended. The lock: no call of the incarnation before is being accepted
 -- any more when this is done.
-CREATE FUNCTION perdure.reattach_1(session_ text) RETURNS SETOF perdure.session LANGUAGE plpgsql AS $$
+CREATE FUNCTION perdure.reattach_1(session_ text) RETURNS SETOF perdure.session LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM perdure.lock_session_1(session_);
     RETURN QUERY UPDATE perdure.session SET incarnation = incarnation + 1, revision = revision + 1
@@ -37,7 +37,7 @@ END $$;
 -- Give a session its chain, in place of the one that it may have; false if it has ended.
 CREATE FUNCTION perdure.put_chain_1(
     session_ text, name_ text, record_ int, holder_ bytea, current_ text, next_ text
-) RETURNS bool LANGUAGE plpgsql AS $$
+) RETURNS bool LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM perdure.lock_session_1(session_);
     IF NOT EXISTS (SELECT 1 FROM perdure.session WHERE id = session_ AND state <> 'ended') THEN
@@ -52,7 +52,7 @@ BEGIN
 END $$;
 
 -- Whether a process holds an advisory lock; NULL for none.
-CREATE FUNCTION perdure.is_held_1(lock_ bigint) RETURNS bool LANGUAGE sql AS $$
+CREATE FUNCTION perdure.is_held_1(lock_ bigint) RETURNS bool LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN lock_ IS NOT NULL THEN EXISTS (
         SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1
             AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -63,7 +63,7 @@ $$;
 -- says (NULL: the server's clock).
 CREATE FUNCTION perdure.join_1(
     node_ text, record_ int, lock_ bigint, writer_ bigint, facts_ bytea, wall float8, process_ text)
-RETURNS float8 LANGUAGE plpgsql AS $$
+RETURNS float8 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     told float8;
 BEGIN
@@ -83,13 +83,13 @@ END $$;
 
 -- Note that a node is not there any more because it was buried, or has left. The last thousand are remembered: a node
 -- learns it with its next beat, or when it is awake again, and by then a thousand others have hardly come and gone.
-CREATE FUNCTION perdure.note_buried_1(node_ text) RETURNS void LANGUAGE sql AS $$
+CREATE FUNCTION perdure.note_buried_1(node_ text) RETURNS void LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     INSERT INTO perdure.buried (node) VALUES (node_) ON CONFLICT (node) DO NOTHING;
     DELETE FROM perdure.buried WHERE key <= (SELECT max(key) FROM perdure.buried) - 1000;
 $$;
 
 -- The streams that a node writes, sealed ones excepted: what is listed, and what has open calls.
-CREATE FUNCTION perdure.written_by_1(node_ text) RETURNS SETOF perdure.stream LANGUAGE sql STABLE AS $$
+CREATE FUNCTION perdure.written_by_1(node_ text) RETURNS SETOF perdure.stream LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT * FROM perdure.stream WHERE NOT sealed AND key IN (
         SELECT key FROM perdure.stream WHERE node = node_ AND listed
         UNION SELECT s.key FROM perdure.call AS c JOIN perdure.stream AS s ON s.key = c.stream
@@ -98,7 +98,7 @@ CREATE FUNCTION perdure.written_by_1(node_ text) RETURNS SETOF perdure.stream LA
 $$;
 
 -- A node stops: gone at once if it leaves nothing behind, else when another one has buried it.
-CREATE FUNCTION perdure.leave_1(node_ text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION perdure.leave_1(node_ text) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     DELETE FROM perdure.sender WHERE node = node_;
     PERFORM 1 FROM perdure.mailbox WHERE node = node_ FOR UPDATE;
@@ -117,7 +117,7 @@ END $$;
 -- already. "keys" are the streams that it read. "members" are the nodes of the caller's process: one that is buried
 -- itself inherits nothing.
 CREATE FUNCTION perdure.bury_1(node_ text, heir text, seen_ bigint, members text[])
-RETURNS TABLE (mail int, keys bigint[]) LANGUAGE plpgsql AS $$
+RETURNS TABLE (mail int, keys bigint[]) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     n perdure.node;
     first bigint;
@@ -132,7 +132,7 @@ BEGIN
             RETURN;
         END IF;
         -- A commit of it that runs comes to its end; the next one finds that the node is not there.
-        PERFORM pg_advisory_xact_lock(n.writer);
+        PERFORM perdure.take_turn_1(n.writer);
         PERFORM perdure.note_buried_1(node_);
     END IF;
     PERFORM 1 FROM perdure.mailbox WHERE node IN (node_, heir) ORDER BY node FOR UPDATE;
@@ -148,12 +148,16 @@ BEGIN
     DELETE FROM perdure.mailbox AS b WHERE b.node = node_;
     DELETE FROM perdure.sender AS s WHERE s.node = node_;
     DELETE FROM perdure.node WHERE id = node_;
+    -- Also those of processes that wrote and never joined.
+    DELETE FROM perdure.turn WHERE writer IN (
+        SELECT t.writer FROM perdure.turn AS t WHERE NOT EXISTS (SELECT 1 FROM perdure.node AS o WHERE o.writer = t.writer)
+        FOR UPDATE SKIP LOCKED);
     RETURN NEXT;
 END $$;
 
 -- Hide the events, or the answers, of some streams up to a number each. The rows are locked in the order in which commits
 -- lock them, so that none waits for the other in a circle.
-CREATE FUNCTION perdure.hide_1(part_ text, keys bigint[], seqs int[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION perdure.hide_1(part_ text, keys bigint[], seqs int[]) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM 1 FROM perdure.stream WHERE key = ANY (keys) ORDER BY id FOR NO KEY UPDATE;
     IF part_ = 'event' THEN
@@ -166,7 +170,7 @@ BEGIN
 END $$;
 
 -- Forget some streams that are over and hold nothing any more; gives how many.
-CREATE FUNCTION perdure.expire_streams_1(keys bigint[], answers float8) RETURNS int LANGUAGE plpgsql AS $$
+CREATE FUNCTION perdure.expire_streams_1(keys bigint[], answers float8) RETURNS int LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     over bigint[];
 BEGIN
@@ -184,7 +188,7 @@ BEGIN
 END $$;
 
 -- Forget a session that was not used for long, if it is still so; gives how many went.
-CREATE FUNCTION perdure.expire_session_1(session_ text, before float8) RETURNS int LANGUAGE plpgsql AS $$
+CREATE FUNCTION perdure.expire_session_1(session_ text, before float8) RETURNS int LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     keys bigint[];
 BEGIN
@@ -204,7 +208,7 @@ END $$;
 
 -- Empty a slot in which everything has expired. A reader in the way is waited for so long that short reads get done, and
 -- not longer, because other readers wait behind this meanwhile. Commits do not: they lock only the slot that is written.
-CREATE FUNCTION perdure.empty_slot_1(part_ text, slot_ smallint, expired float8) RETURNS bool LANGUAGE plpgsql AS $$
+CREATE FUNCTION perdure.empty_slot_1(part_ text, slot_ smallint, expired float8) RETURNS bool LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM 1 FROM perdure.rotation WHERE part = part_ FOR UPDATE;
     IF NOT EXISTS (SELECT 1 FROM perdure.slot WHERE part = part_ AND slot = slot_ AND closed < expired) THEN
@@ -217,7 +221,7 @@ BEGIN
 END $$;
 
 -- Write into an empty slot from now on, if the present one was written for as long as a slot is, and there is one.
-CREATE FUNCTION perdure.next_slot_1(part_ text, now_ float8, period float8) RETURNS bool LANGUAGE plpgsql AS $$
+CREATE FUNCTION perdure.next_slot_1(part_ text, now_ float8, period float8) RETURNS bool LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     r perdure.rotation;
     next_ smallint;

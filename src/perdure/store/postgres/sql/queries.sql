@@ -290,6 +290,16 @@ WHERE id = $1 AND NOT gone RETURNING true;
 -- show_life: nodes show that they live, and nothing else; gives those that are there
 UPDATE perdure.node SET beat = beat + 1 WHERE id = ANY ($1) RETURNING id;
 
+-- begin_sweep: sweep, unless another process began to within so many seconds and has not ended
+UPDATE perdure.version SET swept = clock_timestamp()
+WHERE swept NOT BETWEEN clock_timestamp() - make_interval(secs => $1) AND clock_timestamp() RETURNING true;
+
+-- end_sweep: others may sweep
+UPDATE perdure.version SET swept = '-infinity';
+
+-- show_lock: nodes have another lock; gives those that are there
+UPDATE perdure.node SET lock = $2 WHERE id = ANY ($1) RETURNING id;
+
 -- watch_nodes: the beat of each node, whether it has left, and whether its lock is held (NULL: it has none)
 SELECT id, beat, gone, perdure.is_held_1(lock) FROM perdure.node ORDER BY key;
 
@@ -302,14 +312,18 @@ FROM perdure.node ORDER BY key;
 -- read_mail: some of a node's messages after a key, the oldest first
 SELECT key, message FROM perdure.mail WHERE node = $1 AND key > $2 ORDER BY key LIMIT $3;
 
--- ask_the_deaf: ask nodes without an ear whether they hold anything; gives what each must answer
+-- ask: ask nodes whether they hold anything; gives what each must answer
 UPDATE perdure.node SET asked = asked + 1 WHERE id = ANY ($1) RETURNING id, asked;
 
--- answers_of_the_deaf: how often each has answered that it holds nothing
+-- answers: how often each has answered that it holds nothing
 SELECT id, answered FROM perdure.node WHERE id = ANY ($1);
 
--- answer: nodes of this process hold nothing
-UPDATE perdure.node SET answered = asked WHERE id = ANY ($1) AND answered < asked;
+-- questions: how often each was asked that has not answered
+SELECT id, asked FROM perdure.node WHERE id = ANY ($1) AND answered < asked;
+
+-- answer: nodes held nothing when they had read that they were asked so often
+UPDATE perdure.node AS n SET answered = greatest(n.answered, x.number)
+FROM unnest($1::text[], $2::bigint[]) AS x (id, number) WHERE n.id = x.id;
 
 -- poll: a value that changes whenever a commit becomes visible, and whether one of these nodes is asked something
 SELECT pg_current_snapshot()::text,

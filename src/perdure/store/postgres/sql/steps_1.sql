@@ -1,16 +1,34 @@
 -- The steps of a commit, version 1. A later release adds functions with a later number beside these: releases of both
 -- may write at the same time.
 
--- Wait for the turn to change a session's life: opening a stream, ending the session, its chain. A lock of its own,
--- because a lock on the row would be written to the log with every call.
-CREATE FUNCTION perdure.lock_session_1(session_ text) RETURNS void LANGUAGE sql AS $$
-    SELECT pg_advisory_xact_lock(hashtextextended('perdure.session ' || session_, 0));
-$$;
+-- Locks are on rows, which only roles with rights on these tables can lock. An advisory lock is shown to every role
+-- that may connect to the database, and each of them may take it and keep it.
+
+-- Wait for the turn to change a session's life: opening a stream, ending the session, its chain.
+CREATE FUNCTION perdure.lock_session_1(session_ text) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM 1 FROM perdure.session WHERE id = session_ FOR NO KEY UPDATE;
+END $$;
+
+-- Wait for the turn of a writer: its earlier commits, and the burial of its node, have come to their end. A row that is
+-- not there yet (or any more, because a crash of the server empties the table) is made; of two that make it, one waits.
+CREATE FUNCTION perdure.take_turn_1(writer_ bigint) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF pg_is_in_recovery() THEN  -- where the table cannot even be named
+        RAISE EXCEPTION 'the server is a standby' USING ERRCODE = 'read_only_sql_transaction';
+    END IF;
+    LOOP
+        PERFORM 1 FROM perdure.turn WHERE writer = writer_ FOR UPDATE;
+        EXIT WHEN FOUND;
+        INSERT INTO perdure.turn (writer) VALUES (writer_) ON CONFLICT (writer) DO NOTHING;
+        EXIT WHEN FOUND;
+    END LOOP;
+END $$;
 
 -- Refuse whatever a process does of which a node was buried: other nodes have settled its calls, and would not settle
 -- one that it accepts now. (A node may be buried by its lock, which its process has lost, before its lease ends.) A node
 -- that is unknown because the server has lost it has to join again first, for the same reason.
-CREATE FUNCTION perdure.refuse_buried_1(members text[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION perdure.refuse_buried_1(members text[]) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     missing text[];
     buried_ text[];
@@ -25,12 +43,12 @@ BEGIN
 END $$;
 
 -- The key of a message behind another one, as perdure/store/base.py has it. The lock of the addressee is held.
-CREATE FUNCTION perdure.next_key_1(last_ bigint) RETURNS bigint LANGUAGE sql AS $$
+CREATE FUNCTION perdure.next_key_1(last_ bigint) RETURNS bigint LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT greatest(last_ + 1, floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
 $$;
 
 -- Forget streams with all that is in them; their events and answers go with their slots.
-CREATE FUNCTION perdure.drop_streams_1(keys bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION perdure.drop_streams_1(keys bigint[]) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     DELETE FROM perdure.stream WHERE key = ANY (keys);
     DELETE FROM perdure.call WHERE stream = ANY (keys);
@@ -44,7 +62,7 @@ END $$;
 -- Take back a session that was put and is one too many, the caller's limit first. Gives 'caller' or 'all' with the
 -- number that was there; NULL if it may stay. The row of "tally" is locked since the session was put.
 CREATE FUNCTION perdure.limit_sessions_1(session_ text, has_caller bool, most_of_caller bigint, most bigint)
-RETURNS text[] LANGUAGE plpgsql AS $$
+RETURNS text[] LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     found_ bigint;
     refusal text[];
@@ -68,7 +86,7 @@ END $$;
 -- "unused_since": only if it was not used since, and is in no use. "params": bytes of client params that are kept.
 CREATE FUNCTION perdure.end_session_1(
     session_ text, time_ float8, reason text, unused_since float8, params bigint, most_of_caller bigint, most bigint
-) RETURNS void LANGUAGE plpgsql AS $$
+) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     keys bigint[];
     whose bytea;
@@ -106,7 +124,7 @@ END $$;
 -- or 'full' with a number.
 CREATE FUNCTION perdure.forward_1(
     stream_ text, node_ text, sender_ text, first bigint, payloads bytea[], overhead int, most int, most_bytes bigint
-) RETURNS text[] LANGUAGE plpgsql AS $$
+) RETURNS text[] LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s record;
     known bigint := 0;
@@ -150,7 +168,7 @@ END $$;
 
 -- Put messages into the mailboxes of nodes. "places" are those of their steps. Gives what was refused, as commit_1 does.
 CREATE FUNCTION perdure.send_mail_1(places int[], nodes text[], messages bytea[], most int)
-RETURNS text[] LANGUAGE plpgsql AS $$
+RETURNS text[] LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     box record;
     room int;
@@ -194,7 +212,7 @@ CREATE FUNCTION perdure.commit_1(
     event_of int[], event_seq int[], event_time float8[], event_payload bytea[],
     answer_of int[], answer_seq int[], answer_time float8[], answer_payload bytea[],
     mail_places int[], mail_nodes text[], mail_messages bytea[], most_mail int
-) RETURNS text[] LANGUAGE plpgsql AS $$
+) RETURNS text[] LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     refused text[] := '{}';
     t int := 1;  -- the next in each pool
@@ -214,8 +232,7 @@ DECLARE
     most_ bigint;
     calls_ int;
 BEGIN
-    -- A lock is taken in an expression where every commit takes it: PERFORM would run a statement for that.
-    done := pg_advisory_xact_lock(writer) IS NULL;
+    PERFORM perdure.take_turn_1(writer);
     IF (SELECT count(*) FROM perdure.node WHERE id = ANY (members)) < cardinality(members) THEN
         PERFORM perdure.refuse_buried_1(members);
     END IF;
@@ -282,7 +299,7 @@ BEGIN
             -- most calls or -1, calls, seen or -1, unique; opened. Of each call: id, state; incarnation, attempt, has progress; progress;
             -- key, method, request, principal, digest
             -- As lock_session_1 does.
-            done := pg_advisory_xact_lock(hashtextextended('perdure.session ' || texts[t + 1], 0)) IS NULL;
+            PERFORM 1 FROM perdure.session WHERE id = texts[t + 1] FOR NO KEY UPDATE;
             INSERT INTO perdure.stream (id, record, session, kind, node, fence, opened, generation, last, sealed, listed)
             SELECT texts[t], numbers[n], texts[t + 1], texts[t + 2], texts[t + 3], numbers[n + 1], times[f],
                    numbers[n + 2], numbers[n + 3], numbers[n + 4] = 1, numbers[n + 5] = 1

@@ -11,11 +11,13 @@
 -- conditions it keeps parsed.
 -- The columns named "record" hold the version of the record's layout.
 
--- One row: the version of these tables, and the oldest version whose releases can still use them.
+-- One row: the version of these tables, and the oldest version whose releases can still use them. "swept": when a process
+-- began to sweep, which others leave to it.
 CREATE TABLE perdure.version (
     one     bool PRIMARY KEY DEFAULT true CHECK (one),
     version int NOT NULL,
-    oldest  int NOT NULL
+    oldest  int NOT NULL,
+    swept   timestamptz NOT NULL DEFAULT '-infinity'
 );
 
 CREATE DOMAIN perdure.stream_kind AS text CHECK (VALUE IN ('c', 's'));
@@ -209,7 +211,7 @@ CREATE TABLE perdure.reader (
 CREATE INDEX reader_of_node ON perdure.reader (node);
 
 -- The nodes that have joined and are not buried. "gone": it has left. "lock": the advisory lock that its ear holds, if
--- it has an ear. "writer": the lock that each of its commits holds. "asked", "answered": how often a node without an ear
+-- it has an ear. "writer": the row of "turn" that each of its commits locks. "asked", "answered": how often a node without an ear
 -- was asked whether it holds anything, and how often it has answered that it does not. "clock": the time that it told, at
 -- "seen" by the server's clock. "process": how processes on its machine find its process.
 CREATE TABLE perdure.node (
@@ -227,6 +229,11 @@ CREATE TABLE perdure.node (
     seen     timestamptz NOT NULL,
     process  text
 ) WITH (fillfactor = 50);
+
+-- A row for each writer, to be locked by its commits. Nothing of it is written to the log.
+CREATE UNLOGGED TABLE perdure.turn (
+    writer bigint PRIMARY KEY
+);
 
 -- The nodes that were buried, or have left, last: a node that is in neither table was lost by the server, with what came
 -- after it, and joins again.
@@ -300,7 +307,7 @@ CREATE TABLE perdure.secret (
     value bytea NOT NULL
 );
 
-CREATE FUNCTION perdure.count_sessions() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION perdure.count_sessions() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     opened int := 0;
     over int := 0;
