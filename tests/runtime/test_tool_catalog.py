@@ -12,6 +12,7 @@ from mcp.server.lowlevel.server import Server
 from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY
 from mcp_types.methods import serialize_server_result
 
+from perdure.runtime import tool_catalog
 from perdure.runtime.tool_catalog import LISTED_AS
 from tests.support.modern import MODERN, TASKS, modern
 from tests.support.site import Site, serve, until
@@ -27,6 +28,7 @@ class Shop:
 
     def __init__(self) -> None:
         self.let_go = asyncio.Event()
+        self.hangs = False
         self.runs: list[str] = []
         self.listed: list[str | None] = []
         self.server = Server[Any]("shop", on_list_tools=self._list, on_call_tool=self._call)
@@ -36,6 +38,8 @@ class Shop:
     ) -> types.ListToolsResult:
         cursor = None if params is None else params.cursor
         self.listed.append(cursor)
+        if self.hangs:
+            await asyncio.Event().wait()
         if cursor is None:
             return types.ListToolsResult(tools=[tool("always", "required")], next_cursor="second page")
         return types.ListToolsResult(tools=[tool("never", "forbidden"), tool("silent", None)])
@@ -121,3 +125,35 @@ def test_the_sdk_leaves_out_of_newer_lists_what_tools_say_of_tasks() -> None:
     assert listed["execution"] == {"taskSupport": "required"}
     [listed] = serialize_server_result("tools/list", MODERN, dumped)["tools"]
     assert "execution" not in listed
+
+
+@pytest.mark.parametrize("capabilities", [{}, WITH_TASKS], ids=["plain", "with tasks"])
+async def test_no_call_waits_for_a_list_that_hangs(
+    capabilities: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Promise 6: its tool is one that says nothing of itself then."""
+    monkeypatch.setattr(tool_catalog, "WAIT_SECONDS", 0.05)
+    shop = Shop()
+    shop.hangs = True
+    shop.let_go.set()
+    async with serve(shop.server) as site:
+        status, answer = await call(site, "silent", capabilities)
+        assert (status, answer["result"]["content"][0]["text"]) == (200, "done")
+
+
+@pytest.mark.parametrize(
+    ("rule", "capabilities"),
+    [("optional", {}), ("never", {}), ("never", WITH_TASKS)],
+    ids=["optional", "never", "tasks"],
+)
+async def test_a_call_that_depends_on_no_list_does_not_wait_for_it(
+    rule: str, capabilities: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator has said how its tool is served, and nothing of it is kept."""
+    monkeypatch.setattr(tool_catalog, "WAIT_SECONDS", 3_600.0)
+    shop = Shop()
+    shop.hangs = True
+    shop.let_go.set()
+    async with serve(shop.server, tasks=(f"*={rule}",)) as site:
+        status, answer = await call(site, "silent", capabilities)
+        assert (status, answer["result"]["content"][0]["text"]) == (200, "done")

@@ -20,6 +20,7 @@ from perdure.runtime import tool_catalog
 from perdure.runtime.server import host
 from perdure.runtime.tool_catalog import ToolCatalog
 from perdure.settings import Settings
+from tests.support.site import until
 
 pytestmark = pytest.mark.anyio
 
@@ -33,6 +34,8 @@ class Shop:
         self.pages = list(pages)
         self.listed = 0
         self.fails = False
+        self.hangs = False
+        self.open = asyncio.Event()
         self.server: Server[Any] = Server("shop", version="1")
         self.server.add_request_handler("tools/list", types.PaginatedRequestParams, self._list)
 
@@ -40,6 +43,8 @@ class Shop:
         self, ctx: ServerRequestContext[Any], params: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
         self.listed += 1
+        if self.hangs:
+            await self.open.wait()
         if self.fails:
             raise RuntimeError("closed")
         page = int(params.cursor) if params is not None and params.cursor else 0
@@ -90,7 +95,64 @@ async def test_a_list_is_read_again_when_its_time_has_passed(monkeypatch: pytest
         assert shop.listed == 1
         monkeypatch.setattr(tool_catalog, "KEEP_SECONDS", 0.0)
         assert await look(tools, "bread") is not None
+        await until(lambda: shop.listed == 2)
+
+
+async def test_a_list_that_is_old_counts_while_it_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Promise 6: a call does not wait for the server's own list."""
+    shop = Shop(["bread"])
+    async with catalog(shop.server) as tools:
+        assert await look(tools, "bread") is not None
+        monkeypatch.setattr(tool_catalog, "KEEP_SECONDS", 0.0)
+        monkeypatch.setattr(tool_catalog, "WAIT_SECONDS", 3_600.0)
+        shop.hangs = True
+        for _ in range(3):
+            assert await look(tools, "bread") is not None
+            await asyncio.sleep(0)
+        await until(lambda: shop.listed == 2)
+        shop.pages[0][0] = "cake"
+        shop.open.set()
+        assert await look(tools, "cake") is not None
+
+
+async def test_a_list_that_fails_leaves_the_one_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Shop(["bread"])
+    async with catalog(shop.server) as tools:
+        assert await look(tools, "bread") is not None
+        shop.fails = True
+        monkeypatch.setattr(tool_catalog, "LOOK_AGAIN_SECONDS", 0.0)
+        assert await look(tools, "cake") is None
         assert shop.listed == 2
+        assert await look(tools, "bread") is not None
+
+
+async def test_a_list_that_hangs_is_waited_for_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tools say nothing then, until it comes."""
+    monkeypatch.setattr(tool_catalog, "WAIT_SECONDS", 0.05)
+    shop = Shop(["bread"])
+    shop.hangs = True
+    async with catalog(shop.server) as tools:
+        assert await look(tools, "bread") is None
+        assert await look(tools, "bread") is None
+        assert shop.listed == 1
+        shop.open.set()
+        monkeypatch.setattr(tool_catalog, "WAIT_SECONDS", 3_600.0)
+        assert await look(tools, "bread") is not None
+        assert shop.listed == 1
+
+
+async def test_a_list_that_never_comes_is_given_up_and_read_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tool_catalog, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(tool_catalog, "LOOK_AGAIN_SECONDS", 0.0)
+    shop = Shop(["bread"])
+    shop.hangs = True
+    async with catalog(shop.server) as tools:
+        assert await look(tools, "bread") is None
+        assert [entry.levelname for entry in caplog.records if getattr(entry, "action", "") == "tools.unlisted"]
+        shop.hangs = False
+        assert await look(tools, "bread") is not None
 
 
 async def test_names_that_are_made_up_do_not_cause_a_list_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from perdure._core.single_calls import (
     MAX_KEY,
     PROGRESS_TOKEN,
     STATE_PREFIX,
+    Client,
     TaskSupport,
     call_digest,
     is_key,
@@ -127,6 +128,8 @@ class SingleCallHandler:
             await self._go_on(asked, state.removeprefix(STATE_PREFIX), writer, receive)
             return True
         name = str(asked.params.get("name"))
+        if key is None and self._is_plain(name, asked.client):
+            return False
         tool = await self._tools.tool(name, asked.owner, asked.client, asked.http)
         support = task_support(name, self._rules, tool)
         if self._tools.serves_tasks:
@@ -148,6 +151,12 @@ class SingleCallHandler:
                 return False  # nothing of it need be kept: its tool runs, and cannot ask
             raise
         return True
+
+    def _is_plain(self, name: str, client: Client) -> bool:
+        """Whether a call without a key needs no log, whatever the server says of its tool."""
+        rule = TaskSupport.NEVER if self._tools.serves_tasks else self._rules.get(name, self._rules.get("*"))
+        no_task = rule is TaskSupport.NEVER or (rule is TaskSupport.OPTIONAL and not client.takes_tasks)
+        return no_task and not client.takes_asks
 
     async def _serve(
         self, asked: ModernRequest, key: str | None, after: float | None, writer: MessageWriter, receive: Receive

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 from mcp.server.connection import Connection
 from mcp.server.lowlevel.server import Server
@@ -22,7 +24,15 @@ from perdure._core.single_calls import Client
 from perdure.runtime.own_requests import OwnRequestContext
 
 KEEP_SECONDS = 60.0
-"""How long a list counts. A tool rarely changes what it says of itself, and each call would list them all otherwise."""
+"""How old a list may be before it is read again. A tool rarely changes what it says of itself, and each call would list
+them all otherwise. The old list counts until the new one is there."""
+
+WAIT_SECONDS = 1.0
+"""How long a list that is not there yet is waited for, from its request on: longer than a server takes that looks its
+tools up elsewhere, and short for a user. After that its tools are served as those that say nothing of themselves."""
+
+READ_SECONDS = 60.0
+"""How long a list may take to come; one that hangs is given up, and read again. As long as a list counts."""
 
 LOOK_AGAIN_SECONDS = 1.0
 """A tool that is not in a list of this age is looked for again: it may be new. Callers that make names up cause no more
@@ -44,9 +54,14 @@ _UNKNOWN = {"name": "unknown", "version": ""}
 _logger = logging.getLogger("perdure")
 
 
-class _Listed(NamedTuple):
-    since: float
-    tools: asyncio.Task[Mapping[str, JsonObject]]
+@dataclass(slots=True)
+class _Listed:
+    """The tools that one caller is shown, as far as they are known."""
+
+    tools: Mapping[str, JsonObject] = field(default_factory=dict)
+    since: float = -math.inf
+    """When the list was asked for last."""
+    reading: asyncio.Task[None] | None = None
 
 
 class ToolCatalog:
@@ -69,26 +84,35 @@ class ToolCatalog:
         return info
 
     async def tool(self, name: str, owner: str, client: Client, origin: HttpRequest) -> JsonObject | None:
-        """A tool as the caller's `tools/list` shows it; `None` if it does not."""
+        """A tool as the caller's `tools/list` shows it; `None` if it does not, or not in time."""
         now = asyncio.get_running_loop().time()
-        listed = self._lists.get(owner)
-        if listed is None or now - listed.since >= KEEP_SECONDS:
-            listed = self._list(owner, client, origin, now)
-        tools = listed.tools.result() if listed.tools.done() else await asyncio.shield(listed.tools)
-        if name not in tools and now - listed.since >= LOOK_AGAIN_SECONDS:
-            tools = await asyncio.shield(self._list(owner, client, origin, now).tools)
-        return tools.get(name)
-
-    def _list(self, owner: str, client: Client, origin: HttpRequest, now: float) -> _Listed:
-        reading = asyncio.create_task(self._read(client, origin), name="perdure-tools")
-        listed = self._lists[owner] = _Listed(now, reading)
+        listed = self._lists.get(owner) or self._add(owner)
         self._lists.move_to_end(owner)
+        age = now - listed.since
+        if listed.reading is None and age >= (KEEP_SECONDS if name in listed.tools else LOOK_AGAIN_SECONDS):
+            age, listed.since = 0.0, now
+            listed.reading = asyncio.create_task(self._read(listed, client, origin), name="perdure-tools")
+        if name not in listed.tools and listed.reading is not None:
+            await asyncio.wait({listed.reading}, timeout=max(0.0, WAIT_SECONDS - age))
+        return listed.tools.get(name)
+
+    def _add(self, owner: str) -> _Listed:
+        listed = self._lists[owner] = _Listed()
         if len(self._lists) > MAX_OWNERS:
             self._lists.popitem(last=False)
         return listed
 
-    async def _read(self, client: Client, origin: HttpRequest) -> Mapping[str, JsonObject]:
-        """All pages. A server that fails shows no tools: its calls are served as those of tools that say nothing."""
+    async def _read(self, listed: _Listed, client: Client, origin: HttpRequest) -> None:
+        """Read a list. If the server fails, what is known of its tools stays."""
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                listed.tools = await self._pages(client, origin)
+        except Exception:
+            _logger.exception("the server did not list its tools", extra={"action": "tools.unlisted"})
+        finally:
+            listed.reading = None
+
+    async def _pages(self, client: Client, origin: HttpRequest) -> Mapping[str, JsonObject]:
         tools: dict[str, JsonObject] = {}
         if self._server.get_request_handler("tools/list") is None:
             return tools
@@ -97,25 +121,22 @@ class ToolCatalog:
             transport=TransportContext(kind="streamable-http", can_send_request=False, headers=origin.headers),
             message_metadata=ServerMessageMetadata(request_context=origin),
         )
-        try:
-            told = _initialize_params(client)
-            for _ in range(MAX_PAGES):
-                connection = Connection(context, protocol_version=LISTED_AS, client_params=told)
-                connection.initialized.set()
-                page = await serve_one(
-                    self._server,
-                    context,
-                    "tools/list",
-                    params,
-                    connection=connection,
-                    lifespan_state=self._lifespan_state,
-                )
-                tools |= {str(tool.get("name")): tool for tool in page.get("tools", ())}
-                if not isinstance(cursor := page.get("nextCursor"), str):
-                    break
-                params = {"cursor": cursor}
-        except Exception:
-            _logger.exception("the server did not list its tools", extra={"action": "tools.unlisted"})
+        told = _initialize_params(client)
+        for _ in range(MAX_PAGES):
+            connection = Connection(context, protocol_version=LISTED_AS, client_params=told)
+            connection.initialized.set()
+            page = await serve_one(
+                self._server,
+                context,
+                "tools/list",
+                params,
+                connection=connection,
+                lifespan_state=self._lifespan_state,
+            )
+            tools |= {str(tool.get("name")): tool for tool in page.get("tools", ())}
+            if not isinstance(cursor := page.get("nextCursor"), str):
+                break
+            params = {"cursor": cursor}
         return tools
 
 
