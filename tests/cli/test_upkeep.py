@@ -21,6 +21,7 @@ from perdure._core.ids import SKIPPED, Kind, StreamId
 from perdure.errors import Misuse
 from perdure.store import open_store, upkeep_of
 from perdure.store.base import KEPT_GENERATIONS, OpenStream, PutSession, Store, stream_by_id
+from perdure.store.sqlite import backup
 from perdure.store.sqlite.file import BACKUP_ID
 from perdure.store.sqlite.vacuum import STEP
 from perdure.testing._values import NODE, SESSION, a_call, a_session, a_stream, an_append, an_end, put, some_events
@@ -130,6 +131,31 @@ back_up(sys.argv[1], sys.argv[2], on_copied=lambda done, total: None)
 async def python(script: str, folder: Path) -> Program:
     arguments = (str(folder / "perdure.db"), str(folder / "copy.db"))
     return await start_other(sys.executable, "-c", script, *arguments, cwd=folder, env=dict(os.environ))
+
+
+async def test_a_backup_is_of_the_moment_in_which_it_began_however_much_is_written_meanwhile(
+    tmp_path: Path, served: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it does not begin again with each commit: under steady traffic it would never end."""
+    monkeypatch.setattr(backup, "PAGES", 64)  # several reports of a small file
+    path, copy = str(tmp_path / "perdure.db"), str(tmp_path / "copy.db")
+    reports: list[tuple[int, int]] = []
+
+    def on_copied(done: int, total: int) -> None:
+        """Another process commits after each part: the first pages, which are copied, and new ones at the end."""
+        reports.append((done, total))
+        if len(reports) <= 20:
+            with contextlib.closing(sqlite3.connect(path)) as other, other:
+                other.execute("INSERT INTO secret VALUES (?, zeroblob(20000))", (f"later-{len(reports)}",))
+
+    before = dict(await served.secrets())
+    await asyncio.to_thread(backup.back_up, path, copy, on_copied=on_copied)
+    assert len(reports) > 3
+    assert len({total for _, total in reports}) == 1
+    assert reports == sorted(set(reports))  # it never began again
+    assert len(await served.secrets()) > len(before)
+    with contextlib.closing(sqlite3.connect(copy)) as file:
+        assert {name for (name,) in file.execute("SELECT name FROM secret")} == set(before)
 
 
 async def test_a_backup_that_is_killed_leaves_no_target_and_the_next_one_cleans_up(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -13,8 +14,10 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import pytest
 
+from perdure._files.locks import flock
 from perdure.cli.main import main
 from perdure.errors import Misuse
+from perdure.hosts import config_file
 from perdure.hosts.config_file import BACKUP, ConfigFile
 from perdure.hosts.known import HOSTS, MAX_NAME, config_path, is_bridge, is_name
 from tests.stdio.test_stock_hosts import started
@@ -375,6 +378,37 @@ def test_a_file_that_another_program_changes_in_that_moment_is_left_to_it(home: 
     with pytest.raises(Misuse, match="was changed by another program in this moment: run the command again"):
         file.replace("{ }")
     assert tree(home) == kept
+
+
+def test_a_change_waits_for_no_other_and_overtakes_none(home: Path) -> None:
+    """Another `perdure install` holds the directory, with the file not changed yet."""
+    path = home / "mcp.json"
+    path.write_text("{}")
+    file, kept = ConfigFile.read(path), tree(home)
+    other = os.open(home, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(Misuse, match="was changed by another program in this moment: run the command again"):
+        file.replace("{ }")
+    assert tree(home) == kept
+    os.close(other)
+    file.replace("{ }")
+    assert path.read_text() == "{ }"
+
+
+def test_the_file_is_compared_under_the_lock(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another `perdure install` writes the file in the last moment before it lets go of the lock."""
+    path = home / "mcp.json"
+    path.write_text("{}")
+    file = ConfigFile.read(path)
+
+    def late(directory: int) -> bool:
+        path.write_text('{"theme": "dark"}')
+        return flock(directory)
+
+    monkeypatch.setattr(config_file, "flock", late)
+    with pytest.raises(Misuse, match="was changed by another program"):
+        file.replace("{ }")
+    assert path.read_text() == '{"theme": "dark"}'
 
 
 def test_the_page_names_every_host_and_its_files() -> None:
