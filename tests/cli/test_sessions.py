@@ -251,6 +251,9 @@ async def test_sessions_are_chosen_by_state_and_owner(server: Server) -> None:
         return {session["id"].rstrip("x") for session in await objects(server.folder, "sessions", *options)}
 
     assert await chosen("--owner", "bob") == {"opening", "dormant"}
+    assert await chosen("--owner", "alice") == {"active"}
+    assert await chosen("--owner", "alice", "--all") == {"active", "ended"}
+    assert (await lines(server.folder, "sessions"))[-1] == "1 more has ended; --all shows them"
     assert await chosen("--owner", "alice", "--state", "ended") == {"ended"}
     assert await lines(server.folder, "sessions", "--owner", "nobody") == ["no sessions"]
 

@@ -39,6 +39,9 @@ CANCEL_LOOK = 0.05
 UNENDED = frozenset({CallState.RUNNING, CallState.WAITING})
 
 
+_ENDED = frozenset({SessionState.ENDED.value, *(state.value for state in CallState if state not in UNENDED)})
+
+
 class NoSuchSession(Misuse):
     """No session or task of the store has this id."""
 
@@ -79,6 +82,11 @@ async def list_sessions(
         rows = await listed(store, wanted, living=living)
         found += [one for one in rows if state is None or state.value == (one["call"] or one)["state"]]
     return sorted(found, key=lambda session: (-session["active"], session["id"]))
+
+
+def is_living(listed: JsonObject) -> bool:
+    """Whether what is listed has not ended. The state of a single call is that of its row."""
+    return str((listed["call"] or listed)["state"]) not in _ENDED
 
 
 def _is_wanted(

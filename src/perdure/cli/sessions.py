@@ -17,7 +17,7 @@ import click
 from perdure._core.ids import NodeId
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.states import CallState, SessionState
-from perdure.admin.queries import Shown, Tail, end_session, find, list_sessions, show_session, shown_kind
+from perdure.admin.queries import Shown, Tail, end_session, find, is_living, list_sessions, show_session, shown_kind
 from perdure.admin.text import list_lines, show_lines, tail_line
 from perdure.cli.options import DEFAULT_STORE
 from perdure.errors import Misuse
@@ -87,13 +87,20 @@ def _until_closed() -> Iterator[None]:
     "--kind", type=click.Choice([kind.value for kind in Shown]), help="only sessions, only tasks or only calls"
 )
 @click.option("--state", type=click.Choice(list(_STATES)), help="only what is in this state")
+@click.option("--all", "with_ended", is_flag=True, help="also what has ended and is kept for a while")
 @click.option("--owner", metavar="NAME", help="only what is this principal's: its subject, client id or identity")
 @click.pass_context
 @_until_closed()
 def sessions(
-    ctx: click.Context, store: str, as_json: bool, kind: str | None, state: str | None, owner: str | None
+    ctx: click.Context,
+    store: str,
+    as_json: bool,
+    kind: str | None,
+    state: str | None,
+    with_ended: bool,
+    owner: str | None,
 ) -> None:
-    """List the sessions, tasks and single calls in a store, the last active one first.
+    """List the sessions, tasks and single calls in a store that have not ended, the last active one first.
 
     A task is a call of 2026-07-28 whose client has its handle or gave it a key; a call is one whose client only waits,
     and can be asked something. Plain calls of 2026-07-28 are not in the store.
@@ -108,11 +115,14 @@ def sessions(
         living = await upkeep_of(store).living(patiently=False)
         return await list_sessions(opened, state=wanted, owner=owner, kind=only, living=living)
 
-    found = _with_store(work, store)
+    everything = _with_store(work, store)
+    found = everything if with_ended or state else [session for session in everything if is_living(session)]
     if as_json:
         lines = [json.dumps(session) for session in found]
     else:
         lines = list_lines(found, now=time.time(), columns=_columns()) or [f"no {kind or Shown.SESSION.value}s"]
+        if ended := len(everything) - len(found):
+            lines.append(f"{ended} more {'has' if ended == 1 else 'have'} ended; --all shows them")
     for line in lines:
         click.echo(line)
 
