@@ -30,17 +30,20 @@ from examples.task import run_a_task
 
 from perdure._core.sse import Decoder, ServerSentEvent
 from perdure.errors import Misuse
+from perdure.serve.connection import listen
 from perdure.store.postgres.address import without_password
 
 BAKERY = Path(__file__).with_name("hello.py")
+ROOT = BAKERY.parent.parent
 LOAVES = 8
 SEEN_BEFORE_THE_LOSS = 3
 #: Longer than one loaf takes, so that some events are missed.
 RETRY = "1500ms"
 #: Shorter than the tool takes, so that a client that declares tasks gets a handle.
 TASK_AFTER = "1s"
-#: Seconds. Events that arrive this soon after the client is back were waiting for it.
-AT_ONCE = 0.05
+#: Seconds. Events that come this soon after the server has answered, or after one that was missed, were waiting. A loaf
+#: takes longer.
+AT_ONCE = 0.15
 
 JSON_AND_SSE = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
 VERSION = "2025-11-25"
@@ -142,10 +145,12 @@ class Client:
 
     def resume(self) -> None:
         headers = {"Accept": "text/event-stream", "Last-Event-ID": self.position}
-        back = time.monotonic()
         with self.http.stream("GET", self.url, headers=headers | self.headers) as response:
+            last_missed = time.monotonic()  # not when it was asked: another node has to load the session first
             for event in self.read(response):
-                self.tell(event, "was missed" if time.monotonic() - back < AT_ONCE else "live")
+                is_missed = (now := time.monotonic()) - last_missed < AT_ONCE
+                last_missed = now if is_missed else last_missed
+                self.tell(event, "was missed" if is_missed else "live")
 
     def read(self, response: httpx2.Response) -> Iterator[ServerSentEvent]:
         """Yield events with a message, until the server ends the stream. A priming event only sets the position."""
@@ -373,11 +378,38 @@ class Bakery:
             self._process.communicate()
 
 
+class Stock:
+    """The same bakery as the SDK serves it, without Perdure, for comparison on the page.
+
+    Its socket belongs to the demo, so a client whose server was just killed waits for the next one."""
+
+    def __init__(self) -> None:
+        self._listener = listen("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/mcp"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        app, fd = "examples.hello:server.streamable_http_app", self._listener.fileno()
+        command = [sys.executable, "-m", "uvicorn", "--factory", app, "--fd", str(fd), "--log-level", "critical"]
+        quiet = subprocess.DEVNULL
+        self._process = subprocess.Popen(command, cwd=ROOT, pass_fds=[fd], stdin=quiet, stdout=quiet, stderr=quiet)
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
 def run(port: int, *, once: bool, scenes: bool, folder: str) -> int:
     terminal = Terminal()
     store = f"sqlite:{folder}/demo.db"
     bakery = Bakery(store)
-    front = Front(port, upstream=lambda: bakery.url, restart=bakery.restart)
+    stock = Stock()
+    front = Front(port, upstream=lambda: bakery.url, stock=stock.url, restart=lambda: restart(stock, bakery))
     terminal.step("A server starts, with its log in a file")
     terminal.line(f"perdure serve examples/hello.py:server --store {store}")
     try:
@@ -386,12 +418,20 @@ def run(port: int, *, once: bool, scenes: bool, folder: str) -> int:
         terminal.line(f"ready on {front.mcp}")
         lost = play(bakery, front.mcp, terminal) if scenes else []
         if not once and not lost:
+            stock.start()
             invite(front, terminal)
             bakery.wait()
     finally:
         front.stop()
         bakery.stop()
+        stock.stop()
     return 1 if lost else 0
+
+
+def restart(stock: Stock, ours: Bakery | Nodes) -> None:
+    """Kill both servers, and start them again."""
+    stock.restart()
+    ours.restart()
 
 
 def run_nodes(port: int, store: str, *, once: bool, scenes: bool, folder: str) -> int:
@@ -401,7 +441,8 @@ def run_nodes(port: int, store: str, *, once: bool, scenes: bool, folder: str) -
     with postgres(store, Path(folder)) as (address, about):
         terminal.line(about)
         nodes = Nodes([Bakery(address), Bakery(address)])
-        front = Front(port, upstream=nodes.choose, restart=nodes.restart)
+        stock = Stock()
+        front = Front(port, upstream=nodes.choose, stock=stock.url, restart=lambda: restart(stock, nodes))
         terminal.step("Two nodes start on it, behind a balancer that knows nothing of sessions")
         terminal.line(f"perdure serve examples/hello.py:server --store {without_password(address)}")
         try:
@@ -411,11 +452,13 @@ def run_nodes(port: int, store: str, *, once: bool, scenes: bool, folder: str) -
             lost = play_nodes(nodes, front.mcp, terminal) if scenes else []
             if not once and not lost:
                 nodes.start_again()
+                stock.start()
                 invite(front, terminal)
                 nodes.wait()
         finally:
             front.stop()
             nodes.stop()
+            stock.stop()
     return 1 if lost else 0
 
 

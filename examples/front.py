@@ -4,8 +4,9 @@ The page must be there while the server is down, so it comes from here. While th
 server has taken the request, so it may be sent again. If the server dies in the middle of an answer, the connection to
 the page is closed as well.
 
-`/stock` is the same for the SDK's own transport, which the page uses beside ours. A browser has six connections for
-each name of a host, so the page asks for it under the machine's other name, `localhost` or `127.0.0.1`.
+`/stock` leads to the same server as the SDK serves it, which the page uses with the SDK's own transport. A browser has
+six connections for each name of a host, so the page asks for it under the machine's other name, `localhost` or
+`127.0.0.1`.
 """
 
 from __future__ import annotations
@@ -57,8 +58,10 @@ class Broken(Exception):
 class Front:
     """Serves the page and passes `/mcp` on, in its own thread."""
 
-    def __init__(self, port: int, *, upstream: Callable[[], str], restart: Callable[[], object]) -> None:
+    def __init__(self, port: int, *, upstream: Callable[[], str], stock: str, restart: Callable[[], object]) -> None:
+        """`upstream`: the server for the next request. `stock`: the one without Perdure."""
         self._upstream = upstream
+        self._stock = stock
         self._restart = restart
         self._listener = listen("127.0.0.1", port)
         self.port: int = self._listener.getsockname()[1]
@@ -144,13 +147,16 @@ class Front:
             # Nothing comes on its standalone stream here, and it would take a connection from the calls.
             await _say(crossing, 405, b"no standalone stream", (b"allow", b"POST, DELETE"))
         else:
-            await self._serve_mcp(scope, receive, crossing)
+            await self._relay(scope, receive, crossing, self._stock)
 
     async def _serve_mcp(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._relay(scope, receive, send, self._upstream())
+
+    async def _relay(self, scope: Scope, receive: Receive, send: Send, url: str) -> None:
         body = await _body(receive)
         cut = asyncio.Event()
         self._cuts.add(cut)
-        passing = asyncio.ensure_future(self._pass(scope, body, send))
+        passing = asyncio.ensure_future(self._pass(scope, body, send, url))
         ends = [asyncio.ensure_future(cut.wait()), asyncio.ensure_future(_gone(receive))]
         try:
             await asyncio.wait([passing, *ends], return_when=asyncio.FIRST_COMPLETED)
@@ -165,10 +171,10 @@ class Front:
                 with contextlib.suppress(asyncio.CancelledError, Broken):
                     await task
 
-    async def _pass(self, scope: Scope, body: bytes, send: Send) -> None:
+    async def _pass(self, scope: Scope, body: bytes, send: Send, url: str) -> None:
         headers = [(name, value) for name, value in scope["headers"] if name not in HOP]
         try:
-            request = self._http.build_request(scope["method"], self._upstream(), headers=headers, content=body)
+            request = self._http.build_request(scope["method"], url, headers=headers, content=body)
             answer = await self._http.send(request, stream=True)
         except httpx2.ConnectError:
             return await _say(send, 503, b"the server is down", (b"retry-after", b"1"))

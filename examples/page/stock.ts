@@ -1,4 +1,4 @@
-/** The same calls over the transport that the SDK brings, for comparison. */
+/** The same calls to the server as the SDK serves it, over the transport that the SDK brings, for comparison. */
 
 import { Client, StreamableHTTPClientTransport } from '@modelcontextprotocol/client';
 import type { Card } from './board.ts';
@@ -46,6 +46,8 @@ async function call(client: Client, transport: StreamableHTTPClientTransport, ca
 function gaveUp(client: Client): Promise<never> {
   return new Promise((_, reject) => {
     client.onerror = (error) => {
+      // The stock server gives no positions, so its transport does not come back.
+      if (/stream disconnected/i.test(error.message)) reject(new Error('lost with its connection'));
       if (/maximum reconnection attempts/i.test(error.message)) reject(new Error('its transport gave up reconnecting'));
     };
   });

@@ -79,6 +79,18 @@ async def test_calls_go_on_whatever_the_visitor_does(browser: Browser, page: str
     assert "1 cut" in await tab.eval("document.querySelector('#calls').textContent")
 
 
+@pytest.mark.parametrize("trouble", ["cut", "restart"])
+async def test_the_same_call_on_the_stock_server_is_lost(browser: Browser, page: str, trouble: str) -> None:
+    tab = await browser.visit(page)
+    await tab.until("document.querySelector('#status').textContent === 'connected'")
+    await tab.eval("document.querySelector('#loaves').value = 12; document.querySelector('[value=one]').click()")
+    await tab.until(SEEN.format(2) + " && " + SEEN.format(1).replace("ours", "stock"))
+    await tab.eval(f"document.querySelector('#{trouble}').click()")
+    await tab.until("document.querySelector('.ours').dataset.is === 'done'", seconds=PATIENCE)
+    assert await tab.eval("document.querySelector('.stock').dataset.is") == "failed"
+    assert await tab.eval("document.querySelector('.stock .said').textContent") == "lost with its connection"
+
+
 async def test_positions_are_folded(browser: Browser, page: str) -> None:
     tab = await browser.visit(page)
     await tab.until("document.querySelector('#status').textContent === 'connected'")

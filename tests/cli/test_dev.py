@@ -217,7 +217,9 @@ async def test_the_console_is_served_beside_it_and_ends_with_it_even_if_it_is_ki
             answer = await http.get(f"{address}api/store", headers={"Authorization": f"Bearer {entered.json()['key']}"})
         assert (answer.status_code, answer.json()["store"]) == (200, "sqlite:perdure.db")
         assert answer.json()["counts"]["sessions"] == 1
-        [console] = [one for one in psutil.Process(served.pid).children() if "run_console" in " ".join(one.cmdline())]
+        [console] = [
+            one for one in psutil.Process(served.pid).children() if "run_until_input_ends" in " ".join(one.cmdline())
+        ]
         await served.kill()
         await until(lambda: not console.is_running() or console.status() == psutil.STATUS_ZOMBIE)
 

@@ -226,6 +226,26 @@ def test_names_are_repeated_as_options_and_separated_by_commas_in_the_environmen
         (("srve",), "no such command 'srve'"),
         (("--evnt",), "no such option '--evnt'"),
         (("serve", "a:b", "--replay-windw", "1h"), "no such option '--replay-windw'. Did you mean '--replay-window'?"),
+        (
+            ("serve", "a:b", "--reload"),
+            "--reload is no option of perdure serve; perdure dev loads the code again at each",
+        ),
+        (("run", "a.py"), "there is no command 'run'; perdure serve FILE.py serves a server, and perdure dev FILE.py"),
+        (("version",), "there is no command 'version'; perdure --version prints it"),
+        (
+            ("call", "http://127.0.0.1:9/mcp", "bake", "--loaf-steps", "1"),
+            "--loaf-steps is no option of perdure call; arguments of a tool are written loaf_steps=VALUE",
+        ),
+        (("call", "http://127.0.0.1:9/mcp", "bake", "--jsn"), "no such option '--jsn'. Did you mean '--json'?"),
+        (("call", "a.py", "bake", "--json", "--output", "x"), "--output and --json cannot be given together"),
+        (
+            ("sessions", "--store", "bread.db"),
+            "store is 'bread.db'; allowed: memory: or sqlite:PATH or sqlite:PATH?sync=",
+        ),
+        (
+            ("serve", "http://127.0.0.1:9/mcp"),
+            "http://127.0.0.1:9/mcp is the address of a server that runs; a target is",
+        ),
         (("serve", "a:b", "--port"), "option '--port' requires an argument."),
         (("serve", "a:b", "--port", "http"), "--port: 'http' is not a whole number"),
         (

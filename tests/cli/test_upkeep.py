@@ -244,9 +244,15 @@ def of_another_program(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (letter, "file is not a database; see docs/operating.md#if-a-store-is-damaged"),
-        (half, "database disk image is malformed; see docs/operating.md#if-a-store-is-damaged"),
-        (lost_tables, "database disk image is malformed; see docs/operating.md#if-a-store-is-damaged"),
+        (letter, "file is not a database; see https://perdure.example/docs/operating.html#if-a-store-is-damaged"),
+        (
+            half,
+            "database disk image is malformed; see https://perdure.example/docs/operating.html#if-a-store-is-damaged",
+        ),
+        (
+            lost_tables,
+            "database disk image is malformed; see https://perdure.example/docs/operating.html#if-a-store-is-damaged",
+        ),
         (of_another_program, "is not a Perdure store; give "),
     ],
 )

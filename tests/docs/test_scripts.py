@@ -18,7 +18,7 @@ SECONDS = 60
 INVITE = """\
 from examples.demo import Terminal, invite
 from examples.front import SCRIPT, Front
-front = Front(0, upstream=str, restart=str)
+front = Front(0, upstream=str, stock="", restart=str)
 invite(front, Terminal())
 print("---")
 SCRIPT.parent.mkdir()

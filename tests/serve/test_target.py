@@ -85,6 +85,9 @@ def test_a_target_that_leads_nowhere_is_named(target: str, sentence: str) -> Non
 def test_a_forgotten_ending_is_suggested(folder: Path) -> None:
     (folder / "shop.py").touch()
     assert refusal("./shop:server") == "no file 'shop'; did you mean 'shop.py'?"
+    assert refusal("shpo.py") == "no file 'shpo.py'; did you mean 'shop.py'?"
+    assert refusal("shpo").endswith("among the installed packages; did you mean 'shop.py'?")
+    assert refusal("far-from-it.py") == "no file 'far-from-it.py'"
 
 
 def test_a_missing_name_brings_close_ones(folder: Path) -> None:

@@ -29,7 +29,7 @@ from tests.support.workshop import Workshop
 
 pytestmark = pytest.mark.anyio
 
-SEE = "see docs/troubleshooting.md#503-and-what-health-says"
+SEE = "see https://perdure.example/docs/troubleshooting.html#503-and-what-health-says"
 
 
 def _backup(path: Path) -> Path:

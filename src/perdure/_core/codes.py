@@ -3,6 +3,8 @@
 The sentence below each code is its description in the documentation.
 """
 
+from perdure._core.site import see
+
 PARSE_ERROR = -32700
 """JSON-RPC: the body is not JSON, or exceeds a limit on JSON text, such as its nesting."""
 
@@ -33,7 +35,7 @@ OUTCOME_UNKNOWN = -31001
 
 OUTCOME_UNKNOWN_TEXT = (
     "Interrupted, outcome unknown. After a crash Perdure runs a tool again only if it has the hint readOnlyHint or"
-    " idempotentHint; see docs/errors.md#interrupted-outcome-unknown"
+    f" idempotentHint; {see('errors', 'interrupted-outcome-unknown')}"
 )
 """What it says, from the server and from our clients."""
 

@@ -60,7 +60,7 @@ class Connection:
 
 
 _CONNECTION_OPTIONS = (
-    click.argument("url", metavar="URL"),
+    click.argument("url", metavar="URL|FILE"),
     click.option("--token-env", metavar="NAME", help="environment variable that holds the bearer token"),
     click.option(
         "--token-file",
@@ -105,10 +105,22 @@ def _connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--input-json", metavar="JSON|@FILE|-", help="arguments as one JSON object, from a file, or from stdin")
 @click.option("--prompt", "is_prompt", is_flag=True, help="TOOL is the name of a prompt, which is shown")
 @click.option("--json", "as_json", is_flag=True, help="print the result as one JSON object")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="write the image, sound or file of the result here, or its text if it has none of them",
+)
 def call(
-    tool: str, arguments: tuple[str, ...], input_json: str | None, is_prompt: bool, as_json: bool, **given: Any
+    tool: str,
+    arguments: tuple[str, ...],
+    input_json: str | None,
+    is_prompt: bool,
+    as_json: bool,
+    output: Path | None,
+    **given: Any,
 ) -> int:
-    """Call TOOL on the MCP server at URL, and print its result.
+    """Call TOOL on the MCP server at URL, and print its result. In place of URL, FILE.py is served for this call.
 
     The tool's schema says how a VALUE is read: as text where it allows text, otherwise as JSON. KEY:=JSON is always
     JSON. For an array, KEY=ITEM may be repeated. A TOOL with :// in it is the URI of a resource, which is read.
@@ -119,6 +131,8 @@ def call(
     from perdure.cli.terminal import Terminal
     from perdure.cli.tool_arguments import parse_words, read_input
 
+    if output and (as_json or is_prompt):
+        raise click.UsageError(f"--output and {'--json' if as_json else '--prompt'} cannot be given together")
     connection, terminal = _connection(given), Terminal(printable(tool, MAX_SHOWN))
     words, more = parse_words(arguments), read_input(input_json)
 
@@ -131,8 +145,8 @@ def call(
             if "://" in tool:
                 if words or more:
                     raise Misuse(f"{tool!r} is a resource, which takes no arguments")
-                return await read_resource(client, tool, as_json=as_json)
-            return await call_tool(client, connection.url, tool, words, more, terminal, as_json=as_json)
+                return await read_resource(client, tool, as_json=as_json, output=output)
+            return await call_tool(client, connection.url, tool, words, more, terminal, as_json=as_json, output=output)
 
     return _run(work(), connection, terminal, as_json=as_json)
 
@@ -141,7 +155,8 @@ def call(
 @_connection_options
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object, with whole schemas")
 def list_command(as_json: bool, **given: Any) -> int:
-    """List the tools of the MCP server at URL with their arguments, and its resources and prompts."""
+    """List the tools of the MCP server at URL with their arguments, and its resources and prompts. In place of URL,
+    FILE.py is served for this."""
     from perdure.cli.terminal import Terminal
 
     connection, terminal = _connection(given), Terminal("list")
@@ -236,11 +251,11 @@ async def _connected(connection: Connection, terminal: Terminal) -> AsyncIterato
             terminal.line(_log_line(params))
 
     token = token_provider(connection.token_env, connection.token_file, os.environ)
-    http = checked_client(connection.url, token)
     async with (
-        http,
+        _address(connection) as url,
+        checked_client(url, token) as http,
         perdure.connect(
-            connection.url,
+            url,
             http_client=http,
             mode=connection.mode,
             patience=Patience(max_time=connection.patience),
@@ -252,6 +267,18 @@ async def _connected(connection: Connection, terminal: Terminal) -> AsyncIterato
         ) as client,
     ):
         yield client
+
+
+@asynccontextmanager
+async def _address(connection: Connection) -> AsyncIterator[str]:
+    """The server's address; a file is served for as long as it is needed."""
+    from perdure.cli.local_server import is_file, serving
+
+    if not is_file(connection.url):
+        yield connection.url
+        return
+    async with serving(connection.url, log_level=max(connection.log_level, "warning", key=LEVELS.index)) as url:
+        yield url
 
 
 def _log_line(params: types.LoggingMessageNotificationParams) -> str:

@@ -25,6 +25,7 @@ from perdure.serve.worker_pool import VARIABLE
 
 _WATCHED = "What is watched"
 _CONSOLE = "What is shown"
+_RUN = "from perdure.cli.dev import run_until_input_ends; run_until_input_ends()"
 #: The console ends at once; a page that takes its last bytes slowly has a second.
 CONSOLE_STOP_SECONDS = 5.0
 _ABOUT = """\
@@ -123,7 +124,7 @@ def dev_command(
 def _running_console(store: str, *, opens: bool) -> Iterator[None]:
     """The console, which prints its own address."""
     process = subprocess.Popen(
-        [sys.executable, "-c", "from perdure.cli.dev import run_console; run_console()", *["--open"] * opens],
+        [sys.executable, "-c", _RUN, "console", "--port", "0", *["--open"] * opens],
         # In the environment, because every user of the machine can read the arguments of a command.
         env={**os.environ, "PERDURE_STORE": store},
         stdin=subprocess.PIPE,
@@ -141,8 +142,8 @@ def _running_console(store: str, *, opens: bool) -> Iterator[None]:
             process.wait()
 
 
-def run_console() -> None:
-    """Run the console in a process of its own, until its input ends."""
+def run_until_input_ends() -> None:
+    """Run the command of this process's arguments until its input ends, as it does with whoever started it."""
     from perdure.cli.main import main
 
     def end_with_input() -> None:
@@ -150,4 +151,4 @@ def run_console() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=end_with_input, daemon=True).start()
-    main(["console", "--port", "0", *sys.argv[1:]])
+    main(sys.argv[1:])

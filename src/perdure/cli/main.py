@@ -10,6 +10,7 @@ from perdure._core.text import printable
 from perdure.cli.call import INTERRUPTED, call, list_command
 from perdure.cli.console import console
 from perdure.cli.dev import make_dev
+from perdure.cli.hints import option_hint
 from perdure.cli.hosts import install, uninstall
 from perdure.cli.options import spelling
 from perdure.cli.serve import REFUSED, serve, show_frames
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             name, command = spelling(error.ctx, error.param), error.ctx.command_path if error.ctx else "perdure"
             is_missing = isinstance(error, click.MissingParameter)
             message = f"{name} is missing; see {command} --help" if is_missing else f"{name}: {error.message}"
-        _complain(message)
+        _complain(option_hint(error) or message)
         status = REFUSED
     except (KeyboardInterrupt, click.Abort):
         status = INTERRUPTED

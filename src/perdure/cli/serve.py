@@ -16,6 +16,7 @@ import click
 from click.core import ParameterSource
 
 import perdure
+from perdure._core.site import see
 from perdure._core.text import parse_count, printable
 from perdure._files.locks import HAS_FLOCK, NO_FLOCK
 from perdure.cli.options import DEFAULT_STORE, LEVELS, ServeOption, parsed, setting_options, settings_from
@@ -153,7 +154,7 @@ def _check_shared(several: str, store: str) -> None:
     if store.startswith("memory:"):
         raise Misuse(
             f"{several} needs a store that processes share, and {store} is not one; use sqlite:PATH;"
-            " see docs/troubleshooting.md#several-processes-need-a-shared-store"
+            f" {see('troubleshooting', 'several-processes-need-a-shared-store')}"
         )
     if not HAS_FLOCK:
         raise Misuse(f"{several} cannot work here: {NO_FLOCK}; serve with one process")

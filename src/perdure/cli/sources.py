@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from perdure.cli.config_file import Config, default_map, find_config, read_config
+from perdure.cli.hints import command_hint
 from perdure.cli.options import CONFIG, ServeOption
 from perdure.cli.variables import check_variables, commands_below, load_env_file
 
@@ -54,6 +55,8 @@ class PerdureGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if hint := command_hint(args[0]):
+            ctx.fail(hint)
         name, command, rest = super().resolve_command(ctx, args)
         if command is None or name is None or any(word in ("-h", "--help") for word in rest):
             return name, command, rest

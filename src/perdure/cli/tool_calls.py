@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -31,6 +33,7 @@ async def call_tool(
     terminal: Terminal,
     *,
     as_json: bool,
+    output: Path | None,
 ) -> int:
     """The status. Raises `Misuse` if there is no such tool, or its arguments do not fit: nothing was called then."""
     tools = {tool.name: tool for tool in await all_tools(client)}
@@ -46,15 +49,19 @@ async def call_tool(
     terminal.clear()
     if as_json:
         print_json(result)
+    elif output is not None and not result.is_error:
+        _save(output, [_saved(block) for block in result.content], _result_lines(result))
     else:
         _print(_result_lines(result), is_error=bool(result.is_error))
     return FAILED if result.is_error else 0
 
 
-async def read_resource(client: Client, uri: str, *, as_json: bool) -> int:
+async def read_resource(client: Client, uri: str, *, as_json: bool, output: Path | None) -> int:
     result = await client.read_resource(uri)
     if as_json:
         print_json(result)
+    elif output is not None:
+        _save(output, [_bytes_of(one) for one in result.contents], [_resource(one) for one in result.contents])
     else:
         _print([_resource(one) for one in result.contents])
     return 0
@@ -94,6 +101,32 @@ def _print(texts: Sequence[str], *, is_error: bool = False) -> None:
         click.echo(text, err=is_error)
 
 
+def _save(output: Path, found: Sequence[bytes | None], texts: Sequence[str]) -> None:
+    """Write the image, sound or file of a result; further ones get a number. A result without any is text."""
+    data = [one for one in found if one is not None] or ["".join(f"{text}\n" for text in texts).encode()]
+    for number, one in enumerate(data, 1):
+        path = output if number == 1 else output.with_stem(f"{output.stem}-{number}")
+        try:
+            path.write_bytes(one)
+        except OSError as error:
+            raise Misuse(f"--output: {path} cannot be written: {error.strerror}") from None
+        click.echo(f"perdure: {path}: {format_size(len(one))}", err=True)
+
+
+def _saved(block: types.ContentBlock) -> bytes | None:
+    """The bytes of what is no text."""
+    match block:
+        case types.ImageContent() | types.AudioContent():
+            return base64.b64decode(block.data)
+        case types.EmbeddedResource():
+            return _bytes_of(block.resource)
+    return None
+
+
+def _bytes_of(contents: types.TextResourceContents | types.BlobResourceContents) -> bytes | None:
+    return base64.b64decode(contents.blob) if isinstance(contents, types.BlobResourceContents) else None
+
+
 def _result_lines(result: types.CallToolResult) -> list[str]:
     found = list(_blocks(result.content))
     if not found and result.structured_content is not None:
@@ -107,7 +140,7 @@ def _blocks(content: Sequence[types.ContentBlock]) -> Iterator[str]:
             case types.TextContent():
                 yield block.text
             case types.ImageContent() | types.AudioContent():
-                yield f"[{block.type}: {block.mime_type}, {_size(block.data)}; --json shows it]"
+                yield f"[{block.type}: {block.mime_type}, {_size(block.data)}; --output FILE saves it]"
             case types.ResourceLink():
                 yield f"[resource: {block.uri}]"
             case types.EmbeddedResource():
@@ -117,8 +150,8 @@ def _blocks(content: Sequence[types.ContentBlock]) -> Iterator[str]:
 def _resource(contents: types.TextResourceContents | types.BlobResourceContents) -> str:
     if isinstance(contents, types.TextResourceContents):
         return contents.text
-    return f"[{contents.uri}: {contents.mime_type or 'bytes'}, {_size(contents.blob)}; --json shows it]"
+    return f"[{contents.uri}: {contents.mime_type or 'bytes'}, {_size(contents.blob)}; --output FILE saves it]"
 
 
-def _size(base64: str) -> str:
-    return format_size(len(base64) * 3 // 4)
+def _size(encoded: str) -> str:
+    return format_size(len(encoded) * 3 // 4 - encoded.count("="))

@@ -23,6 +23,7 @@ from perdure._core.codes import (
     UNSUPPORTED_VERSION,
 )
 from perdure._core.jsonrpc import error_payload
+from perdure._core.site import see
 from perdure._core.text import printable
 
 
@@ -34,19 +35,19 @@ class Refusal(enum.Enum):
         421,
         INVALID_REQUEST,
         "Host {host} is not allowed here; allow it with --allowed-host, or allowed_hosts in perdure.Settings;"
-        " see docs/troubleshooting.md#421-the-host-is-not-allowed",
+        f" {see('troubleshooting', '421-the-host-is-not-allowed')}",
     )
     TEST_HOST = (
         421,
         INVALID_REQUEST,
         'Host {host} is what a TestClient sends; make it with base_url="http://localhost";'
-        " see docs/using.md#testing-with-a-testclient",
+        f" {see('using', 'testing-with-a-testclient')}",
     )
     BAD_ORIGIN = (
         403,
         INVALID_REQUEST,
         "Origin {origin} is not allowed here; allow it with --allowed-origin, or a page with --cors-origin;"
-        " see docs/troubleshooting.md#a-page-gets-cors-errors",
+        f" {see('troubleshooting', 'a-page-gets-cors-errors')}",
     )
     HEADERS_TOO_LARGE = (431, LIMIT_REACHED, "The request's headers are larger than {limit} bytes")
     METHOD = (405, INVALID_REQUEST, "Method {method} is not served here; use POST, GET or DELETE")
@@ -80,7 +81,7 @@ class Refusal(enum.Enum):
     POSITION_UNKNOWN = (
         400,
         POSITION_LOST,
-        "This session has no stream for the given Last-Event-ID; see docs/troubleshooting.md#a-position-is-lost",
+        f"This session has no stream for the given Last-Event-ID; {see('troubleshooting', 'a-position-is-lost')}",
     )
     REPLAY_OFF = (400, POSITION_LOST, "Replay is switched off on this server (enable_replay)")
     TOO_MANY_SESSIONS = (503, LIMIT_REACHED, "This server holds {limit} sessions, as many as it may (max_sessions)")
@@ -194,7 +195,7 @@ class Refusal(enum.Enum):
     STORE_LOST = (
         503,
         STORE_UNAVAILABLE,
-        "This server has lost its log: {state}; see docs/troubleshooting.md#503-and-what-health-says",
+        "This server has lost its log: {state}; " + see("troubleshooting", "503-and-what-health-says"),
     )
     REISSUE_FAILED = (500, REISSUE_FAILED, "The session is gone, and no new one could be started in its place")
     STOPPING = (503, STOPPING, "This server is stopping")

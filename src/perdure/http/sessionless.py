@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -186,7 +187,7 @@ class SessionlessHandler:
                         self._running.add(running)
                     work.take(caller, size := weight)
                     receive = replayed_first(body, receive)
-                await self._handle(running, scope, receive)
+                await self._handle(running, scope, receive, headers)
         finally:
             self._running.discard(running)
             work.take(caller, -size)
@@ -219,12 +220,16 @@ class SessionlessHandler:
         else:
             log_event(logging.WARNING, "era.sessionless", f"{sentence}; --eras auto leads it to a session")
 
-    async def _handle(self, running: _Exchange, scope: Scope, receive: Receive) -> None:
+    async def _handle(self, running: _Exchange, scope: Scope, receive: Receive, headers: Headers) -> None:
         if running.state is ExchangeState.REFUSED:
             raise Refused(Refusal.STOPPING)
         running.advance(ExchangeStep.HAND_OVER)
+        begun = time.perf_counter()
         try:
             await self._manager.handle_request(scope, receive, running.pass_on)
+            if headers.get(b"mcp-method") == b"tools/call":
+                name, took = headers.get(b"mcp-name", b"").decode("latin-1"), time.perf_counter() - begun
+                log_event(logging.INFO, "call.answered", f"{name} has answered after {took:.3g} s")
         except asyncio.CancelledError:
             if not running.is_owing or (running.task is not None and running.task.uncancel() > 0):
                 raise

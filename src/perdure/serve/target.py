@@ -26,6 +26,11 @@ MAX_SEEN = 8
 
 def load_target(target: str) -> object:
     """The object that a target names. Raises `BadTarget` with one sentence: what is wrong, and what to do."""
+    if target.startswith(("http://", "https://")):
+        raise BadTarget(
+            f"{target} is the address of a server that runs; a target is its code, such as bakery.py. perdure call,"
+            " list and stdio take an address"
+        )
     place, colon, name = target.rpartition(":")
     if not colon:
         return _find_server(_load(target), target)
@@ -82,13 +87,20 @@ def _find_server(module: ModuleType, place: str) -> object:
     )
 
 
+def _like(path: Path) -> str:
+    """A hint at Python files that are called nearly so."""
+    files = {file.name: file for file in path.parent.glob("*.py")} if path.parent.is_dir() else {}
+    wanted = path.name if path.suffix == ".py" else f"{path.name}.py"
+    names = [wanted] if wanted in files else difflib.get_close_matches(wanted, list(files))
+    return f"; did you mean {' or '.join(repr(str(files[name])) for name in names)}?" if names else ""
+
+
 def _load(place: str) -> ModuleType:
     name, folder, spec = place, Path.cwd(), None
     if place.endswith(".py") or "/" in place or os.sep in place:
         path = Path(place)
         if not path.is_file():
-            guess = path.with_name(path.name + ".py")
-            raise BadTarget(f"no file {str(path)!r}" + (f"; did you mean {str(guess)!r}?" if guess.is_file() else ""))
+            raise BadTarget(f"no file {str(path)!r}{_like(path)}")
         path = path.resolve()
         if known := sys.modules.get(path.stem):
             file = getattr(known, "__file__", None)
@@ -117,6 +129,7 @@ def _load(place: str) -> ModuleType:
             sys.modules.pop(spec.name, None)
         missing = error.name if spec is None and isinstance(error, ModuleNotFoundError) else None
         if missing and f"{name}.".startswith(f"{missing}."):
-            raise BadTarget(f"no module named {missing!r} in this directory or among the installed packages") from error
+            where = "in this directory or among the installed packages"
+            raise BadTarget(f"no module named {missing!r} {where}{_like(Path(place))}") from error
         what = "ended the program when it was imported" if isinstance(error, SystemExit) else "cannot be imported"
         raise TargetFailed(f"{name} {what}: {blame(error)}", traceback=own_traceback(error)) from error

@@ -25,7 +25,7 @@ from perdure._core.states import CallState, CallStep, SessionState
 from perdure.log.journal import Steps
 from perdure.log.stream import Stream
 from perdure.runtime.base import CallEnded, Flow, Runtime
-from perdure.sessions.ledger import Call, Calls, unknown_outcome
+from perdure.sessions.ledger import Call, Calls, name_of, unknown_outcome
 from perdure.sessions.messages import encode_answer, encode_ask, encode_notification
 from perdure.store.base import AskRecord, CloseAsk, OpenAsk, Step
 from perdure.telemetry import tracing as spans
@@ -219,7 +219,12 @@ class Exchange:
         self.calls.answer(found, CallStep.ANSWER, encode_answer(found.request.id, body, failed=failed), also)
         counters = self.session.context.counters
         counters.calls_answered += 1
-        counters.call_seconds.observe(time.perf_counter() - found.begun)
+        counters.call_seconds.observe(took := time.perf_counter() - found.begun)
+        if found.request.method == "tools/call":
+            said = "gave an error" if failed or b'"isError":true' in body else "has answered"
+            ids = {"session": self.session.name, "stream": found.stream.id, "call": found.request.id}
+            sentence = f"{name_of(found.request.params)} {said} after {took:.3g} s"
+            log_event(logging.INFO, "call.answered", sentence, **ids)
         return found.stream
 
     def interrupted(self, call: int) -> None:

@@ -13,6 +13,7 @@ import anyio
 
 from perdure._core.delivery import Failure
 from perdure._core.reconnect import Patience
+from perdure._core.site import see
 from perdure._core.sse import EventTooLarge
 from perdure.remote.endpoint import Endpoint, Handshake, Refused, RequestFailed, Unavailable
 from perdure.remote.stream import Attempts
@@ -115,7 +116,7 @@ class ResumeBroker:
             self._is_told = True
             sentence = (
                 "the server has no resume broker: the session ends with this process;"
-                " see docs/troubleshooting.md#no-resume-broker"
+                f" {see('troubleshooting', 'no-resume-broker')}"
             )
             log_event(logging.INFO, "stdio.no_broker", sentence)
 

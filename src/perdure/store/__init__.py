@@ -72,7 +72,8 @@ def upkeep_of(url: str) -> Upkeep:
 def _parts(url: str) -> tuple[str, str]:
     scheme, colon, rest = url.partition(":")
     if not colon or scheme not in _SCHEMES:
-        raise BadSetting(f"store is {without_password(url)!r}; allowed: {_FORMS}")
+        hint = "" if colon or not url else f"; did you mean 'sqlite:{url}'?"
+        raise BadSetting(f"store is {without_password(url)!r}; allowed: {_FORMS}{hint}")
     if scheme == "memory" and rest:
         raise BadSetting(f"store is {url!r}; nothing may follow the colon of a store in memory")
     return scheme, rest

@@ -4,6 +4,7 @@ import asyncio
 
 import asyncpg
 
+from perdure._core.site import see
 from perdure.errors import StoreError, StoreTooNew, StoreUnavailable
 from perdure.store.postgres import sql_files
 from perdure.store.postgres.address import Address
@@ -198,7 +199,7 @@ async def schema_version(connection: Connection, address: Address) -> int:
     if oldest > sql_files.VERSION:
         raise StoreTooNew(
             f"the schema {address.schema} of {address.shown} has version {version}, written by a newer release; this"
-            f" one knows versions up to {sql_files.VERSION}; see docs/operating.md#upgrading-and-rolling-back"
+            f" one knows versions up to {sql_files.VERSION}; {see('operating', 'upgrading-and-rolling-back')}"
         )
     # A newer release may have brought it further, in a way that this one can live with.
     return min(int(version), sql_files.VERSION)

@@ -13,6 +13,7 @@ from typing import Literal
 from urllib.parse import quote
 
 from perdure._core.ids import generations_skipped
+from perdure._core.site import see
 from perdure.errors import StoreError, StoreReplaced, StoreTooNew, StoreUnavailable
 from perdure.store.sqlite import sql_files as _sql
 
@@ -67,7 +68,7 @@ def is_damage(error: BaseException | None) -> bool:
 
 def _advice(error: BaseException, path: str) -> str:
     if is_damage(error):
-        return "; see docs/operating.md#if-a-store-is-damaged"
+        return f"; {see('operating', 'if-a-store-is-damaged')}"
     # SQLite has one sentence for all that keeps it from opening a file.
     is_kept_out = _code(error) in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
     if is_kept_out and os.path.exists(path):
@@ -233,7 +234,7 @@ def refuse_other_log(path: str) -> None:
     if is_backup:
         raise StoreError(
             f"{path} is a backup, and {log} is the log of the file that was there before; move that away, and -shm;"
-            " see docs/operating.md#restoring-a-store"
+            f" {see('operating', 'restoring-a-store')}"
         )
 
 
@@ -255,7 +256,7 @@ def refuse_newer(connection: sqlite3.Connection, path: str) -> None:
     if version > ours:
         raise StoreTooNew(
             f"the SQLite file {path} has version {version}, written by a newer release; this one knows versions up to"
-            f" {ours}; see docs/operating.md#upgrading-and-rolling-back"
+            f" {ours}; {see('operating', 'upgrading-and-rolling-back')}"
         )
 
 
@@ -355,7 +356,7 @@ class FileIdentity:
             self.lost = "was deleted" if found is None else "was replaced by another one"
         raise StoreReplaced(
             f"the SQLite file {self._path} {self.lost} while it was open; start the server again;"
-            " see docs/troubleshooting.md#503-and-what-health-says"
+            f" {see('troubleshooting', '503-and-what-health-says')}"
         )
 
     def take_logs_away(self) -> None:
