@@ -99,6 +99,72 @@ async def test_a_call_that_ended_at_another_node_is_told_once(pair: Pair) -> Non
     assert text_of(answer) == "counted to 1"
 
 
+async def test_a_call_at_another_node_whose_connection_died_is_told_to_the_client_that_still_reads(pair: Pair) -> None:
+    """R5, promise 4: the standalone stream is read at A all the time."""
+    at_a, at_b = await pair.join()
+    early = await at_b.call("wait", id=6, gate="early")
+    await early.event()
+    await lose(pair.b, early, at_a)
+    standalone = await at_a.get()
+    assert told(await standalone.message()) == ("1:6", "running")  # the time since the GET has passed
+    pair.b.shop.open("early")
+    assert told(await standalone.message()) == ("1:6", "ended")
+    call = await at_b.call("count", id=7, n=2, gate="g", pauses=[1, 2], token=1)
+    await call.message()
+    await lose(pair.b, call, at_a)
+    assert told(await standalone.message()) == ("1:7", "running")
+    pair.b.shop.open("g/1")
+    assert progress_of([await standalone.message()]) == [2]
+    pair.b.shop.open("g/2")
+    assert told(await standalone.message()) == ("1:7", "ended")
+
+
+async def test_a_question_of_a_call_at_another_node_is_asked_again(pair: Pair) -> None:
+    """R5: the client comes back to A by GET alone, and has forgotten what B's call asked it."""
+    at_a, at_b = await pair.join()
+    pair.b.shop.open("g")
+    call = await at_b.call("quiz", gate="g", question="who?", id=7)
+    asked = (await call.messages(2))[-1]
+    await lose(pair.b, call, at_a)
+    standalone = await at_a.get()
+    orphan, cancelled, again = await standalone.messages(3)
+    assert told(orphan) == ("1:7", "running")
+    assert (cancelled["params"]["requestId"], again["params"]) == (asked["id"], asked["params"])
+    await at_a.answer(again, {"action": "accept", "content": {"answer": "me"}})
+    assert text_of((await (await at_a.get(call.last_id)).rest())[-1]) == "me"
+
+
+async def test_a_request_takes_the_id_of_an_orphan_of_another_node(pair: Pair) -> None:
+    """A32: a cancellation by that id means the newer one, from whichever node it comes."""
+    at_a, at_b = await pair.join()
+    call = await at_b.call("count", id=0, n=2, gate="g", pauses=[1, 2], token=0)
+    await call.message()
+    await lose(pair.b, call, at_a)
+    standalone = await at_a.get()
+    await standalone.event()
+    new = await at_a.call("wait", id=0, gate="new")
+    await new.event()
+    assert told(await standalone.message()) == ("1:0", "running")
+    pair.b.shop.open("g/1")
+    assert (await standalone.message())["params"]["progressToken"] == "1:0"
+    await at_b.cancel(0)
+    assert (await new.rest())[-1]["error"]["code"] == CANCELLED
+    pair.b.shop.open("g/2")
+    assert told(await standalone.message()) == ("1:0", "ended")
+
+
+async def test_the_id_of_a_call_that_is_read_at_another_node_is_refused(pair: Pair) -> None:
+    at_a, at_b = await pair.join()
+    call = await at_b.call("count", id=0, n=1, gate="g", pauses=[1], token=0)
+    await call.message()
+    await lose(pair.b, call, at_a)
+    standalone, resumed = await at_a.get(), await at_b.get(call.last_id)
+    for wire in (standalone, resumed):
+        await wire.event()
+    assert (await at_a.send(at_a.tool("count", id=0, n=1))).status_code == 400
+    pair.b.shop.open("g/1")
+
+
 # Over a crash
 
 

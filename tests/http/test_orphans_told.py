@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure._core.ids import Kind, SessionId
-from perdure._core.losses import ORPHAN
+from perdure._core.losses import MAX_TAKEN, ORPHAN
 from perdure.sessions import orphans
 from perdure.sessions.orphans import MOST_TOLD
 from perdure.store import MemoryStore
@@ -320,6 +321,236 @@ async def test_how_far_readers_have_got_is_written_once_the_store_is_back() -> N
 async def _delivered(site: Site, peer: Peer) -> int:
     [record] = [s for s in await site.store.streams(SessionId(peer.session)) if s.kind is Kind.STANDALONE]
     return record.delivered
+
+
+# Questions that were asked on a call's own stream
+
+
+async def quiz(site: Site, shop: Workshop, peer: Peer, **more: Any) -> tuple[Wire, Message]:
+    """A call whose client has been asked something, and whose connection is lost; and the question."""
+    shop.open("g")
+    call = await peer.call("quiz", gate="g", question="who?", **more)
+    asked = (await call.messages(2))[-1]
+    assert asked["method"] == "elicitation/create"
+    await lose(site, peer, call)
+    return call, asked
+
+
+async def questions(standalone: Wire) -> list[Message]:
+    """The next two messages that do not tell of an orphan."""
+    found: list[Message] = []
+    while len(found) < 2:
+        if (message := await standalone.message())["method"] != ORPHAN:
+            found.append(message)
+    return found
+
+
+async def asked_again(peer: Peer, standalone: Wire, asked: Message) -> None:
+    """The question comes again, under another id, behind the cancellation of the first."""
+    cancelled, again = await questions(standalone)
+    assert (cancelled["method"], cancelled["params"]["requestId"]) == ("notifications/cancelled", asked["id"])
+    assert (again["method"], again["params"]) == (asked["method"], asked["params"])
+    assert again["id"] != asked["id"]
+    await peer.answer(again, {"action": "accept", "content": {"answer": "me"}})
+
+
+async def test_a_client_that_comes_back_without_positions_is_asked_again(
+    site: Site, shop: Workshop, peer: Peer
+) -> None:
+    """R5: it has forgotten the question; without another one its tool would wait for ever."""
+    call, asked = await quiz(site, shop, peer)
+    await asked_again(peer, await peer.get(), asked)
+    assert text_of((await (await peer.get(call.last_id)).rest())[-1]) == "me"
+
+
+async def test_a_client_that_comes_back_twice_is_asked_each_time(site: Site, shop: Workshop, peer: Peer) -> None:
+    """R5: a page that is loaded again twice; the second time the question was asked on the standalone stream."""
+    call, _ = await quiz(site, shop, peer)
+    first = await peer.get()
+    second = (await questions(first))[-1]
+    await first.drop()
+    await asked_again(peer, await peer.get(), second)
+    assert text_of((await (await peer.get(call.last_id)).rest())[-1]) == "me"
+
+
+async def test_a_client_that_kept_one_position_is_asked_again_once_its_call_is_an_orphan(
+    site: Site, shop: Workshop, peer: Peer
+) -> None:
+    before = await peer.get()
+    start = await before.event()
+    call, asked = await quiz(site, shop, peer)
+    await before.drop()
+    await asked_again(peer, await peer.get(start.id), asked)
+    assert text_of((await (await peer.get(call.last_id)).rest())[-1]) == "me"
+
+
+async def test_a_question_that_is_still_to_be_read_is_asked_once(site: Site, shop: Workshop, peer: Peer) -> None:
+    """The first GET of a client, which is asked on the standalone stream before it: it has forgotten nothing."""
+    waiting = await peer.call("quiz", gate="g", question="who?")
+    await waiting.message()
+    await lose(site, peer, waiting)
+    standalone = await peer.get()
+    await standalone.event()
+    shop.open("g")
+    ask = await standalone.message()
+    await peer.answer(ask, {"action": "accept", "content": {"answer": "me"}})
+    assert text_of((await (await peer.get(waiting.last_id)).rest())[-1]) == "me"
+    assert [e for e in standalone.seen if "notifications/cancelled" in e.data] == []
+
+
+# A client that is there all the time
+
+
+async def test_a_call_whose_connection_died_is_told_to_the_client_that_still_reads(
+    site: Site, shop: Workshop, peer: Peer
+) -> None:
+    """R5, promise 4: the standalone stream stays open, so the client never comes back."""
+    standalone = await peer.get()
+    await standalone.event()
+    call = await begin(shop, peer, 3, seen=1, id=7)
+    await lose(site, peer, call)
+    assert told(await standalone.message())["state"] == "running"
+    shop.open("g/1")
+    shop.open("g/2")
+    assert progress_of(await standalone.messages(2)) == [2, 3]
+    shop.open("g/3")
+    ended = await standalone.message()
+    assert told(ended)["state"] == "ended"
+    assert text_of((await (await peer.get(ended["params"]["position"])).rest())[-1]) == "counted to 3"
+
+
+async def test_a_call_that_is_resumed_is_not_told_to_a_client_that_still_reads(
+    site: Site, shop: Workshop, peer: Peer
+) -> None:
+    """R12."""
+    standalone = await peer.get()
+    await standalone.event()
+    call = await begin(shop, peer, 2, seen=1, id=7)
+    await lose(site, peer, call)
+    resumed = await peer.get(call.last_id)
+    await resumed.event()
+    other = await peer.call("wait", gate="other", id="other")
+    await other.event()
+    await lose(site, peer, other)
+    assert told(await standalone.message())["requestId"] == "other"
+    shop.open("g/1")
+    shop.open("g/2")
+    assert progress_of(await resumed.rest()) == [2]
+
+
+async def test_a_client_whose_connections_were_all_cut_is_not_taken_for_present(
+    site: Site, shop: Workshop, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R4: it comes back with its positions when the time of its calls has passed; they are no orphans."""
+    monkeypatch.setattr(orphans, "SLACK", 0.05)
+    standalone = await peer.get()
+    start = await standalone.event()
+    call = await begin(shop, peer, 2, seen=1, id=7)
+    passed: list[bool] = []
+
+    def watched(self: orphans.Orphans, since: int) -> bool:
+        passed.append(is_there(self, since))
+        return passed[-1]
+
+    monkeypatch.setattr(orphans.Orphans, "_is_there", watched)
+    await standalone.drop()
+    await lose(site, peer, call)
+    await until(lambda: passed)
+    assert passed == [False]
+    resumed = await peer.get(call.last_id)
+    await resumed.event()
+    await (await peer.get(start.id)).event()
+    shop.open("g/1")
+    shop.open("g/2")
+    assert progress_of(await resumed.rest()) == [2]
+
+
+is_there = orphans.Orphans._is_there
+
+
+# When
+
+
+async def test_each_time_that_a_client_comes_begins_a_time_of_its_own(
+    site: Site, shop: Workshop, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that is loaded again shortly before its earlier visit's time has passed hears of what it lost after one
+    such time, not after two."""
+    monkeypatch.setattr(orphans, "SLACK", 2.8)
+    first = await peer.get()
+    await first.event()
+    call = await begin(shop, peer, 1, seen=1, id=7)
+    await asyncio.sleep(1.5)  # a part of the first visit's time
+    await first.drop()
+    await lose(site, peer, call)
+    loop = asyncio.get_running_loop()
+    came = loop.time()
+    second = await peer.get()
+    assert told(await second.message())["call"] == "1:7"
+    assert loop.time() - came < 1.4 * 3.0  # it was 1.5 + 3.0
+
+
+# Request ids that begin again
+
+
+async def test_a_request_takes_the_id_of_an_orphan(site: Site, shop: Workshop, peer: Peer) -> None:
+    """A page that comes back by GET alone counts its requests from 0 again, while its old call still runs."""
+    old = await begin(shop, peer, 2, seen=1, id=0)
+    await lose(site, peer, old)
+    standalone = await peer.get()
+    await standalone.event()
+    new = await begin(shop, peer, 2, seen=1, id=0, gate="new")
+    assert told(await standalone.message()) == {
+        "call": "1:0", "requestId": 0, "method": "tools/call", "name": "count", "state": "running"
+    }  # fmt: skip
+    shop.open("g/1")
+    [progress] = await standalone.messages(1)
+    assert progress["params"]["progressToken"] == "1:g"  # the page may use the token again, too
+    shop.open("new/1")
+    shop.open("new/2")
+    assert text_of((await new.rest())[-1]) == "counted to 2"
+    shop.open("g/2")
+    ended = await standalone.message()
+    assert (told(ended)["call"], told(ended)["state"]) == ("1:0", "ended")
+    assert text_of((await (await peer.get(ended["params"]["position"])).rest())[-1]) == "counted to 2"
+
+
+async def test_a_cancellation_means_the_request_that_took_the_id(site: Site, shop: Workshop, peer: Peer) -> None:
+    """A32: the orphan is cancelled by its name."""
+    old = await peer.call("wait", id=0, gate="old")
+    await old.event()
+    await lose(site, peer, old)
+    standalone = await peer.get()
+    await standalone.event()
+    new = await peer.call("wait", id=0, gate="new")
+    await new.event()
+    await peer.cancel(0)
+    assert (await new.rest())[-1]["error"]["code"] == CANCELLED
+    assert "cancelled at old" not in shop.seen
+    await peer.cancel("1:0")
+    await until(lambda: "cancelled at old" in shop.seen)
+
+
+async def test_the_id_of_a_call_that_is_no_orphan_is_refused(site: Site, shop: Workshop, peer: Peer) -> None:
+    """P3: its client is there, or has not come back."""
+    call = await peer.call("wait", id=0, gate="g")
+    await call.event()
+    standalone = await peer.get()
+    await standalone.event()
+    assert (await peer.send(peer.tool("wait", id=0, gate="g"))).status_code == 400
+    shop.open("g")
+    assert text_of((await call.rest())[-1]) == "went through g"
+
+
+async def test_an_id_is_taken_so_many_times_at_most(site: Site, shop: Workshop, peer: Peer) -> None:
+    """Promise 6: each of its calls still runs."""
+    for _ in range(MAX_TAKEN + 1):
+        call = await peer.call("wait", id=0, gate="g")
+        await call.event()
+        await lose(site, peer, call)
+        await (await peer.get()).event()
+    assert (await peer.send(peer.tool("wait", id=0, gate="g"))).status_code == 400
+    shop.open("g")
 
 
 # Cancelling

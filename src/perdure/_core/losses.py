@@ -17,6 +17,13 @@ ORPHAN = "notifications/perdure/orphan"
 MAX_NAME = 200
 """Characters of a name that are sent: enough for a tool's name; a resource's URI may be as long as a request."""
 
+MAX_TAKEN = 3
+"""Times that a request may take the id of an orphan that still runs: a page that is loaded again so often while its
+calls run. Each is looked for when a client cancels by id."""
+
+_TAKEN = 1_000_000
+"""More incarnations than a session can have."""
+
 _CALL = re.compile(r"([0-9]{1,9}):(.*)", re.DOTALL)
 """Nine digits: more incarnations than a session can have, and a number that every store can look for."""
 
@@ -125,6 +132,17 @@ class Visits:
 
 
 NO_VISITS = Visits()
+
+
+def numbers_of(incarnation: int) -> list[int]:
+    """The numbers under which the calls of an incarnation with one id may be entered: the first is the incarnation, and
+    each further one is for a request that took the id of the previous, which is an orphan."""
+    return [incarnation + times * _TAKEN for times in range(MAX_TAKEN + 1)]
+
+
+def incarnation_of(number: int) -> int:
+    """The incarnation in which a call with such a number came."""
+    return number % _TAKEN
 
 
 def read_call(request_id: int | str) -> tuple[int, str] | None:

@@ -47,6 +47,8 @@ class Attached(_Mail):
     """To all nodes: the client has begun this incarnation here, and holds no position of calls that it lost."""
 
     incarnation: int
+    cursor: int
+    """It reads the standalone stream from there on, and has forgotten what was before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,12 +65,23 @@ class Reading(_Mail):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lost(_Mail):
-    """To all nodes: calls of this session lost their readers together with their node."""
+    """To all nodes: calls of this session lost their readers."""
+
+    waited: bool
+    """So long ago that their client could have resumed them; otherwise just now, together with their node."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unread(_Mail):
     """To a node that writes calls without a reader: their client, at another node, has had the time to resume them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Displaced(_Mail):
+    """To the node that runs a call which is an orphan: a later request has taken its id."""
+
+    incarnation: int
+    request_id: int | str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +128,7 @@ Message = (
     | Reading
     | Lost
     | Unread
+    | Displaced
     | Missed
     | Here
     | Ended

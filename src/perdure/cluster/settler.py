@@ -14,9 +14,9 @@ import contextlib
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeVar
 
 from perdure._core import mail, settling
@@ -31,6 +31,7 @@ from perdure.log.chores import Chores
 from perdure.log.journal import Steps
 from perdure.log.stream import Stream
 from perdure.sessions.context import ServerContext, mail_to
+from perdure.sessions.exchange import Ask
 from perdure.sessions.ledger import logged_in, progress_token, unknown_outcome
 from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
@@ -377,7 +378,7 @@ class Settler:
                 lost.setdefault(stream.session, set()).add(stream.id)
         for session_id, streams in lost.items():
             if (session := self._sessions.held(session_id)) is not None:
-                session.exchange.asks.repeat(lost=streams)
+                session.exchange.asks.repeat(partial(_was_asked_on, streams), why="the question was lost")
 
     def _is_left(self, record: base.StreamRecord) -> bool:
         """Whether no writer of a call's stream is in memory, and the stream is not being settled."""
@@ -445,7 +446,7 @@ class Settler:
                 session.orphans.give_time()
             if claimed.session not in by.reported:
                 by.reported.add(claimed.session)
-                self._send_all(mail.Lost(session=claimed.session))
+                self._send_all(mail.Lost(session=claimed.session, waited=False))
         return stream
 
     async def _settle_calls(
@@ -623,3 +624,7 @@ class Settler:
     def _put(self, *steps: base.Step) -> None:
         if steps:
             self._context.journal.put(Steps(steps))
+
+
+def _was_asked_on(streams: Container[StreamId], ask: Ask) -> bool:
+    return ask.on in streams

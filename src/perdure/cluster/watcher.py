@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from perdure._core import mail
 from perdure._core.ids import Kind, StreamId
-from perdure._core.jsonrpc import Notification, Response
+from perdure._core.jsonrpc import Notification, Response, coerce_id
 from perdure.cluster.remote_readers import RemoteReaders
 from perdure.cluster.settler import Settler
 from perdure.errors import SessionEnded, StoreError, StoreLost, StoreUnavailable
@@ -165,7 +165,7 @@ class Watcher:
                 if message.incarnation > held.record.incarnation:
                     await self._sessions.load(message.session)  # which begins the incarnation
                 else:
-                    held.orphans.begun()
+                    held.orphans.begun(cursor=message.cursor)
             case mail.Reading() if held is not None and (stream := held.held_stream(message.stream)) is not None:
                 if stream.kind is Kind.STANDALONE and stream.writer is not None:
                     record = await stream_by_id(self._context.store, stream.id)
@@ -175,9 +175,12 @@ class Watcher:
             case mail.Missed() if held is not None and held.is_connected:
                 held.put(*mail_to([message.node], mail.Here(session=held.id)))
             case mail.Lost() if held is not None and held.standalone.readers.reader is not None:
-                held.orphans.give_time()
+                held.orphans.lost_elsewhere(waited=message.waited)
             case mail.Here() if held is not None:
                 held.touch()
+            case mail.Displaced(incarnation=incarnation, request_id=id_) if held is not None:
+                if (call := held.exchange.calls.running((incarnation, coerce_id(id_)))) is not None:
+                    call.is_displaced = True
             case mail.Unread() if held is not None:
                 held.orphans.time_has_passed_elsewhere()
             # What a client said to another node, and concerns this one.

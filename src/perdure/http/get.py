@@ -112,8 +112,8 @@ class GetHandler:
         if stream is session.standalone:
             self._context.counters.standalone_readers += 1
             if not named:
-                session.orphans.begun()
-                session.orphans.tell_begun()
+                session.orphans.begun(cursor=cursor)
+                session.orphans.tell_begun(cursor=cursor)
             session.orphans.give_time()
         return self._access.read(
             session, stream, cursor=cursor, told=told, ahead=ahead, arrival=arrival, progress=progress

@@ -12,6 +12,7 @@ from perdure._core import sticky
 from perdure._core.extension import CALLS, KEY
 from perdure._core.jsonrpc import Batch, Envelope, InvalidMessage, Notification, Request, parse_body
 from perdure._core.limits import Caller, weigh
+from perdure._core.losses import numbers_of
 from perdure._core.states import SessionState, SessionStep
 from perdure.errors import IdTaken, SessionEnded, StaleRecord, StoreError, TooManyCalls, TooManySessions
 from perdure.http.access import SessionAccess
@@ -143,19 +144,23 @@ class PostHandler:
         if sticky.is_full(session.record.sticky, running, requests):
             raise Refused(Refusal.TOO_MANY_SUBSCRIPTIONS, limit=sticky.MAX_STICKY, size=sticky.MAX_BYTES)
         bodies = [body] if len(requests) == 1 else [json.dumps(request.raw).encode() for request in requests]
-        try:
-            with Intake(session, requests, size=size) as intake:
-                if any(request.method in _SUBSCRIBING for request in requests):
-                    await session.home.take()  # subscriptions live with the home: the node that changes them becomes it
-                # What runs here was counted above; what runs in other processes only the store can count.
-                most = settings.max_calls if self._context.store.shared else None
-                return await intake.accept(bodies, most_calls=most, seen=seen)
-        except Duplicate as taken:
-            raise Refused(Refusal.DUPLICATE_ID, id=taken.request_id, seen=taken.request_id) from None
-        except IdTaken:
-            raise Refused(Refusal.DUPLICATE_ID, seen=requests[0].id) from None
-        except TooManyCalls:
-            raise Refused(Refusal.TOO_MANY_CALLS, limit=settings.max_calls) from None
+        in_use: int | str = ""
+        for number in numbers_of(session.record.incarnation):
+            try:
+                with Intake(session, requests, incarnation=number, size=size) as intake:
+                    if any(request.method in _SUBSCRIBING for request in requests):
+                        # Subscriptions live with the home: the node that changes them becomes it.
+                        await session.home.take()
+                    # What runs here was counted above; what runs in other processes only the store can count.
+                    most = settings.max_calls if self._context.store.shared else None
+                    return await intake.accept(bodies, most_calls=most, seen=seen)
+            except IdTaken as taken:
+                in_use = taken.request_id if isinstance(taken, Duplicate) else requests[0].id
+                if not await session.orphans.give_up_ids(number, requests):
+                    break
+            except TooManyCalls:
+                raise Refused(Refusal.TOO_MANY_CALLS, limit=settings.max_calls) from None
+        raise Refused(Refusal.DUPLICATE_ID, id=in_use, seen=in_use)
 
     def _check_room(self, caller: Caller) -> None:
         self._access.refuse_if_draining()

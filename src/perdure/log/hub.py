@@ -200,6 +200,7 @@ class Hub:
             stream.readers.lost_at = next(self.arrivals)
             self.marks.left(stream)
             self.registry.on_detached(reader)
+            stream.on_reader_left()
             stream.moved()
 
     def tell_gap(

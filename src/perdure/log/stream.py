@@ -346,6 +346,9 @@ class StreamOwner(Protocol):
         """Another node has become the writer; what could not be appended because of that, and up to which number it may
         have been shown already."""
 
+    def on_reader_lost(self, stream: Stream) -> None:
+        """The reader of a stream has left before its end, at this node or at another one."""
+
     def on_step_written(self, stream: Stream, step: Step) -> None:
         """A further step is written that was committed together with events; or it never will be."""
 
@@ -483,11 +486,16 @@ class Stream:
         if record is None:
             readers.lost_at = arrival
             readers.marked_unread = self.kind is Kind.CALL  # so its node wrote, unless it had read to the end
+            self.on_reader_left()
         else:
             if readers.reader is not None:
                 readers.reader.end()  # the newest wins
             readers.advance(min(record.seq, self.tail.last))  # it may name what never was
         self.moved()
+
+    def on_reader_left(self) -> None:
+        if self.content is ContentState.OPEN or self.readers.delivered < self.tail.last:
+            self._owner.on_reader_lost(self)
 
     @property
     def has_one_call(self) -> bool:

@@ -42,7 +42,8 @@ async def receive(
         request_id = params.get("requestId")
         if isinstance(request_id, str | int) and not isinstance(request_id, bool):
             # An id of this incarnation; or the name of a call that is an orphan, which holds in any incarnation.
-            named = (session.record.incarnation, request_id), read_call(request_id)
+            numbers = session.exchange.calls.numbers(session.record.incarnation, request_id)
+            named = [*((number, request_id) for number in numbers), read_call(request_id)]
             for incarnation, name in filter(None, named):
                 cancelled = mail.Cancelled(session=session.id, incarnation=incarnation, request_id=name, params=params)
                 if await cancel_call(session, cancelled, cancel_waiting):

@@ -12,7 +12,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure._core import sticky
@@ -166,8 +166,8 @@ class Exchange:
                 found.say(params)
                 # The client's token means something within one incarnation only.
                 params["progressToken"] = found.token
-                if (incarnation := found.key[0]) != record.incarnation:
-                    params["progressToken"] = f"{incarnation}:{found.token}"
+                if found.is_forgotten(record.incarnation):
+                    params["progressToken"] = f"{found.incarnation}:{found.token}"
             elif method == "notifications/cancelled":
                 params = self.asks.withdraw(params)
             elif found is not None and found.attempt > 1 and found.is_repeated(method, params):
@@ -427,6 +427,8 @@ class Ask(NamedTuple):
     method: str
     params: dict[str, Any] | None
     call: Call | None
+    on: StreamId = StreamId("")
+    """The stream on which the client is asked."""
 
 
 class _Closing(Steps):
@@ -459,7 +461,7 @@ class Asks:
         session, stream = self._exchange.session, self._stream(ask)
         payload = encode_ask(name, ask.method, ask.params)
         record = AskRecord(session=session.id, id=name, stream=stream.id, request=payload, node=session.context.node)
-        self.open[name] = ask
+        self.open[name] = ask._replace(on=stream.id)
         return self._exchange.append(ask.call, payload, also=OpenAsk(record=record))
 
     def _stream(self, ask: Ask) -> Stream:
@@ -483,13 +485,17 @@ class Asks:
         for name in list(self.open):
             self.answer(Response(id=name, raw={"jsonrpc": "2.0", "error": error}), None)
 
-    def repeat(self, *, lost: Container[StreamId] | None = None) -> None:
-        """The client has reattached and forgotten what it was asked; or the store has `lost` the end of these streams:
-        cancel the old ids, ask under new ones."""
+    def repeat(
+        self,
+        which: Callable[[Ask], bool] | None = None,
+        *,
+        named: Container[str] | None = None,
+        why: str = "the client came again",
+    ) -> None:
+        """The client has forgotten what it was asked, or the store has: cancel the old ids, ask under new ones."""
         session = self._exchange.session
-        why = "the client attached again" if lost is None else "the question was lost"
         for name, ask in list(self.open.items()):
-            if lost is not None and self._stream(ask).id not in lost:
+            if (which is not None and not which(ask)) or (named is not None and name not in named):
                 continue
             del self.open[name]
             close = CloseAsk(session=session.id, id=name)

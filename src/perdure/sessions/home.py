@@ -407,6 +407,9 @@ class Home:
     def on_settled(self, stream: Stream) -> None:
         """It stays as long as its session."""
 
+    def on_reader_lost(self, stream: Stream) -> None:
+        """A client that left comes back by itself."""
+
     def on_step_written(self, stream: Stream, step: Step) -> None:
         """Asks are known to the store; the record is changed by answers, on the streams of calls."""
 
@@ -442,6 +445,8 @@ class NoHome:
     def on_grown(self, stream: Stream) -> None: ...
 
     def on_settled(self, stream: Stream) -> None: ...
+
+    def on_reader_lost(self, stream: Stream) -> None: ...
 
     def on_step_written(self, stream: Stream, step: Step) -> None: ...
 

@@ -22,6 +22,7 @@ from perdure._core.codes import OUTCOME_UNKNOWN, OUTCOME_UNKNOWN_TEXT
 from perdure._core.ids import Kind, StreamId
 from perdure._core.jsonrpc import JsonObject, Request, coerce_id, error_payload
 from perdure._core.limits import Caller, Quota
+from perdure._core.losses import incarnation_of, numbers_of
 from perdure._core.states import CALL, CallState, CallStep, SessionState, advance
 from perdure.errors import IdTaken, SessionEnded
 from perdure.log.stream import Stream
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 LOG_MESSAGE = "notifications/message"
 
 Key = tuple[int, int | str]
-"""An incarnation, and a request id in the form in which ids are compared."""
+"""An incarnation (`losses.numbers_of`), and a request id in the form in which ids are compared."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -60,6 +61,8 @@ class Call:
     """When its client was told that it is an orphan, as an arrival number of the hub."""
     begun: float = field(default_factory=time.perf_counter)
     """When it was accepted here."""
+    is_displaced: bool = False
+    """It is an orphan, and a later request has its id; perhaps its progress token as well."""
 
     @property
     def incarnation(self) -> int:
@@ -79,6 +82,10 @@ class Call:
     def _forget_said(self) -> None:
         while len(self._said) > 1 and self._said[1][0] <= self.stream.tail.durable:
             del self._said[0]
+
+    def is_forgotten(self, incarnation: int) -> bool:
+        """Whether its id and its token no longer mean this call to a client that is in this incarnation."""
+        return self.is_displaced or incarnation_of(self.key[0]) != incarnation
 
     def is_repeated(self, method: str, params: dict[str, Any]) -> bool:
         """Whether the client saw this notification already, before the call ran again. (Counts log messages down.)"""
@@ -178,9 +185,23 @@ class Calls:
         """A number for a request that the runtime gets: no other request of this session has it, or had it."""
         return next(self._numbers)
 
+    def is_reserved(self, key: Key) -> bool:
+        """Whether a request with this id is being written."""
+        return isinstance(self._by_id.get(key), int)
+
     def running(self, key: Key) -> Call | None:
         call = self._by_id.get(key)
         return call if isinstance(call, Call) else None
+
+    def numbers(self, incarnation: int, request_id: int | str) -> list[int]:
+        """The numbers under which the call may be entered that its client means by this id: here the newest alone."""
+        name = coerce_id(request_id)
+        displaced = [call.incarnation for call in self.all_running() if call.is_displaced and call.key[1] == name]
+        numbers = [number for number in numbers_of(incarnation) if number not in displaced]
+        if early := [number for number in numbers if self.is_reserved((number, name))]:
+            return early
+        here = [call for number in numbers if (call := self.running((number, name))) is not None]
+        return [max(here, key=lambda call: call.number).incarnation] if here else numbers[::-1]
 
     def all_running(self) -> list[Call]:
         return [call for call in self._by_id.values() if isinstance(call, Call)]

@@ -1,11 +1,13 @@
 """Tells clients of orphans: calls whose reader is lost while their client is back, without the call's position (R5).
 
 What such a call still says goes to the standalone stream, and the client learns there what it missed: which call, what
-lies on the call's own stream, and that it has ended once it has (promise 4). A client that comes without a position (a
+lies on the call's own stream, and that it has ended once it has (promise 4). What the call has asked is asked again
+there, because the client has forgotten the question. A client that comes without a position (a
 handshake, or a GET without `Last-Event-ID`) has lost the positions of its calls as well, so their messages change the
 stream at once. One that resumes the standalone stream may be about to resume its calls: it gets the time that clients
 are asked to wait before they reconnect. Only then does this node tell anything, so a client that has its positions
-hears nothing.
+hears nothing. The same time passes where a call loses its reader while the client reads the standalone stream: it
+then counts as come back.
 
 Several nodes may run calls of a session. Each tells of those that it wrote; the one to which the client came tells of
 those of dead nodes, and lets the living ones know that the time has passed.
@@ -15,22 +17,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from perdure._core import mail
 from perdure._core.ids import Kind, NodeId, Position
+from perdure._core.jsonrpc import Request, coerce_id
 from perdure._core.losses import NO_VISITS, ORPHAN, Orphan, Visits
 from perdure._core.states import LogState, SessionState
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.log.stream import Stream
 from perdure.sessions.context import mail_to
-from perdure.sessions.ledger import name_of
+from perdure.sessions.ledger import Call, name_of
 from perdure.sessions.messages import encode_notification
-from perdure.store.base import Reached, Step, StreamRecord
+from perdure.store.base import Reached, Step, StreamRecord, paged, stream_by_id
 from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
+    from perdure.sessions.exchange import Ask
     from perdure.sessions.session import Session
 
 ATTEMPTS = 2
@@ -45,14 +51,31 @@ else. There are more only if a client drops connection after connection; the nex
 """
 
 
+MOST_GIVEN = 16
+"""Times that may be running for one session: a client that comes more often in that time shares the last of them."""
+
+
+SLOW = 1.0
+"""Seconds that the store may take to say which calls are unread: longer, and it keeps clients from resuming as well."""
+
+
+class _Given(NamedTuple):
+    """Time that a client has to resume its calls."""
+
+    since: int
+    """As an arrival number of the hub."""
+    until: float
+    came: bool
+    """The client has come; otherwise a call has lost its reader."""
+
+
 @dataclass(slots=True, eq=False)
 class Orphans:
     """Knows which calls of a session are orphans, and tells the client of them."""
 
     _session: Session
     _visits: Visits = NO_VISITS
-    _newest: int = 0
-    """When the client was last given time, as an arrival number of the hub."""
+    _given: tuple[_Given, ...] = ()
     _timer: asyncio.TimerHandle | None = None
     _tasks: tuple[asyncio.Task[None], ...] = ()
 
@@ -62,42 +85,103 @@ class Orphans:
 
     # The client comes and calls end
 
-    def begun(self) -> None:
-        """The client has come without positions, here or at another node."""
+    def begun(self, *, cursor: int) -> None:
+        """The client has come without positions, here or at another node, and reads the standalone stream from
+        `cursor` on. What it was asked there before is asked again at once; what it was asked on a call's own stream,
+        once it has had the time to resume that."""
+        self.reattached()
+        asks, standalone = self._session.exchange.asks, self._session.standalone
+        if asked := [name for name, ask in asks.open.items() if ask.on == standalone.id]:
+            self._spawn(self._ask_again(asked, cursor))
+
+    def reattached(self) -> None:
+        """The client has forgotten everything. (Its asks are repeated by the caller.)"""
         self._visits = self._visits.without_positions(self._session.context.hub.arrive())
 
-    def tell_begun(self) -> None:
+    async def _ask_again(self, asked: Collection[str], cursor: int) -> None:
+        """Of questions on the standalone stream, repeat those that its reader will not come to."""
+        session, stream, store = self._session, self._session.standalone, self._session.context.store
+        coming = [event.payload for event in stream.tail.after(cursor)]
+        with suppress(StoreError):  # then a question may come twice
+            events = paged(lambda after: store.read(stream.id, after=max(after, cursor), limit=1_000))
+            coming += [event.payload async for event in events]
+            coming += [payload for _, payload in await store.forwarded(stream.id)]
+        met = {name for name in asked if any(name.encode() in payload for payload in coming)}
+        session.exchange.asks.repeat(named=frozenset(asked) - met)
+
+    def _is_of_orphan(self, ask: Ask) -> bool:
+        """Whether a question was asked on a call's own stream, which its client does not read any more."""
+        return ask.call is not None and ask.on == ask.call.stream.id and self.is_orphan(ask.call.stream)
+
+    def tell_begun(self, *, cursor: int = 0) -> None:
         """Let the other nodes know that the client has come without positions: they may run calls that it lost."""
         session = self._session
-        attached = mail.Attached(session=session.id, incarnation=session.record.incarnation)
+        attached = mail.Attached(session=session.id, incarnation=session.record.incarnation, cursor=cursor)
         session.put(*mail_to(session.context.nodes.others, attached))
+
+    @property
+    def _seconds(self) -> float:
+        return ATTEMPTS * self._session.context.settings.retry + SLACK
 
     def give_time(self) -> None:
         """The client is here: what is still unread when it has had the time to resume is an orphan."""
-        self._newest = self._session.context.hub.arrive()
+        self._give(came=True)
+
+    def on_reader_lost(self) -> None:
+        """A call that is written here has lost its reader: a client that still reads the standalone stream when the
+        time has passed, at whatever node, will not resume it."""
+        self._give(came=False)
+
+    def _give(self, *, came: bool) -> None:
+        until = asyncio.get_running_loop().time() + self._seconds
+        if len(self._given) == MOST_GIVEN:
+            *rest, last = self._given
+            self._given, came = tuple(rest), came or last.came
+        self._given += (_Given(self._session.context.hub.arrive(), until, came),)
         if self._timer is None:
-            self._begin(self._newest)
+            self._begin()
 
-    def _begin(self, since: int) -> None:
-        seconds = ATTEMPTS * self._session.context.settings.retry + SLACK
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._time_has_passed, since)
+    def _begin(self) -> None:
+        self._timer = asyncio.get_running_loop().call_at(self._given[0].until, self._time_has_passed)
 
-    def _time_has_passed(self, since: int) -> None:
-        self._timer = None
-        if self._newest > since:
-            self._begin(self._newest)  # it came again meanwhile, and may have lost more
-        self._visits = self._visits.with_time_passed(since)
-        self._spawn(here=True)
+    def _time_has_passed(self) -> None:
+        given, *rest = self._given
+        self._given, self._timer = tuple(rest), None
+        if rest:
+            self._begin()
+        if given.came:
+            self._visits = self._visits.with_time_passed(given.since)
+            self._spawn(self._tell(here=True))
+        elif self._is_there(given.since) or not self._session.context.nodes.alone:
+            self._spawn(self._report_lost(given.since))
+
+    def _is_there(self, since: int) -> bool:
+        """Whether the client has read the standalone stream here all the time."""
+        reader = self._session.standalone.readers.reader
+        return reader is not None and reader.arrival < since
+
+    def lost_elsewhere(self, *, waited: bool) -> None:
+        """Calls of other nodes have lost their readers; `waited`: so long ago that the client could have resumed
+        them. The client is here."""
+        reader, context = self._session.standalone.readers.reader, self._session.context
+        if not waited:
+            self.give_time()
+        elif reader is not None and context.clock() - reader.since >= self._seconds:
+            self._visits = self._visits.with_time_passed(context.hub.arrive())
+            self._spawn(self._tell(here=True))
 
     def time_has_passed_elsewhere(self) -> None:
-        """The client is at another node, and has had the time to resume its calls."""
-        self._visits = self._visits.with_time_passed(self._session.context.hub.arrive())
-        self._spawn(here=False)
+        """The client is at another node, and has had the time to resume its calls; but not those that have only just
+        lost their reader."""
+        lost = [given.since - 1 for given in self._given if not given.came]
+        since = min(lost, default=self._session.context.hub.arrive())
+        self._visits = self._visits.with_time_passed(since)
+        self._spawn(self._tell(here=False))
 
     def ended(self, stream: Stream) -> None:
         """A call's stream is over, and no reader is there."""
         if self._is_due(stream):
-            self._spawn(here=False)
+            self._spawn(self._tell(here=False))
 
     def _is_due(self, stream: Stream) -> bool:
         return not stream.readers.present and self._visits.is_due(stream.readers.lost_at)
@@ -107,18 +191,70 @@ class Orphans:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._given = ()
         for task in self._tasks:
             task.cancel()
 
+    # Ids that a client uses again
+
+    async def give_up_ids(self, incarnation: int, requests: Sequence[Request]) -> bool:
+        """New requests have ids of calls that still run. Tells whether all of these are orphans, and the requests may
+        take their ids: a client that came back by GET alone counts from 0 again. From then on such a call's progress
+        token is changed as after a handshake."""
+        context, session, found = self._session.context, self._session, False
+        displaced: list[Call] = []
+        steps: list[Step] = []
+        for request in requests:
+            key = incarnation, coerce_id(request.id)
+            if (call := session.exchange.calls.running(key)) is not None:
+                if not self.is_orphan(call.stream):
+                    return False
+                displaced.append(call)
+            elif session.exchange.calls.is_reserved(key):
+                return False
+            elif row := await context.store.open_call(session.id, incarnation=incarnation, request_id=request.id):
+                stream = await stream_by_id(context.store, row.stream)
+                reader = await context.store.reader(row.stream)
+                if stream is None or not stream.unread or reader is not None or not self._visits.attached:
+                    return False
+                message = mail.Displaced(session=session.id, incarnation=incarnation, request_id=request.id)
+                steps += mail_to([stream.node] if stream.node else (), message)
+            else:
+                continue
+            found = True
+        for call in displaced:
+            call.is_displaced = True
+        session.put(*steps)
+        return found
+
     # Telling
 
-    def _spawn(self, *, here: bool) -> None:
+    def _spawn(self, telling: Coroutine[None, None, None]) -> None:
         def forget(done: asyncio.Task[None]) -> None:
             self._tasks = tuple(task for task in self._tasks if task is not done)
 
-        task = asyncio.create_task(self._tell(here=here), name="perdure-orphans")
+        task = asyncio.create_task(telling, name="perdure-orphans")
         self._tasks += (task,)
         task.add_done_callback(forget)
+
+    async def _report_lost(self, since: int) -> None:
+        """Calls of this node lost their readers at that moment, and may have none yet: tell their client, if it is
+        here, or let the other nodes know. While the store is slow no client can resume, so it gets the time again."""
+        session, context = self._session, self._session.context
+        try:
+            async with context.hub.marks.one_at_a_time, asyncio.timeout(SLOW):
+                unread = [record for record in await context.store.unread(session.id) if record.node == context.node]
+        except (StoreError, TimeoutError):
+            self.on_reader_lost()
+            return
+        streams = session.streams
+        if all(record.id in streams and streams[record.id].readers.present for record in unread):
+            return
+        if self._is_there(since):
+            self._visits = self._visits.with_time_passed(since)
+            await self._tell(here=True)
+        else:
+            session.put(*mail_to(context.nodes.others, mail.Lost(session=session.id, waited=True)))
 
     async def _tell(self, *, here: bool) -> None:
         """Tell of calls that run or have ended; `here`: the client came to this node, so other nodes tell of theirs."""
@@ -144,7 +280,9 @@ class Orphans:
                 raise StoreUnavailable
             async with context.hub.marks.one_at_a_time:
                 elsewhere, told = set[NodeId](), 0
-                for record in await context.store.unread(session.id):
+                unread = await context.store.unread(session.id)
+                session.exchange.asks.repeat(self._is_of_orphan)  # where the store can be read, it could be resumed
+                for record in unread:
                     if record.node in context.nodes.others:
                         elsewhere.add(record.node)
                     elif record.sealed and (here or record.node == context.node) and told < MOST_TOLD:

@@ -114,6 +114,11 @@ class CallStreams:
         if (session := self._held.get(stream.session)) is not None:
             session.exchange.stop_calls(stream)
 
+    def on_reader_lost(self, stream: Stream) -> None:
+        session = self._held.get(stream.session)
+        if session is not None and stream.writer is not None and not session.is_single_call:
+            session.orphans.on_reader_lost()
+
     def on_step_written(self, stream: Stream, step: Step) -> None:
         if (session := self._held.get(stream.session)) is not None:
             session.keeper.on_written(step)

@@ -334,7 +334,7 @@ class Session:
                     stream.set_remote_reader(None, arrival=hub.arrive())
                     reading = mail.Reading(session=self.id, stream=stream.id)
                     self.put(LeaveReader(stream=stream.id, reader=remote.reader), *mail_to([remote.node], reading))
-            self.orphans.begun()  # after its readers have left, so that they count as lost before
+            self.orphans.reattached()  # after its readers have left, so that they count as lost before
             if reattached:
                 self.orphans.give_time()
             self.exchange.asks.repeat()
