@@ -17,7 +17,7 @@ from perdure.errors import BadSetting
 Eras = Literal["auto", "both", "session"]
 RequestState = Literal["shared", "own"]
 OnStoreFailure = Literal["hold", "refuse"]
-Recover = Literal["strict", "reissue"]
+Recover = Literal["auto", "strict", "reissue"]
 
 _DAY = 86_400.0
 _YEAR = 366 * _DAY
@@ -97,6 +97,10 @@ _failure = functools.partial(_setting, "What happens when the store fails")
 _access = functools.partial(_setting, SECURITY)
 
 
+OTHER_NAMES = {"retry_timeout": "retry"}
+"""Names of settings in other documents, which the command line and the configuration file take as well."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """How Perdure serves. A value out of its range is refused with its name and the range (`BadSetting`)."""
@@ -136,7 +140,9 @@ class Settings:
     )
     json_response: bool = _connection(False, "answer POSTs with one JSON body in place of an event stream")
     recover: Recover = _connection(  # noqa: RUF009
-        Recover, "`reissue` answers a lost session with 404 and a new one, ready for use"
+        Recover,
+        "`reissue` answers a lost session with 404 and a new one, ready for use; `auto` does so if the store is in"
+        " memory, where each restart loses all sessions",
     )
     eras: Eras = _connection(  # noqa: RUF009
         Eras,

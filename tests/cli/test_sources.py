@@ -248,3 +248,10 @@ def test_of_a_unix_socket_and_a_port_the_one_that_overrides_the_other_counts(
         line = "--uds and --host cannot be given together: a Unix socket has no address and no port"
         assert refusal(capsys, "serve", "none.py:a", "--uds", "a", "--host", "::1") == line
         assert os.listdir() == ["perdure.toml"]
+
+
+def test_a_setting_is_known_by_its_name_in_other_documents() -> None:
+    """`retry_timeout` is `retry`."""
+    write("target = 'a:b'\nretry_timeout = '2s'\n")
+    assert given()["retry"] == 2.0
+    assert given("--retry-timeout", "3s")["retry"] == 3.0

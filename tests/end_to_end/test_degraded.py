@@ -119,6 +119,30 @@ async def test_a_session_may_come_and_go_within_an_outage(outage: Outage, served
     await running.aclose()
 
 
+@pytest.mark.parametrize("fault", [Fault.RAISES, Fault.HANGS])
+async def test_a_client_may_begin_again_within_an_outage(fault: Fault) -> None:
+    """R10, promise 7: its session goes on from memory, as live traffic does; its ids and tokens begin again."""
+    shop, store = Workshop(), FaultyStore(MemoryStore())
+    async with serve(shop.server, store=store, store_timeout=TIMEOUT, complaint=FAILS) as site:
+        peer = await site.join()
+        old = await peer.call("count", n=2, gate="old", pauses=[1], id=1, token=1)
+        assert progress_of([await old.message()]) == [1]
+        store.writes = store.reads = fault
+        again = await peer.reattach()
+        assert again.session == peer.session
+        standalone = await again.get()
+        await standalone.event()
+        new = await again.call("count", n=2, gate="new", pauses=[1], id=1, token=1)
+        assert progress_of([await new.message()]) == [1]
+        shop.open("old/1")
+        said = await standalone.message()
+        assert (said["params"]["progress"], said["params"]["progressToken"]) == (2, "1:1")
+        shop.open("new/1")
+        assert text_of((await new.rest())[-1]) == "counted to 2"
+        store.works()
+        assert text_of((await (await again.get(old.last_id)).rest())[-1]) == "counted to 2"
+
+
 async def test_a_cut_call_is_resumed_within_an_outage_from_memory(outage: Outage, served: Live, tmp_path: Path) -> None:
     gate = str(tmp_path)
     peer = await served.session()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mcp.server.lowlevel.server import Server
 
-from perdure.http.recovery import REISSUES
+from perdure._core.limits import Caller
 from tests.support.site import serve, until
 from tests.support.stores import SharedStore
 from tests.support.wire import Peer, text_of
@@ -20,6 +21,9 @@ pytestmark = pytest.mark.anyio
 
 UNKNOWN = "x" * 43
 
+REISSUES = 20
+"""In place of the usual limit, for a shorter test."""
+
 
 async def ask_all(peer: Peer) -> list[Any]:
     post = await peer.send(peer.request("ping"))
@@ -28,7 +32,7 @@ async def ask_all(peer: Peer) -> list[Any]:
 
 async def test_every_method_answers_404_with_what_to_do(shop: Workshop) -> None:
     """H2: never 400 or 500."""
-    async with serve(shop.server) as site:
+    async with serve(shop.server, recover="strict") as site:
         peer = await site.join()
         peer.session = UNKNOWN
         for response in await ask_all(peer):
@@ -40,7 +44,7 @@ async def test_every_method_answers_404_with_what_to_do(shop: Workshop) -> None:
 
 async def test_the_404_to_a_request_names_the_request(shop: Workshop) -> None:
     """JSON-RPC: a client with several requests under way must know which of them has failed."""
-    async with serve(shop.server) as site:
+    async with serve(shop.server, recover="strict") as site:
         peer = await site.join()
         peer.session = UNKNOWN
         named = await peer.send(peer.request("ping") | {"id": "p-1"})
@@ -57,9 +61,11 @@ async def test_only_its_owner_learns_why(shop: Workshop) -> None:
             assert (response.status_code, response.json()["error"]["data"]["reason"]) == (404, "client deleted")
 
 
-async def test_a_reissued_session_can_be_used_at_once(shop: Workshop) -> None:
-    """H3: the new session's runtime is started before the 404 with its id leaves."""
-    async with serve(shop.server, recover="reissue") as site:
+@pytest.mark.parametrize("options", [{"recover": "reissue"}, {}])
+async def test_a_reissued_session_can_be_used_at_once(shop: Workshop, options: dict[str, Any]) -> None:
+    """H3: the new session's runtime is started before the 404 with its id leaves. It is the default of a store in
+    memory, where each restart loses all sessions."""
+    async with serve(shop.server, **options) as site:
         peer = Peer(site)
         peer.session = UNKNOWN
         response = await peer.send(peer.request("ping"))
@@ -81,6 +87,25 @@ async def test_the_handshake_comes_from_the_owners_expired_record(shop: Workshop
         wire = await peer.call("ask", question="?")  # needs the capability of the first handshake
         await peer.answer(await wire.message(), {"action": "accept", "content": {"answer": "yes"}})
         assert text_of((await wire.rest())[-1]) == "yes"
+
+
+async def test_a_session_that_expired_unseen_leaves_its_reason_and_its_clients_capabilities(
+    shop: Workshop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """H3: a sweep has come by many times; the operator sees it in the log and among the counters."""
+    times: dict[str, Any] = {"session_grace": 0.2, "replay_window": 1.5, "cleanup_interval": 0.05}
+    with caplog.at_level(logging.INFO, "perdure"):
+        async with serve(shop.server, recover="reissue", **times) as site:
+            peer = await site.join()
+            await until(lambda: site.app.counters.sessions_ended)
+            assert "session.ended" in {getattr(record, "action", "") for record in caplog.records}
+            await asyncio.sleep(0.3)  # sweeps that would have removed the record
+            response = await peer.send(peer.request("ping"))
+            assert (response.status_code, response.json()["error"]["data"]["reason"]) == (404, "replay window passed")
+            peer.session = response.headers["mcp-session-id"]
+            wire = await peer.call("ask", question="?")
+            await peer.answer(await wire.message(), {"action": "accept", "content": {"answer": "yes"}})
+            assert text_of((await wire.rest())[-1]) == "yes"
 
 
 async def test_a_session_that_its_own_client_deleted_is_not_replaced(shop: Workshop) -> None:
@@ -157,8 +182,14 @@ async def lose(peer: Peer, letter: str, **headers: str) -> str | None:
     return new
 
 
-async def test_a_loop_is_limited(shop: Workshop) -> None:
-    """H6: both sides of the limit; callers without a name together."""
+async def test_a_store_that_lasts_loses_no_sessions_and_gives_none(shop: Workshop, tmp_path: Path) -> None:
+    async with serve(shop.server, store=SharedStore(str(tmp_path / "log.db"))) as site:
+        assert await lose(Peer(site), "a") is None
+
+
+async def test_a_loop_is_limited(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """H6: both sides of the limit; callers without a name from one address together."""
+    monkeypatch.setattr("perdure.http.recovery.REISSUES", REISSUES)
     async with serve(shop.server, recover="reissue") as site:
         numbers = itertools.count()
 
@@ -175,6 +206,18 @@ async def test_a_loop_is_limited(shop: Workshop) -> None:
             actions += sorted(await asyncio.gather(*(ask() for _ in range(5))))
         assert len(site.app.session_ids()) == actions.count("continue")
         assert site.app.counters.recoveries_refused == actions.count("initialize")
+
+
+async def test_callers_of_one_address_leave_those_of_another_theirs(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H6: each address has a limit of its own."""
+    monkeypatch.setattr("perdure.http.recovery.REISSUES", 1)
+    addresses = iter(["192.0.2.1", "192.0.2.1", "192.0.2.2"])
+    monkeypatch.setattr("perdure.http.recovery.caller_of", lambda owner, scope: Caller(owner, next(addresses)))
+    async with serve(shop.server, recover="reissue") as site:
+        given = [await lose(Peer(site), name) is not None for name in "abc"]
+        assert given == [True, False, True]
 
 
 async def test_a_start_that_fails_is_told_and_leaves_nothing() -> None:

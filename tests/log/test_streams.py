@@ -44,6 +44,9 @@ class Owner:
     def on_lost(self, stream: Stream, unwritten: Sequence[Event], shown: int) -> None:
         self.lost.append([event.payload for event in unwritten])
 
+    def on_reader_lost(self, stream: Stream) -> None:
+        """No session learns of it."""
+
     def on_step_written(self, stream: Stream, step: Step) -> None:
         self.written.append(step)
 

@@ -229,6 +229,9 @@ async def test_a_scrape_shows_what_happened() -> None:
         assert page("perdure_resumes_total") == 1
         assert page("perdure_events_replayed_total") == 4
         assert page("perdure_replay_seconds_count") == 1
+        assert page("perdure_replays_total", outcome="complete") == 1
+        assert page("perdure_replays_total", outcome="abandoned") == 0
+        assert page("perdure_replays_total", outcome="refused") == 0
         assert page("perdure_sessions_not_found_total") == 1
         assert page("perdure_calls_answered_total") == 2
         assert page("perdure_store_degraded") == 0

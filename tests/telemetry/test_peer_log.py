@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from perdure.http import recovery
 from perdure.telemetry import events as observe
 from tests.support.live import live
 from tests.support.raw import Peer, SessionPeer, message
@@ -70,7 +71,10 @@ async def test_each_action_has_records_of_its_own_and_gets_them_again(
     assert told[-1] == ("position.unknown", "again")
 
 
-async def test_a_caller_in_a_loop_writes_no_line_for_each_round(told: list[tuple[str, str]]) -> None:
+async def test_a_caller_in_a_loop_writes_no_line_for_each_round(
+    told: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "REISSUES", 30)
     async with live(recover="reissue") as served:
         for number in range(50):
             gone = {"mcp-session-id": f"{number:043}"}

@@ -100,6 +100,13 @@ async def test_a_resume_tells_its_position_and_what_it_missed(shop: Workshop, tr
     assert replay.parent.span_id == got.context.span_id
 
 
+async def test_a_get_that_is_refused_tells_the_position_that_it_named(trace: Traced, peer: Peer) -> None:
+    """S8."""
+    position = "cAAAAAAAAAAAAAAAAAAAAAA.000001.0000000001"
+    assert (await peer.try_get(position)).status_code == 400
+    assert told(await last(trace, "perdure.get", 1))["perdure.last_event_id"] == position
+
+
 async def test_a_reader_that_missed_nothing_has_no_replay(trace: Traced, peer: Peer) -> None:
     """S8."""
     wire = await peer.get()

@@ -18,6 +18,7 @@ import click
 
 from perdure.cli.hints import did_you_mean
 from perdure.errors import Misuse
+from perdure.settings import OTHER_NAMES
 
 OWN_FILE = "perdure.toml"
 PROJECT_FILE = "pyproject.toml"
@@ -63,6 +64,7 @@ def default_map(config: Config, command: click.Command, others: Iterator[click.C
     found: dict[str, Any] = {}
     for written, value in config.values.items():
         key = written.replace("-", "_")
+        key = OTHER_NAMES.get(key, key)
         if isinstance(value, dict):
             place = "in [tool.perdure] itself" if Path(config.name).name == PROJECT_FILE else "above all tables"
             raise Misuse(f"{config.name}: {written} is a table; write the settings {place}")

@@ -77,7 +77,7 @@ class ServeOption(click.Option):
 
 
 def setting_options() -> Iterator[ServeOption]:
-    from perdure.settings import NUMBERS, Settings, rule_of
+    from perdure.settings import NUMBERS, OTHER_NAMES, Settings, rule_of
 
     for field in dataclasses.fields(Settings):
         rule, shown = rule_of(field), ""
@@ -96,7 +96,8 @@ def setting_options() -> Iterator[ServeOption]:
                 number = NUMBERS[kind]
                 shown, more = number.format(default), {"type": parsed(number.parse, rule), "metavar": number.metavar}
         says = rule.why.replace("`", "")
-        yield ServeOption([flag, field.name], group=rule.group, shown=shown, default=default, help=says, **more)
+        flags = [flag, *(f"--{name.replace('_', '-')}" for name, own in OTHER_NAMES.items() if own == field.name)]
+        yield ServeOption([*flags, field.name], group=rule.group, shown=shown, default=default, help=says, **more)
 
 
 def settings_from(values: Mapping[str, Any]) -> Settings:
@@ -112,4 +113,6 @@ def spelling(ctx: click.Context | None, param: click.Parameter) -> str:
         return str(param.envvar)
     if ctx is not None and source is ParameterSource.DEFAULT_MAP:
         return f"{ctx.meta[CONFIG]}: {param.name}"
-    return str(param.metavar or param.name) if isinstance(param, click.Argument) else max(param.opts, key=len)
+    if isinstance(param, click.Argument):
+        return str(param.metavar or param.name)
+    return next((name for name in param.opts if name.startswith("--")), param.opts[0])

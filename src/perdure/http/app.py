@@ -296,7 +296,7 @@ class App:
                 response = await self._respond(scope, receive, send)
                 if isinstance(response, EventStreamResponse):
                     response.breaks = scope.get(BREAK_OFF)
-                    response.watch(span, scope, self.counters.replay_seconds)
+                    response.watch(span, scope, self.counters)
                 if response is not None:
                     await response.send(receive, send)
             except Refused as refused:

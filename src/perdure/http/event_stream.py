@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 from perdure._core.states import ReaderState
 from perdure.log.reader import Reader
 from perdure.sessions.session import Session
-from perdure.telemetry.counters import Histogram
+from perdure.telemetry.counters import Counters
 from perdure.telemetry.tracing import Request
 
 BREAK_OFF = "perdure.break_off"
@@ -36,10 +36,10 @@ class EventStreamResponse:
         self.breaks: Callable[[], None] | None = None
         """Breaks the connection off, where the server that runs us can do that."""
 
-    def watch(self, span: Request, scope: Scope, timed: Histogram) -> None:
-        """Let a span know what this response is, and time what it missed."""
-        headers, resumes = scope["headers"], scope["method"] == "GET"
-        replay = span.reads(self._reader, session=self._session.name, headers=headers, resumes=resumes, timed=timed)
+    def watch(self, span: Request, scope: Scope, counters: Counters) -> None:
+        """Let a span know what this response is, and time and count what it missed."""
+        resumes = scope["method"] == "GET"
+        replay = span.reads(self._reader, session=self._session.name, resumes=resumes, counters=counters)
         if replay is not None:
             self._reader.watch(replay)
 

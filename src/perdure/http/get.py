@@ -40,6 +40,14 @@ class GetHandler:
         self._settings = access.settings
 
     async def __call__(self, scope: Scope, headers: Headers, owner: str) -> EventStreamResponse:
+        try:
+            return await self._attach(scope, headers, owner)
+        except Refused as refused:
+            if headers.get(b"last-event-id") and refused.refusal is not Refusal.NOTHING_MORE:
+                self._context.counters.replays_refused += 1
+            raise
+
+    async def _attach(self, scope: Scope, headers: Headers, owner: str) -> EventStreamResponse:
         if not accepts(headers)[1]:
             raise Refused(Refusal.NOT_ACCEPTABLE_GET)
         text = headers.get(b"last-event-id", b"").decode("latin-1")

@@ -30,11 +30,11 @@ from perdure.sessions.session import Session
 from perdure.store.base import SessionRecord
 from perdure.telemetry.events import log_event
 
-REISSUES = 30
+REISSUES = 200
 REISSUES_A_SECOND = 0.5
-"""New sessions in place of lost ones that one caller gets in a row, and how fast that comes back; callers without a
-name count as one. A client in a loop would otherwise make one with each round. A caller that loses more has restarted a
-whole fleet, which may initialize."""
+"""New sessions in place of lost ones that one principal, or one address without a principal, gets in a row, and how
+fast that comes back. Each lost session is replaced once, so a client in a loop has to make up ids; after a restart all
+clients of an office come from one address."""
 
 _MOST_REMEMBERED = 10_000
 """Replaced sessions, and programs that got a new one, that are remembered; beyond, the oldest is forgotten."""
@@ -64,9 +64,10 @@ class Recovery:
     def __init__(self, context: ServerContext, sessions: SessionRegistry) -> None:
         self._context = context
         self._sessions = sessions
-        self._reissues = context.settings.recover == "reissue"
+        recover = context.settings.recover
+        self._reissues = recover == "reissue" or (recover == "auto" and not context.store.shared)
         self._monotonic = context.hub.monotonic
-        self._limit = RateLimit[str](REISSUES, per_second=REISSUES_A_SECOND)
+        self._limit = RateLimit[Caller](REISSUES, per_second=REISSUES_A_SECOND)
         self._replaced: dict[tuple[str, str], None] = {}
         """Lost sessions that were replaced, by owner and id."""
         self._given: dict[_Program, tuple[SessionId, float]] = {}
@@ -90,7 +91,7 @@ class Recovery:
         wanted = self._reissues and scope["method"] == "POST" and not deleted and lost not in self._replaced
         if not wanted or await self._left_unused(program) or lost in self._replaced:
             return session_gone(why=why)
-        if not self._limit.take(owner, now=self._monotonic()):
+        if not self._limit.take(caller, now=self._monotonic()):
             self._context.counters.recoveries_refused += 1
             self._context.peers.log_event(
                 logging.WARNING,

@@ -143,6 +143,9 @@ class Reader:
             self._advance(ReaderStep.FINISH)
         if self._pump is not None:
             self._pump.cancel()
+        if self._replay is not None:
+            self._replay.give_up()
+            self._replay = None
         self._connection = None  # which holds this reader: all that the two hold would wait for the garbage collector
         self._hub.detach(self)
 

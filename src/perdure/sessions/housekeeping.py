@@ -22,6 +22,10 @@ ROUND_SECONDS = 3_600.0
 """How long a call waits for what its client was asked by a round. Such a client has no handle by which it would come
 back later: it answers as soon as its user has, or never."""
 
+_EXPIRE_AT_ONCE = 1_000
+"""Sessions ended one by one before a sweep: about a second of work. Their records are limited as well
+(`_core.retention.MAX_ENDED`)."""
+
 _TEND_AT_ONCE = 100
 """Sessions looked after before other tasks get their turn."""
 
@@ -108,6 +112,14 @@ class Housekeeping:
             await asyncio.sleep(self._context.settings.cleanup_interval)
             await self._sweep_once()
 
+    async def _end_expired(self) -> None:
+        """End the sessions at rest whose time has passed, so that their clients learn why and operators see it. What
+        is beyond the limit, or was never put to rest, is swept with the rest."""
+        for _ in range(_EXPIRE_AT_ONCE):
+            record = await self._context.store.longest_dormant()
+            if record is None or not await self._sessions.expire(record.id):
+                return
+
     async def _sweep_once(self) -> None:
         # On its own, or `sweep` would hold on to the last session while it sleeps.
         context, settings = self._context, self._context.settings
@@ -120,6 +132,7 @@ class Housekeeping:
             task_ttl=settings.task_ttl,
         )
         try:
+            await self._end_expired()
             rows = await context.store.sweep(before)
         except Exception as failure:  # whatever it is, the next time it may work
             log_event(logging.WARNING, "store.sweep", f"what has expired could not be removed: {failure}")

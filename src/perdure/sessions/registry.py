@@ -259,20 +259,23 @@ class SessionRegistry:
     def _has_expired(self, record: SessionRecord) -> bool:
         return self._context.clock() - record.active >= self._context.settings.replay_window
 
-    async def expire(self, session_id: SessionId) -> None:
-        """End a session whose time has passed, unless a node uses it."""
+    async def expire(self, session_id: SessionId) -> bool:
+        """End a session whose time has passed, unless a node uses it. Tells whether it has ended."""
         record = await self._context.store.session(session_id)
-        if record is not None and record.state is not SessionState.ENDED and self._has_expired(record):
-            await self.end_unused(record)
+        if record is None or record.state is SessionState.ENDED or not self._has_expired(record):
+            return False
+        return await self.end_unused(record)
 
     async def end_unused(self, record: SessionRecord) -> bool:
         """End a session that rests in the store, if it is still as it was seen there; tells whether it has ended. The
         store compares: another process may have begun to use it in this very moment, whatever the clocks say."""
         store, reason = self._context.store, SessionStep.WINDOW_PASSED.value
-        end = EndSession(session=record.id, time=record.active, reason=reason, unused_since=record.active)
+        # With the time of now, so that the record stays for a while, and says why its id is unknown.
+        now = self._context.clock()
+        end = EndSession(session=record.id, time=now, reason=reason, unused_since=record.active)
         await self._context.journal.write(end)
-        now = await store.session(record.id)
-        if now is not None and now.state is not SessionState.ENDED:
+        stored = await store.session(record.id)
+        if stored is not None and stored.state is not SessionState.ENDED:
             return False
         is_session = record.kind is RecordKind.SESSION
         self._context.counters.sessions_ended += is_session
@@ -309,11 +312,22 @@ class SessionRegistry:
         if params.get("protocolVersion") not in versions or params.get("capabilities") != before.get("capabilities"):
             return None
         with session.in_use():
-            record = await self._context.store.reattach(session.id)
-            if record is None:
-                return None
-            # Without a stamp: the next request reads again, because a change of ours may have been written in between.
-            session.refresh(record, None, reattached=True)
+            try:
+                record = await self._context.store.reattach(session.id)
+            except StoreUnavailable:
+                if self._context.journal.refuses:
+                    raise
+                # As all live traffic it goes on from memory (promise 7), in the incarnation that the store knows: the
+                # client may use the ids and tokens of its running calls again.
+                record = session.record
+                for call in session.exchange.calls.all_running():
+                    call.is_displaced = True
+                session.begin_again(reattached=True)
+            else:
+                if record is None:
+                    return None
+                # Without a stamp: the next request reads again, for a change of ours may have been written in between.
+                session.refresh(record, None, reattached=True)
             await session.come_back()
         session.orphans.tell_begun()
         self._context.counters.reattaches += 1

@@ -321,25 +321,29 @@ class Session:
         if level := sticky.changed_log_level(before.sticky, stored.sticky):
             self.exchange.runtime.repeat(level)
         if stored.incarnation > before.incarnation:
-            # End the readers that the client left behind, and ask it again what still waits for it.
-            hub = self.context.hub
-            for stream in (self.standalone, *self.streams.values()):
-                if stream.is_sealed:
-                    continue  # what is over ends by itself, with its answer
-                if (reader := stream.readers.reader) is not None:
-                    reader.end()
-                    hub.detach(reader)  # at once, as if it had left in this moment
-                # A reader at another node may be of this incarnation already, unless the client came here.
-                if reattached and stream.writer is not None and (remote := stream.readers.remote) is not None:
-                    stream.set_remote_reader(None, arrival=hub.arrive())
-                    reading = mail.Reading(session=self.id, stream=stream.id)
-                    self.put(LeaveReader(stream=stream.id, reader=remote.reader), *mail_to([remote.node], reading))
-            self.orphans.reattached()  # after its readers have left, so that they count as lost before
-            if reattached:
-                self.orphans.give_time()
-            self.exchange.asks.repeat()
+            self.begin_again(reattached=reattached)
         if stored.initialized and not before.initialized:
             self.exchange.runtime.mark_initialized()
+
+    def begin_again(self, *, reattached: bool) -> None:
+        """The client has begun again, here (`reattached`) or at another node: end the readers that it left behind, and
+        ask it again what still waits for it."""
+        hub = self.context.hub
+        for stream in (self.standalone, *self.streams.values()):
+            if stream.is_sealed:
+                continue  # what is over ends by itself, with its answer
+            if (reader := stream.readers.reader) is not None:
+                reader.end()
+                hub.detach(reader)  # at once, as if it had left in this moment
+            # A reader at another node may be of this incarnation already, unless the client came here.
+            if reattached and stream.writer is not None and (remote := stream.readers.remote) is not None:
+                stream.set_remote_reader(None, arrival=hub.arrive())
+                reading = mail.Reading(session=self.id, stream=stream.id)
+                self.put(LeaveReader(stream=stream.id, reader=remote.reader), *mail_to([remote.node], reading))
+        self.orphans.reattached()  # after its readers have left, so that they count as lost before
+        if reattached:
+            self.orphans.give_time()
+        self.exchange.asks.repeat()
 
     async def rest(self) -> None:
         """No client has used it for long: its runtime and its home go, record and answers stay (R8). The runtime goes

@@ -246,6 +246,12 @@ METRICS = (
     ),
     *(_counter(name, HELP[name]) for name in Counters().snapshot() if name not in OUTCOMES),
     _counter(
+        "replays",
+        "Replays for readers that had missed something, by outcome.",
+        "outcome",
+        *("replays_completed", "replays_abandoned", "replays_refused"),
+    ),
+    _counter(
         "settles",
         "Calls settled for a runtime or a node that died, by outcome.",
         "outcome",

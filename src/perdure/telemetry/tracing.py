@@ -28,7 +28,7 @@ from opentelemetry.trace import set_span_in_context as within
 from perdure._core.text import printable
 
 if TYPE_CHECKING:
-    from perdure.telemetry.counters import Histogram
+    from perdure.telemetry.counters import Counters
 
 Headers = Sequence[tuple[bytes, bytes]]
 """As ASGI gives them: names in lower case."""
@@ -56,13 +56,12 @@ class TracedReader(Protocol):
 class Request:
     """The span of one request at the endpoint, from its arrival until its response has ended."""
 
-    __slots__ = ("_reader", "_replay", "_span", "_token")
+    __slots__ = ("_reader", "_span", "_token")
 
     def __init__(self, span: Span, context: Context | None) -> None:
         self._span = span
         self._token: Token[Context] | None = None if context is None else contexts.attach(within(span, context))
         self._reader: TracedReader | None = None
-        self._replay: Replay | None = None
 
     def __enter__(self) -> Request:
         return self
@@ -70,8 +69,6 @@ class Request:
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
         if self._token is None:
             return
-        if self._replay is not None:
-            self._replay.give_up()
         if self._reader is not None:
             error = error or self._reader.failure
         if isinstance(error, Exception):  # a cancelled request is a client that left, or the end of the process
@@ -87,29 +84,25 @@ class Request:
         if name != "nothing_more":
             self._span.set_status(Status(StatusCode.ERROR, sentence))
 
-    def reads(
-        self, reader: TracedReader, *, session: str, headers: Headers, resumes: bool, timed: Histogram
-    ) -> Replay | None:
+    def reads(self, reader: TracedReader, *, session: str, resumes: bool, counters: Counters) -> Replay | None:
         """The response is a stream. What it missed is what was there before its reader came (`resumes`: by GET); the
         replay of that is given back."""
         missed = max(0, reader.live_from - reader.cursor) if resumes else 0
         stream: str = reader.stream.id
-        replay = Replay(session=session, stream=stream, missed=missed, timed=timed) if missed else None
+        replay = Replay(session=session, stream=stream, missed=missed, counters=counters) if missed else None
         if self._span.is_recording():
-            self._reader, self._replay = reader, replay
+            self._reader = reader
             self._span.set_attributes(_reading(session, stream, missed))
-            if resumes and (named := next((value for name, value in headers if name == b"last-event-id"), b"")):
-                self._span.set_attribute("perdure.last_event_id", printable(named[:_MOST_CHARS].decode("latin-1")))
         return replay
 
 
 class Replay:
     """The span and the duration of a replay: from the coming of a reader until it has caught up with what was there."""
 
-    __slots__ = ("_began", "_span", "_timed")
+    __slots__ = ("_began", "_counters", "_span")
 
-    def __init__(self, *, session: str, stream: str, missed: int, timed: Histogram) -> None:
-        self._timed = timed
+    def __init__(self, *, session: str, stream: str, missed: int, counters: Counters) -> None:
+        self._counters = counters
         self._began = time.perf_counter()
         self._span = _tracer.start_span("perdure.replay", attributes=_reading(session, stream, missed))
 
@@ -117,12 +110,14 @@ class Replay:
         """The reader has got that far. Returns this replay, or `None` once it is complete."""
         if cursor < end:
             return self
-        self._timed.observe(time.perf_counter() - self._began)
+        self._counters.replay_seconds.observe(time.perf_counter() - self._began)
+        self._counters.replays_completed += 1
         self._span.end()
         return None
 
     def give_up(self) -> None:
-        """The reader has left, or was ended; before it had caught up, if the replay has not ended."""
+        """The reader has left, or was ended, before it had caught up."""
+        self._counters.replays_abandoned += 1
         if self._span.is_recording():
             self._span.set_status(Status(StatusCode.ERROR, "the reader left before it had caught up"))
             self._span.end()
@@ -160,6 +155,9 @@ def request(method: str, headers: Headers) -> Request:
     span = _tracer.start_span(REQUESTS.get(method, "perdure.request"), context=context, kind=kind)
     if context is current and not span.get_span_context().is_valid:
         return _UNTRACED
+    position = next((value for name, value in headers if name == b"last-event-id"), b"") if method == "GET" else b""
+    if position and span.is_recording():
+        span.set_attribute("perdure.last_event_id", printable(position[:_MOST_CHARS].decode("latin-1")))
     return Request(span, context)
 
 

@@ -1,0 +1,42 @@
+"""Stock TypeScript clients of 1.x, whose sessions a restart has lost: the store is in memory (H3, H6).
+
+They take the session id that stands in the 404, so the next call works in the new session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from tests.clients.node_clients import HERE, node_client
+from tests.clients.stock import StockClient
+from tests.support.cluster import cluster
+from tests.support.node import node_modules
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="session", autouse=True)
+def packages() -> None:
+    node_modules(HERE)
+
+
+async def where(client: StockClient) -> tuple[str, int]:
+    session, pid = (await client.result("where")).split()
+    return session, int(pid)
+
+
+@pytest.mark.parametrize("script", ["ts1_20.mjs", "ts1.mjs"])
+async def test_clients_go_on_in_a_new_session_after_a_restart(script: str) -> None:
+    """Without any setting: one call meets the 404, the next one works, each client in a session of its own."""
+    async with cluster("memory:", "--eras", "session") as site, AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(node_client(script, site.proxy.url)) for _ in range(3)]
+        before = [await where(client) for client in clients]
+        await site.crash()
+        met = [await client.answer(await client.call("where")) for client in clients]
+        assert all("-31003" in text or "Session not found" in text for text in met), met
+        after = await asyncio.gather(*(where(client) for client in clients))
+        assert len({session for session, _ in (*before, *after)}) == 6
+        assert {pid for _, pid in after} == {site.server.pid}
