@@ -7,6 +7,7 @@ on a new store, one becomes its owner (promise 23).
 import os
 
 from perdure._core.owner import Owner
+from perdure._core.site import see
 from perdure.errors import Misuse
 from perdure.store.base import Store
 
@@ -27,7 +28,7 @@ async def claim_for(owner: Owner, store: Store, *, address: str) -> None:
         raise Misuse(
             f"the store {address} belongs to the server {kept}, and this is {owner}; give this one a store of its own"
             f" (--store sqlite:{_file_name(owner)}.db); or, if it takes the other's place, run"
-            f" `perdure store disown {address}`; see docs/operating.md#a-store-belongs-to-one-server"
+            f" `perdure store disown {address}`; {see('operating', 'a-store-belongs-to-one-server')}"
         )
 
 
