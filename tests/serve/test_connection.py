@@ -174,6 +174,12 @@ async def test_a_wish_for_another_protocol_that_comes_byte_by_byte_is_not_heard(
         assert await reader.readuntil(b"body of 5")
 
 
+async def test_a_wish_for_another_protocol_in_mixed_case_is_not_heard() -> None:
+    async with peer() as (reader, writer):
+        await send(writer, UPGRADING.replace(b"\r\nUpgrade:", b"\r\nuPgRaDe:") + b"hello")
+        assert await reader.readuntil(b"body of 5")
+
+
 async def test_a_body_that_speaks_of_an_upgrade_is_left_as_it_is() -> None:
     body = b"\r\nUpgrade: h2c\r\nup"
     async with peer() as (reader, writer):

@@ -68,7 +68,7 @@ def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
         if begun := _UPGRADE_BEGUN.search(data):
             data, held = data[: begun.start()], begun[0]
         end = len(data)
-    if data.find(b"pgrade:", 0, end) >= 0 or data.find(b"PGRADE:", 0, end) >= 0:
+    if b"upgrade:" in data[:end].lower():
         data = _UPGRADE.sub(b"\r\nx-upgrade:", data[:end]) + data[end:]
     return data, held
 

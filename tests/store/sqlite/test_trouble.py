@@ -18,6 +18,7 @@ from perdure.errors import StoreError, StoreUnavailable
 from perdure.store import upkeep_of
 from perdure.store.base import Event, OpenStream, PutSession, Step
 from perdure.store.sqlite import SqliteStore
+from perdure.store.sqlite.writer import WRITER_FAILED
 from perdure.testing._values import NODE, a_session, a_stream, all_sessions, an_append, numbers, put, some_events
 
 pytestmark = pytest.mark.anyio
@@ -136,3 +137,29 @@ async def test_after_a_failure_the_next_commit_goes_through(tmp_path: Path) -> N
         assert [type(refusal).__name__ for refusal in refusals] == ["Behind"]
         refusals = await put(store, OpenStream(record=a_stream(fence)), an_append(fence, some_events(1, 1)))
         assert list(refusals) == [None, None]
+
+
+async def test_a_writer_that_fails_unexpectedly_ends_the_process_with_a_reason(tmp_path: Path) -> None:
+    """Otherwise nothing would be written any more, and everyone would wait."""
+    program = f"""
+import asyncio
+from perdure.store import SqliteStore
+from perdure.store.sqlite.writer import Writer
+
+def fail(self):
+    raise RuntimeError("unexpected")
+
+Writer._work_off = fail
+
+async def main():
+    store = SqliteStore({str(tmp_path / "log.db")!r})
+    await store.open()
+    await store.keep_secret("name", b"value")
+
+asyncio.run(main())
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stderr=asyncio.subprocess.PIPE)
+    _, said = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == WRITER_FAILED
+    assert b"RuntimeError: unexpected" in said
+    assert said.endswith(b"log.db failed, and the process ends\n")

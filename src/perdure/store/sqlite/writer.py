@@ -6,9 +6,12 @@ took.
 """
 
 import asyncio
+import contextlib
+import os
 import sqlite3
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +27,9 @@ from perdure.store.sqlite.writing_connection import Work, WritingConnection
 from perdure.store.time_limit import TimeLimit
 
 T = TypeVar("T")
+
+WRITER_FAILED = 70
+"""The exit status of a process whose writer failed: an internal error (`EX_SOFTWARE`)."""
 
 MAX_GROUP = 256
 MAX_GROUP_BYTES = 4 << 20
@@ -150,6 +156,17 @@ class Writer:
     # In the thread
 
     def _serve(self) -> None:
+        """Write until the end. An error that no job is to blame for ends the process: as after a kill, the next process
+        settles its calls. Without this thread nothing would be written any more, and everyone would wait."""
+        try:
+            self._write_until_stopped()
+        except BaseException as error:
+            lines = "".join(traceback.format_exception(error))
+            with contextlib.suppress(OSError):
+                os.write(2, f"{lines}perdure: the writer of {self._path} failed, and the process ends\n".encode())
+            os._exit(WRITER_FAILED)
+
+    def _write_until_stopped(self) -> None:
         if hasattr(time, "pthread_getcpuclockid"):
             self._processor = time.pthread_getcpuclockid(threading.get_ident())
         while self._wake.get():
