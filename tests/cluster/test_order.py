@@ -14,6 +14,7 @@ import pytest
 
 from perdure._core.ids import SessionId, StreamId
 from perdure._core.states import LogState
+from perdure.cluster.watcher import Watcher
 from perdure.log.stream import RUN_AHEAD
 from perdure.store.base import MAX_FORWARDED, Forward, Forwarded, stream_by_id
 from tests.cluster.conftest import Pair, Start
@@ -232,3 +233,20 @@ async def test_what_is_forwarded_while_the_store_fails_arrives_once_and_in_order
         assert record is not None
         log = await home.store.read(record.standalone, after=0, limit=1_000)
         assert notices_of(json.loads(event.payload) for event in log) == list(range(1, 305))
+
+
+async def test_what_a_call_said_at_another_node_comes_before_what_the_next_one_says(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call at B has ended and was answered; A, the home, has not looked yet at what was forwarded to it."""
+
+    async def later(self: Watcher) -> None: ...
+
+    monkeypatch.setattr(Watcher, "_look_at_homes", later)
+    at_a, at_b = await pair.join()
+    standalone = await at_a.get()
+    await standalone.event()
+    for _ in range(5):
+        await at_b.result("announce", n=2)
+        await at_a.result("announce", n=1)
+    assert notices_of(await standalone.messages(15)) == [1, 2, 1] * 5

@@ -34,6 +34,10 @@ MAX_HANDSHAKE_MEMORY = 512 << 10
 """Bytes of memory that an `initialize` request may take once parsed, estimated: the SDK keeps it with its runtime.
 Enough for some thousand values; clients send a dozen."""
 
+ORDER_SECONDS = 1.0
+"""How long a request waits for what other nodes have forwarded to the standalone stream, whose reader may be slow:
+after that it runs, and what it says may come before that."""
+
 _SUBSCRIBING = ("resources/subscribe", "resources/unsubscribe")
 
 
@@ -87,6 +91,8 @@ class PostHandler:
             if not session.keeper.revision.batches:
                 raise Refused(Refusal.BATCH, version=session.record.version)
         size = weigh(body)
+        if requests and not self._context.nodes.alone:
+            await session.home.come_first(ORDER_SECONDS)
         try:
             self._check_work(session, messages, len(requests), size)
             with self._access.refusing(Refusal.STORE_FAILS):

@@ -9,6 +9,7 @@ the home moves, and each is appended once: the store takes it away in one step w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
@@ -18,7 +19,7 @@ from perdure._core import mail
 from perdure._core.ids import NO_FENCE, Kind, NodeId, SessionId, StreamId, new_stream_id
 from perdure._core.losses import gap_notification
 from perdure._core.states import SessionState
-from perdure.errors import Behind, HeldElsewhere, MailFull, NodeGone, PerdureError, SessionEnded
+from perdure.errors import Behind, HeldElsewhere, MailFull, NodeGone, PerdureError, SessionEnded, StoreError
 from perdure.log.stream import RUN_AHEAD, Stream
 from perdure.runtime.base import Flow
 from perdure.sessions.context import ServerContext, mail_to
@@ -179,6 +180,8 @@ class Home:
     _drawn: frozenset[int] = frozenset()
     """The events that were made of forwarded messages, as far as they may not be written yet."""
     _room: asyncio.Event | None = None
+    _ordered: object = None
+    """The store's stamp from before forwarded messages were last looked for."""
 
     def __post_init__(self, record: StreamRecord, is_new: bool) -> None:
         context = self._session.context
@@ -358,6 +361,20 @@ class Home:
             self._begin()
             await self.forwarded()
 
+    async def come_first(self, seconds: float) -> None:
+        """Append what other nodes forwarded before this moment, if this is the home: a call that begins now speaks
+        after calls that have ended. While the store fails, or for longer than so many seconds, it does not wait. Nor
+        where only a round trip to the store would tell whether others have written (PostgreSQL)."""
+        if not self.is_here:
+            return
+        store = self._session.context.store
+        stamp = store.stamp()
+        if stamp != self._ordered and any(store.stamp() == store.stamp() for _ in range(3)):
+            with contextlib.suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self.caught_up()
+                self._ordered = stamp
+
     async def _draw(self) -> bool:
         """Append the forwarded messages that wait. Tells whether none does any more, and this is still the home."""
         standalone, context = self.standalone, self._session.context
@@ -433,6 +450,8 @@ class NoHome:
         return False
 
     async def take(self) -> None: ...
+
+    async def come_first(self, seconds: float) -> None: ...
 
     async def caught_up(self) -> None: ...
 
