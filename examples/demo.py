@@ -393,6 +393,9 @@ class Stock:
         command = [sys.executable, "-m", "uvicorn", "--factory", app, "--fd", str(fd), "--log-level", "critical"]
         quiet = subprocess.DEVNULL
         self._process = subprocess.Popen(command, cwd=ROOT, pass_fds=[fd], stdin=quiet, stdout=quiet, stderr=quiet)
+        # Whatever it answers, it is there: a call that only waits for it would survive the first kill.
+        with contextlib.suppress(httpx2.TransportError):
+            httpx2.get(self.url, timeout=30, trust_env=False)
 
     def restart(self) -> None:
         self.stop()
