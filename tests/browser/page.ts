@@ -112,8 +112,9 @@ const lab = {
   cancel: (key: string) => calls.get(key)?.cancel('enough'),
   /** As a page does that no longer wants what it asked for. */
   abort: (key: string) => aborts.get(key)?.abort('enough'),
-  /** Take all the room that is left in storage. */
-  fill(): void {
+  /** Take all the room that is left in storage, but so many characters. */
+  fill(room = 0): void {
+    sessionStorage.setItem('room', 'x'.repeat(room));
     for (let size = 4 << 20; size >= 1; size >>= 1) {
       try {
         sessionStorage.setItem(`filling ${size}`, 'x'.repeat(size));
@@ -121,6 +122,7 @@ const lab = {
         // It did not fit; less may.
       }
     }
+    sessionStorage.removeItem('room');
   },
   empty(): void {
     for (const key of Object.keys(sessionStorage)) if (key.startsWith('filling')) sessionStorage.removeItem(key);

@@ -102,6 +102,18 @@ async def test_a_page_without_a_network(browser: Browser, servers: Cluster, gate
     assert await tab.record("trouble") == []
 
 
+@pytest.mark.parametrize("room", [0, 4096])
+async def test_storage_that_is_full_is_told(browser: Browser, servers: Cluster, gate: str, room: int) -> None:
+    """Also where only the arguments of a call do not fit: without them a reload cannot send it again by its key."""
+    tab = await opened(browser, servers.proxy.url)
+    await tab.eval(f"lab.fill({room})")
+    await tab.call("count", key="a", n=2, gate=gate, pauses=[1], log=f"{gate}.diary", padding="x" * 8192)
+    await tab.until("lab.record().some(([what]) => what === 'trouble')")
+    open_gate(f"{gate}.1")
+    await tab.saw("result", "a", "counted to 2")
+    assert len(await tab.record("trouble")) == 1
+
+
 async def test_questions_of_a_task_reach_the_clients_handlers(browser: Browser, servers: Cluster) -> None:
     """Those of a call that an earlier page made are for the page, because the client knows no such call."""
     tab = await opened(browser, servers.proxy.url)

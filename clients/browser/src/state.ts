@@ -52,8 +52,8 @@ export interface Kept {
   state: State;
   storage: KeyValue | undefined;
   readonly key: string;
-  /** Storage did not take it, and the page was told. */
-  broken?: boolean;
+  /** Why storage did not take it; the page was told. */
+  broken?: unknown;
   /** Then what is stored is the next page's affair, or the next transport's. */
   closed?: boolean;
   readonly page: { leaving: boolean };
@@ -79,21 +79,25 @@ export function load({ storage, key }: Kept): State | undefined {
 
 export function save(kept: Kept): void {
   const { state, storage, key } = kept;
-  for (const some of [state.calls, state.asks]) for (const id of Object.keys(some).slice(0, -MOST)) delete some[id];
+  const { calls, asks } = state;
+  for (const some of [calls, asks]) for (const id of Object.keys(some).slice(0, -MOST)) delete some[id];
   if (kept.closed || kept.page.leaving) return;
+  let cause: unknown;
   try {
     try {
       storage?.setItem(key, JSON.stringify(state));
-    } catch {
-      storage?.setItem(key, JSON.stringify({ ...state, calls: withoutParams(state.calls) }));
+    } catch (full) {
+      storage?.setItem(key, JSON.stringify({ ...state, calls: withoutParams(calls) }));
+      // Without a session, and without a handle, a call is found by sending it again.
+      for (const { headers, task } of Object.values(calls)) if (headers && !task) cause = full;
     }
-    kept.broken = false;
-  } catch (cause) {
+  } catch (failure) {
     // An old position would make the next page show events twice: rather nothing than that.
     remove(kept);
-    if (!kept.broken) kept.report(new StorageFailed('web storage is full or forbidden', { cause }));
-    kept.broken = true;
+    cause = failure;
   }
+  if (cause && !kept.broken) kept.report(new StorageFailed('storage is full', { cause }));
+  kept.broken = cause;
 }
 
 /** Nothing of it may be found by the next page. */
@@ -106,6 +110,6 @@ export function clear(kept: Kept): void {
 /** Where it is forbidden, nothing was stored. */
 const remove = ({ storage, key }: Kept): void => tried(() => storage?.removeItem(key));
 
-/** Arguments of calls are the large part, and only there to be shown. */
+/** Arguments of calls are the large part, and in a session only there to be shown. */
 const withoutParams = (calls: State['calls']): object =>
   Object.fromEntries(Object.entries(calls).map(([id, { params: _, ...call }]) => [id, call]));
