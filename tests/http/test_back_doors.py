@@ -193,3 +193,18 @@ async def test_a_request_that_is_cancelled_while_its_row_is_written_never_begins
         [answer] = call.result().messages
         assert answer["error"]["code"] == -32800
         await recovered(served)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"host": "10.1.2.3:8000"}, 200),  # as a scraper that knows servers by their addresses
+        ({"host": "evil.example"}, 421),
+        ({"origin": "https://evil.example"}, 403),
+    ],
+)
+async def test_the_metrics_answer_no_other_site(headers: dict[str, str], status: int) -> None:
+    """DNS rebinding: a page reaches a server of this machine under a name of its own."""
+    async with live() as served:
+        assert (await served.ask("GET", path="/metrics", headers=headers)).status == status

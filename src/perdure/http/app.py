@@ -284,13 +284,24 @@ class App:
             inside = scope["path"].rstrip("/").removesuffix(path) + self.path
             scope = {**scope, "path": inside, "raw_path": inside.encode(), _ENTERED: True, mark: value}
             return await self._entry(scope, receive, send)
-        return await (self._health if path == HEALTH else self._beside)(scope, receive, send)
+        if path == HEALTH:
+            return await self._health(scope, receive, send)
+        return await self._serve_beside(self._beside, scope, receive, send)
+
+    async def _serve_beside(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request beside the endpoint, if it comes from no other site."""
+        try:
+            self._host_and_origin.check(scope["headers"], dict(scope["headers"]), takes_addresses=True)
+        except Refused as refused:
+            self.counters.requests_refused += 1
+            await refused.answer.send(receive, send)
+        else:
+            await app(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request at the endpoint. What is found out on the way is forgotten before a stream is served."""
         if SCRAPE in scope:
-            answer = await _scrape(scope["method"], self._process)
-            return await answer.send(receive, send)
+            return await self._serve_beside(self._answer_scrape, scope, receive, send)
         with spans.request(scope["method"], scope["headers"]) as span:
             try:
                 response = await self._respond(scope, receive, send)
@@ -305,6 +316,10 @@ class App:
                 await refused.answer.send(receive, send)
             except ClientGone:
                 pass
+
+    async def _answer_scrape(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = await _scrape(scope["method"], self._process)
+        await answer.send(receive, send)
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> Answer | EventStreamResponse | None:
         # HTTP says that blanks around a header's value are not part of it; httptools leaves those at its end.

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ipaddress
 from urllib.parse import urlsplit
 
 from starlette.types import Message, Receive
@@ -32,8 +33,9 @@ class HostAndOrigin:
         self._origins = frozenset(origin.lower() for origin in (*settings.allowed_origins, *settings.cors_origins))
         self._most = settings.max_headers
 
-    def check(self, raw: list[tuple[bytes, bytes]], headers: Headers) -> None:
-        """Raise `Refused` unless the request may come in."""
+    def check(self, raw: list[tuple[bytes, bytes]], headers: Headers, *, takes_addresses: bool = False) -> None:
+        """Raise `Refused` unless the request may come in. `takes_addresses`: under any IP address, to which no name is
+        rebound; what scrapes the metrics knows servers by their addresses."""
         if sum(len(name) + len(value) for name, value in raw) > self._most:
             raise Refused(Refusal.HEADERS_TOO_LARGE, limit=self._most)
         names = [name for name, _ in raw if name in (b"host", b"origin")]
@@ -44,7 +46,8 @@ class HostAndOrigin:
         host = headers.get(b"host", b"").decode("latin-1").lower()
         bare = _without_port(host)
         # Listed as it is, without its port, with any port (`name:*`), or everything is (`*`).
-        if bare not in _THIS_MACHINE and not {"*", host, bare, f"{bare}:*"} & self._hosts:
+        is_known = bare in _THIS_MACHINE or {"*", host, bare, f"{bare}:*"} & self._hosts
+        if not is_known and not (takes_addresses and _is_address(bare)):
             raise Refused(Refusal.TEST_HOST if bare == "testserver" else Refusal.BAD_HOST, host=host or "(none)")
         if (given := headers.get(b"origin")) is None:
             return
@@ -59,6 +62,14 @@ class HostAndOrigin:
             is_here = False  # no address at all
         if not is_here:
             raise Refused(Refusal.BAD_ORIGIN, origin=given.decode("latin-1"))
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 def _without_port(value: str) -> str:
