@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure._core.principals import ANONYMOUS, is_called, readable, token_principal, user_principal
+from perdure._core.principals import ANONYMOUS, is_called, readable, token_principal, unnamed_principal, user_principal
 
 ALICE = token_principal("alice", None, "alice")
 """As `--tokens` gives it."""
@@ -12,11 +12,14 @@ ALICE = token_principal("alice", None, "alice")
 AT_WEB = token_principal("web", "https://issuer.example", "alice")
 MACHINE = token_principal("batch", None, None)
 USER = user_principal("1001")
+UNNAMED = unnamed_principal("web", None, "secret-1")
 
 
 def test_each_principal_has_a_text_of_its_own() -> None:
     others = user_principal("alice"), token_principal("user", None, "1001")
-    assert len({ALICE, AT_WEB, MACHINE, USER, ANONYMOUS, *others}) == 7
+    assert len({ALICE, AT_WEB, MACHINE, USER, UNNAMED, ANONYMOUS, *others}) == 8
+    assert UNNAMED == unnamed_principal("web", None, "secret-1") != unnamed_principal("web", None, "secret-2")
+    assert "secret-1" not in UNNAMED
 
 
 @pytest.mark.parametrize(
@@ -26,6 +29,7 @@ def test_each_principal_has_a_text_of_its_own() -> None:
         (AT_WEB, "alice (web)"),
         (MACHINE, "batch"),
         (USER, "1001"),
+        (UNNAMED, "web (token 136813af)"),
         (ANONYMOUS, ""),
         ("alice", "alice"),
         ("[1, 2, 3]", "[1, 2, 3]"),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+from mcp.server.auth.provider import AccessToken, TokenVerifier
 from mcp.server.mcpserver import MCPServer
 from pydantic import Field
 
@@ -18,7 +19,7 @@ from tests.support.crashbox import diary, open_gate, server
 from tests.support.live import live
 from tests.support.modern import modern
 from tests.support.outages import Locked
-from tests.support.raw import Answer
+from tests.support.raw import Answer, message
 from tests.support.site import until
 
 pytestmark = pytest.mark.anyio
@@ -213,3 +214,32 @@ async def test_a_call_whose_client_left_is_cancelled_unless_it_has_a_key(key: st
             gate.set()
             assert said(result_of(await peer.call("wait", key=key))) == "done"
         assert ends == ["cancelled" if key is None else "done"]
+
+
+class OneApp(TokenVerifier):
+    """Verifies tokens of one OAuth client, and does not say whose they are."""
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        return AccessToken(token=token, client_id="app", subject=None, scopes=[])
+
+
+async def test_tokens_without_a_subject_are_owners_of_their_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Promise 5: users of one OAuth client share neither keys nor sessions. The operator is told once."""
+    order = {"n": 1, "log": str(tmp_path / "log")}
+    async with live(server=server, auth=OneApp()) as served:
+        alice, bob = (CallPeer(port=served.port, headers=bearer(name)) for name in ("alice", "bob"))
+        for peer in (alice, bob, alice):
+            assert said(result_of(await peer.call("pay", order, key="order-1"))) == "counted to 1"
+        assert len(diary(tmp_path / "log")) == 2
+        session = await served.session(**bearer("alice"))
+        statuses = [
+            (
+                await served.ask("POST", message("ping", id=7), headers={"mcp-session-id": session.id, **bearer(name)})
+            ).status
+            for name in ("bob", "alice")
+        ]
+        assert statuses == [404, 200]
+    [told] = [record for record in caplog.records if getattr(record, "action", "") == "auth.no_subject"]
+    assert told.getMessage().startswith("tokens of client app have no subject")

@@ -28,7 +28,7 @@ from perdure._core.states import LogState, SessionState
 from perdure.assembly import ServerProcess, running
 from perdure.errors import Misuse, NodeBuried, StoreError, StoreLost, StoreReplaced
 from perdure.http.body import ClientGone, Headers, HostAndOrigin
-from perdure.http.credentials import principal_of
+from perdure.http.credentials import client_without_subject, principal_of
 from perdure.http.endpoint import ALLOW, Endpoint
 from perdure.http.event_stream import BREAK_OFF, EventStreamResponse
 from perdure.http.paths import BESIDE, HEALTH, METRICS
@@ -96,6 +96,7 @@ class App:
         self._shell = Starlette(lifespan=self.lifespan)
         self._process: ServerProcess | None = None
         self._endpoint: Endpoint | None = None
+        self._told_no_subject = False
         self._stopping = False
         self._draining = False
         self._ending: asyncio.Future[None] | None = None
@@ -331,6 +332,10 @@ class App:
         if len(accept) > 1:
             headers[b"accept"] = b", ".join(accept)
         self._host_and_origin.check(scope["headers"], headers)
+        if not self._told_no_subject and (client := client_without_subject(scope)) is not None:
+            self._told_no_subject = True
+            why = "each of them owns its sessions, tasks and keys alone, and a renewed one begins again"
+            log_event(logging.WARNING, "auth.no_subject", f"tokens of client {client} have no subject: {why}")
         if scope["method"] == "OPTIONS":
             return Answer(status=204, headers=ALLOW_POST if RESUME in scope else ALLOW)
         if RESUME not in scope and (handler := self._without_session(headers)) is not None:

@@ -18,7 +18,7 @@ from starlette.types import Scope
 
 from perdure._core.ids import SessionId
 from perdure._core.limits import Caller
-from perdure._core.principals import ANONYMOUS, token_principal, user_principal
+from perdure._core.principals import ANONYMOUS, token_principal, unnamed_principal, user_principal
 from perdure.errors import Misuse
 
 _NETWORK = 64
@@ -57,14 +57,18 @@ class Credentials:
 
 
 def principal_of(scope: Scope) -> str:
-    """Name the caller: one name for each (client, issuer, subject), whatever token it shows.
+    """Name the caller: one name for each (client, issuer, subject), whatever token it shows. A token without a subject
+    has a name of its own.
 
     An outer application may authenticate its own users. Then the user's identity is the name: a display name is not
     unique, and two users who share one would share sessions (promise 5).
     """
     user: Any = scope.get("user")
     if isinstance(user, AuthenticatedUser):
-        return token_principal(*principal_components(user.access_token))
+        client, issuer, subject = principal_components(user.access_token)
+        if not subject:
+            return unnamed_principal(client, issuer, user.access_token.token)
+        return token_principal(client, issuer, subject)
     if not getattr(user, "is_authenticated", False):
         return ANONYMOUS
     try:
@@ -74,6 +78,14 @@ def principal_of(scope: Scope) -> str:
     if not identity:
         raise Misuse(f"the application's {type(user).__name__} has no identity; sessions need one to know their owner")
     return user_principal(str(identity))
+
+
+def client_without_subject(scope: Scope) -> str | None:
+    """The OAuth client of a token that does not say whose it is; `None` for any other caller."""
+    user = scope.get("user")
+    if not isinstance(user, AuthenticatedUser) or user.access_token.subject:
+        return None
+    return user.access_token.client_id
 
 
 def caller_of(owner: str, scope: Scope) -> Caller:
