@@ -397,10 +397,6 @@ class Stock:
         with contextlib.suppress(httpx2.TransportError):
             httpx2.get(self.url, timeout=30, trust_env=False)
 
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-
     def stop(self) -> None:
         if self._process is not None:
             self._process.kill()
@@ -433,8 +429,9 @@ def run(port: int, *, once: bool, scenes: bool, folder: str) -> int:
 
 def restart(stock: Stock, ours: Bakery | Nodes) -> None:
     """Kill both servers, and start them again."""
-    stock.restart()
+    stock.stop()
     ours.restart()
+    stock.start()
 
 
 def run_nodes(port: int, store: str, *, once: bool, scenes: bool, folder: str) -> int:
