@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from mcp.server.mcpserver import Context, MCPServer
 
+from perdure._core.ids import parse_position
 from perdure.store import SqliteStore
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.live import live
@@ -191,9 +192,10 @@ def assert_consecutive(ids: Sequence[str], *, after: str = "") -> None:
     """Numbers that rise by one, from the one behind `after` on; only what tells of a gap may jump over some."""
     before: int | None = None
     for text in [after, *ids] if after else ids:
-        number, gap = int(text.partition("~")[0][-10:]), "~" in text
-        assert before is None or number == before + 1 or (gap and number > before), list(ids)
-        before = number
+        position, gap = parse_position(text), "~" in text
+        assert position is not None, text
+        assert before is None or position.seq == before + 1 or (gap and position.seq > before), list(ids)
+        before = position.seq
 
 
 @pytest.fixture(params=["memory", "sqlite", "process"])
