@@ -208,3 +208,22 @@ async def test_the_metrics_answer_no_other_site(headers: dict[str, str], status:
     """DNS rebinding: a page reaches a server of this machine under a name of its own."""
     async with live() as served:
         assert (await served.ask("GET", path="/metrics", headers=headers)).status == status
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("https://bakery.example", 200),
+        ("http://bakery.example", 200),
+        ("https://bakery.example.evil.example", 403),
+        ("https://bakery.example:444", 403),
+        ("null", 403),
+    ],
+)
+async def test_the_server_s_own_pages_may_send_forms_to_its_own_routes(origin: str, status: int) -> None:
+    """A login has a form, and browsers say of each form which page it is on."""
+    server = with_a_route(MCPServer("m", log_level="WARNING"))
+    async with live(server=server, allowed_hosts=("bakery.example",)) as served:
+        sent = {"host": "bakery.example", "origin": origin}
+        assert (await served.ask("GET", path="/hello", headers=sent)).status == status
+        assert (await served.ask("POST", headers=sent)).status == 403

@@ -292,7 +292,7 @@ class App:
     async def _serve_beside(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request beside the endpoint, if it comes from no other site."""
         try:
-            self._host_and_origin.check(scope["headers"], dict(scope["headers"]), takes_addresses=True)
+            self._host_and_origin.check(scope["headers"], dict(scope["headers"]), beside=True)
         except Refused as refused:
             self.counters.requests_refused += 1
             await refused.answer.send(receive, send)

@@ -33,9 +33,10 @@ class HostAndOrigin:
         self._origins = frozenset(origin.lower() for origin in (*settings.allowed_origins, *settings.cors_origins))
         self._most = settings.max_headers
 
-    def check(self, raw: list[tuple[bytes, bytes]], headers: Headers, *, takes_addresses: bool = False) -> None:
-        """Raise `Refused` unless the request may come in. `takes_addresses`: under any IP address, to which no name is
-        rebound; what scrapes the metrics knows servers by their addresses."""
+    def check(self, raw: list[tuple[bytes, bytes]], headers: Headers, *, beside: bool = False) -> None:
+        """Raise `Refused` unless the request may come in. `beside`: beside the endpoint, where it may come under any IP
+        address, to which no name is rebound (what scrapes the metrics knows servers by their addresses), and from the
+        server's own pages (a login has forms)."""
         if sum(len(name) + len(value) for name, value in raw) > self._most:
             raise Refused(Refusal.HEADERS_TOO_LARGE, limit=self._most)
         names = [name for name, _ in raw if name in (b"host", b"origin")]
@@ -47,13 +48,15 @@ class HostAndOrigin:
         bare = _without_port(host)
         # Listed as it is, without its port, with any port (`name:*`), or everything is (`*`).
         is_known = bare in _THIS_MACHINE or {"*", host, bare, f"{bare}:*"} & self._hosts
-        if not is_known and not (takes_addresses and _is_address(bare)):
+        if not is_known and not (beside and _is_address(bare)):
             raise Refused(Refusal.TEST_HOST if bare == "testserver" else Refusal.BAD_HOST, host=host or "(none)")
         if (given := headers.get(b"origin")) is None:
             return
         origin = given.decode("latin-1").lower()
         # Listed as it is (an origin without a port has the scheme's own), with any port (`…:*`), or everything is.
         if {"*", origin, f"{_without_port(origin)}:*"} & self._origins:
+            return
+        if beside and origin in (f"https://{host}", f"http://{host}"):
             return
         try:
             parts = urlsplit(origin)
