@@ -244,14 +244,15 @@ async def test_a_missing_session_id_is_refused(site: Site) -> None:
     refused(await stranger.delete(), 400, -32600)
 
 
-async def test_an_unknown_session_is_not_found(site: Site) -> None:
+async def test_an_unknown_session_is_not_found(shop: Workshop) -> None:
     """A24, H2: 404 in every method, never 400 or 500, with what to do about it (H6)."""
-    stranger = Peer(site)
-    for session in ("A" * 43, "A" * 42, "x", "a b", "%00", "1" * 5000):
-        stranger.session = session
-        for response in (await stranger.send(PING), await stranger.try_get(), await stranger.delete()):
-            body = refused(response, 404, -31003)
-            assert body["error"]["data"]["recovery"]["action"] == "initialize"
+    async with serve(shop.server, recover="strict") as site:
+        stranger = Peer(site)
+        for session in ("A" * 43, "A" * 42, "x", "a b", "%00", "1" * 5000):
+            stranger.session = session
+            for response in (await stranger.send(PING), await stranger.try_get(), await stranger.delete()):
+                body = refused(response, 404, -31003)
+                assert body["error"]["data"]["recovery"]["action"] == "initialize"
 
 
 async def test_beside_the_endpoint_there_is_health_and_nothing_else(site: Site) -> None:
