@@ -12,7 +12,7 @@ import pytest
 from mcp.server.lowlevel.server import Server
 
 from perdure._core.limits import Caller
-from tests.support.site import serve, until
+from tests.support.site import Site, serve, until
 from tests.support.stores import SharedStore
 from tests.support.wire import Peer, text_of
 from tests.support.workshop import Workshop
@@ -126,6 +126,16 @@ async def test_only_a_post_is_answered_with_a_new_session(shop: Workshop) -> Non
         assert (await peer.try_get()).headers.get("mcp-session-id") is None
         assert site.app.session_ids() == []
         assert (await peer.send(peer.request("ping"))).headers.get("mcp-session-id") is not None
+
+
+@pytest.mark.parametrize("never_an_id", ["A" * 42, "x", "a b", "%00", "1" * 5000])
+async def test_what_is_no_id_is_not_replaced(site: Site, never_an_id: str) -> None:
+    """Promise 6: what is replaced is remembered, so it has the length of an id. Also by default, in memory."""
+    peer = Peer(site)
+    peer.session = never_an_id
+    response = await peer.send(peer.request("ping"))
+    assert (response.status_code, response.headers.get("mcp-session-id")) == (404, None)
+    assert response.json()["error"]["data"]["recovery"]["action"] == "initialize"
 
 
 async def test_a_lost_session_is_replaced_once(shop: Workshop) -> None:

@@ -2,8 +2,9 @@
 
 With `recover="reissue"` a new session is made first, and its id stands in the 404: a client that goes on with that id
 at once finds a session whose handshake is done. A lost session is replaced once: no two callers share the new one, so
-an id that leaked is worth nothing, and a client that goes on asking for the lost one makes no more. Most clients never
-look at the new id. A caller that left one unused gets no other, because it would leave that unused as well.
+an id that leaked is worth nothing, and a client that goes on asking for the lost one makes no more. What Perdure never
+gives as an id is no lost session. Most clients never look at the new id. A caller that left one unused gets no other,
+because it would leave that unused as well.
 """
 
 import asyncio
@@ -88,7 +89,8 @@ class Recovery:
         lost, caller = (owner, text), caller_of(owner, scope)
         program = caller, headers.get(b"user-agent", b"")[:_MOST_AGENT]
         # Clients that take a new id take it from the answer to a POST. One that listens as well may do that first.
-        wanted = self._reissues and scope["method"] == "POST" and not deleted and lost not in self._replaced
+        asks = self._reissues and scope["method"] == "POST" and session_id is not None
+        wanted = asks and not deleted and lost not in self._replaced
         if not wanted or await self._left_unused(program) or lost in self._replaced:
             return session_gone(why=why)
         if not self._limit.take(caller, now=self._monotonic()):
@@ -146,7 +148,9 @@ class Recovery:
         is_done = False
         try:
             async with asyncio.timeout(_HANDSHAKE_SECONDS):
-                session, call = await self._sessions.open(caller, request, json.dumps(raw).encode())
+                # Without giving up another one, which would be lost and replaced in its turn.
+                body = json.dumps(raw).encode()
+                session, call = await self._sessions.open(caller, request, body, makes_room=False)
                 try:
                     with call.stream.kept_whole():
                         session.exchange.start(call, http)

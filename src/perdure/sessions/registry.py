@@ -337,13 +337,17 @@ class SessionRegistry:
     def held(self, session_id: SessionId) -> Session | None:
         return self._by_id.get(session_id)
 
-    async def open(self, caller: Caller, request: Request, body: bytes) -> tuple[Session, Call]:
+    async def open(
+        self, caller: Caller, request: Request, body: bytes, *, makes_room: bool = True
+    ) -> tuple[Session, Call]:
         """Begin a session with its `initialize` request. Raises `TooManySessions` beyond the limits, which the store
-        keeps: of several that come at once, in whatever process, no more get in than there is room for."""
+        keeps: of several that come at once, in whatever process, no more get in than there is room for. `makes_room`:
+        a dormant session is given up for it."""
         try:
             return await self._open(caller, request, body)
         except TooManySessions:
-            pass
+            if not makes_room:
+                raise
         async with self._making_room:  # one after the other, or all would give up the same session
             for _ in range(_MAKE_ROOM_MOST):
                 try:
