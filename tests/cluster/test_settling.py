@@ -16,15 +16,26 @@ from typing import Any
 import pytest
 
 from perdure._core import mail
-from perdure._core.ids import Kind, NodeId, SessionId, StreamId, new_session_id, new_stream_id, parse_position
+from perdure._core.ids import (
+    Kind,
+    NodeId,
+    RecordKind,
+    SessionId,
+    StreamId,
+    new_session_id,
+    new_stream_id,
+    parse_position,
+)
 from perdure._core.states import CallState
 from perdure.errors import StoreError
 from perdure.serve.token_file import FileTokens
 from perdure.store.base import (
     Append,
+    AskRecord,
     CallRecord,
     Event,
     Forward,
+    OpenAsk,
     OpenStream,
     PutCall,
     PutSession,
@@ -220,6 +231,55 @@ async def test_an_ask_is_withdrawn_before_its_call_is_settled(house: House) -> N
         assert [m.get("method", "answer") for m in messages] == ["notifications/cancelled", "answer"]
         assert messages[0]["params"]["requestId"] == ask
     assert await site.store.asks(SessionId(peer.session)) == []
+
+
+async def test_what_living_nodes_ask_is_not_withdrawn_when_another_dies(house: House) -> None:
+    """On the standalone stream of the same session: this node asks, and a third one does."""
+    site, _ = await house.node()
+    peer, living, ghost = await site.join(), await house.ghost(), await house.ghost()
+    await until(lambda: sorted(site.app.other_nodes()) == sorted((living.node, ghost.node)))
+    standalone = await peer.get()
+    asking = asyncio.create_task(peer.result("ask", question="?", alone=True))
+    asked = await standalone.message()
+    session = await site.store.session(SessionId(peer.session))
+    assert session is not None
+    theirs = AskRecord(
+        session=session.id, id=f"ask-{living.node}-1", stream=session.standalone, request=b"{}", node=living.node
+    )
+    await living.store.commit([OpenAsk(record=theirs)])
+    left = await ghost.take(peer.session, peer.tool("wait", gate="g"), asked=[f"ask-{ghost.node}-1"])
+    await ghost.die()
+    await until(lambda: site.app.counters.nodes_settled)
+    assert len(await read(peer, left)) == 2
+    assert {ask.id for ask in await site.store.asks(session.id)} == {asked["id"], theirs.id}
+    await peer.answer(asked, {"action": "accept", "content": {"answer": "yes"}})
+    assert await asking == "yes"
+    await living.die()
+
+
+async def test_a_call_that_is_not_kept_does_not_run_again(house: House) -> None:
+    """A call of 2026-07-28 with neither handle nor key: its connection broke with its process, so nobody could ever
+    read its answer. Its tool may run again, and must not."""
+    site, shop = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    session = await site.store.session(SessionId(peer.session))
+    assert session is not None
+    ids = [new_session_id(secrets.token_bytes) for _ in range(2)]
+    for id_, kept in zip(ids, (False, True), strict=True):
+        owner = replace(session, id=id_, standalone=StreamId(""), kind=RecordKind.CALL, initialized=kept)
+        await ghost.store.commit([PutSession(record=replace(owner, version="2026-07-28", result=b""))])
+        await ghost.take(id_, peer.tool("put", key="kept" if kept else "not kept"))
+    await ghost.die()
+    await until(lambda: site.app.counters.nodes_settled)
+    await until(lambda: shop.seen)
+    assert shop.seen == ["put kept"]
+    assert (site.app.counters.settles_cancelled, site.app.counters.calls_rerun) == (1, 1)
+    await until(lambda: gone(site, ids[0]))
+    assert await site.store.session(ids[1]) is not None
+
+
+async def gone(site: Site, session: SessionId) -> bool:
+    return await site.store.session(session) is None and not await site.store.streams(session)
 
 
 async def test_a_cancellation_that_the_dead_node_had_not_heard_counts(house: House) -> None:

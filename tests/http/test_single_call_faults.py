@@ -10,7 +10,7 @@ import pytest
 from mcp.server.auth.provider import AccessToken, TokenVerifier
 from mcp.server.mcpserver import Context
 
-from perdure._core.codes import INVALID_PARAMS, LIMIT_REACHED, STORE_UNAVAILABLE
+from perdure._core.codes import INVALID_PARAMS, LIMIT_REACHED, STOPPING, STORE_UNAVAILABLE
 from perdure._core.extension import CANCEL, KEY
 from perdure._core.ids import NodeId, SessionId, new_session_id
 from perdure._core.single_calls import MAX_KEY, STATE_PREFIX
@@ -21,6 +21,7 @@ from perdure.store.base import (
     ChangeSession,
     KeptCall,
     OpenAsk,
+    OpenStream,
     Refusals,
     SessionRecord,
     Step,
@@ -316,3 +317,56 @@ async def test_a_foreign_call_is_answered_as_one_that_is_not_there_after_the_sam
         shop.open("g")
         await until(lambda: site.app.session_info(foreign) is None)
         assert await refusals(foreign) == await refusals(unknown)
+
+
+# The server stops
+
+
+class WaitsAtCalls(FaultyStore):
+    """Writes the row of a call when a test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.reached = asyncio.Event()
+        self.goes_on = asyncio.Event()
+
+    def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
+        return None if _has_call(steps) else super().commit_now(steps)
+
+    async def commit(self, steps: Sequence[Step]) -> Refusals:
+        if _has_call(steps):
+            self.reached.set()
+            await self.goes_on.wait()
+        return await super().commit(steps)
+
+
+def _has_call(steps: Sequence[Step]) -> bool:
+    return any(isinstance(step, OpenStream) and bool(step.calls) for step in steps)
+
+
+async def test_a_server_that_drains_waits_for_a_call_whose_row_is_being_written(shop: Workshop) -> None:
+    store = WaitsAtCalls()
+    async with serve(shop.server, store=store) as site:
+        calling = asyncio.create_task(call(site, "count", under="k", n=2))
+        await store.reached.wait()
+        assert site.app.is_busy
+        draining = asyncio.create_task(site.app.drain())
+        store.goes_on.set()
+        await draining
+        assert shop.seen == ["counted 2"]
+        assert said(await calling) == "counted to 2"
+
+
+async def test_a_call_whose_row_is_being_written_when_the_server_stops_never_runs(shop: Workshop) -> None:
+    """What runs was ended without it. It is refused, and its key is free at the next process."""
+    store = WaitsAtCalls()
+    async with serve(shop.server, store=store) as site:
+        calling = asyncio.create_task(call(site, "count", under="k", n=2))
+        await store.reached.wait()
+        site.app.begin_stop()
+        await until(lambda: site.app._ending is not None and site.app._ending.done())
+        store.goes_on.set()
+        refused = await calling
+        assert (refused["status"], said(refused)) == (503, STOPPING)
+    assert shop.seen == []
+    assert await store.sessions(after=None, limit=9) == []

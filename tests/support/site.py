@@ -88,7 +88,7 @@ async def under_uvicorn(
     with _no_complaints(complaint), listen("127.0.0.1", 0) as listener:
         if small_buffers:  # connections inherit it
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER)
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        serving = asyncio.create_task(_run(server, listener))
         try:
             await until(lambda: server.started or serving.done())
             if serving.done():
@@ -99,6 +99,13 @@ async def under_uvicorn(
             server.told.set()
             await serving
             gc.collect()  # the exception of a task that nobody looked at is told when the task goes
+
+
+async def _run(server: uvicorn.Server, listener: socket.socket) -> None:
+    try:
+        await server.serve(sockets=[listener])
+    except SystemExit as end:  # which would end the event loop of all later tests
+        raise RuntimeError("the server did not start; the log says why") from end
 
 
 async def until(state: Callable[[], object | Awaitable[object]]) -> None:
