@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from perdure._core.extension import KEY
-from perdure._core.ids import RecordKind
+from perdure._core.ids import RecordKind, StreamId
 from perdure.sessions import housekeeping, task_count
 from perdure.store import MemoryStore
-from perdure.store.base import SessionRecord, Store
+from perdure.store.base import SessionRecord, Store, StreamRecord
 from tests.http.test_bounds import LIMIT, Names, bearer, refused
 from tests.support import crashbox
 from tests.support.askbox import server
@@ -154,6 +154,51 @@ async def test_many_requests_with_a_key_whose_answer_is_given_up_meanwhile_run_o
             await asyncio.gather(*calls, peers[number % 2].call("pay", {"n": 1}, key=f"other-{number}"))
     runs = [key for key, _ in crashbox.diary(tmp_path / "log")]
     assert sorted(set(runs)) == sorted(runs)
+
+
+class Crowded(MemoryStore):
+    """Another process gives up the same calls in the same moments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stale: SessionRecord | None = None
+        self.chosen: SessionRecord | None = None
+        self.between: Callable[[], Awaitable[object]] | None = None
+
+    async def longest_dormant(self, *caller: Any, **options: Any) -> SessionRecord | None:
+        found, self.stale = self.stale or await super().longest_dormant(*caller, **options), None
+        self.chosen = found or self.chosen
+        return found
+
+    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
+        if (between := self.between) is not None:
+            self.between = None
+            await between()
+        return await super().streams_by_id(streams)
+
+
+async def test_a_call_that_two_processes_give_up_at_once_keeps_what_its_key_means() -> None:
+    store = Crowded()
+    async with live(server=server, store=store, max_principal_tasks=1) as served:
+        peer = CallPeer(port=served.port)
+        await fill(peer, "a")
+        await fill(peer, "b")
+        store.stale = store.chosen  # that of a, as seen by another process before it was given up
+        await fill(peer, "c")
+        assert (await peer.call("fill", {"size": 1}, key="a")).error["code"] == GIVEN_UP
+        assert (await peer.call("fill", {"size": 2}, key="a")).error["code"] == -31009
+
+
+async def test_a_repeat_in_the_moment_of_giving_up_is_told_so() -> None:
+    """Not a task, which its client does not know, that failed."""
+    store = Crowded()
+    async with live(server=server, store=store, max_principal_tasks=1) as served:
+        peer = CallPeer(port=served.port)
+        await fill(peer, "a")
+        store.between = lambda: fill(CallPeer(port=served.port), "b")
+        again = await peer.call("fill", {"size": 1}, key="a")
+        assert store.between is None
+        assert again.error["code"] == GIVEN_UP, again
 
 
 async def test_what_another_principal_calls_gives_up_nobody_elses_answers(monkeypatch: pytest.MonkeyPatch) -> None:

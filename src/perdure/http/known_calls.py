@@ -143,6 +143,7 @@ class KnownCalls:
                 await self.run_again(record, asked.http)
                 facts = await self._calls.wait(record, partial(needs_its_client, answered=answered), seconds=seconds)
             if facts is None:
+                await self.refuse_given_up(record.id, asked.owner)
                 raise Refused(gone)
             facts = replace(facts, asks={name: ask for name, ask in facts.asks.items() if name not in answered})
             if facts.is_over and facts.answer is not None:

@@ -181,6 +181,8 @@ class SingleCalls:
         """Forget the answer of a call that has ended, unless a node uses it, and keep what its key means for as long as
         the answer would have been kept. Tells whether it is given up."""
         row = await self.row(record)
+        if row is None and await self._context.store.session(record.id) != record:
+            return True  # another process has given it up in this moment
         digest = b"" if row is None else row.digest
         key = replace(record, kind=RecordKind.KEY, version="", client_params=b"", result=digest, revision=1)
         end = EndSession(session=record.id, time=record.active, reason=_GIVEN_UP, unused_since=record.active)

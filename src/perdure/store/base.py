@@ -1043,6 +1043,8 @@ async def single_call_apart(store: Store, session: SessionId, recent: int) -> Ke
     last = 0 if stream is None else stream.last
     over = call.state not in (CallState.RUNNING, CallState.WAITING)
     newest = await store.read(call.stream, after=max(0, last - (1 if over else recent)), limit=recent)
+    if over and not newest and not await store.calls(session):
+        return KeptCall(record, None)  # it was given up between two of these reads
     return KeptCall(record, call, newest, () if over else await store.asks(session))
 
 
