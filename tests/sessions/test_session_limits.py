@@ -116,7 +116,7 @@ async def test_a_caller_at_its_limit_gives_up_its_own_dormant_session() -> None:
     async with live(store=store, auth=Names(), session_grace=0.05) as served:
         peers = [await served.session(**bearer(name)) for name in ("bob", "ann", "ann")]
         await all_rest(store)
-    async with live(store=store, auth=Names(), max_principal_sessions=2) as served:
+    async with live(store=store, auth=Names(), max_principal_sessions=2, recover="strict") as served:
         peers.append(await served.session(**bearer("ann")))
         assert [await is_there(replace(peer, port=served.port)) for peer in peers] == [True, False, True, True]
 
