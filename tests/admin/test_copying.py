@@ -397,7 +397,7 @@ async def test_a_schema_is_emptied_too(tmp_path: Path) -> None:
         with connection(store_url()) as run:
             tables = run("SELECT relname FROM pg_class WHERE relnamespace = $1::regnamespace AND relkind = 'r'", schema)
             full = {name for (name,) in tables if run(f"SELECT 1 FROM {schema}.{name} LIMIT 1")}
-            assert full == {"version", "slot", "rotation", "tally"}
+            assert full == {"version", "slot", "rotation", "tally", "turn"}
             assert [tuple(row) for row in run(f"SELECT open, ended FROM {schema}.tally")] == [(0, 0)]
 
 

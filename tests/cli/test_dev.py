@@ -143,7 +143,6 @@ async def test_code_that_cannot_be_imported_is_shown_and_the_old_code_serves_unt
     async with developing(tmp_path) as served, Client(served.url, mode="legacy") as client:
         save(tmp_path, BROKEN)
         await saw(served, "the old code goes on serving")
-        assert await taste(client) == "of the first recipe"
         line = BROKEN.count("\n")
         *frames, told = served.output[-5:]
         assert frames == [
@@ -154,6 +153,7 @@ async def test_code_that_cannot_be_imported_is_shown_and_the_old_code_serves_unt
         ]
         kept = "the old code goes on serving: bakery.py cannot be imported: SyntaxError: '(' was never closed"
         assert f"{kept} (bakery.py:{line})" in told
+        assert await taste(client) == "of the first recipe"
         save(tmp_path, "import no_such_flour\n")
         await saw(served, "the old code goes on serving", 2)
         assert "No module named 'no_such_flour' (bakery.py:1)" in served.output[-1]

@@ -114,6 +114,14 @@ async def test_a_foreign_host_is_refused(peer: Peer) -> None:
         assert (await peer.send(PING, host=host)).status_code == 200
 
 
+async def test_a_test_client_is_told_how_to_make_itself_known(peer: Peer) -> None:
+    hints = {"testserver": "base_url", "testserver:80": "base_url", "testserver.evil": "--allowed-host"}
+    for host, hint in hints.items():
+        answer = refused(await peer.send(PING, host=host), 421, -32600)
+        assert f"Host {host} is" in answer["error"]["message"]
+        assert hint in answer["error"]["message"]
+
+
 @pytest.mark.parametrize("name", ["host", "origin"])
 @pytest.mark.parametrize("order", [1, -1], ids=["evil first", "evil last"])
 async def test_two_hosts_or_origins_are_refused_whichever_comes_first(site: Site, name: str, order: int) -> None:

@@ -388,7 +388,8 @@ async def test_the_page_can_be_switched_off() -> None:
 async def test_a_prefix_of_an_outer_application_stays() -> None:
     app = perdure.asgi(MCPServer("inner"), store="memory:")
     outer = Starlette(routes=[Mount("/api", app)])
-    async with app.lifespan(), httpx2.AsyncClient(transport=httpx2.ASGITransport(outer), base_url="http://x") as http:
+    transport = httpx2.ASGITransport(outer)
+    async with app.lifespan(), httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
         assert (await http.get("/api/metrics")).text.startswith("# HELP perdure_build_info")
 
 
