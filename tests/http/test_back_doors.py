@@ -195,6 +195,7 @@ async def test_a_request_that_is_cancelled_while_its_row_is_written_never_begins
         await recovered(served)
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/hello"])
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -204,10 +205,10 @@ async def test_a_request_that_is_cancelled_while_its_row_is_written_never_begins
         ({"origin": "https://evil.example"}, 403),
     ],
 )
-async def test_the_metrics_answer_no_other_site(headers: dict[str, str], status: int) -> None:
+async def test_metrics_and_custom_routes_answer_no_other_site(path: str, headers: dict[str, str], status: int) -> None:
     """DNS rebinding: a page reaches a server of this machine under a name of its own."""
-    async with live() as served:
-        assert (await served.ask("GET", path="/metrics", headers=headers)).status == status
+    async with live(server=with_a_route(MCPServer("m"))) as served:
+        assert (await served.ask("GET", path=path, headers=headers)).status == status
 
 
 @pytest.mark.parametrize(
