@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -28,7 +29,7 @@ from perdure._core.states import LogState, SessionState
 from perdure.assembly import ServerProcess, running
 from perdure.errors import Misuse, NodeBuried, StoreError, StoreLost, StoreReplaced
 from perdure.http.body import ClientGone, Headers, HostAndOrigin
-from perdure.http.credentials import client_without_subject, principal_of
+from perdure.http.credentials import EXPIRY, client_without_subject, expiry_of, principal_of
 from perdure.http.endpoint import ALLOW, Endpoint
 from perdure.http.event_stream import BREAK_OFF, EventStreamResponse
 from perdure.http.paths import BESIDE, HEALTH, METRICS
@@ -73,8 +74,10 @@ class App:
         auth: TokenVerifier | None,
         path: str,
         owner: Owner | None = None,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`owner`: where the server comes from, if that is known."""
+        """`owner`: where the server comes from, if that is known. `wall_clock`: by which tokens expire, as the SDK's
+        bearer check reads it."""
         self.counters = Counters()
         self.path = "/" + path.strip("/")
         if self.path in BESIDE:
@@ -97,6 +100,7 @@ class App:
         self._process: ServerProcess | None = None
         self._endpoint: Endpoint | None = None
         self._told_no_subject = False
+        self._wall_clock = wall_clock
         self._stopping = False
         self._draining = False
         self._ending: asyncio.Future[None] | None = None
@@ -303,11 +307,12 @@ class App:
         """Answer a request at the endpoint. What is found out on the way is forgotten before a stream is served."""
         if SCRAPE in scope:
             return await self._serve_beside(self._answer_scrape, scope, receive, send)
+        expiry = scope[EXPIRY] = expiry_of(scope, self._wall_clock)
         with spans.request(scope["method"], scope["headers"]) as span:
             try:
                 response = await self._respond(scope, receive, send)
                 if isinstance(response, EventStreamResponse):
-                    response.breaks = scope.get(BREAK_OFF)
+                    response.breaks, response.expiry = scope.get(BREAK_OFF), expiry
                     response.watch(span, scope, self.counters)
                 if response is not None:
                     await response.send(receive, send)

@@ -1,4 +1,4 @@
-"""Names the caller of a request, and keeps the credentials of running calls.
+"""Names the caller of a request, keeps the credentials of running calls, and knows how long a token is good.
 
 A call sees the newest token of its principal, not only the one it began with (R9). The SDK hands a call the context of
 the request that brought it, with the user in it, and copies that context. So the user in it is one object for all calls
@@ -6,7 +6,9 @@ of a session, and a request with another token of the same principal replaces th
 this process: a call that runs in another one keeps the token that it knows.
 """
 
+import asyncio
 import ipaddress
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
@@ -23,6 +25,66 @@ from perdure.errors import Misuse
 
 _NETWORK = 64
 """Bits of an IPv6 address that tell callers apart: one customer has the rest to itself (RFC 6177)."""
+
+
+_LOOK_AGAIN = 60.0
+"""Seconds until the clock is looked at again: it may be set, and a machine may sleep."""
+
+EXPIRY = "perdure.expiry"
+"""In the scope of a request whose token expires: its `Expiry`."""
+
+
+class Expiry:
+    """When the token of one request expires, by the rule of the SDK's bearer check: at the end of its last second. What
+    the request began is not shown beyond that, also if other requests bring newer tokens: it may be another who showed
+    this one."""
+
+    __slots__ = ("_clock", "_expires_at")
+
+    def __init__(self, expires_at: int, clock: Callable[[], float]) -> None:
+        """`clock`: the wall clock that the bearer check reads."""
+        self._expires_at = expires_at
+        self._clock = clock
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self._expires_at + 1 - self._clock())
+
+    def watch(self, end: Callable[[], None]) -> "Watch":
+        """Call `end` once it has expired, unless the watch is cancelled before."""
+        return Watch(self, end)
+
+
+class Watch:
+    """Waits for a token's expiry."""
+
+    __slots__ = ("_end", "_expiry", "_timer")
+
+    def __init__(self, expiry: Expiry, end: Callable[[], None]) -> None:
+        self._expiry = expiry
+        self._end = end
+        self._look()
+
+    def _look(self) -> None:
+        left = self._expiry.seconds_left
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(min(left, _LOOK_AGAIN), self._look) if left else loop.call_soon(self._end)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+
+def expiry_of(scope: Scope, clock: Callable[[], float]) -> Expiry | None:
+    """When the token of a request expires; `None` if it has none, or one that does not."""
+    user = scope.get("user")
+    expires_at = user.access_token.expires_at if isinstance(user, AuthenticatedUser) else None
+    return Expiry(expires_at, clock) if expires_at else None
+
+
+def while_good(seconds: float, scope: Scope) -> float:
+    """A time, or what is left until the token of a request expires, if that is less."""
+    expiry: Expiry | None = scope[EXPIRY]
+    return seconds if expiry is None else min(seconds, expiry.seconds_left)
 
 
 class RenewableUser(AuthenticatedUser):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from starlette.types import Receive, Scope, Send
 
 from perdure._core.states import ReaderState
+from perdure.http.credentials import Expiry
 from perdure.log.reader import Reader
 from perdure.sessions.session import Session
 from perdure.telemetry.counters import Counters
@@ -26,7 +27,7 @@ STREAM_HEADERS = (
 class EventStreamResponse:
     """The response, and the connection that its reader writes to. At rest it waits for its client to leave."""
 
-    __slots__ = ("_reader", "_send", "_session", "_task", "breaks")
+    __slots__ = ("_reader", "_send", "_session", "_task", "breaks", "expiry")
 
     def __init__(self, session: Session, reader: Reader) -> None:
         self._session = session
@@ -35,6 +36,8 @@ class EventStreamResponse:
         self._task: asyncio.Task[object] | None = None
         self.breaks: Callable[[], None] | None = None
         """Breaks the connection off, where the server that runs us can do that."""
+        self.expiry: Expiry | None = None
+        """Of the token that the request showed: its client comes back with another."""
 
     def watch(self, span: Request, scope: Scope, counters: Counters) -> None:
         """Let a span know what this response is, and time and count what it missed."""
@@ -44,9 +47,10 @@ class EventStreamResponse:
             self._reader.watch(replay)
 
     async def send(self, receive: Receive, send: Send) -> None:
-        """Serve until the stream is over, another reader takes it, or the client leaves."""
+        """Serve until the stream is over, another reader takes it, the token expires, or the client leaves."""
         self._send = send
         self._task = task = asyncio.current_task()
+        watch = None if self.expiry is None else self.expiry.watch(self._reader.end)
         try:
             headers = [*STREAM_HEADERS, (b"mcp-session-id", self._session.id.encode())]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -62,6 +66,8 @@ class EventStreamResponse:
             elif task is not None and task.uncancel() > 0:
                 raise
         finally:
+            if watch is not None:
+                watch.cancel()
             self._reader.leave()
             self._session.touch()
 

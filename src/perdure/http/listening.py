@@ -34,7 +34,7 @@ from perdure._core.limits import Caller, Full, Quota, weigh
 from perdure.errors import StoreError
 from perdure.http.access import SessionAccess, refuse_full
 from perdure.http.body import Headers, left, replayed_first
-from perdure.http.credentials import caller_of, principal_of
+from perdure.http.credentials import EXPIRY, Expiry, caller_of, principal_of
 from perdure.http.event_stream import BREAK_OFF, STREAM_HEADERS
 from perdure.http.modern_request import read_request
 from perdure.http.refusals import Refusal, Refused
@@ -170,13 +170,17 @@ class _Listening:
         self._wake.set()
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Write until the server ends it, or the client leaves."""
+        """Write until the server ends it, the token expires, or the client leaves."""
         breaks = scope.get(BREAK_OFF)
+        expiry: Expiry | None = scope[EXPIRY]
+        watch = None if expiry is None else expiry.watch(self.end)
         writing = asyncio.create_task(self._write(send), name="perdure-listener")
         leaving = asyncio.create_task(left(receive), name="perdure-listener-left")
         try:
             await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            if watch is not None:
+                watch.cancel()
             await cancel_all([writing, leaving])
         failure = None if writing.cancelled() else writing.exception()
         if isinstance(failure, TimeoutError):

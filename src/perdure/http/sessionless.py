@@ -19,7 +19,7 @@ from perdure._core.revisions import REVISIONS
 from perdure._core.states import EXCHANGE, ExchangeState, ExchangeStep, advance
 from perdure.http.access import SessionAccess, refuse_full
 from perdure.http.body import Headers, replayed_first
-from perdure.http.credentials import caller_of, principal_of
+from perdure.http.credentials import EXPIRY, caller_of, principal_of
 from perdure.http.listening import LISTEN, ListeningHandler, hearing_changes
 from perdure.http.modern_request import read_request
 from perdure.http.refusals import Answer, Refusal, Refused
@@ -225,6 +225,8 @@ class SessionlessHandler:
             raise Refused(Refusal.STOPPING)
         running.advance(ExchangeStep.HAND_OVER)
         begun = time.perf_counter()
+        expiry = scope[EXPIRY] if running.listens else None  # a call has its answer: its client could not come back
+        watch = None if expiry is None else expiry.watch(running.stop)
         try:
             await self._manager.handle_request(scope, receive, running.pass_on)
             if headers.get(b"mcp-method") == b"tools/call":
@@ -233,5 +235,8 @@ class SessionlessHandler:
         except asyncio.CancelledError:
             if not running.is_owing or (running.task is not None and running.task.uncancel() > 0):
                 raise
+        finally:
+            if watch is not None:
+                watch.cancel()
         if running.is_owing:
             await running.finish(receive)

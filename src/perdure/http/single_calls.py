@@ -37,7 +37,7 @@ from perdure._core.states import LogState, SessionStep
 from perdure._core.tasks import handle_view
 from perdure.errors import StoreError, TooManySessions
 from perdure.http.access import SessionAccess
-from perdure.http.credentials import caller_of
+from perdure.http.credentials import caller_of, while_good
 from perdure.http.known_calls import KnownCalls
 from perdure.http.modern_request import ModernRequest, needs_tasks, read_key
 from perdure.http.refusals import Refusal, Refused
@@ -141,7 +141,7 @@ class SingleCallHandler:
             return False
         if tool is not None and (wrong := _check_param_headers(asked, tool)) is not None:
             raise Refused(Refusal.NAME_MISMATCH, message=wrong.message)
-        after = self._settings.task_after
+        after = while_good(self._settings.task_after, asked.http.scope)
         if support is TaskSupport.REQUIRED:
             after = min(after, REQUIRED_AFTER)
         try:

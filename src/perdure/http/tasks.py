@@ -7,7 +7,7 @@ from perdure._core.jsonrpc import JsonObject
 from perdure._core.states import CallState
 from perdure._core.tasks import TaskFacts
 from perdure.http.access import SessionAccess
-from perdure.http.credentials import caller_of
+from perdure.http.credentials import caller_of, while_good
 from perdure.http.known_calls import KnownCalls, needs_its_client
 from perdure.http.modern_request import ModernRequest, needs_tasks
 from perdure.http.refusals import Refusal, Refused
@@ -58,9 +58,9 @@ class TaskHandler:
 
     async def _get(self, record: SessionRecord, facts: TaskFacts, asked: ModernRequest) -> JsonObject:
         """How a task is. A client that repeats what breaks is told as soon as there is something to tell, and within
-        `task_hold` in any case. Any other client is answered at once: it would end with a poll that is open when this
-        process dies, and a poll that is held is nearly always open."""
-        hold = self._access.settings.task_hold if asked.client.repeats else 0.0
+        `task_hold`, or the life of its token, in any case. Any other client is answered at once: it would end with a
+        poll that is open when this process dies, and a poll that is held is nearly always open."""
+        hold = while_good(self._access.settings.task_hold, asked.http.scope) if asked.client.repeats else 0.0
         if not needs_its_client(facts) and (hold or facts.state is CallState.WAITING):
             with self._access.refusing(Refusal.STORE_UNREADABLE):
                 if facts.state is CallState.WAITING:
