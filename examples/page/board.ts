@@ -157,7 +157,7 @@ export class Card {
     if (position.includes('~')) return this.#change({ position }); // a place to come back to, and no message
     sums.add('events');
     this.#change({ position, missed: this.state.missed + Number(missed) });
-    const number = Number(position.split('.').at(-1));
+    const number = Number.parseInt(position.split('.')[2] ?? '', 10); // the progress may follow it
     note(missed ? 'missed' : 'event', `call ${this.key}: event ${number}`, position);
   }
 
