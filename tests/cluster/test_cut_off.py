@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from tests.support import crashbox
 from tests.support.cluster import CRASHBOX
 from tests.support.faulty_town import Node, town
 from tests.support.postgres import store_url
+from tests.support.postgres_proxy import postgres_proxy
 from tests.support.raw import Exchange, Peer, SessionPeer, progress
 from tests.support.serving import serving
 from tests.support.site import until
@@ -96,7 +98,7 @@ async def test_progress_of_a_second_run_does_not_fall_below_what_was_shown(tmp_p
 async def test_a_server_stops_while_an_answer_waits_for_the_store(tmp_path: Path) -> None:
     """Its client is sent away without the answer, and asks the next process."""
     async with town(tmp_path) as around:
-        node = await around.add(lease=LEASE, timeout=TIMEOUT, server=crashbox.new_server())
+        node = await around.add(lease=LEASE, timeout=TIMEOUT, store_timeout=TIMEOUT, server=crashbox.new_server())
         session = await Peer(port=node.site.port).session()
         call = await session.begin_call("pay", n=4, gate=str(tmp_path / "gate"), pauses=[2])
         await call.until_messages(2)
@@ -105,6 +107,24 @@ async def test_a_server_stops_while_an_answer_waits_for_the_store(tmp_path: Path
         await call.until_messages(4)
     assert len((await call.answer()).messages) == 4
     await call.aclose()
+
+
+async def test_a_server_that_stops_waits_until_an_answer_is_written(tmp_path: Path) -> None:
+    """For as long as it would wait for the call itself."""
+    url = store_url()
+    async with postgres_proxy(url) as proxy, serving(CRASHBOX, "--store", proxy.url(url)) as served:
+        session = await Peer(port=served.port).session()
+        async with await session.begin_call("pay", n=4, gate=str(tmp_path / "gate"), pauses=[2]) as call:
+            await call.until_messages(2)
+            proxy.refuse()
+            crashbox.open_gate(tmp_path / "gate.2")
+            await call.until_messages(4)
+            served.process.send_signal(signal.SIGTERM)
+            await until(lambda: any("its answer is not written" in line for line in served.output))
+            proxy.heal()
+            answer = (await call.answer()).messages[-1]
+        assert answer["result"]["content"][0]["text"] == "counted to 4"
+        assert await served.process.wait() == 0
 
 
 # --- Refused connections

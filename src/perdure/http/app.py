@@ -193,16 +193,20 @@ class App:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call runs."""
+        """Whether a call runs, or its answer waits for the store."""
         if self._process is None:
             return False
-        return bool(running_calls(self._process.sessions)) or any(handler.is_busy for handler in self._sessionless)
+        runs = bool(running_calls(self._process.sessions)) or any(handler.is_busy for handler in self._sessionless)
+        return runs or self._process.context.hub.unwritten > 0
 
     @property
     def running(self) -> list[str]:
-        """What runs: the tools, or the methods of other requests."""
-        found = [] if self._process is None else running_calls(self._process.sessions)
+        """What runs: the tools, or the methods of other requests; and answers that wait for the store."""
+        if self._process is None:
+            return []
+        found = running_calls(self._process.sessions)
         names = [name_of(call.request.params) or call.request.method for _, call in found]
+        names += ["its answer is not written"] * self._process.context.hub.unwritten
         return names + ["2026-07-28"] * sum(handler.count for handler in self._sessionless)
 
     @property

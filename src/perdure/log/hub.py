@@ -248,6 +248,11 @@ class Hub:
             if stream.kind is Kind.STANDALONE or (stream.writer is None and not stream.is_over):
                 reader.close_with_retry()
 
+    @property
+    def unwritten(self) -> int:
+        """How many readers wait for answers that their calls have given, and that are not in the store yet."""
+        return sum(reader.stream.is_sealed and not reader.stream.is_over for reader in self.readers)
+
     def end_all(self) -> None:
         """End every reader whose stream is not about to end by itself."""
         for reader in list(self.readers):
