@@ -108,6 +108,26 @@ async def test_a_session_that_expired_unseen_leaves_its_reason_and_its_clients_c
             assert text_of((await wire.rest())[-1]) == "yes"
 
 
+async def test_a_session_that_expired_after_its_process_had_stopped_leaves_the_same(
+    shop: Workshop, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was in use when its process stopped, and nobody came back to it."""
+    async with serve(shop.server, store=SharedStore(tmp_path / "log.db")) as site:
+        peer = await site.join()
+    times: dict[str, Any] = {"session_grace": 0.2, "replay_window": 1.0, "cleanup_interval": 0.05}
+    with caplog.at_level(logging.INFO, "perdure"):
+        async with serve(shop.server, store=SharedStore(tmp_path / "log.db"), recover="reissue", **times) as site:
+            await until(lambda: site.app.counters.sessions_ended)
+            assert "session.ended" in {getattr(record, "action", "") for record in caplog.records}
+            peer = peer.through(site)
+            response = await peer.send(peer.request("ping"))
+            assert (response.status_code, response.json()["error"]["data"]["reason"]) == (404, "replay window passed")
+            peer.session = response.headers["mcp-session-id"]
+            wire = await peer.call("ask", question="?")  # needs the capability of the first handshake
+            await peer.answer(await wire.message(), {"action": "accept", "content": {"answer": "yes"}})
+            assert text_of((await wire.rest())[-1]) == "yes"
+
+
 async def test_a_session_that_its_own_client_deleted_is_not_replaced(shop: Workshop) -> None:
     async with serve(shop.server, recover="reissue") as site:
         peer = await site.join()

@@ -24,7 +24,7 @@ from perdure._core.codes import REQUEST_CANCELLED
 from perdure._core.ids import Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import InvalidMessage, Request, coerce_id, error_payload, parse_body
 from perdure._core.settling import VERDICTS, Occasion, Rerun, Verdict
-from perdure._core.states import CALL, CallState, CallStep, LogState, SessionState, SessionStep, advance
+from perdure._core.states import CALL, SESSION, CallState, CallStep, LogState, SessionState, SessionStep, advance
 from perdure.cluster.remote_readers import stream_ends
 from perdure.errors import HeldElsewhere, IdTaken, SessionEnded, StaleFence, StoreError, StoreUnavailable
 from perdure.log.chores import Chores
@@ -584,38 +584,41 @@ class Settler:
 
         Gives what went wrong with single ones.
         """
-        releases = []
+        releases: list[base.Step] = []
         failures: list[Exception] = []
         waited_for = {record.id for home in homes[:1] for record in await self._context.store.forwarded_to(home.node)}
         for record in homes:
             try:
-                if not await self._bring_home(record, by, needed=record.id in waited_for):
-                    releases.append(base.Release(stream=record.id, fence=record.fence))
+                releases += await self._bring_home(record, by, needed=record.id in waited_for)
             except Exception as failure:
                 failures.append(failure)
         for start in range(0, len(releases), _RELEASE_AT_ONCE):
             await self._context.store.commit(releases[start : start + _RELEASE_AT_ONCE])
         return failures
 
-    async def _bring_home(self, record: base.StreamRecord, by: SettleRequest, *, needed: bool) -> bool:
-        """Become the home of a session that needs one now (`needed`: messages wait for it). Tells whether there is
-        one."""
+    async def _bring_home(self, record: base.StreamRecord, by: SettleRequest, *, needed: bool) -> Sequence[base.Step]:
+        """Become the home of a session that needs one now (`needed`: messages wait for it). Gives what lets go of the
+        home of one that needs none: such a session rests from now on, or it would expire without a word."""
         held = self._sessions.held(record.session)
         owner = await self._context.store.session(record.session) if held is None else held.record
         subscribes = owner is not None and owner.state is SessionState.ACTIVE and bool(owner.sticky)
+        let_go = base.Release(stream=record.id, fence=record.fence)
         if held is None and not subscribes and not needed:
-            return False
+            if owner is None or owner.state is not SessionState.ACTIVE:
+                return (let_go,)
+            state = advance(SESSION, owner.state, SessionStep.GRACE_PASSED)
+            return base.ChangeSession(session=owner.id, state=state), let_go
         session = await self._sessions.load(record.session)
         if session is None:
-            return False
+            return (let_go,)
         with session.in_use():
             try:
                 session.standalone.follow(record)  # the dead node may have taken it from this one without a word
                 await session.home.claim()
             except SessionEnded:
-                return True  # and its streams are gone
+                return ()  # and its streams are gone
             await self._withdraw_asks(session.record, session.standalone, by)
-        return True
+        return ()
 
     def _send_all(self, message: mail.Message) -> None:
         """Send mail to all other nodes that live."""

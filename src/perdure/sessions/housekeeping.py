@@ -114,7 +114,7 @@ class Housekeeping:
 
     async def _end_expired(self) -> None:
         """End the sessions at rest whose time has passed, so that their clients learn why and operators see it. What
-        is beyond the limit, or was never put to rest, is swept with the rest."""
+        is beyond the limit is swept with the rest."""
         for _ in range(_EXPIRE_AT_ONCE):
             record = await self._context.store.longest_dormant()
             if record is None or not await self._sessions.expire(record.id):
