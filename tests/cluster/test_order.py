@@ -235,15 +235,19 @@ async def test_what_is_forwarded_while_the_store_fails_arrives_once_and_in_order
         assert notices_of(json.loads(event.payload) for event in log) == list(range(1, 305))
 
 
+@pytest.mark.parametrize("known", [True, False])
 async def test_what_a_call_said_at_another_node_comes_before_what_the_next_one_says(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
-    """The call at B has ended and was answered; A, the home, has not looked yet at what was forwarded to it."""
+    """The call at B has ended and was answered; A, the home, has not looked yet at what was forwarded to it. It may not
+    even know of B, which has just started."""
 
     async def later(self: Watcher) -> None: ...
 
     monkeypatch.setattr(Watcher, "_look_at_homes", later)
     at_a, at_b = await pair.join()
+    if not known:
+        monkeypatch.setattr(life_of(pair.a.site).context.nodes, "alone", True)
     standalone = await at_a.get()
     await standalone.event()
     for _ in range(5):

@@ -67,7 +67,8 @@ class PostHandler:
             if isinstance(parsed, Request) and parsed.method == "initialize":
                 return await self._initialize(parsed, body, http, headers, owner)
             if isinstance(parsed, Request):
-                with contextlib.suppress(StaleRecord):  # another process has changed it: it is read now, once
+                # Another process has changed it, or forwarded something: that is read now, once.
+                with contextlib.suppress(StaleRecord):
                     session = await self._access.find(headers, owner, scope, checked_later=True)
                     with session.in_use():
                         await self._access.come_back(session, scope)
@@ -91,8 +92,8 @@ class PostHandler:
             if not session.keeper.revision.batches:
                 raise Refused(Refusal.BATCH, version=session.record.version)
         size = weigh(body)
-        if requests and not self._context.nodes.alone:
-            await session.home.come_first(ORDER_SECONDS)
+        if requests:  # also where no other node is known yet: one may have begun and answered a call meanwhile
+            await session.home.come_first(ORDER_SECONDS, looks=seen is None)
         try:
             self._check_work(session, messages, len(requests), size)
             with self._access.refusing(Refusal.STORE_FAILS):

@@ -361,15 +361,17 @@ class Home:
             self._begin()
             await self.forwarded()
 
-    async def come_first(self, seconds: float) -> None:
+    async def come_first(self, seconds: float, *, looks: bool) -> None:
         """Append what other nodes forwarded before this moment, if this is the home: a call that begins now speaks
-        after calls that have ended. While the store fails, or for longer than so many seconds, it does not wait. Nor
-        where only a round trip to the store would tell whether others have written (PostgreSQL)."""
+        after calls that have ended. While the store fails, or for longer than so many seconds, it does not wait. Where
+        the stamp cannot tell whether others have written (PostgreSQL), the commit of the call does (`StaleRecord`), and
+        then it `looks`."""
         if not self.is_here:
             return
         store = self._session.context.store
         stamp = store.stamp()
-        if stamp != self._ordered and any(store.stamp() == store.stamp() for _ in range(3)):
+        tells = any(store.stamp() == store.stamp() for _ in range(3))
+        if stamp != self._ordered if tells else looks:
             with contextlib.suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self.caught_up()
@@ -451,7 +453,7 @@ class NoHome:
 
     async def take(self) -> None: ...
 
-    async def come_first(self, seconds: float) -> None: ...
+    async def come_first(self, seconds: float, *, looks: bool) -> None: ...
 
     async def caught_up(self) -> None: ...
 

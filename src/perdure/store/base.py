@@ -61,7 +61,9 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
 20. **Within its time.** A call answers, or raises `StoreUnavailable`, before the store has been stuck in it for
     `store_timeout`. Time in which the store works on other calls, or in which this process is late, does not count.
 21. **As it was seen.** An `OpenStream` that carries a revision is refused (`StaleRecord`) if the session's record has
-    another one. Whatever changes a record raises its revision; a change of `active` alone does not.
+    another one. Whatever changes a record raises its revision; a change of `active` alone does not. A store whose stamp
+    never says that nothing was written refuses it also while messages wait for the session's standalone stream and the
+    opener is that stream's writer: it appends them first.
 22. **A call is not a session.** Records have a kind. Those of one kind are counted, limited and given up apart from
     those of the others, and a record that is no session's leaves nothing when it ends. The limit of a caller's single
     calls is kept nearly: those that are committed at the same moment may not count each other.

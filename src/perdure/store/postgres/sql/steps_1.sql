@@ -303,7 +303,11 @@ BEGIN
             INSERT INTO perdure.stream (id, record, session, kind, node, fence, opened, generation, last, sealed, listed)
             SELECT texts[t], numbers[n], texts[t + 1], texts[t + 2], texts[t + 3], numbers[n + 1], times[f],
                    numbers[n + 2], numbers[n + 3], numbers[n + 4] = 1, numbers[n + 5] = 1
-            FROM perdure.session WHERE id = texts[t + 1] AND state <> 'ended' AND numbers[n + 8] IN (-1, revision)
+            FROM perdure.session WHERE id = texts[t + 1] AND state <> 'ended' AND (numbers[n + 8] = -1 OR (
+                -- What was forwarded to this node comes before what the call will say.
+                numbers[n + 8] = revision AND NOT EXISTS (
+                    SELECT 1 FROM perdure.stream AS h JOIN perdure.forward AS w ON w.stream = h.key
+                    WHERE h.id = session.standalone AND h.node = texts[t + 3])))
             ON CONFLICT (id) DO NOTHING RETURNING key INTO k;
             why := NULL;
             done := k IS NULL;
