@@ -7,11 +7,15 @@ import re
 import signal
 import sys
 from asyncio.subprocess import PIPE, STDOUT
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.raw import Peer
+from tests.support.modern import modern
+from tests.support.raw import Exchange, Peer
 from tests.support.starting import environment
 
 pytestmark = pytest.mark.anyio
@@ -25,30 +29,63 @@ app = perdure.asgi(server, store="sqlite:perdure.db")
 """
 
 
-async def test_a_stop_with_open_streams_prints_no_traceback(tmp_path: Path) -> None:
-    """uvicorn cancels them when its time for a graceful stop is over."""
-    (tmp_path / "plain.py").write_text(APP)
+@asynccontextmanager
+async def plain_uvicorn(folder: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
+    """A process, and its port. It cancels what is open a second after it was told to stop."""
+    (folder / "plain.py").write_text(APP)
     command = ("-m", "uvicorn", "plain:app", "--port", "0", "--timeout-graceful-shutdown", "1")
-    env = environment() | {"STUBBORN_FOLDER": str(tmp_path)}
+    env = environment() | {"STUBBORN_FOLDER": str(folder)}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, *command, cwd=tmp_path, env=env, stdout=PIPE, stderr=STDOUT
+        sys.executable, *command, cwd=folder, env=env, stdout=PIPE, stderr=STDOUT
     )
     assert process.stdout is not None
     output = b""
     try:
         while not (found := re.search(rb"running on http://127.0.0.1:(\d+)", output)):
             output += await asyncio.wait_for(process.stdout.readline(), 60)
-        peer = await Peer(port=int(found[1])).session()
-        async with await peer.begin("GET") as standalone, await peer.begin_call("until_there", name="bread") as call:
-            assert await standalone.head() == 200
-            await call.until_messages(1)
-            process.send_signal(signal.SIGINT)
-            rest, _ = await asyncio.wait_for(process.communicate(), 60)
-            assert (await standalone.answer()).status == 200  # it has its end, not only a connection that broke
-        output += rest
+        yield process, int(found[1])
     finally:
         if process.returncode is None:
             process.kill()
         await process.wait()
-    assert b"timeout graceful shutdown exceeded" in output
-    assert b"Traceback" not in output, output.decode()
+
+
+async def stopped(process: asyncio.subprocess.Process) -> bytes:
+    """What a process prints from the stop on."""
+    process.send_signal(signal.SIGINT)
+    said, _ = await asyncio.wait_for(process.communicate(), 60)
+    return said
+
+
+async def test_a_stop_with_open_streams_prints_no_traceback(tmp_path: Path) -> None:
+    """uvicorn cancels them when its time for a graceful stop is over."""
+    async with plain_uvicorn(tmp_path) as (process, port):
+        peer = await Peer(port=port).session()
+        async with await peer.begin("GET") as standalone, await peer.begin_call("until_there", name="bread") as call:
+            assert await standalone.head() == 200
+            await call.until_messages(1)
+            said = await stopped(process)
+            assert (await standalone.answer()).status == 200  # it has its end, not only a connection that broke
+    assert b"timeout graceful shutdown exceeded" in said
+    assert b"Traceback" not in said, said.decode()
+
+
+async def test_a_stop_with_listeners_and_calls_of_2026_07_28_prints_no_traceback(tmp_path: Path) -> None:
+    calls = [{}, {"_meta": {"progressToken": "p"}}]
+    async with plain_uvicorn(tmp_path) as (process, port), AsyncExitStack() as stack:
+        peer = Peer(port=port)
+
+        async def begin(method: str, params: dict[str, Any]) -> Exchange:
+            body, headers = modern(method, params)
+            return await stack.enter_async_context(await peer.begin("POST", body, headers=headers))
+
+        listening = await begin("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
+        assert await listening.until_messages(1)
+        for more in calls:
+            call = await begin("tools/call", {"name": "until_there", "arguments": {"name": "bread"}} | more)
+        await call.until_messages(1)
+        said = await stopped(process)
+        await listening.answer()
+        assert listening.messages[-1]["result"]["resultType"] == "complete"  # it may listen elsewhere
+    assert b"timeout graceful shutdown exceeded" in said
+    assert b"Traceback" not in said, said.decode()

@@ -49,6 +49,9 @@ ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 AT_ONCE = 64
 """Notifications in one write: a client that reads slowly is waited for in between."""
 
+END_SECONDS = 0.5
+"""For the last write to a listener that is cancelled: its server has waited for as long as it means to."""
+
 _EVENT = b"event: message\r\ndata: "
 _METHODS = tuple(method.encode() for method in sorted(METHODS))
 _KEEPALIVE = sse.encode_comment("keep-alive")
@@ -178,6 +181,12 @@ class _Listening:
         leaving = asyncio.create_task(left(receive), name="perdure-listener-left")
         try:
             await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            # The server that runs us stops, and uvicorn would log a traceback: obeyed in order, if its client reads.
+            self.end()
+            await asyncio.wait({writing}, timeout=END_SECONDS)
+            if not writing.done():
+                raise
         finally:
             if watch is not None:
                 watch.cancel()

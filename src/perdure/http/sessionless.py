@@ -233,8 +233,13 @@ class SessionlessHandler:
                 name, took = headers.get(b"mcp-name", b"").decode("latin-1"), time.perf_counter() - begun
                 log_event(logging.INFO, "call.answered", f"{name} has answered after {took:.3g} s")
         except asyncio.CancelledError:
-            if not running.is_owing or (running.task is not None and running.task.uncancel() > 0):
+            # Of `stop`, or of the server that runs us, or of both, when that stops. uvicorn would log a traceback.
+            if not running.is_owing:
+                running.advance(ExchangeStep.STOP)
+            if not running.is_owing:
                 raise
+            if running.task is not None:
+                running.task.uncancel()
         finally:
             if watch is not None:
                 watch.cancel()
