@@ -12,6 +12,7 @@ import pytest
 
 from perdure.telemetry.events import MAX_LINE, MAX_LINES, MAX_SENTENCE, LogLines, log_event
 from perdure.telemetry.log_lines import JsonLines, TextLines
+from tests.support.modern import modern
 from tests.support.raw import VERSION, Peer, message
 from tests.support.serving import serving
 
@@ -170,3 +171,23 @@ def test_no_record_has_the_whole_id_of_a_session(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.INFO, logger="perdure"):
         log_event(logging.INFO, "session.ended", "a session ended", session="S" * 43)
     assert vars(caplog.records[0])["session"] == "S" * 8
+
+
+async def test_each_tool_call_is_a_line_with_its_tool_and_how_it_ended() -> None:
+    """Calls of sessions, with their ids, and calls without one."""
+    options = ("--store", "memory:", "--log-level", "info", "--log-format", "json")
+    async with serving("tests.support.stubborn:server", *options) as served:
+        peer = Peer(port=served.port)
+        session = await peer.session()
+        call = {"name": "look_for", "arguments": {"name": "."}}
+        for params in (call, {**call, "arguments": {}}):
+            assert (await session.ask("POST", message("tools/call", params, id=7))).status == 200
+        body, headers = modern("tools/call", call)
+        assert (await peer.ask("POST", body, headers=headers)).status == 200
+        assert await served.stop() == 0
+    lines = [json.loads(line) for line in served.output if line.startswith("{")]
+    told = [line for line in lines if line["action"] == "call.answered"]
+    ended = ("look_for has answered after ", "look_for gave an error after ", "look_for has answered after ")
+    assert [line["message"].startswith(said) for line, said in zip(told, ended, strict=True)] == [True] * 3
+    assert [line.get("call") for line in told] == [7, 7, None]
+    assert all(session.headers["mcp-session-id"].startswith(line["session"]) for line in told[:2])
