@@ -40,6 +40,9 @@ from perdure.telemetry.events import PeerLog, log_event
 _DRAIN_LOOK = 0.05
 """Seconds between two looks whether calls still run, while a stop waits for them."""
 
+_LAST_READ_SECONDS = 0.25
+"""Seconds that a client has to ask for the tool that it got an answer from (`http.post.READ_AFTER_ANSWER`)."""
+
 _LEARN_SECONDS = 1.0
 """How long a stop takes to find out which of the running calls the next process may run again."""
 
@@ -63,7 +66,11 @@ class ServerProcess:
         time. In between `end_others` ends everything else."""
         settings = self.context.settings
         await self._learn_tools()
-        await _wait_while(is_busy, settings.drain_timeout)
+        if is_busy():
+            await _wait_while(is_busy, settings.drain_timeout)
+            if not is_busy():
+                await asyncio.sleep(_LAST_READ_SECONDS)
+                await _wait_while(is_busy, _LEARN_SECONDS)
         if settings.task_drain > settings.drain_timeout and has_kept_calls(self.sessions):
             await self._learn_tools()
             self.end(but_kept=True)

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp import Client
+from mcp_types import TextContent
 
 from tests.support.raw import VERSION, Answer, Exchange, Peer, SessionPeer, message
 from tests.support.serving import Line, Served, log_lines, serving
@@ -27,6 +29,7 @@ from tests.support.site import until
 
 pytestmark = pytest.mark.anyio
 
+VERSION_WITHOUT_SESSION = "2026-07-28"
 STUBBORN = "tests.support.stubborn:server"
 CUT = Line("ERROR", "serve.cut", "ended without waiting for what does not stop")
 #: What a second signal may take, on a machine that does other things as well; the process itself allows 1.9 seconds.
@@ -73,6 +76,25 @@ async def test_a_running_call_finishes_and_its_reader_gets_the_answer(folder: Pa
         await drain(served, peer)
         (folder / "bread").touch()
         assert result_of(await call.answer()) == "bread is there"
+        assert await served.wait() == 0
+
+
+@pytest.mark.parametrize("mode", ["auto", VERSION_WITHOUT_SESSION])
+async def test_a_stock_client_gets_the_answer_that_a_stop_waits_for(folder: Path, mode: str) -> None:
+    """The Python SDK's client asks for `tools/list` after the answer of a tool that it does not know."""
+    async with started() as (served, peer), Client(served.url, mode=mode) as client:
+        begun = asyncio.Event()
+
+        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+            begun.set()
+
+        call = asyncio.create_task(client.call_tool("until_there", {"name": "bread"}, progress_callback=on_progress))
+        await begun.wait()
+        await drain(served, peer)
+        (folder / "bread").touch()
+        [content] = (await call).content
+        assert isinstance(content, TextContent)
+        assert content.text == "bread is there"
         assert await served.wait() == 0
 
 

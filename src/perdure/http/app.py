@@ -33,6 +33,7 @@ from perdure.http.credentials import EXPIRY, client_without_subject, expiry_of, 
 from perdure.http.endpoint import ALLOW, Endpoint
 from perdure.http.event_stream import BREAK_OFF, EventStreamResponse
 from perdure.http.paths import BESIDE, HEALTH, METRICS
+from perdure.http.post import READ_AFTER_ANSWER
 from perdure.http.refusals import Answer, Refusal, Refused
 from perdure.http.resume_tokens import ALLOW_POST, RESUME, resume_paths
 from perdure.http.sessionless import SessionlessHandler
@@ -374,7 +375,8 @@ class App:
         # An unknown version without a session: the SDK's answer names what it supports, era and all.
         if self._settings.eras != "session" and (is_sessionless(version) or b"mcp-session-id" not in headers):
             handler = self._started().sessionless
-            if self._draining and headers.get(b"mcp-method") not in (*TASK_METHODS, CANCEL_METHOD):
+            taken = (*TASK_METHODS, CANCEL_METHOD, READ_AFTER_ANSWER.encode())
+            if self._draining and headers.get(b"mcp-method") not in taken:
                 raise Refused(Refusal.STOPPING)
             if handler is not None:
                 return handler

@@ -38,6 +38,10 @@ ORDER_SECONDS = 1.0
 """How long a request waits for what other nodes have forwarded to the standalone stream, whose reader may be slow:
 after that it runs, and what it says may come before that."""
 
+READ_AFTER_ANSWER = "tools/list"
+"""What the Python SDK's client asks for after the answer of a tool that it does not know: refused while the process
+drains, it would cost the program the answer that the stop has waited for."""
+
 _SUBSCRIBING = ("resources/subscribe", "resources/unsubscribe")
 
 
@@ -141,7 +145,7 @@ class PostHandler:
         self, session: Session, requests: Sequence[Request], body: bytes, size: int, seen: int | None
     ) -> list[Call]:
         settings, calls = self._settings, session.exchange.calls
-        self._check_room(calls.caller)
+        self._check_room(calls.caller, is_read=all(request.method == READ_AFTER_ANSWER for request in requests))
         if any(request.method == "tools/call" and _has_key(request) for request in requests):
             raise Refused(Refusal.KEY_IN_SESSION, where=f"_meta[{KEY!r}]", extension=CALLS)
         if calls.load + len(requests) > settings.max_calls:
@@ -169,8 +173,9 @@ class PostHandler:
                 raise Refused(Refusal.TOO_MANY_CALLS, limit=settings.max_calls) from None
         raise Refused(Refusal.DUPLICATE_ID, id=in_use, seen=in_use)
 
-    def _check_room(self, caller: Caller) -> None:
-        self._access.refuse_if_draining()
+    def _check_room(self, caller: Caller, *, is_read: bool = False) -> None:
+        if not is_read:
+            self._access.refuse_if_draining()
         if self._context.journal.refuses:
             raise Refused(Refusal.STORE_FAILS)
         if not self._settings.json_response:
