@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -126,18 +127,13 @@ async def python_session(url: str) -> AsyncIterator[StockClient]:
                 seen.hang_up()
 
 
-class _WithoutTasks(fastmcp.Client[Any]):
-    """The client of a program that does not import `fastmcp_tasks`; another test of this process may have done it."""
-
-    _auto_internal_extensions = False
-
-
 @asynccontextmanager
 async def fastmcp_client(url: str) -> AsyncIterator[StockClient]:
-    """FastMCP's client, as it is by default."""
+    """FastMCP's client, as it is by default: without tasks, unless this process has imported `fastmcp_tasks`."""
+    assert "fastmcp_tasks" not in sys.modules
     async with asyncio.TaskGroup() as tasks:
         seen = PythonClient(tasks)
-        async with _WithoutTasks(url) as client:
+        async with fastmcp.Client(url) as client:
             seen.session, seen.protocol = client, str(client.protocol_version)
             try:
                 yield seen
