@@ -12,6 +12,8 @@ const there = new URL('/stock', location.href);
 there.hostname = location.hostname === 'localhost' ? '127.0.0.1' : 'localhost';
 
 let running = 0;
+let leaving = false;
+addEventListener('pagehide', () => (leaving = true));
 
 /** A client and a session of its own for each call: what its transport reports is about this call. */
 export async function bakeStock(card: Card, loaves: number): Promise<void> {
@@ -22,7 +24,8 @@ export async function bakeStock(card: Card, loaves: number): Promise<void> {
   try {
     await Promise.race([call(client, transport, card, loaves), gaveUp(client)]);
   } catch (error) {
-    card.stock.change({ is: 'failed', said: error instanceof Error ? error.message : String(error) });
+    // A page that is left loses its connections as well: that is for the next one to say.
+    if (!leaving) card.stock.change({ is: 'failed', said: error instanceof Error ? error.message : String(error) });
   } finally {
     running--;
     void client.close();

