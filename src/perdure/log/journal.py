@@ -40,6 +40,7 @@ from perdure.errors import (
     StoreReplaced,
     StoreUnavailable,
 )
+from perdure.log.turns import Turns
 from perdure.settings import Settings
 from perdure.store.base import Append, Forward, OpenStream, PutSession, Refusals, Step, Store
 from perdure.store.codec import weigh
@@ -107,6 +108,7 @@ class Journal:
     ) -> None:
         self.state = LogState.HEALTHY
         self.backlog = Backlog(settings.max_held_events, on_holding)
+        self.turns = Turns()
         self.store = store
         self.clock = store.clock
         self._timeout = settings.store_timeout
@@ -244,6 +246,8 @@ class Journal:
     def _taken(self) -> Iterator[Part]:
         while self._queue:
             source = self._queue.popleft()
+            if not self._queue:
+                self.turns.on_taken()
             if steps := source.take():
                 yield source, steps
 

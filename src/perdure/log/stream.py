@@ -29,6 +29,7 @@ from perdure._core.states import (
 )
 from perdure.errors import Behind, PerdureError, SessionEnded
 from perdure.log.journal import Journal, Steps
+from perdure.log.turns import AHEAD
 from perdure.store.base import (
     Append,
     CallEnd,
@@ -559,7 +560,9 @@ class Stream:
                 writer.is_queued = True
                 journal.put(self)
         writer.pending.append(self.tail.append(journal.time, payload, end is not None))
-        writer.ahead_bytes += len(payload)
+        size = len(payload)
+        writer.ahead_bytes += size
+        journal.turns.sent(size)
         if end is not None or also is not None or taken:
             writer.add(end, also, taken)
         if unlogged:
@@ -568,18 +571,26 @@ class Stream:
     @property
     def is_full(self) -> bool:
         """The writer should wait in `wait_for_room` before it goes on."""
-        writer = self.writer
+        writer, last = self.writer, self.tail.last
         return not self._journal.backlog.has_room or (
-            writer is not None and (self.tail.last >= self.readers.pause_at or writer.ahead_bytes >= RUN_AHEAD_BYTES)
+            writer is not None
+            and (
+                last >= self.readers.pause_at
+                or writer.ahead_bytes >= RUN_AHEAD_BYTES
+                or (last >= self.tail.visible + AHEAD and self._journal.turns.is_over)
+            )
         )
 
     async def wait_for_room(self) -> None:
-        """Wait until the writer may go on: events accepted, room in memory, the attached reader not too far behind."""
+        """Wait until the writer may go on: events accepted, room in memory, the attached reader not too far behind. If
+        many send at once, each has its turn."""
         while (writer := self.writer) is not None and (
             self.tail.last >= self.readers.pause_at or writer.ahead_bytes >= RUN_AHEAD_BYTES
         ):
             await self.readers.wait()
         await self._journal.backlog.wait_for_room()
+        if self._journal.turns.is_over:
+            await self._journal.turns.wait()
 
     async def wait_over(self) -> None:
         """Wait until everything owed is there."""

@@ -21,6 +21,7 @@ from perdure._core.losses import gap_notification
 from perdure._core.states import SessionState
 from perdure.errors import Behind, HeldElsewhere, MailFull, NodeGone, PerdureError, SessionEnded, StoreError
 from perdure.log.stream import RUN_AHEAD, Stream
+from perdure.log.turns import AHEAD
 from perdure.runtime.base import Flow
 from perdure.sessions.context import ServerContext, mail_to
 from perdure.store.base import Event, Forward, Step, StreamRecord, stream_by_id
@@ -206,14 +207,19 @@ class Home:
     @property
     def is_full(self) -> bool:
         """Whether a caller should wait in `wait_for_room` until what was sent has been accepted."""
-        return self.waiting >= RUN_AHEAD or not self._session.context.journal.backlog.has_room
+        journal = self._session.context.journal
+        is_ahead = self.waiting >= RUN_AHEAD or (self.waiting >= AHEAD and journal.turns.is_over)
+        return is_ahead or not journal.backlog.has_room
 
     async def wait_for_room(self) -> None:
         while self.waiting >= RUN_AHEAD and self._session.state is not SessionState.ENDED:
             self._room = self._room or asyncio.Event()
             self._room.clear()
             await self._room.wait()
-        await self._session.context.journal.backlog.wait_for_room()
+        journal = self._session.context.journal
+        await journal.backlog.wait_for_room()
+        if journal.turns.is_over:
+            await journal.turns.wait()
 
     def _make_room(self) -> None:
         if self._room is not None:
