@@ -791,8 +791,10 @@ async def test_tasks_stand_beside_sessions_and_an_operator_cancels_one(tmp_path:
         assert (await ask(peer, "tasks/get", task))["status"] == "cancelled"
         status, said, errors = await ended(following)
         assert (status, errors, said.splitlines()[-1]) == (0, "", f"task {task} has ended: cancelled")
-        assert "tools/call" in said
+        assert "tools/call wait" in said
         assert "1/2 waiting" in said
+        [found] = await objects(tmp_path, "sessions", "--kind", "task", "--all")
+        assert (found["call"]["name"], found["call"]["state"]) == ("wait", "cancelled")
 
         assert await lines(tmp_path, "sessions", "end", *prefix) == [f"task {task} has ended: operator ended"]
         assert (await ask(peer, "tasks/get", task))["code"] == -32602

@@ -294,6 +294,11 @@ class ForgetsTheDigest(MemoryStore):
         return [replace(row, digest=row.digest if row.request else b"") for row in await super().calls(session)]
 
 
+class ForgetsTheName(MemoryStore):
+    async def calls(self, session: SessionId) -> Sequence[CallRecord]:
+        return [replace(row, name=row.name if row.request else "") for row in await super().calls(session)]
+
+
 class KeepsTheLastSecret(MemoryStore):
     async def keep_secret(self, name: str, made: bytes) -> bytes:
         self._secrets[name] = made
@@ -637,7 +642,8 @@ class CountsLostEventsAsRead(MemoryStore):
         (CountsCallsAsSessions, "promise 22 single calls and sessions"),
         (KeepsEndedCalls, "promise 22 a single call that ends"),
         (SweepsCallsAsSessions, "promise 22 a single call is given up"),
-        (ForgetsTheDigest, "a call keeps what stands for its request"),
+        (ForgetsTheDigest, "a call keeps its name and what stands for its request"),
+        (ForgetsTheName, "a call keeps its name and what stands for its request"),
         (KeepsTheLastSecret, "promise 23 of several values"),
         (KeepsEveryEndedSession, "promise 14 of a callers ended sessions"),
         (ChangesWhateverIsThere, "promise 13 of several"),

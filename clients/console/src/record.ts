@@ -128,7 +128,7 @@ export class SessionRecord {
   private describe(stream: Stream, seen: number | null): void {
     const calls = this.facts.calls.filter((call) => call.stream === stream.id);
     if (calls.length) {
-      // The store forgets what was asked for when the call has ended.
+      // The store forgets which resource was asked for when the call has ended.
       if (!stream.title || calls.every((call) => call.name !== null)) stream.title = calls.map((call) => call.name ?? call.method).join(', ');
       stream.attempt = Math.max(...calls.map((call) => call.attempt));
     } else if (!stream.title && stream.facts.kind !== 'call') stream.title = 'standalone';

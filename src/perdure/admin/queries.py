@@ -386,7 +386,9 @@ def _call_object(call: base.CallRecord, node: NodeId | None) -> JsonObject:
 
 
 def subject_of(call: base.CallRecord) -> str | None:
-    """The tool, prompt or resource that a call asks for. It is forgotten with the request once the call has ended."""
+    """The tool, prompt or resource that a call asks for. A resource is forgotten once the call has ended."""
+    if call.name:
+        return call.name
     params = _members(call.request).get("params")
     name = params.get(_SUBJECTS.get(call.method, "")) if isinstance(params, dict) else None
     return name if isinstance(name, str) else None

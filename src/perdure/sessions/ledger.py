@@ -32,6 +32,9 @@ from perdure.store.base import CallEnd, CallRecord, DropStream, OpenStream, Step
 if TYPE_CHECKING:
     from perdure.sessions.session import Session
 
+MAX_NAME = 128
+"""Characters of a tool's name that are kept with its call: the protocol asks tools for no more."""
+
 LOG_MESSAGE = "notifications/message"
 
 Key = tuple[int, int | str]
@@ -289,6 +292,7 @@ class Intake:
                 request=body,
                 principal=record.owner,
                 digest=digest,
+                name=kept_name(request.params),
             )
             for request, body in zip(self._requests, bodies, strict=True)
         )
@@ -322,6 +326,12 @@ def name_of(params: dict[str, Any] | None) -> str | None:
     """The tool's or the prompt's name or the resource's URI, where a request has one."""
     name = params.get("name", params.get("uri")) if params else None
     return name if isinstance(name, str) else None
+
+
+def kept_name(params: dict[str, Any] | None) -> str:
+    """The tool's or the prompt's name, which outlives the request. A URI does not: it may say as much as arguments."""
+    name = params.get("name") if params else None
+    return name[:MAX_NAME] if isinstance(name, str) else ""
 
 
 def log_key(params: object) -> bytes:

@@ -194,6 +194,8 @@ class CallRecord:
     state: CallState = CallState.RUNNING
     digest: bytes = b""
     """Stands for what was asked for, also when the call has ended: of a call whose client may ask for it twice."""
+    name: str = ""
+    """The tool or prompt that it asks for, also when the call has ended: for people. Earlier releases kept none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -48,7 +48,7 @@ def call_row(key: int, place: int, record: base.CallRecord) -> Row:
     id_ = request_id_text(record.request_id)
     row = (key, record.incarnation, id_, record.session, id_key(record.request_id), place, base.record_version(record))
     said = (loose(record.method), record.request, loose(record.principal))
-    return (*row, *said, record.attempt, record.progress, record.state.value, record.digest)
+    return (*row, *said, record.attempt, record.progress, record.state.value, record.digest, loose(record.name))
 
 
 def sticky_text(requests: tuple[bytes, ...]) -> str:
@@ -124,6 +124,7 @@ call_record = record_maker(
     method=strict,
     principal=strict,
     state=CallState,
+    name=strict,
 )
 
 

@@ -593,9 +593,9 @@ class SingleCallChecks(Case):
         seen = base.KeptCall(call, ended, (final,), ())
         same("a call that has ended", _listed(await self.store.single_call(call.id, recent=3)), seen)
 
-    async def a_call_keeps_what_stands_for_its_request_when_it_has_ended(self) -> None:
+    async def a_call_keeps_its_name_and_what_stands_for_its_request_when_it_has_ended(self) -> None:
         fence, call = await self.store.join(NODE), a_single_call()
-        row = replace(a_call(session=call.id), digest=bytes(range(32)))
+        row = replace(a_call(session=call.id), digest=bytes(range(32)), name="\ud800 bake")
         opened = base.OpenStream(record=a_stream(fence, session=call.id), calls=(row,))
         await self.accept(base.PutSession(record=call), opened)
         await self.accept(base.ChangeSession(session=call.id, state=SessionState.DORMANT, active=3.0))

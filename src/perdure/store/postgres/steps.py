@@ -177,7 +177,7 @@ class CommitArguments:
             self._numbers += (call.incarnation, call.attempt, int(call.progress is not None))
             self._times.append(call.progress or 0.0)
             said = (stored(call.method), call.request, stored(call.principal))
-            self._blobs += (id_key(call.request_id), *said, call.digest)
+            self._blobs += (id_key(call.request_id), *said, call.digest, stored(call.name))
 
     def put_call(self, step: base.PutCall) -> None:
         texts = (step.stream, rows.request_id_text(step.request_id), step.state.value)

@@ -99,7 +99,7 @@ FROM perdure.session AS n LEFT JOIN perdure.stream AS s ON s.id = n.standalone W
 SELECT n.record, n.id, n.owner, n.state, n.version, n.client_params, n.result, n.initialized, n.sticky, n.incarnation,
        n.standalone, n.created, n.active, n.ended, n.address, n.revision, n.kind,
        c.record, c.session, c.incarnation, c.request_id, c.stream_id, c.method, c.request, c.principal, c.attempt,
-       c.progress, c.state, c.digest, e.seqs, e.times, e.payloads, e.finals,
+       c.progress, c.state, c.digest, c.name, e.seqs, e.times, e.payloads, e.finals,
        a.records, a.sessions, a.ids, a.streams, a.requests, a.nodes
 FROM perdure.session AS n
 LEFT JOIN LATERAL (
@@ -185,19 +185,19 @@ FROM perdure.reattach_1($1);
 
 -- calls_of_session: a session's ledger, the oldest first
 SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
-       c.state, c.digest
+       c.state, c.digest, c.name
 FROM perdure.stream AS s JOIN perdure.call AS c ON c.stream = s.key
 WHERE s.session = $1 ORDER BY s.key, c.place;
 
 -- calls_of_stream: the ledger rows of what a stream answers, in order
 SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
-       c.state, c.digest
+       c.state, c.digest, c.name
 FROM perdure.stream AS s JOIN perdure.call AS c ON c.stream = s.key
 WHERE s.id = $1 ORDER BY c.place;
 
 -- call_by_id: the call that has not ended under an id
 SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
-       c.state, c.digest
+       c.state, c.digest, c.name
 FROM perdure.call AS c JOIN perdure.stream AS s ON s.key = c.stream
 WHERE c.session = $1 AND c.incarnation = $2 AND c.id_key = $3 AND c.state IN ('running', 'waiting');
 

@@ -297,7 +297,7 @@ BEGIN
             END IF;
         WHEN 'o' THEN  -- open stream: id, session, kind, node; record, fence, generation, last, sealed, listed,
             -- most calls or -1, calls, seen or -1, unique; opened. Of each call: id, state; incarnation, attempt, has progress; progress;
-            -- key, method, request, principal, digest
+            -- key, method, request, principal, digest, name
             -- As lock_session_1 does.
             PERFORM 1 FROM perdure.session WHERE id = texts[t + 1] FOR NO KEY UPDATE;
             INSERT INTO perdure.stream (id, record, session, kind, node, fence, opened, generation, last, sealed, listed)
@@ -335,7 +335,7 @@ BEGIN
                     INSERT INTO perdure.call VALUES (
                         k, c, record_, session_, numbers[n], texts[t], blobs[b], blobs[b + 1], blobs[b + 2],
                         blobs[b + 3], numbers[n + 1], CASE WHEN numbers[n + 2] = 1 THEN times[f] END, texts[t + 1],
-                        blobs[b + 4])
+                        blobs[b + 4], blobs[b + 5])
                     ON CONFLICT DO NOTHING;
                     IF NOT FOUND THEN
                         why := ARRAY['taken', texts[t]];
@@ -345,7 +345,7 @@ BEGIN
                 t := t + 2;
                 n := n + 3;
                 f := f + 1;
-                b := b + 5;
+                b := b + 6;
             END LOOP;
             IF NOT done AND most_ >= 0 THEN
                 SELECT count(*) INTO count_ FROM perdure.call

@@ -181,6 +181,7 @@ CREATE TABLE perdure.call (
     progress    float8,
     state       perdure.call_state NOT NULL,
     digest      bytea NOT NULL DEFAULT '',
+    name        bytea NOT NULL DEFAULT '',
     PRIMARY KEY (stream, place)
 ) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 

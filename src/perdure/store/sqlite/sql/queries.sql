@@ -68,8 +68,8 @@ SELECT revision FROM session WHERE id = ? AND state <> 'ended';
 
 -- open_call: a ledger row of a new stream; nothing if the id is taken
 INSERT INTO call (stream, incarnation, request_id, session, id_key, place, record, method, request, principal, attempt,
-                  progress, state, digest)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                  progress, state, digest, name)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING;
 
 -- count_calls: how many calls of a session have not ended
@@ -244,19 +244,19 @@ WHERE owner = ? AND address = ? AND kind = 'call' AND state <> 'ended' AND state
 
 -- calls_of_session: a session's ledger, the oldest first
 SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
-       c.state, c.digest
+       c.state, c.digest, c.name
 FROM stream AS s JOIN call AS c ON c.stream = s.key
 WHERE s.session = ? ORDER BY s.key, c.place;
 
 -- calls_of_stream: the ledger rows of what a stream answers, in order
 SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
-       c.state, c.digest
+       c.state, c.digest, c.name
 FROM stream AS s JOIN call AS c ON c.stream = s.key
 WHERE s.id = ? ORDER BY c.place;
 
 -- call_by_id: the call that has not ended under an id
 SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
-       c.state, c.digest
+       c.state, c.digest, c.name
 FROM call AS c JOIN stream AS s ON s.key = c.stream
 WHERE c.session = ? AND c.incarnation = ? AND c.id_key = ? AND c.state IN ('running', 'waiting');
 

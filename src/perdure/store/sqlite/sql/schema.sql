@@ -94,6 +94,7 @@ CREATE TABLE call (
     progress    REAL,
     state       TEXT NOT NULL CHECK (state IN ('running', 'waiting', 'answered', 'cancelled', 'settled')),
     digest      BLOB NOT NULL DEFAULT x'',
+    name        NOT NULL DEFAULT '',
     PRIMARY KEY (stream, incarnation, request_id)
 ) WITHOUT ROWID;
 
