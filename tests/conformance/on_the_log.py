@@ -16,6 +16,7 @@ from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from perdure._core.extension import CALLS
 from perdure._core.ids import RecordKind
 from perdure.http.body import replayed
 from perdure.store.base import Store
@@ -101,7 +102,7 @@ class WithTasks(Gateway):
         try:
             request = json.loads(body)
             declared = request["params"]["_meta"][CAPABILITIES]
-            declared["extensions"] = {**declared.get("extensions", {}), TASKS: {}}
+            declared["extensions"] = {**declared.get("extensions", {}), TASKS: {}, CALLS: {}}
         except (ValueError, KeyError, TypeError, AttributeError):
             await self.app(scope, replayed(body), send)  # Perdure has to refuse it
             return
@@ -121,7 +122,7 @@ class WithTasks(Gateway):
         await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
 
     async def outcome(self, scope: Scope, request: dict[str, Any], task: str) -> dict[str, Any]:
-        """Ask how the task is until it is over; Perdure holds each request until there is something to tell."""
+        """Poll the task until it is over. Perdure holds each poll, because the gateway declares `dev.perdure/calls`."""
         polled = with_headers(scope, {b"mcp-method": b"tasks/get", b"mcp-name": task.encode()})
         params = {"taskId": task, "_meta": request["params"]["_meta"]}
         poll = {"jsonrpc": "2.0", "id": "poll", "method": "tasks/get", "params": params}
