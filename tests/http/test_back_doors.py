@@ -122,7 +122,8 @@ async def test_two_users_of_one_name_do_not_share_sessions() -> None:
         async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, BaseUser]:
             return AuthCredentials(), NamedUser(conn.headers["x-user"])
 
-    app = AuthenticationMiddleware(perdure.asgi(MCPServer("m", log_level="WARNING")), backend=ByHeader())
+    server = MCPServer("m", log_level="WARNING")
+    app = AuthenticationMiddleware(perdure.asgi(server, store="memory:"), backend=ByHeader())
     async with under_uvicorn(app) as port:
         peer = await Peer(port=port).session(**{"x-user": "1001"})
         theirs = await peer.ask("POST", message("ping", id=1), headers={"x-user": "1002"})

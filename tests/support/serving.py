@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.support.starting import ROOT, Program, can_fork, python_path, start, start_other
 
@@ -107,9 +108,13 @@ async def serving(
     command: str = "serve",
 ) -> AsyncIterator[Served]:
     """A running server. It stops when the block ends; a test may stop or kill it before. `forks=False` starts its
-    workers as the product does, each in an interpreter of its own, which takes more than a second."""
+    workers as the product does, each in an interpreter of its own, which takes more than a second. A server that is
+    given neither a store nor a folder has a store of its own."""
     arguments = (target, "--port", str(port), *options)
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    own = TemporaryDirectory(prefix="p-")
+    if cwd is None:
+        env.setdefault("PERDURE_STORE", f"sqlite:{own.name}/perdure.db")
     has_workers = "--workers" in options or command == "dev"
     process: Program
     if argv == PERDURE:
@@ -133,6 +138,7 @@ async def serving(
         await (served.end() if gently else served.kill())
         if drain is not None:
             await drain
+        own.cleanup()
         print(*served.output, sep="\n")  # shown by pytest when the test fails
 
 
