@@ -71,7 +71,8 @@ async def test_a_stop_with_open_streams_prints_no_traceback(tmp_path: Path) -> N
 
 
 async def test_a_stop_with_listeners_and_calls_of_2026_07_28_prints_no_traceback(tmp_path: Path) -> None:
-    calls = [{}, {"_meta": {"progressToken": "p"}}]
+    key = {"_meta": {"dev.perdure/key": "order-1"}}
+    calls = [{}, key, key, {"_meta": {"progressToken": "p"}}]  # the third joins the second
     async with plain_uvicorn(tmp_path) as (process, port), AsyncExitStack() as stack:
         peer = Peer(port=port)
 

@@ -114,7 +114,12 @@ class KnownCalls:
         caller = caller_of(asked.owner, asked.http.scope)
         self._context.work.take(caller, asked.size)
         try:
-            await asyncio.wait({leaving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                await asyncio.wait({leaving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                # The server that runs us stops, and uvicorn would log a traceback: obeyed in order, as in `end_all`.
+                waiting.cancel()
+                await asyncio.wait({waiting})
             if waiting.cancelled():
                 await self.say_stopped(asked, writer, is_kept=True)
             elif waiting.done():

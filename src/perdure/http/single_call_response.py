@@ -111,9 +111,13 @@ class CallReader:
                 pass
             self._outcome = self._outcome or Outcome.LEFT
         except asyncio.CancelledError:
-            # The end of the reader, or of the time, ends here; any other cancellation goes on.
-            ended = self._outcome is not None or reader.state is ReaderState.FINISHED
-            if not ended or (task is not None and task.uncancel() > 0):
+            # The end of the reader, or of the time, ends here. Any other cancellation is that of a server that stops:
+            # it is obeyed in order where nothing is being written, because uvicorn would log a traceback.
+            if self._outcome is None and reader.state is ReaderState.RESTING:
+                self._outcome = Outcome.STOPPED
+            elif self._outcome is None and reader.state is not ReaderState.FINISHED:
+                raise
+            if task is not None and task.uncancel() > 0:
                 raise
         finally:
             if timer is not None:
