@@ -152,11 +152,14 @@ def for_writing(address: Address) -> Address:
 
 def each_host(dsn: str) -> list[str]:
     """Give an address for each of its hosts."""
-    parts = urlsplit(dsn)
-    user, at, hosts = parts.netloc.rpartition("@")
-    if "," not in hosts or f"{_TARGET}=prefer-standby" in parts.query:  # of those the driver has to see all
+    # Not by `urlsplit`: newer releases of Python refuse an IPv6 address that is not the first of several hosts.
+    scheme, slashes, rest = dsn.partition("//")
+    netloc = re.split("[/?#]", rest, maxsplit=1)[0]
+    path = rest.removeprefix(netloc)
+    user, at, hosts = netloc.rpartition("@")
+    if "," not in hosts or f"{_TARGET}=prefer-standby" in path:  # of those the driver has to see all
         return [dsn]
-    return [dsn.replace(f"//{parts.netloc}", f"//{user}{at}{host}", 1) for host in hosts.split(",")]
+    return [f"{scheme}{slashes}{user}{at}{host}{path}" for host in hosts.split(",")]
 
 
 def _split(url: str) -> SplitResult | None:
