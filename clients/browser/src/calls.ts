@@ -107,7 +107,7 @@ export function giveUp(link: Link, call: Call, reason: string): void {
 /** Whether it was still running. */
 export function forget({ running, state }: Link, call: Call): boolean {
   call.line?.end();
-  delete state.calls[call.id];
+  if (!call.kept.cancelled) delete state.calls[call.id];
   return running.delete(call.id);
 }
 

@@ -16,7 +16,7 @@ import { guard, type Link, setStatus } from './link.js';
 import { Line, listen } from './lines.js';
 import type { SendOptions } from './options.js';
 import { call, post, say } from './sending.js';
-import { drop, goOn } from './single.js';
+import { drop, end, goOn } from './single.js';
 import { clear, type KeptCall, save } from './state.js';
 import { isKept, type Message, message, type Request, wireId } from './wire.js';
 
@@ -73,7 +73,11 @@ export async function begin(link: Link): Promise<void> {
   if (!link.single) for (const ask of Object.values(state.asks)) guard(link, link.hand, ask);
   if (options.onrecovered) for (const it of recovered) guard(link, options.onrecovered, it.recovered as RecoveredCall);
   const opened = options.onrecovered || link.taken ? readRecovered(link) : [];
-  if (link.single) return;
+  if (link.single) {
+    // What fails here is tried again by the next page.
+    for (const [id, kept] of Object.entries(state.calls)) if (kept.cancelled) end(link, { id, kept }).catch(() => {});
+    return;
+  }
   // A GET without a position says that the client is back without its calls, and what they say would follow it there.
   if (!state.standalone) await Promise.all(opened);
   if (state === link.state) listenStandalone(link); // else there is another session, which has its own
@@ -92,6 +96,7 @@ export function recover(link: Link): void {
       else await say(link, message({ method: 'notifications/cancelled', params: { requestId: id, reason } }));
     });
     const it: Call = { id, kept, recovered, answered: new Set() };
+    if (kept.cancelled) continue;
     link.running.set(id, it);
     link.recovered.add(it);
   }

@@ -163,10 +163,18 @@ function finish(link: Link, it: Call, m: Message): void {
 async function cancelled(link: Link, id: Id): Promise<void> {
   for (const it of [...link.running.values()]) {
     if (it.kept.id !== id || it.recovered) continue;
+    it.kept.cancelled = true;
     forget(link, it);
     save(link);
-    await drop(link, it);
+    await end(link, it);
   }
+}
+
+/** Stop a call that its client gave up. The storage keeps it until the server has answered, because the page may go before. */
+export async function end(link: Link, it: Call): Promise<void> {
+  await drop(link, it);
+  delete link.state.calls[it.id];
+  save(link);
 }
 
 /** Ask the server to stop a call. Without a handle and a key, the end of its connection has. */

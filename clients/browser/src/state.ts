@@ -29,6 +29,8 @@ export interface KeptCall {
   began?: number;
   /** The handle of the task that it became. */
   task?: string;
+  /** The client gave it up, and the server has not confirmed that yet. */
+  cancelled?: boolean;
 }
 
 export interface State {
