@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 from mcp.server.mcpserver import Context, MCPServer
-from tests.support.serving import serving
-from tests.support.wire import Peer, Web
+from tests.support.clients.wire_client import Peer, Web
+from tests.support.processes.serving import serving
 
 TARGET = "bench.follow:server"
 SAMPLES = 200

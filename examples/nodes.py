@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from tests.support.postgres import Server, programs
+from tests.support.stores.postgres import Server, programs
 
 from perdure.store.postgres.address import SCHEMES, without_password
 

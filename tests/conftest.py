@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import memory
+from tests.support.stores import memory_files
 
 # Where the environment forbids bytecode (container images do), each program compiles the package again: a fifth of the
 # time that it takes to start.
@@ -27,7 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-memory.use_for_all()
+memory_files.use_for_all()
 
 # A busy machine makes examples slow, not wrong; the timeout of each test is the bound that counts.
 settings.register_profile("perdure", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -18,10 +18,10 @@ import time
 
 from perdure import Settings
 from perdure._core.leases import BEATS_IN_LEASE
-from tests.support.cluster import CRASHBOX
-from tests.support.postgres import store_url
-from tests.support.raw import Peer, SessionPeer
-from tests.support.serving import serving
+from tests.support.clients.raw_http import Peer, SessionPeer
+from tests.support.processes.cluster import GATE_FILE_TOOLS
+from tests.support.processes.serving import serving
+from tests.support.stores.postgres import store_url
 
 #: Seconds, by what happens to the process.
 GOALS = {signal.SIGKILL: 2.0, signal.SIGSTOP: 15.0}
@@ -33,7 +33,7 @@ BEAT = Settings().lease / BEATS_IN_LEASE
 async def settle(how: signal.Signals) -> float:
     """Seconds from the signal until a reader at the other process has the call's answer."""
     options = ("--store", store_url())
-    async with serving(CRASHBOX, *options) as doomed, serving(CRASHBOX, *options) as living:
+    async with serving(GATE_FILE_TOOLS, *options) as doomed, serving(GATE_FILE_TOOLS, *options) as living:
         peer = await Peer(port=doomed.port).session()
         there = SessionPeer(port=living.port, headers=peer.headers, id=peer.id)
         async with await peer.begin_call("pay", n=1, gate="/nowhere", pauses=[1]) as call:

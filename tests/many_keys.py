@@ -38,10 +38,10 @@ from perdure.admin.queries import find
 from perdure.http.app import CALL_KEYS
 from perdure.store import Store, open_store
 from perdure.store.base import Append, CallEnd, KeptCall, OpenStream, PutSession, Step, StreamRecord
-from tests.support.call_peer import TAKES_TASKS, CallPeer, result_of, said
-from tests.support.cluster import CRASHBOX
-from tests.support.postgres import Server
-from tests.support.serving import Served, serving
+from tests.support.clients.modern_peer import TAKES_TASKS, CallPeer, result_of, said
+from tests.support.processes.cluster import GATE_FILE_TOOLS
+from tests.support.processes.serving import Served, serving
+from tests.support.stores.postgres import Server
 
 SIZES = (10**3, 10**4, 10**5, 10**6)
 SAMPLES = 300
@@ -265,7 +265,7 @@ async def run(address: str, sizes: Sequence[int], size_of: Callable[[], int]) ->
     limits = ("--max-tasks", most, "--max-principal-tasks", most, "--store-timeout", f"{PATIENCE:g}s")
     options = ("--store", address, "--cleanup-interval", "1h", *limits)
     found: list[Figures] = []
-    async with serving(CRASHBOX, *options) as served, open_store(address, busy_timeout=PATIENCE) as store:
+    async with serving(GATE_FILE_TOOLS, *options) as served, open_store(address, busy_timeout=PATIENCE) as store:
         keys = Keys(store, *await first_call(served, store))
         measuring = Measuring(served, store, keys, random.Random(7))
         for size in sizes:

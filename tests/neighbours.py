@@ -17,8 +17,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.raw import Peer, SessionPeer
-from tests.support.serving import serving
+from tests.support.clients.raw_http import Peer, SessionPeer
+from tests.support.processes.serving import serving
 
 #: Seconds that the 95th percentile may take.
 GOAL = 0.25

@@ -25,12 +25,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from perdure._core.settling import MOST_RUNS
-from tests.support.crashbox import diary
-from tests.support.soaked_call import Report
-from tests.support.soaked_nodes import Nodes
-from tests.support.soaked_store import PostgresServer, SoakedStore, SqliteFile, running
-from tests.support.soaking import Ports, Visitor
-from tests.support.witness import assert_answered_once, assert_sound, settled
+from tests.support.clients.recording_client import assert_answered_once, assert_sound, settled
+from tests.support.clients.soak_call import Report
+from tests.support.clients.soak_client import Ports, Visitor
+from tests.support.processes.soak_nodes import Nodes
+from tests.support.servers.gate_file_tools import diary
+from tests.support.stores.soak_store import PostgresServer, SoakedStore, SqliteFile, running
 
 CLIENTS = 10
 #: Seconds from one kill to the next.

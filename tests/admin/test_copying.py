@@ -56,9 +56,9 @@ from perdure.testing._values import (
     some_events,
 )
 from tests.cli.test_sessions import ended, files, lines, refusal, start
-from tests.support.first_layout import layout, write_first_layout
-from tests.support.postgres import connection, new_schema, store_url
-from tests.support.site import until
+from tests.support.servers.in_process import until
+from tests.support.stores.first_layout import layout, write_first_layout
+from tests.support.stores.postgres import connection, new_schema, store_url
 
 pytestmark = pytest.mark.anyio
 

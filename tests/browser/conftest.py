@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.chromium import Browser, browsing
-from tests.support.cluster import Cluster, cluster
+from tests.support.clients.chromium import Browser, browsing
+from tests.support.processes.cluster import Cluster, cluster
 
 
 @pytest.fixture(scope="session")

@@ -15,12 +15,12 @@ from perdure._core.ids import Kind, NodeId, SessionId, StreamId
 from perdure._core.principals import user_principal
 from perdure._core.states import SessionState
 from perdure.store import SqliteStore, base
-from tests.support.chromium import Browser
-from tests.support.cluster import cluster
-from tests.support.console_page import BUILT, VIOLATIONS, Page, axe, build, open_page
-from tests.support.consoling import Console, consoling
-from tests.support.crashbox import open_gate
-from tests.support.raw import Peer
+from tests.support.clients.chromium import Browser
+from tests.support.clients.console_page import BUILT, VIOLATIONS, Page, axe, build, open_page
+from tests.support.clients.raw_http import Peer
+from tests.support.processes.cluster import cluster
+from tests.support.processes.console_process import Console, consoling
+from tests.support.servers.gate_file_tools import open_gate
 
 pytestmark = pytest.mark.anyio
 

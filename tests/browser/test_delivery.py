@@ -15,10 +15,10 @@ from starlette.routing import Route
 
 from tests.browser.test_reload import whole
 from tests.browser.test_servers import INITIALIZED, Front, for_pages
-from tests.support.chromium import Browser, Tab
-from tests.support.cutting_proxy import cutting_proxy
-from tests.support.site import under_uvicorn, until
-from tests.support.workshop import Workshop
+from tests.support.clients.chromium import Browser, Tab
+from tests.support.proxies.cutting_proxy import cutting_proxy
+from tests.support.servers.in_process import under_uvicorn, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -127,7 +127,7 @@ async def test_a_read_that_makes_the_server_fail_is_not_sent_again(browser: Brow
 
 async def test_a_running_call_outlives_a_time_in_which_it_may_not_be_read(browser: Browser) -> None:
     """Promise 3: it runs, and its answer is in the log; 403 says nothing about that."""
-    shop = Workshop()
+    shop = ToolServer()
     front = Front(shop, browser.origin)
     async with front.serving() as url, cutting_proxy(int(url.split(":")[2].partition("/")[0])) as proxy:
         tab = await browser.open(proxy.url)

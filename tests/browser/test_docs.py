@@ -13,9 +13,9 @@ from starlette.routing import Mount, Route
 
 import perdure
 from perdure.store import MemoryStore
-from tests.support.chromium import Browser
-from tests.support.serving import ROOT
-from tests.support.site import under_uvicorn
+from tests.support.clients.chromium import Browser
+from tests.support.processes.serving import ROOT
+from tests.support.servers.in_process import under_uvicorn
 
 pytestmark = pytest.mark.anyio
 

@@ -9,12 +9,12 @@ import pytest
 from mcp.server.auth.provider import AccessToken, TokenVerifier
 
 from tests.browser.test_reload import whole
-from tests.support.chromium import Browser
-from tests.support.cluster import Cluster
-from tests.support.crashbox import open_gate
-from tests.support.cutting_proxy import cutting_proxy
-from tests.support.site import serve, until
-from tests.support.workshop import Workshop
+from tests.support.clients.chromium import Browser
+from tests.support.processes.cluster import Cluster
+from tests.support.proxies.cutting_proxy import cutting_proxy
+from tests.support.servers.gate_file_tools import open_gate
+from tests.support.servers.in_process import serve, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -312,7 +312,7 @@ class Passes(TokenVerifier):
 
 async def test_a_token_that_expires_in_the_middle_of_a_stream(browser: Browser) -> None:
     """R9, R11: the page is asked for another one, and nothing is lost; no token is stored."""
-    shop, passes = Workshop(), Passes("token-of-the-morning")
+    shop, passes = ToolServer(), Passes("token-of-the-morning")
     async with (
         serve(shop.server, auth=passes, cors_origins=(browser.origin,), retry=0.1) as site,
         cutting_proxy(site.port) as proxy,

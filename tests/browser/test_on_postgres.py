@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.browser.test_reload import whole
-from tests.support.chromium import Browser
-from tests.support.cluster import cluster
-from tests.support.crashbox import diary, open_gate
-from tests.support.postgres import store_url
+from tests.support.clients.chromium import Browser
+from tests.support.processes.cluster import cluster
+from tests.support.servers.gate_file_tools import diary, open_gate
+from tests.support.stores.postgres import store_url
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.chromium import PACKAGE
-from tests.support.node import node_modules, program
+from tests.support.clients.chromium import PACKAGE
+from tests.support.processes.node_programs import node_modules, program
 
 #: Bytes gzipped: what a page pays for sessions that last, and for calls that last without them.
 MOST = 9600

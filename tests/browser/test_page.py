@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.chromium import Browser
-from tests.support.console_page import VIOLATIONS, axe
-from tests.support.demo_page import have_page
-from tests.support.serving import ROOT, python_path
+from tests.support.clients.chromium import Browser
+from tests.support.clients.console_page import VIOLATIONS, axe
+from tests.support.clients.demo_page import have_page
+from tests.support.processes.serving import ROOT, python_path
 
 pytestmark = pytest.mark.anyio
 

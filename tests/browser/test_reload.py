@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.chromium import Browser, Tab
-from tests.support.cluster import Cluster
-from tests.support.crashbox import diary, open_gate
-from tests.support.site import until
+from tests.support.clients.chromium import Browser, Tab
+from tests.support.processes.cluster import Cluster
+from tests.support.servers.gate_file_tools import diary, open_gate
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 
@@ -43,7 +43,7 @@ async def test_a_call_goes_on_over_a_reload(
         await tab.saw("recovered", "a")
         await tab.saw("progress", "a", 4)
         assert await tab.connected() == session
-        assert await tab.eval("lab.server()") == "crashbox"
+        assert await tab.eval("lab.server()") == "gate_file_tools"
         assert "tools" in await tab.eval("lab.capabilities()")
         open_gate(f"{gate}.4")
         await whole(tab, "a", 6)
@@ -59,7 +59,7 @@ async def test_without_a_running_call_the_client_shakes_hands_again(
     session = await tab.connected()
     await tab.reload()
     assert await tab.connected() == session
-    assert await tab.eval("lab.server()") == "crashbox"
+    assert await tab.eval("lab.server()") == "gate_file_tools"
     assert sessions() == [(session, 2)]
     assert (await tab.eval("lab.ask('where')")).startswith(session)
 

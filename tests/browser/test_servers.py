@@ -24,10 +24,10 @@ import perdure
 from perdure import Settings
 from perdure.store import MemoryStore
 from tests.browser.test_reload import whole
-from tests.support.chromium import Browser, Tab
-from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
-from tests.support.site import serve, under_uvicorn, until
-from tests.support.workshop import Workshop
+from tests.support.clients.chromium import Browser, Tab
+from tests.support.proxies.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.support.servers.in_process import serve, under_uvicorn, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -44,7 +44,7 @@ def for_pages(app: ASGIApp) -> ASGIApp:
 
 
 @asynccontextmanager
-async def plain(shop: Workshop, *, json_response: bool = False) -> AsyncIterator[int]:
+async def plain(shop: ToolServer, *, json_response: bool = False) -> AsyncIterator[int]:
     """The official SDK's own server; gives the port."""
     anybody = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     app = shop.server.streamable_http_app(json_response=json_response, transport_security=anybody)
@@ -54,8 +54,8 @@ async def plain(shop: Workshop, *, json_response: bool = False) -> AsyncIterator
 
 async def test_a_server_without_perdure(browser: Browser) -> None:
     """No event ids, no way back to a stream: what is cut off has an unknown outcome; a session that is gone is told."""
-    async with AsyncExitStack() as stack, cutting_proxy(0) as proxy, plain(Workshop()) as second:
-        proxy.upstreams = (await stack.enter_async_context(plain(Workshop())),)
+    async with AsyncExitStack() as stack, cutting_proxy(0) as proxy, plain(ToolServer()) as second:
+        proxy.upstreams = (await stack.enter_async_context(plain(ToolServer())),)
         tab = await browser.open(proxy.url)
         session = await tab.connected()
         await tab.call("count", key="a", n=3)
@@ -88,7 +88,7 @@ async def test_a_server_without_perdure(browser: Browser) -> None:
 @pytest.mark.parametrize("kind", ["the SDK's own", "Perdure's"])
 async def test_a_server_that_answers_with_json(browser: Browser, kind: str) -> None:
     """Answers as they are. One that had not come when the page went cannot be had any more."""
-    shop = Workshop()
+    shop = ToolServer()
     async with AsyncExitStack() as stack:
         if kind == "Perdure's":
             site = serve(shop.server, json_response=True, cors_origins=(browser.origin,))
@@ -109,7 +109,7 @@ async def test_a_server_that_answers_with_json(browser: Browser, kind: str) -> N
 
 async def test_events_that_are_gone(browser: Browser) -> None:
     """Promise 4: which, whose and why is told to the page, and what is left arrives."""
-    shop = Workshop()
+    shop = ToolServer()
     async with serve(shop.server, max_stream_events=10, cors_origins=(browser.origin,), retry=0.1) as site:
         tab = await browser.open(site.url)
         await tab.connected()
@@ -129,7 +129,7 @@ async def test_events_that_are_gone(browser: Browser) -> None:
 class Front:
     """What stands before a server: it sees each request, and may keep or answer it itself."""
 
-    def __init__(self, shop: Workshop, origin: str) -> None:
+    def __init__(self, shop: ToolServer, origin: str) -> None:
         settings = Settings(cors_origins=(origin,), retry=0.1)
         self.app = perdure.asgi(shop.server, store=MemoryStore(), settings=settings)
         self.is_keeping = False
@@ -169,7 +169,7 @@ class Front:
 
 async def test_a_page_that_was_reloaded_before_its_standalone_stream_had_begun(browser: Browser) -> None:
     """R5: asking for that stream without a position says that the client has lost its calls; so they come first."""
-    shop = Workshop()
+    shop = ToolServer()
     front = Front(shop, browser.origin)
     async with front.serving() as url:
         front.is_keeping = True
@@ -193,7 +193,7 @@ async def test_a_page_that_was_reloaded_before_its_standalone_stream_had_begun(b
 
 async def test_a_gateway_whose_server_is_away(browser: Browser) -> None:
     """A call may have reached the server; a page that comes back waits; and who gives up asks no more."""
-    shop = Workshop()
+    shop = ToolServer()
     front = Front(shop, browser.origin)
     async with front.serving() as url:
         tab = await browser.open(url)
@@ -236,7 +236,7 @@ async def eight_calls(browser: Browser, front: Front) -> AsyncIterator[tuple[Tab
 
 async def test_a_server_that_is_away_is_asked_with_longer_and_longer_pauses(browser: Browser) -> None:
     """Also for the streams that had let go of their connections: a failure is a failure, whoever made room before."""
-    shop = Workshop()
+    shop = ToolServer()
     front = Front(shop, browser.origin)
     async with eight_calls(browser, front) as (tab, proxy):
         front.own = Response("bad gateway", 502)
@@ -258,7 +258,7 @@ async def test_a_server_that_is_away_is_asked_with_longer_and_longer_pauses(brow
 
 async def test_a_server_says_when_streams_may_come_back(browser: Browser) -> None:
     """B7: `Retry-After` counts for each of them."""
-    shop = Workshop()
+    shop = ToolServer()
     front = Front(shop, browser.origin)
     async with eight_calls(browser, front) as (tab, proxy):
         front.own = Response("come back later", 503, headers={"retry-after": "3600"})
@@ -285,7 +285,7 @@ async def test_a_call_that_is_answered_with_an_error_status(
     browser: Browser, status: int, headers: dict[str, str], ending: object
 ) -> None:
     """H8: it is sent again only if the server says that it has not taken it; if it may have run, nobody knows."""
-    front = Front(Workshop(), browser.origin)
+    front = Front(ToolServer(), browser.origin)
     async with front.serving() as url:
         tab = await browser.open(url)
         await tab.connected()

@@ -12,13 +12,13 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types import ToolAnnotations
 
 from tests.browser.test_servers import for_pages
-from tests.support.board import new_server
-from tests.support.chromium import Browser, Tab
-from tests.support.cluster import Cluster
-from tests.support.crashbox import diary, open_gate
-from tests.support.cutting_proxy import cutting_proxy
-from tests.support.site import serve, under_uvicorn, until
-from tests.support.workshop import Workshop
+from tests.support.clients.chromium import Browser, Tab
+from tests.support.processes.cluster import Cluster
+from tests.support.proxies.cutting_proxy import cutting_proxy
+from tests.support.servers.gate_file_tools import diary, open_gate
+from tests.support.servers.in_process import serve, under_uvicorn, until
+from tests.support.servers.notice_board import new_server
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -208,7 +208,7 @@ async def test_a_server_without_keys_and_tasks(browser: Browser) -> None:
 
 
 async def test_a_server_of_the_other_revisions_gets_a_session(browser: Browser) -> None:
-    shop = Workshop()
+    shop = ToolServer()
     async with serve(shop.server, eras="session", cors_origins=(browser.origin,)) as site:
         tab = await browser.open(site.url, single="")
         session = await tab.connected()

@@ -15,17 +15,17 @@ import mcp_types as types
 import pytest
 
 from perdure.cli.listing import Offers, listing_lines
-from tests.support.crashbox import diary, open_gate
-from tests.support.cutting_proxy import cutting_proxy
-from tests.support.kitchen import has_noted
-from tests.support.pty_program import on_a_pty
-from tests.support.serving import Served, serving
-from tests.support.site import until
-from tests.support.starting import can_fork, start
+from tests.support.processes.pty_program import on_a_pty
+from tests.support.processes.serving import Served, serving
+from tests.support.processes.starting import can_fork, start
+from tests.support.proxies.cutting_proxy import cutting_proxy
+from tests.support.servers.command_line_tools import has_noted
+from tests.support.servers.gate_file_tools import diary, open_gate
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 
-KITCHEN = "tests.support.kitchen:server"
+KITCHEN = "tests.support.servers.command_line_tools:server"
 ERAS = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
 needs_pty = pytest.mark.skipif(not can_fork(), reason="the program is given its terminal as a fork")
 

@@ -16,10 +16,10 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 from mcp import Client
 
-from tests.support.raw import Peer
-from tests.support.serving import READY, START_SECONDS, Served, serving
-from tests.support.site import until
-from tests.support.starting import start
+from tests.support.clients.raw_http import Peer
+from tests.support.processes.serving import READY, START_SECONDS, Served, serving
+from tests.support.processes.starting import start
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 
@@ -168,7 +168,7 @@ async def test_code_that_cannot_be_imported_is_shown_and_the_old_code_serves_unt
 async def test_code_that_is_broken_from_the_start_is_waited_for_and_a_closed_terminal_ends_it(tmp_path: Path) -> None:
     save(tmp_path, BROKEN)
     arguments = ("dev", "bakery.py", "--port", "0", "--no-console")
-    process = await start("tests.support.forking_pool", *arguments, cwd=tmp_path, errors=STDOUT)
+    process = await start("tests.support.processes.forked_workers", *arguments, cwd=tmp_path, errors=STDOUT)
     served = Served(process=process, url="", port=0)
 
     async def read() -> None:

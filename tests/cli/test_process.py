@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.serving import Line, log_lines
-from tests.support.starting_sync import Program, start_interpreter
-from tests.support.starting_sync import start as start_module
+from tests.support.processes.serving import Line, log_lines
+from tests.support.processes.starting_sync import Program, start_interpreter
+from tests.support.processes.starting_sync import start as start_module
 
 SECONDS = 30
 FREE_PORT = ("--port", "0")

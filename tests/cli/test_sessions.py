@@ -45,11 +45,11 @@ from perdure.store.base import (
 )
 from tests.cli.test_process import exchange, hello, open_session, port_of
 from tests.cli.test_process import start as serve
-from tests.support.modern import TASKS, modern
-from tests.support.postgres import connection, new_schema, store_url
-from tests.support.raw import Peer
-from tests.support.starting import Program
-from tests.support.starting import start as start_module
+from tests.support.clients.modern_requests import TASKS, modern
+from tests.support.clients.raw_http import Peer
+from tests.support.processes.starting import Program
+from tests.support.processes.starting import start as start_module
+from tests.support.stores.postgres import connection, new_schema, store_url
 
 __all__ = ["hello"]
 

@@ -15,7 +15,7 @@ from perdure.errors import Misuse
 from perdure.serve.connection import listen
 from perdure.settings import Settings
 from tests.cli.test_main import quiet_environment, read, refusal
-from tests.support.serving import ROOT
+from tests.support.processes.serving import ROOT
 
 __all__ = ["quiet_environment"]
 

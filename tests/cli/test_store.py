@@ -24,9 +24,17 @@ from tests.cli.test_process import hello
 from tests.cli.test_process import refused as refused_server
 from tests.cli.test_process import start as serve
 from tests.cli.test_sessions import a_session, an_id, ended, lines, names, objects, refusal, start
-from tests.support.first_layout import layout, write_first_layout
-from tests.support.postgres import PASSWORD_GROUP, Server, connection, new_schema, programs, server_url, store_url
-from tests.support.starting import start_other
+from tests.support.processes.starting import start_other
+from tests.support.stores.first_layout import layout, write_first_layout
+from tests.support.stores.postgres import (
+    PASSWORD_GROUP,
+    Server,
+    connection,
+    new_schema,
+    programs,
+    server_url,
+    store_url,
+)
 
 __all__ = ["hello"]
 
@@ -333,7 +341,7 @@ async def test_the_password_comes_from_the_environment_or_from_a_file(tmp_path: 
         ("store", "migrate"),
         ("store", "copy", "sqlite:there.db"),
         ("sessions", "--store"),
-        ("serve", "tests.support.toolbox:server", "--port", "0", "--log-level", "debug", "--store"),
+        ("serve", "tests.support.servers.basic_tools:server", "--port", "0", "--log-level", "debug", "--store"),
     ],
 )
 async def test_a_password_is_shown_nowhere(tmp_path: Path, command: tuple[str, ...]) -> None:

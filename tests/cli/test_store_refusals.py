@@ -20,15 +20,23 @@ from perdure.store.postgres.address import LONGEST_PATIENCE, OPEN_SECONDS, parse
 from perdure.store.postgres.layout import OLDEST_SERVER
 from perdure.store.postgres.sql_files import VERSION
 from tests.cli.test_sessions import ended, start
-from tests.support.postgres import PASSWORD_GROUP, Server, connection, new_schema, programs, server_url, store_url
-from tests.support.serving import TOOLBOX
+from tests.support.processes.serving import BASIC_TOOLS
+from tests.support.stores.postgres import (
+    PASSWORD_GROUP,
+    Server,
+    connection,
+    new_schema,
+    programs,
+    server_url,
+    store_url,
+)
 
 pytestmark = pytest.mark.anyio
 
 
 async def refused(folder: Path, url: str, **variables: str) -> str:
     """The one line of a server that does not start."""
-    command = ("serve", TOOLBOX, "--port", "0", "--store", url)
+    command = ("serve", BASIC_TOOLS, "--port", "0", "--store", url)
     status, said, errors = await ended(await start(folder, *command, **variables))
     assert (status, said) == (2, ""), errors
     assert errors.startswith("perdure: ")

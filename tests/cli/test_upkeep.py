@@ -26,8 +26,8 @@ from perdure.store.sqlite.file import BACKUP_ID
 from perdure.store.sqlite.vacuum import STEP
 from perdure.testing._values import NODE, SESSION, a_call, a_session, a_stream, an_append, an_end, put, some_events
 from tests.cli.test_sessions import ended, lines, names, objects, refusal, start
-from tests.support.postgres import store_url
-from tests.support.starting import Program, start_other
+from tests.support.processes.starting import Program, start_other
+from tests.support.stores.postgres import store_url
 
 pytestmark = pytest.mark.anyio
 

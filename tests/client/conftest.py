@@ -7,18 +7,18 @@ from collections.abc import AsyncIterator
 import mcp_types as types
 import pytest
 
-from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
-from tests.support.site import Site, serve
-from tests.support.workshop import Workshop
+from tests.support.proxies.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.support.servers.in_process import Site, serve
+from tests.support.servers.tool_server import ToolServer
 
 
 @pytest.fixture
-def shop() -> Workshop:
-    return Workshop()
+def shop() -> ToolServer:
+    return ToolServer()
 
 
 @pytest.fixture
-async def site(shop: Workshop) -> AsyncIterator[Site]:
+async def site(shop: ToolServer) -> AsyncIterator[Site]:
     async with serve(shop.server, retry=0.02) as site:
         yield site
 

@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 import perdure
-from tests.support.site import under_uvicorn
+from tests.support.servers.in_process import under_uvicorn
 
 BRIEF = perdure.Patience(max_time=0.5, max_tries=3, first_delay=0.01, max_delay=0.02)
 WELCOME = {

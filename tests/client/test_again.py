@@ -8,11 +8,11 @@ import pytest
 
 import perdure
 from tests.client.conftest import text
-from tests.support.cluster import CRASHBOX
-from tests.support.crashbox import diary
-from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
-from tests.support.serving import serving
-from tests.support.site import until
+from tests.support.processes.cluster import GATE_FILE_TOOLS
+from tests.support.processes.serving import serving
+from tests.support.proxies.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.support.servers.gate_file_tools import diary
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 
@@ -25,7 +25,7 @@ CASES = [("count", True, 2), ("put", True, 2), ("pay", True, 1), ("count", False
 
 async def test_a_call_whose_answer_was_lost(tmp_path: Path) -> None:
     async with (
-        serving(CRASHBOX, "--store", "memory:", "--retry", "0.05") as served,
+        serving(GATE_FILE_TOOLS, "--store", "memory:", "--retry", "0.05") as served,
         cutting_proxy(served.port) as proxy,
     ):
         for number, (tool, allowed, runs) in enumerate(CASES):
@@ -51,7 +51,7 @@ async def _lose_the_answer(proxy: CuttingProxy, client: perdure.Client, tool: st
 async def test_it_is_called_again_once(tmp_path: Path) -> None:
     log = tmp_path / "diary"
     async with (
-        serving(CRASHBOX, "--store", "memory:", "--retry", "0.05") as served,
+        serving(GATE_FILE_TOOLS, "--store", "memory:", "--retry", "0.05") as served,
         cutting_proxy(served.port) as proxy,
         perdure.connect(proxy.url, rerun_safe_tools=True) as client,
     ):

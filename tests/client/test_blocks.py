@@ -8,9 +8,9 @@ import pytest
 
 import perdure
 from tests.client.conftest import text
-from tests.support.cutting_proxy import CuttingProxy
-from tests.support.site import until
-from tests.support.workshop import Workshop
+from tests.support.proxies.cutting_proxy import CuttingProxy
+from tests.support.servers.in_process import until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -29,7 +29,7 @@ async def test_a_group_of_the_users_own_stays_a_group(proxy: CuttingProxy) -> No
     assert raised.value is mine
 
 
-async def test_a_cancelled_block_is_left_at_once(shop: Workshop, proxy: CuttingProxy) -> None:
+async def test_a_cancelled_block_is_left_at_once(shop: ToolServer, proxy: CuttingProxy) -> None:
     async def block() -> None:
         async with perdure.connect(proxy.url) as client:
             await client.call_tool("wait", {"gate": "g"})
@@ -41,7 +41,7 @@ async def test_a_cancelled_block_is_left_at_once(shop: Workshop, proxy: CuttingP
         await task
 
 
-async def test_a_timeout_around_a_call_leaves_the_client_usable(shop: Workshop, proxy: CuttingProxy) -> None:
+async def test_a_timeout_around_a_call_leaves_the_client_usable(shop: ToolServer, proxy: CuttingProxy) -> None:
     """B11."""
     async with perdure.connect(proxy.url) as client:
         with pytest.raises(TimeoutError):

@@ -25,8 +25,8 @@ from perdure.client.incoming import MAX_ASK_BYTES, MAX_ASKS
 from perdure.remote.endpoint import Response as RemoteResponse
 from tests.client.conftest import text
 from tests.client.odd import Odd, event, events, flow, good, odd_client
-from tests.support.site import Site, under_uvicorn, until
-from tests.support.workshop import Workshop
+from tests.support.servers.in_process import Site, under_uvicorn, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -132,7 +132,9 @@ async def test_questions_have_a_limit_and_its_answer_is_an_error(size: int, reme
         assert text(await call) == "fine"
 
 
-async def test_slow_callbacks_slow_the_server_down(shop: Workshop, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_callbacks_slow_the_server_down(
+    shop: ToolServer, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They do not pile up: the stream is not read, the call that feeds it waits, and nothing is lost."""
     monkeypatch.setattr(incoming, "MAX_CALLBACKS", 50)
     release, running, most, seen = asyncio.Event(), 0, 0, 0

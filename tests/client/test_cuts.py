@@ -11,9 +11,9 @@ from mcp.client.session import ClientRequestContext
 
 import perdure
 from tests.client.conftest import Inbox, Progress, numbers, text
-from tests.support.cutting_proxy import PRIMING, CuttingProxy, Loss, cutting_proxy
-from tests.support.site import Site, serve, until
-from tests.support.workshop import Workshop
+from tests.support.proxies.cutting_proxy import PRIMING, CuttingProxy, Loss, cutting_proxy
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -23,7 +23,7 @@ RECONNECTS = 1_100
 
 @pytest.mark.parametrize("loss", Loss)
 async def test_a_cut_in_the_middle_of_a_call_loses_nothing_and_repeats_nothing(
-    shop: Workshop, proxy: CuttingProxy, loss: Loss
+    shop: ToolServer, proxy: CuttingProxy, loss: Loss
 ) -> None:
     progress = Progress()
     async with perdure.connect(proxy.url) as client, asyncio.TaskGroup() as group:
@@ -36,7 +36,7 @@ async def test_a_cut_in_the_middle_of_a_call_loses_nothing_and_repeats_nothing(
     assert progress.seen == numbers(9)
 
 
-async def test_a_cut_right_after_the_priming_event_is_resumed(shop: Workshop, proxy: CuttingProxy) -> None:
+async def test_a_cut_right_after_the_priming_event_is_resumed(shop: ToolServer, proxy: CuttingProxy) -> None:
     """B8: an event without a message is a position to come back to."""
     progress = Progress()
     async with perdure.connect(proxy.url) as client:
@@ -46,7 +46,7 @@ async def test_a_cut_right_after_the_priming_event_is_resumed(shop: Workshop, pr
     assert progress.seen == numbers(3)
 
 
-async def test_one_call_survives_more_reconnects_than_the_official_client_does(shop: Workshop) -> None:
+async def test_one_call_survives_more_reconnects_than_the_official_client_does(shop: ToolServer) -> None:
     """Each connection carries one message and is lost."""
     progress = Progress()
     async with (
@@ -63,7 +63,7 @@ async def test_one_call_survives_more_reconnects_than_the_official_client_does(s
     assert progress.seen == numbers(RECONNECTS + 5)
 
 
-async def test_the_standalone_stream_comes_back_with_what_it_missed(shop: Workshop, proxy: CuttingProxy) -> None:
+async def test_the_standalone_stream_comes_back_with_what_it_missed(shop: ToolServer, proxy: CuttingProxy) -> None:
     """R4 from the client's side."""
     inbox = Inbox()
     async with perdure.connect(proxy.url, message_handler=inbox) as client:
@@ -76,7 +76,7 @@ async def test_the_standalone_stream_comes_back_with_what_it_missed(shop: Worksh
     assert inbox.errors == []
 
 
-async def test_the_failure_of_one_stream_leaves_the_others_alone(shop: Workshop, proxy: CuttingProxy) -> None:
+async def test_the_failure_of_one_stream_leaves_the_others_alone(shop: ToolServer, proxy: CuttingProxy) -> None:
     progress = [Progress() for _ in range(5)]
     async with perdure.connect(proxy.url) as client, asyncio.TaskGroup() as group:
         await proxy.answered("GET")
@@ -92,7 +92,7 @@ async def test_the_failure_of_one_stream_leaves_the_others_alone(shop: Workshop,
         assert [seen.seen for seen in progress] == [numbers(4)] * 5
 
 
-async def test_a_tool_that_closes_its_own_connection_is_polled(shop: Workshop, site: Site) -> None:
+async def test_a_tool_that_closes_its_own_connection_is_polled(shop: ToolServer, site: Site) -> None:
     """P7, SEP-1699."""
     progress = Progress()
     url = f"http://127.0.0.1:{site.port}/mcp"
@@ -104,7 +104,7 @@ async def test_a_tool_that_closes_its_own_connection_is_polled(shop: Workshop, s
     assert progress.seen == numbers(4)
 
 
-async def test_a_question_that_was_cut_off_is_answered_once(shop: Workshop, proxy: CuttingProxy) -> None:
+async def test_a_question_that_was_cut_off_is_answered_once(shop: ToolServer, proxy: CuttingProxy) -> None:
     """P6: the connection is lost behind the question; its answer finds the call that waits."""
     asked: list[str] = []
 
@@ -118,7 +118,7 @@ async def test_a_question_that_was_cut_off_is_answered_once(shop: Workshop, prox
     assert asked == ["who?"]
 
 
-async def test_a_cancelled_call_is_cancelled_on_the_server(shop: Workshop, proxy: CuttingProxy) -> None:
+async def test_a_cancelled_call_is_cancelled_on_the_server(shop: ToolServer, proxy: CuttingProxy) -> None:
     """B10: by saying so; and under the id that the server knows."""
     async with perdure.connect(proxy.url) as client:
         call = asyncio.create_task(client.call_tool("wait", {"gate": "g"}))
@@ -128,7 +128,7 @@ async def test_a_cancelled_call_is_cancelled_on_the_server(shop: Workshop, proxy
         assert text(await client.call_tool("count", {"n": 1})) == "counted to 1"
 
 
-async def test_calls_one_after_another_share_a_connection(shop: Workshop, proxy: CuttingProxy) -> None:
+async def test_calls_one_after_another_share_a_connection(shop: ToolServer, proxy: CuttingProxy) -> None:
     """Not each of them has to connect anew, with TLS in the end."""
     async with perdure.connect(proxy.url) as client:
         await proxy.answered("GET")
@@ -139,7 +139,7 @@ async def test_calls_one_after_another_share_a_connection(shop: Workshop, proxy:
         assert proxy.accepted - accepted < 10  # a busy machine may miss the moment now and then
 
 
-async def test_a_read_whose_answer_is_lost_is_asked_again(shop: Workshop, proxy: CuttingProxy) -> None:
+async def test_a_read_whose_answer_is_lost_is_asked_again(shop: ToolServer, proxy: CuttingProxy) -> None:
     """Nothing can happen twice: the specification makes it a read. (A12: it has no position that could be resumed.)"""
     async with perdure.connect(proxy.url) as client:
         proxy.cut_after(b"HTTP/1.1 200 OK\r\n", only="POST")

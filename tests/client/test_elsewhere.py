@@ -18,9 +18,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import perdure
 from perdure.client.memory import decode
 from tests.client.conftest import Inbox, Progress, numbers, text
-from tests.support.cutting_proxy import PRIMING, CuttingProxy, cutting_proxy
-from tests.support.site import under_uvicorn, until
-from tests.support.workshop import Workshop
+from tests.support.proxies.cutting_proxy import PRIMING, CuttingProxy, cutting_proxy
+from tests.support.servers.in_process import under_uvicorn, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -52,7 +52,7 @@ async def behind_proxy(app: ASGIApp) -> AsyncIterator[CuttingProxy]:
         yield proxy
 
 
-async def test_a_plain_sdk_server_with_its_own_event_store_is_resumed(shop: Workshop, tmp_path: Path) -> None:
+async def test_a_plain_sdk_server_with_its_own_event_store_is_resumed(shop: ToolServer, tmp_path: Path) -> None:
     """Sessions and `Last-Event-ID` are the protocol's, so what Perdure's servers get these get too."""
     progress = Progress()
     app = shop.server.streamable_http_app(event_store=Shelf(), retry_interval=20)
@@ -65,7 +65,7 @@ async def test_a_plain_sdk_server_with_its_own_event_store_is_resumed(shop: Work
     assert progress.seen == numbers(6)
 
 
-async def test_a_plain_sdk_server_without_one_has_unknown_outcomes(shop: Workshop) -> None:
+async def test_a_plain_sdk_server_without_one_has_unknown_outcomes(shop: ToolServer) -> None:
     """No event has an id, so there is nothing to come back to; other calls go on."""
     progress = Progress()
     async with (
@@ -81,7 +81,7 @@ async def test_a_plain_sdk_server_without_one_has_unknown_outcomes(shop: Worksho
         assert text(await client.call_tool("count", {"n": 1})) == "counted to 1"
 
 
-async def test_a_server_that_answers_in_json(shop: Workshop) -> None:
+async def test_a_server_that_answers_in_json(shop: ToolServer) -> None:
     inbox = Inbox()
     app = shop.server.streamable_http_app(json_response=True)
     async with behind_proxy(app) as proxy, perdure.connect(proxy.url, message_handler=inbox) as client:
@@ -92,7 +92,7 @@ async def test_a_server_that_answers_in_json(shop: Workshop) -> None:
             await client.call_tool("boom", {"code": -32050})
 
 
-async def test_a_server_without_sessions_is_used_without_one(shop: Workshop, tmp_path: Path) -> None:
+async def test_a_server_without_sessions_is_used_without_one(shop: ToolServer, tmp_path: Path) -> None:
     """Nothing to remember: the next process shakes hands anew."""
     app = shop.server.streamable_http_app(stateless_http=True)
     async with behind_proxy(app) as proxy:
@@ -127,7 +127,7 @@ class ModernOnly:
         await self._app(scope, receive, send)
 
 
-async def test_a_server_of_2026_07_28_alone_is_spoken_to_without_a_session(shop: Workshop, tmp_path: Path) -> None:
+async def test_a_server_of_2026_07_28_alone_is_spoken_to_without_a_session(shop: ToolServer, tmp_path: Path) -> None:
     """B18: no session; the client finds that out by itself."""
     progress = Progress()
     async with (
@@ -171,9 +171,9 @@ class Redirecting:
         await self._inner(scope, receive, send)
 
 
-async def test_a_redirect_within_the_origin_is_followed_and_another_one_is_not(shop: Workshop) -> None:
+async def test_a_redirect_within_the_origin_is_followed_and_another_one_is_not(shop: ToolServer) -> None:
     """A server would answer at the other origin, and gets neither the request nor the credentials."""
-    elsewhere = Redirecting(Workshop().server.streamable_http_app(), {})
+    elsewhere = Redirecting(ToolServer().server.streamable_http_app(), {})
     async with under_uvicorn(elsewhere, complaint=".*") as away:
         places = {"/old": "/mcp", "/away": f"http://127.0.0.1:{away}/mcp", "/renamed": f"http://localhost:{away}/mcp"}
         here = Redirecting(shop.server.streamable_http_app(), places)
@@ -189,7 +189,7 @@ async def test_a_redirect_within_the_origin_is_followed_and_another_one_is_not(s
     assert elsewhere.visits == []
 
 
-async def test_a_server_that_primes_and_closes_is_polled_at_its_own_pace(shop: Workshop) -> None:
+async def test_a_server_that_primes_and_closes_is_polled_at_its_own_pace(shop: ToolServer) -> None:
     """B7: `retry` is obeyed, not undercut. The SDK's server closes when the tool says so."""
     app = shop.server.streamable_http_app(event_store=Shelf(), retry_interval=300)
     async with behind_proxy(app) as proxy, perdure.connect(proxy.url) as client:

@@ -14,17 +14,17 @@ import perdure
 from perdure.client.memory import decode
 from tests.client.conftest import text
 from tests.client.test_tasks import EAGER
-from tests.support.cutting_proxy import cutting_proxy
-from tests.support.modern import MODERN
-from tests.support.serving import serving
-from tests.support.site import until
+from tests.support.clients.modern_requests import MODERN
+from tests.support.processes.serving import serving
+from tests.support.proxies.cutting_proxy import cutting_proxy
+from tests.support.servers.in_process import until
 
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.skipif(find_spec("fastmcp_tasks") is None, reason="fastmcp-tasks is not installed"),
 ]
 
-KITCHEN = (sys.executable, "-m", "tests.support.fastmcp_kitchen")
+KITCHEN = (sys.executable, "-m", "tests.support.servers.fastmcp_task_server")
 
 
 async def test_its_tasks_outlive_cuts_and_the_client_and_what_is_no_task_is_unknown(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import perdure
 from perdure.remote.endpoint import is_this_machine
 from tests.client.conftest import text
 from tests.client.odd import BRIEF, Odd, good, json_of
-from tests.support.site import under_uvicorn
+from tests.support.servers.in_process import under_uvicorn
 
 pytestmark = pytest.mark.anyio
 

@@ -8,14 +8,14 @@ import pytest
 
 import perdure
 from tests.client.conftest import Inbox, Progress, numbers, text
-from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
-from tests.support.site import serve, until
-from tests.support.workshop import Workshop
+from tests.support.proxies.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.support.servers.in_process import serve, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
 
-async def miss_events(shop: Workshop, proxy: CuttingProxy, client: perdure.Client) -> list[float]:
+async def miss_events(shop: ToolServer, proxy: CuttingProxy, client: perdure.Client) -> list[float]:
     """A call that runs on while its client is away, in a log that keeps ten events."""
     progress = Progress()
     call = asyncio.create_task(client.call_tool("count", {"n": 40, "gate": "g", "pauses": [2]}, None, progress))
@@ -29,7 +29,7 @@ async def miss_events(shop: Workshop, proxy: CuttingProxy, client: perdure.Clien
     return progress.seen
 
 
-async def test_on_gap_is_told_what_is_missing_and_the_call_has_its_result(shop: Workshop) -> None:
+async def test_on_gap_is_told_what_is_missing_and_the_call_has_its_result(shop: ToolServer) -> None:
     gaps: list[perdure.Gap] = []
     async with (
         serve(shop.server, retry=0.02, max_stream_events=10) as site,
@@ -41,7 +41,7 @@ async def test_on_gap_is_told_what_is_missing_and_the_call_has_its_result(shop: 
     assert [(gap.tool, gap.first, gap.last, gap.reason) for gap in gaps] == [("count", 3, 30, "trimmed")]
 
 
-async def test_without_on_gap_the_message_handler_gets_the_error(shop: Workshop) -> None:
+async def test_without_on_gap_the_message_handler_gets_the_error(shop: ToolServer) -> None:
     inbox = Inbox()
     async with (
         serve(shop.server, retry=0.02, max_stream_events=10) as site,
@@ -55,7 +55,7 @@ async def test_without_on_gap_the_message_handler_gets_the_error(shop: Workshop)
     assert (lost.gap.first, lost.gap.last) == (3, 30)
 
 
-async def test_an_on_gap_that_raises_costs_nothing_but_its_own_error(shop: Workshop) -> None:
+async def test_an_on_gap_that_raises_costs_nothing_but_its_own_error(shop: ToolServer) -> None:
     inbox = Inbox()
 
     async def fails(gap: perdure.Gap) -> None:

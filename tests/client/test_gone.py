@@ -13,9 +13,9 @@ from mcp.shared.exceptions import MCPError
 
 import perdure
 from tests.client.conftest import Inbox, Progress, numbers, text
-from tests.support.cutting_proxy import cutting_proxy
-from tests.support.site import Site, serve, until
-from tests.support.workshop import Workshop
+from tests.support.proxies.cutting_proxy import cutting_proxy
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +32,7 @@ async def end(site: Site, session: str | None) -> None:
     assert response.status_code == 200
 
 
-async def test_the_next_call_runs_in_a_new_session_and_once(shop: Workshop, site: Site) -> None:
+async def test_the_next_call_runs_in_a_new_session_and_once(shop: ToolServer, site: Site) -> None:
     async with perdure.connect(url_of(site)) as client:
         first = client.session_id
         await end(site, first)
@@ -42,7 +42,7 @@ async def test_the_next_call_runs_in_a_new_session_and_once(shop: Workshop, site
         assert site.app.counters.snapshot()["sessions_opened"] == 2
 
 
-async def test_many_requests_that_find_out_at_once_begin_one_new_session(shop: Workshop, site: Site) -> None:
+async def test_many_requests_that_find_out_at_once_begin_one_new_session(shop: ToolServer, site: Site) -> None:
     async with perdure.connect(url_of(site)) as client:
         await end(site, client.session_id)
         results = await asyncio.gather(*(client.call_tool("count", {"n": 1}) for _ in range(20)))
@@ -50,9 +50,9 @@ async def test_many_requests_that_find_out_at_once_begin_one_new_session(shop: W
         assert site.app.counters.snapshot()["sessions_opened"] == 2
 
 
-async def test_a_running_call_has_an_unknown_outcome_and_is_not_sent_again(shop: Workshop, site: Site) -> None:
+async def test_a_running_call_has_an_unknown_outcome_and_is_not_sent_again(shop: ToolServer, site: Site) -> None:
     """Another server stands at the address, which has never heard of the session."""
-    progress, other = Progress(), Workshop()
+    progress, other = Progress(), ToolServer()
     arguments = {"n": 4, "gate": "g", "pauses": [2]}
     async with (
         serve(other.server, retry=0.02) as elsewhere,
@@ -70,7 +70,7 @@ async def test_a_running_call_has_an_unknown_outcome_and_is_not_sent_again(shop:
     assert other.seen == ["counted 1"]
 
 
-async def test_what_the_server_ended_is_told_as_the_server_tells_it(shop: Workshop, site: Site) -> None:
+async def test_what_the_server_ended_is_told_as_the_server_tells_it(shop: ToolServer, site: Site) -> None:
     async with perdure.connect(url_of(site)) as client:
         call = asyncio.create_task(client.call_tool("wait", {"gate": "g"}))
         await until(lambda: "waiting at g" in shop.seen)
@@ -79,7 +79,7 @@ async def test_what_the_server_ended_is_told_as_the_server_tells_it(shop: Worksh
             await call
 
 
-async def test_the_standalone_stream_is_that_of_the_new_session(shop: Workshop, site: Site) -> None:
+async def test_the_standalone_stream_is_that_of_the_new_session(shop: ToolServer, site: Site) -> None:
     inbox = Inbox()
     async with perdure.connect(url_of(site), message_handler=inbox) as client:
         await end(site, client.session_id)
@@ -88,7 +88,7 @@ async def test_the_standalone_stream_is_that_of_the_new_session(shop: Workshop, 
 
 
 async def test_subscriptions_and_the_log_level_are_asked_for_again() -> None:
-    shop = Workshop(logs=True, subscribes=True)
+    shop = ToolServer(logs=True, subscribes=True)
     async with serve(shop.server, retry=0.02) as site, perdure.connect(url_of(site)) as client:
         requests: list[types.ClientRequest] = [
             types.SetLevelRequest(params=types.SetLevelRequestParams(level="error")),
@@ -104,7 +104,7 @@ async def test_subscriptions_and_the_log_level_are_asked_for_again() -> None:
         assert shop.subscribing == ["+a://1", "+a://2", "-a://2", "+a://1"]
 
 
-async def test_it_is_logged(shop: Workshop, site: Site, caplog: pytest.LogCaptureFixture) -> None:
+async def test_it_is_logged(shop: ToolServer, site: Site, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="perdure"):
         async with perdure.connect(url_of(site)) as client:
             await end(site, client.session_id)
@@ -112,7 +112,7 @@ async def test_it_is_logged(shop: Workshop, site: Site, caplog: pytest.LogCaptur
     assert [vars(record).get("action") for record in caplog.records].count("client.session_gone") == 1
 
 
-async def test_a_session_that_the_server_offers_in_its_404_is_left_to_expire(shop: Workshop, tmp_path: Path) -> None:
+async def test_a_session_that_the_server_offers_in_its_404_is_left_to_expire(shop: ToolServer, tmp_path: Path) -> None:
     """That is for clients which cannot begin anew: ours does, without an id (B5), and knows what was agreed on."""
     path = tmp_path / "agent.json"
     async with serve(shop.server, retry=0.02, recover="reissue") as site:

@@ -14,9 +14,9 @@ from perdure.remote import endpoint
 from perdure.remote.endpoint import Heartbeat
 from tests.client.conftest import Inbox, Progress, numbers, text
 from tests.client.odd import Odd, event, flow, good, odd_client
-from tests.support.cutting_proxy import cutting_proxy
-from tests.support.site import serve, until
-from tests.support.workshop import Workshop
+from tests.support.proxies.cutting_proxy import cutting_proxy
+from tests.support.servers.in_process import serve, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -41,7 +41,7 @@ def test_three_beats_may_be_missed_and_padding_is_no_beat() -> None:
 
 async def test_calls_and_the_standalone_stream_are_resumed_from_where_they_were(quick: None) -> None:
     """The proxy stops forwarding and closes nothing; new connections get through once it forwards again."""
-    shop, progress, inbox = Workshop(), Progress(), Inbox()
+    shop, progress, inbox = ToolServer(), Progress(), Inbox()
     async with (
         serve(shop.server, retry=0.02, keepalive_interval=0.2) as site,
         cutting_proxy(site.port) as proxy,

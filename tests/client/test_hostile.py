@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 import perdure
 from tests.client.conftest import Inbox, text
 from tests.client.odd import BRIEF, Odd, event, events, good, result
-from tests.support.site import under_uvicorn, until
+from tests.support.servers.in_process import under_uvicorn, until
 
 pytestmark = pytest.mark.anyio
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.client_process import client_process
-from tests.support.cluster import CRASHBOX, cluster
-from tests.support.crashbox import diary, open_gate
-from tests.support.serving import serving
+from tests.support.processes.client_process import client_process
+from tests.support.processes.cluster import GATE_FILE_TOOLS, cluster
+from tests.support.processes.serving import serving
+from tests.support.servers.gate_file_tools import diary, open_gate
 
 pytestmark = pytest.mark.anyio
 
@@ -25,7 +25,7 @@ def is_end_of_count(progress: list[float], n: int, seen: int) -> bool:
 async def test_the_next_process_gets_the_rest_of_the_call_and_its_result(tmp_path: Path) -> None:
     gate, log, state = tmp_path / "gate", tmp_path / "diary", tmp_path / "agent.json"
     arguments = {"n": 8, "gate": str(gate), "pauses": [4], "log": str(log)}
-    async with serving(CRASHBOX, *OPTIONS, "--store", "memory:") as served:
+    async with serving(GATE_FILE_TOOLS, *OPTIONS, "--store", "memory:") as served:
         async with client_process(served.url, state, "pay", **arguments) as first:
             await first.until(progress=4.0)
             await first.kill()
@@ -45,7 +45,7 @@ async def test_killed_again_and_again_nothing_is_lost(tmp_path: Path) -> None:
     gate, state = tmp_path / "gate", tmp_path / "agent.json"
     arguments = {"n": 12, "gate": str(gate), "pauses": [3, 6, 9]}
     seen: set[float] = set()
-    async with serving(CRASHBOX, *OPTIONS, "--store", "memory:") as served:
+    async with serving(GATE_FILE_TOOLS, *OPTIONS, "--store", "memory:") as served:
         async with client_process(served.url, state, "pay", **arguments) as first:
             await first.until(progress=3.0)
             await first.kill()
@@ -67,7 +67,7 @@ async def test_killed_again_and_again_nothing_is_lost(tmp_path: Path) -> None:
 async def test_a_result_that_nobody_took_is_there_for_the_next_process(tmp_path: Path) -> None:
     """The call ended while no client was there."""
     gate, state = tmp_path / "gate", tmp_path / "agent.json"
-    async with serving(CRASHBOX, *OPTIONS, "--store", "memory:") as served:
+    async with serving(GATE_FILE_TOOLS, *OPTIONS, "--store", "memory:") as served:
         async with client_process(served.url, state, "pay", n=4, gate=str(gate), pauses=[2]) as first:
             await first.until(progress=2.0)
             await first.kill()
@@ -83,7 +83,7 @@ async def test_a_result_that_nobody_took_is_there_for_the_next_process(tmp_path:
 async def test_a_question_that_the_killed_client_had_not_answered_is_asked_again(tmp_path: Path) -> None:
     """P6: the position is behind the question already, so the state remembers it."""
     state = tmp_path / "agent.json"
-    async with serving(CRASHBOX, *OPTIONS, "--store", "memory:") as served:
+    async with serving(GATE_FILE_TOOLS, *OPTIONS, "--store", "memory:") as served:
         async with client_process(served.url, state, "ask", question="hang on?") as first:
             await first.until(asked="hang on?")
             await first.kill()

@@ -19,17 +19,17 @@ from tests.client.conftest import text
 from tests.client.test_elsewhere import ModernOnly
 from tests.client.test_single_calls import keys_of
 from tests.client.test_tasks import EAGER, Person
-from tests.support.bureau import Bureau
-from tests.support.client_process import client_process
-from tests.support.cutting_proxy import cutting_proxy
-from tests.support.modern import MODERN
-from tests.support.site import under_uvicorn, until
+from tests.support.clients.modern_requests import MODERN
+from tests.support.processes.client_process import client_process
+from tests.support.proxies.cutting_proxy import cutting_proxy
+from tests.support.servers.in_process import under_uvicorn, until
+from tests.support.servers.sdk_task_server import SdkTaskServer
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_the_next_process_finds_calls_by_handle_and_by_key_and_asks_open_questions_again(tmp_path: Path) -> None:
-    bureau, state = Bureau(tasks=True, keys=True), tmp_path / "agent.json"
+    bureau, state = SdkTaskServer(tasks=True, keys=True), tmp_path / "agent.json"
     calls = [("work", {"gate": "g"}), ("safe", {"gate": "g"}), ("ask", {"questions": ["hang on?"]})]
     async with under_uvicorn(ModernOnly(bureau.app), complaint=".*") as port:
         url = f"http://127.0.0.1:{port}/mcp"
@@ -49,7 +49,7 @@ async def test_the_next_process_finds_calls_by_handle_and_by_key_and_asks_open_q
 
 
 async def test_without_keys_and_tasks_a_safe_tool_runs_again_and_another_one_is_unknown(tmp_path: Path) -> None:
-    bureau, state = Bureau(), tmp_path / "agent.json"
+    bureau, state = SdkTaskServer(), tmp_path / "agent.json"
     async with under_uvicorn(ModernOnly(bureau.app), complaint=".*") as port:
         url = f"http://127.0.0.1:{port}/mcp"
         async with client_process(url, state, "all", calls=[("work", {"gate": "g"}), ("safe", {"gate": "g"})]) as first:
@@ -65,7 +65,7 @@ async def test_without_keys_and_tasks_a_safe_tool_runs_again_and_another_one_is_
 
 async def test_a_call_that_asks_by_rounds_is_found_by_its_key_and_asks_again(tmp_path: Path) -> None:
     """It was killed between two rounds, while no request was on its way."""
-    bureau, state = Bureau(keys=True), tmp_path / "agent.json"
+    bureau, state = SdkTaskServer(keys=True), tmp_path / "agent.json"
     async with under_uvicorn(ModernOnly(bureau.app), complaint=".*") as port:
         url = f"http://127.0.0.1:{port}/mcp"
         async with client_process(url, state, "ask", questions=["hang one", "hang two"]) as first:
@@ -82,7 +82,7 @@ async def test_a_call_that_asks_by_rounds_is_found_by_its_key_and_asks_again(tmp
 
 async def test_an_answer_that_was_given_is_not_asked_for_again(tmp_path: Path) -> None:
     """The process ended between the person's answer and the server's word that it has it."""
-    bureau, state, person = Bureau(tasks=True), tmp_path / "agent.json", Person(one="1")
+    bureau, state, person = SdkTaskServer(tasks=True), tmp_path / "agent.json", Person(one="1")
     person.gate.set()
     async with under_uvicorn(ModernOnly(bureau.app), complaint=".*") as port:
         url = f"http://127.0.0.1:{port}/mcp"
@@ -100,7 +100,7 @@ async def test_an_answer_that_was_given_is_not_asked_for_again(tmp_path: Path) -
 
 
 async def test_a_server_that_is_away_when_the_program_starts_again_is_waited_for(tmp_path: Path) -> None:
-    bureau, state = Bureau(tasks=True), tmp_path / "agent.json"
+    bureau, state = SdkTaskServer(tasks=True), tmp_path / "agent.json"
     async with under_uvicorn(bureau.app, complaint=".*") as port, AsyncExitStack() as gate:
         proxy = await gate.enter_async_context(cutting_proxy(port))
         async with perdure.connect(proxy.url, mode=MODERN, state=state) as client:
@@ -122,7 +122,7 @@ async def test_a_server_that_is_away_when_the_program_starts_again_is_waited_for
 
 async def test_a_key_that_the_server_may_have_forgotten_is_not_sent_again(tmp_path: Path) -> None:
     """It would run a second time. The server says how long it keeps keys."""
-    bureau, state = Bureau(keys=True), tmp_path / "agent.json"
+    bureau, state = SdkTaskServer(keys=True), tmp_path / "agent.json"
     bureau.kept = {"keptMs": 60_000}
     async with under_uvicorn(bureau.app, complaint=".*") as port:
         url = f"http://127.0.0.1:{port}/mcp"

@@ -16,9 +16,9 @@ import perdure
 from perdure.client.transport import LEAVING_SECONDS
 from tests.client.conftest import text
 from tests.client.odd import BRIEF, Odd, event, flow, good
-from tests.support.cutting_proxy import CuttingProxy
-from tests.support.site import under_uvicorn, until
-from tests.support.workshop import Workshop
+from tests.support.proxies.cutting_proxy import CuttingProxy
+from tests.support.servers.in_process import under_uvicorn, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -98,7 +98,7 @@ async def test_a_connection_that_is_given_up_while_it_is_made_is_left_at_once() 
                 raise AssertionError("it does not answer")
 
 
-async def test_leaving_while_the_server_is_away_takes_no_time(shop: Workshop, proxy: CuttingProxy) -> None:
+async def test_leaving_while_the_server_is_away_takes_no_time(shop: ToolServer, proxy: CuttingProxy) -> None:
     """A call is on its way back, another waits to be sent, and a cancellation cannot be told."""
     clock = asyncio.get_running_loop().time
     async with perdure.connect(proxy.url) as client:

@@ -11,12 +11,12 @@ from mcp.shared.exceptions import MCPError
 
 import perdure
 from tests.client.conftest import Progress, numbers, text
-from tests.support.cluster import Cluster, cluster
-from tests.support.crashbox import diary, open_gate
-from tests.support.cutting_proxy import CuttingProxy
-from tests.support.raw import Peer
-from tests.support.site import until
-from tests.support.workshop import Workshop
+from tests.support.clients.raw_http import Peer
+from tests.support.processes.cluster import Cluster, cluster
+from tests.support.proxies.cutting_proxy import CuttingProxy
+from tests.support.servers.gate_file_tools import diary, open_gate
+from tests.support.servers.in_process import until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -82,7 +82,7 @@ async def test_a_first_handshake_with_nobody_fails_at_once() -> None:
                 raise AssertionError("there is no server")
 
 
-async def test_a_call_that_may_have_arrived_is_not_sent_again(shop: Workshop, proxy: CuttingProxy) -> None:
+async def test_a_call_that_may_have_arrived_is_not_sent_again(shop: ToolServer, proxy: CuttingProxy) -> None:
     """The connection is lost before the first byte of the answer."""
     async with perdure.connect(proxy.url, patience=BRIEF) as client:
         await proxy.answered("GET")

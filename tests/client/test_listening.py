@@ -12,9 +12,9 @@ from starlette.responses import Response
 import perdure
 from tests.client.conftest import Inbox, text
 from tests.client.odd import Odd, event, events, flow, good, odd_client, silent
-from tests.support.cutting_proxy import CuttingProxy
-from tests.support.site import until
-from tests.support.workshop import Workshop
+from tests.support.proxies.cutting_proxy import CuttingProxy
+from tests.support.servers.in_process import until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -27,7 +27,7 @@ def notice(number: int) -> bytes:
 
 
 async def test_a_stream_that_was_given_up_is_tried_again_when_the_server_is_heard_of(
-    shop: Workshop, proxy: CuttingProxy, caplog: pytest.LogCaptureFixture
+    shop: ToolServer, proxy: CuttingProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     inbox = Inbox()
     async with perdure.connect(proxy.url, patience=BRIEF, message_handler=inbox) as client:

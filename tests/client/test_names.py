@@ -17,9 +17,9 @@ import perdure
 from perdure.client.connect import address
 from tests.client.conftest import text
 from tests.client.odd import BRIEF
-from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
-from tests.support.site import Site
-from tests.support.workshop import Workshop
+from tests.support.proxies.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.support.servers.in_process import Site
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -60,14 +60,14 @@ async def test_a_server_that_is_away_is_unreachable_for_whatever_is_asked(site: 
                 await getattr(client, name)(*arguments)
 
 
-async def test_other_errors_are_as_the_server_made_them(shop: Workshop, proxy: CuttingProxy) -> None:
+async def test_other_errors_are_as_the_server_made_them(shop: ToolServer, proxy: CuttingProxy) -> None:
     async with perdure.connect(proxy.url) as client:
         with pytest.raises(MCPError, match="boom") as raised:
             await client.call_tool("boom", {"code": -32050})
         assert (type(raised.value), raised.value.__cause__) == (MCPError, None)
 
 
-async def test_a_call_that_cannot_be_made_again_stays_unknown(shop: Workshop, proxy: CuttingProxy) -> None:
+async def test_a_call_that_cannot_be_made_again_stays_unknown(shop: ToolServer, proxy: CuttingProxy) -> None:
     """`Unreachable` would say that it did not run; the server is gone when its marks are asked for."""
     async with perdure.connect(proxy.url, patience=BRIEF, rerun_safe_tools=True) as client:
         mark = proxy.cut_after(b"HTTP/1.1 200 OK\r\n", only="POST")

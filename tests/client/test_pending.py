@@ -14,8 +14,8 @@ from mcp.shared.exceptions import MCPError
 
 import perdure
 from tests.client.conftest import Inbox, Progress, text
-from tests.support.site import Site, until
-from tests.support.workshop import Workshop
+from tests.support.servers.in_process import Site, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -23,7 +23,7 @@ Left = Callable[..., AbstractAsyncContextManager[perdure.Client]]
 
 
 @pytest.fixture
-def left(shop: Workshop, site: Site, tmp_path: Path) -> Left:
+def left(shop: ToolServer, site: Site, tmp_path: Path) -> Left:
     """A client that comes after one that left its block while a call ran: it cancelled nothing, so the call goes on."""
     url, path = f"http://127.0.0.1:{site.port}/mcp", tmp_path / "agent.json"
 
@@ -43,7 +43,7 @@ def left(shop: Workshop, site: Site, tmp_path: Path) -> Left:
     return left
 
 
-async def test_notifications_first_then_the_result(shop: Workshop, left: Left) -> None:
+async def test_notifications_first_then_the_result(shop: ToolServer, left: Left) -> None:
     inbox = Inbox()
     arguments = {"n": 6, "gate": "g", "pauses": [3]}
     async with left("count", arguments, when=lambda: "g/3" in shop.gates, message_handler=inbox) as client:
@@ -61,7 +61,7 @@ async def test_notifications_first_then_the_result(shop: Workshop, left: Left) -
 
 
 async def test_what_was_read_but_not_looked_at_is_there_for_the_next_process(
-    shop: Workshop, site: Site, left: Left, tmp_path: Path
+    shop: ToolServer, site: Site, left: Left, tmp_path: Path
 ) -> None:
     """At least once: only what the program has dealt with is behind it."""
     arguments = {"n": 9, "gate": "g", "pauses": [3]}
@@ -79,7 +79,7 @@ async def test_what_was_read_but_not_looked_at_is_there_for_the_next_process(
         assert text(await call) == "counted to 9"
 
 
-async def test_awaiting_alone_skips_the_notifications(shop: Workshop, left: Left) -> None:
+async def test_awaiting_alone_skips_the_notifications(shop: ToolServer, left: Left) -> None:
     async with left("wait", {"gate": "g"}, when=lambda: "waiting at g" in shop.seen) as client:
         (call,) = client.pending()
         waiting = asyncio.create_task(call.result())
@@ -87,7 +87,7 @@ async def test_awaiting_alone_skips_the_notifications(shop: Workshop, left: Left
         assert text(await waiting) == "went through g"
 
 
-async def test_an_error_of_the_tool_is_raised(shop: Workshop, left: Left) -> None:
+async def test_an_error_of_the_tool_is_raised(shop: ToolServer, left: Left) -> None:
     async with left("wait", {"gate": "g"}, when=lambda: "waiting at g" in shop.seen) as client:
         (call,) = client.pending()
         await call.cancel()
@@ -98,7 +98,7 @@ async def test_an_error_of_the_tool_is_raised(shop: Workshop, left: Left) -> Non
         assert client.pending() == []
 
 
-async def test_who_still_waits_when_the_client_leaves_is_told(shop: Workshop, left: Left) -> None:
+async def test_who_still_waits_when_the_client_leaves_is_told(shop: ToolServer, left: Left) -> None:
     async with left("wait", {"gate": "g"}, when=lambda: "waiting at g" in shop.seen) as client:
         (call,) = client.pending()
         waiting = asyncio.create_task(call.result())
@@ -107,7 +107,7 @@ async def test_who_still_waits_when_the_client_leaves_is_told(shop: Workshop, le
         await waiting
 
 
-async def test_new_calls_and_earlier_ones_do_not_disturb_each_other(shop: Workshop, left: Left) -> None:
+async def test_new_calls_and_earlier_ones_do_not_disturb_each_other(shop: ToolServer, left: Left) -> None:
     """Their ids are not the same, though the SDK's client counts from the beginning again."""
     async with left("wait", {"gate": "g"}, when=lambda: "waiting at g" in shop.seen) as client:
         (call,) = client.pending()

@@ -13,7 +13,7 @@ from starlette.responses import Response
 import perdure
 from tests.client.conftest import text
 from tests.client.odd import BRIEF, Odd, event, events, flow, good, json_of, odd_client, result, silent
-from tests.support.site import under_uvicorn, until
+from tests.support.servers.in_process import under_uvicorn, until
 
 pytestmark = pytest.mark.anyio
 

@@ -13,11 +13,11 @@ from mcp.client.subscriptions import SubscriptionLost
 import perdure
 from perdure._core.extension import POSITION
 from tests.client.test_tasks import BRIEF, EAGER, behind_proxy
-from tests.support.bureau import Bureau
-from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
-from tests.support.modern import MODERN
-from tests.support.site import under_uvicorn, until
-from tests.support.workshop import Workshop
+from tests.support.clients.modern_requests import MODERN
+from tests.support.proxies.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.support.servers.in_process import under_uvicorn, until
+from tests.support.servers.sdk_task_server import SdkTaskServer
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +54,7 @@ async def listening(proxy: CuttingProxy, patience: perdure.Patience) -> AsyncIte
 
 async def test_after_a_cut_everything_that_is_listened_to_is_told_once() -> None:
     """The server has no memory of the subscription, so the program fetches all of it again."""
-    bureau = Bureau()
+    bureau = SdkTaskServer()
     async with behind_proxy(bureau) as proxy, listening(proxy, EAGER) as listener:
         bureau.change("resource", "note://1")
         await until(lambda: listener.heard == ["note://1"])
@@ -68,7 +68,7 @@ async def test_after_a_cut_everything_that_is_listened_to_is_told_once() -> None
 
 
 async def test_a_position_is_brought_back_and_the_server_tells_what_was_missed() -> None:
-    bureau = Bureau(positions=True)
+    bureau = SdkTaskServer(positions=True)
     async with behind_proxy(bureau) as proxy, listening(proxy, EAGER) as listener:
         bureau.change("resource", "note://1")
         await until(lambda: listener.heard == ["note://1"])
@@ -86,7 +86,7 @@ async def test_a_position_is_brought_back_and_the_server_tells_what_was_missed()
 
 
 async def test_a_position_that_is_refused_is_left_out_and_everything_is_told_as_changed() -> None:
-    bureau = Bureau(positions=True)
+    bureau = SdkTaskServer(positions=True)
     async with behind_proxy(bureau) as proxy, listening(proxy, EAGER) as listener:
         bureau.change("resource", "note://1")
         await until(lambda: listener.heard == ["note://1"])
@@ -96,7 +96,7 @@ async def test_a_position_that_is_refused_is_left_out_and_everything_is_told_as_
 
 
 async def test_a_server_that_stops_in_good_order_is_listened_to_again() -> None:
-    bureau = Bureau(positions=True)
+    bureau = SdkTaskServer(positions=True)
     async with behind_proxy(bureau) as proxy, listening(proxy, EAGER) as listener:
         bureau.stop_listeners()
         await until(lambda: len(bureau.requests("subscriptions/listen")) == 2)
@@ -106,7 +106,7 @@ async def test_a_server_that_stops_in_good_order_is_listened_to_again() -> None:
 
 
 async def test_a_server_that_does_not_come_back_ends_the_subscription_and_not_the_client() -> None:
-    bureau = Bureau()
+    bureau = SdkTaskServer()
     async with behind_proxy(bureau) as proxy, listening(proxy, BRIEF) as listener:
         proxy.refuse()
         proxy.cut()
@@ -116,7 +116,7 @@ async def test_a_server_that_does_not_come_back_ends_the_subscription_and_not_th
 
 async def test_a_plain_sdk_servers_subscriptions_come_back_too() -> None:
     """The message handler hears of it as well."""
-    shop, told = Workshop(), list[object]()
+    shop, told = ToolServer(), list[object]()
 
     async def handle(message: types.ServerNotification | Exception) -> None:
         told.append(message)

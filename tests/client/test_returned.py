@@ -18,13 +18,13 @@ import perdure
 from perdure.client.memory import Memory, SingleCall, StateFile, decode
 from tests.client.conftest import text
 from tests.client.odd import BRIEF
-from tests.support.client_process import client_process
-from tests.support.cluster import CRASHBOX
-from tests.support.crashbox import open_gate
-from tests.support.modern import MODERN
-from tests.support.serving import serving
-from tests.support.site import Site, under_uvicorn, until
-from tests.support.workshop import Workshop
+from tests.support.clients.modern_requests import MODERN
+from tests.support.processes.client_process import client_process
+from tests.support.processes.cluster import GATE_FILE_TOOLS
+from tests.support.processes.serving import serving
+from tests.support.servers.gate_file_tools import open_gate
+from tests.support.servers.in_process import Site, under_uvicorn, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -164,7 +164,7 @@ async def test_a_result_is_forgotten_only_when_the_program_has_it(
 
 @ERAS
 async def test_an_earlier_calls_result_is_forgotten_only_when_the_program_has_it(
-    site: Site, shop: Workshop, tmp_path: Path, mode: str
+    site: Site, shop: ToolServer, tmp_path: Path, mode: str
 ) -> None:
     async with perdure.connect(site.url, mode=mode, state=tmp_path / "s") as client:
         call = asyncio.create_task(client.call_tool("wait", {"gate": "g"}))
@@ -202,7 +202,7 @@ async def test_a_key_that_is_used_again_is_not_forgotten_with_its_first_call() -
 async def test_killed_as_the_result_leaves_the_state_it_was_returned(tmp_path: Path, more: tuple[str, ...]) -> None:
     """R12: the process kills itself (SIGKILL) in the moment at which the call is no longer in its state."""
     gate, state = tmp_path / "gate", tmp_path / "agent.json"
-    async with serving(CRASHBOX, "--store", "memory:") as served:
+    async with serving(GATE_FILE_TOOLS, "--store", "memory:") as served:
         open_gate(f"{gate}.1")
         arguments = {"n": 1, "gate": str(gate), "pauses": [1]}
         async with client_process(served.url, state, "pay", "fatal", *more, **arguments) as first:

@@ -14,16 +14,16 @@ from perdure.client.single_calls import MOST_ROUNDS, TOOL_PAGES
 from tests.client.conftest import text
 from tests.client.test_killed_sessionless import left_behind
 from tests.client.test_tasks import EAGER, Person, behind_proxy
-from tests.support.bureau import Bureau
-from tests.support.modern import MODERN
-from tests.support.site import until
+from tests.support.clients.modern_requests import MODERN
+from tests.support.servers.in_process import until
+from tests.support.servers.sdk_task_server import SdkTaskServer
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_so_many_questions_of_a_task_are_put_at_once_and_the_rest_later() -> None:
     questions = [str(number) for number in range(MAX_QUESTIONS + 1)]
-    bureau, person = Bureau(tasks=True), Person(**{question: question for question in questions})
+    bureau, person = SdkTaskServer(tasks=True), Person(**{question: question for question in questions})
     async with (
         behind_proxy(bureau) as proxy,
         perdure.connect(proxy.url, mode=MODERN, elicitation_callback=person) as client,
@@ -39,7 +39,7 @@ async def test_so_many_questions_of_a_task_are_put_at_once_and_the_rest_later() 
 
 
 async def test_so_many_keys_of_answered_questions_are_remembered(tmp_path: Path) -> None:
-    bureau, state, person = Bureau(tasks=True), tmp_path / "s", Person(one="1", two="2")
+    bureau, state, person = SdkTaskServer(tasks=True), tmp_path / "s", Person(one="1", two="2")
     async with behind_proxy(bureau) as proxy:
         async with perdure.connect(proxy.url, mode=MODERN, state=state, elicitation_callback=person) as client:
             call = asyncio.create_task(client.call_tool("survey", {"questions": ["one", "two"]}))
@@ -59,7 +59,7 @@ async def test_so_many_keys_of_answered_questions_are_remembered(tmp_path: Path)
 @pytest.mark.parametrize("rounds", [MOST_ROUNDS, MOST_ROUNDS + 1])
 async def test_a_call_of_an_earlier_process_may_ask_in_as_many_rounds_as_any_other(tmp_path: Path, rounds: int) -> None:
     questions = [str(number) for number in range(rounds)]
-    bureau, state = Bureau(keys=True), tmp_path / "s"
+    bureau, state = SdkTaskServer(keys=True), tmp_path / "s"
     person = Person(**{question: question for question in questions})
     person.gate.set()
     async with behind_proxy(bureau) as proxy:
@@ -78,7 +78,7 @@ async def test_a_call_of_an_earlier_process_may_ask_in_as_many_rounds_as_any_oth
 
 @pytest.mark.parametrize("pages", [TOOL_PAGES, TOOL_PAGES + 1])
 async def test_so_many_pages_are_read_to_find_out_whether_a_tool_may_run_again(pages: int) -> None:
-    bureau = Bureau()
+    bureau = SdkTaskServer()
     bureau.empty_pages = pages - 1
     async with behind_proxy(bureau) as proxy, perdure.connect(proxy.url, mode=MODERN, patience=EAGER) as client:
         call = asyncio.create_task(client.call_tool("safe", {"gate": "g"}))

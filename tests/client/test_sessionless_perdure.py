@@ -16,18 +16,18 @@ from perdure._core.extension import CALLS, KEPT
 from perdure.client.memory import decode
 from tests.client.conftest import Progress, text
 from tests.client.test_tasks import EAGER
-from tests.support.client_process import client_process
-from tests.support.cluster import cluster
-from tests.support.crashbox import diary, open_gate
-from tests.support.cutting_proxy import cutting_proxy
-from tests.support.modern import MODERN
-from tests.support.serving import serving
-from tests.support.site import serve, until
-from tests.support.workshop import Workshop
+from tests.support.clients.modern_requests import MODERN
+from tests.support.processes.client_process import client_process
+from tests.support.processes.cluster import cluster
+from tests.support.processes.serving import serving
+from tests.support.proxies.cutting_proxy import cutting_proxy
+from tests.support.servers.gate_file_tools import diary, open_gate
+from tests.support.servers.in_process import serve, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
-BOARD = "tests.support.board:server"
+BOARD = "tests.support.servers.notice_board:server"
 #: Calls are answered by tasks at once, or only by their keys.
 TASKS, KEYS = ("--task-after", "0.01", "--task-ttl", "1h"), ("--task-after", "60", "--replay-window", "1h")
 
@@ -121,7 +121,7 @@ async def test_a_listener_hears_of_every_change_over_a_cut_and_the_stop_of_its_n
         listener.cancel()
 
 
-async def test_progress_goes_on_after_the_call_has_become_a_task(shop: Workshop, tmp_path: Path) -> None:
+async def test_progress_goes_on_after_the_call_has_become_a_task(shop: ToolServer, tmp_path: Path) -> None:
     """Each number once: those before the handle by notifications, those after it in the task's words."""
     count = {"n": 4, "gate": "g", "pauses": [1, 2, 3]}
     progress, again = Progress(), list[float]()

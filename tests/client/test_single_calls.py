@@ -29,27 +29,27 @@ from perdure.remote.endpoint import Endpoint, http_client
 from perdure.remote.exchange import MOST_RUNS
 from tests.client.conftest import Progress, numbers, text
 from tests.client.test_tasks import BRIEF, EAGER, Person, behind_proxy
-from tests.support.bureau import Bureau
-from tests.support.cutting_proxy import Loss, cutting_proxy
-from tests.support.modern import MODERN
-from tests.support.rounds import server as rounds
-from tests.support.site import under_uvicorn, until
-from tests.support.workshop import Workshop
+from tests.support.clients.modern_requests import MODERN
+from tests.support.proxies.cutting_proxy import Loss, cutting_proxy
+from tests.support.servers.in_process import under_uvicorn, until
+from tests.support.servers.round_tools import server as rounds
+from tests.support.servers.sdk_task_server import SdkTaskServer
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
 
-async def called(bureau: Bureau, times: int) -> None:
+async def called(bureau: SdkTaskServer, times: int) -> None:
     await until(lambda: len(bureau.requests("tools/call")) == times)
 
 
-def keys_of(bureau: Bureau) -> list[str | None]:
+def keys_of(bureau: SdkTaskServer) -> list[str | None]:
     return [params["_meta"].get(KEY) for params in bureau.requests("tools/call")]
 
 
 async def test_a_call_with_a_key_is_sent_again_until_it_is_answered_and_runs_once(tmp_path: Path) -> None:
     """Each time under a new id. The key was on disk before the request left."""
-    bureau = Bureau(keys=True)
+    bureau = SdkTaskServer(keys=True)
     async with (
         behind_proxy(bureau) as proxy,
         perdure.connect(proxy.url, mode=MODERN, state=tmp_path / "s", patience=EAGER) as client,
@@ -74,7 +74,7 @@ async def test_a_call_with_a_key_is_sent_again_until_it_is_answered_and_runs_onc
 
 async def test_a_refused_connection_costs_no_call_and_never_the_client() -> None:
     """Calls that were not sent wait; when patience ends they are told that they did not run, and the client goes on."""
-    bureau = Bureau(keys=True)
+    bureau = SdkTaskServer(keys=True)
     async with under_uvicorn(bureau.app, complaint=".*") as port, AsyncExitStack() as gate:
         proxy = await gate.enter_async_context(cutting_proxy(port))
         async with perdure.connect(proxy.url, mode=MODERN, patience=BRIEF) as client:
@@ -97,7 +97,7 @@ async def test_a_refused_connection_costs_no_call_and_never_the_client() -> None
 
 
 async def test_without_keys_only_a_tool_that_says_so_is_called_again() -> None:
-    bureau = Bureau()
+    bureau = SdkTaskServer()
     async with behind_proxy(bureau) as proxy, perdure.connect(proxy.url, mode=MODERN, patience=EAGER) as client:
         safe = asyncio.create_task(client.call_tool("safe", {"gate": "s"}))
         await until(lambda: bureau.runs == ["safe"])
@@ -117,7 +117,7 @@ async def test_without_keys_only_a_tool_that_says_so_is_called_again() -> None:
 
 
 async def test_a_tool_that_may_run_twice_does_not_run_for_ever_and_not_at_all_if_the_caller_says_no() -> None:
-    bureau = Bureau()
+    bureau = SdkTaskServer()
     async with behind_proxy(bureau) as proxy:
         async with perdure.connect(proxy.url, mode=MODERN, patience=EAGER) as client:
             call = asyncio.create_task(client.call_tool("safe", {"gate": "s"}))
@@ -137,7 +137,7 @@ async def test_a_tool_that_may_run_twice_does_not_run_for_ever_and_not_at_all_if
 
 async def test_reads_are_sent_again_whatever_happens_to_their_connections() -> None:
     """`server/discover` as well, before there is a client at all."""
-    bureau = Bureau()
+    bureau = SdkTaskServer()
     async with behind_proxy(bureau) as proxy:
         proxy.cut_after(b"HTTP/1.1 200")
         async with perdure.connect(proxy.url, mode=MODERN, patience=EAGER) as client:
@@ -149,7 +149,7 @@ async def test_reads_are_sent_again_whatever_happens_to_their_connections() -> N
 
 
 async def test_progress_reaches_its_callback_under_any_id() -> None:
-    shop, progress = Workshop(), Progress()
+    shop, progress = ToolServer(), Progress()
     async with (
         under_uvicorn(shop.server.streamable_http_app(), complaint=".*") as port,
         perdure.connect(f"http://127.0.0.1:{port}/mcp", mode=MODERN) as client,
@@ -160,7 +160,7 @@ async def test_progress_reaches_its_callback_under_any_id() -> None:
 
 async def test_who_cancels_a_call_with_a_key_tells_the_server_so(tmp_path: Path) -> None:
     """A broken connection does not cancel it, so there must be a word for it."""
-    bureau = Bureau(keys=True)
+    bureau = SdkTaskServer(keys=True)
     async with (
         behind_proxy(bureau) as proxy,
         perdure.connect(proxy.url, mode=MODERN, state=tmp_path / "s") as client,
@@ -176,7 +176,7 @@ async def test_who_cancels_a_call_with_a_key_tells_the_server_so(tmp_path: Path)
 
 
 async def test_a_key_of_the_callers_own_makes_two_calls_one() -> None:
-    bureau = Bureau(keys=True)
+    bureau = SdkTaskServer(keys=True)
     async with behind_proxy(bureau) as proxy, perdure.connect(proxy.url, mode=MODERN) as client:
         meta = cast("types.RequestParamsMeta", {KEY: "order-17"})
         calls = [asyncio.create_task(client.call_tool("work", {"gate": "g"}, meta=meta)) for _ in range(2)]
@@ -189,7 +189,7 @@ async def test_a_key_of_the_callers_own_makes_two_calls_one() -> None:
 
 async def test_all_rounds_of_a_call_have_its_key_and_a_lost_one_is_sent_again(tmp_path: Path) -> None:
     """Between two rounds, while the person is asked, the call is on disk."""
-    bureau, person = Bureau(keys=True), Person(one="1", two="2")
+    bureau, person = SdkTaskServer(keys=True), Person(one="1", two="2")
     async with (
         behind_proxy(bureau) as proxy,
         perdure.connect(
@@ -211,7 +211,7 @@ async def test_all_rounds_of_a_call_have_its_key_and_a_lost_one_is_sent_again(tm
 
 
 async def test_a_call_that_is_given_up_between_its_rounds_is_cancelled(tmp_path: Path) -> None:
-    bureau, person = Bureau(keys=True), Person(one="1")
+    bureau, person = SdkTaskServer(keys=True), Person(one="1")
     async with (
         behind_proxy(bureau) as proxy,
         perdure.connect(proxy.url, mode=MODERN, state=tmp_path / "s", elicitation_callback=person) as client,
@@ -243,7 +243,7 @@ async def test_a_server_without_the_revision_is_told_in_its_own_words() -> None:
         else:
             await app(scope, receive, send)
 
-    app = Bureau().app
+    app = SdkTaskServer().app
     async with under_uvicorn(legacy_only, complaint=".*") as port:
         with pytest.raises(MCPError, match="too new"):
             async with perdure.connect(f"http://127.0.0.1:{port}/mcp", mode=MODERN):
@@ -258,7 +258,7 @@ async def test_a_server_without_the_revision_is_told_in_its_own_words() -> None:
 
 async def test_a_slow_discovery_is_waited_for_though_the_sdks_client_has_given_it_up() -> None:
     """A person may have to log in. What the SDK's client does after its ten seconds is played here without them."""
-    bureau = Bureau(keys=True)
+    bureau = SdkTaskServer(keys=True)
     async with behind_proxy(bureau) as proxy, perdure.connect(proxy.url, mode=MODERN) as model:
         told = bureau.requests("server/discover")[0]
         info = model.session.discover_result
@@ -297,7 +297,7 @@ async def transport_to(endpoint: Endpoint) -> AsyncIterator[tuple[Any, Any]]:
 
 async def test_the_state_says_which_way_the_next_client_goes_and_older_releases_are_told(tmp_path: Path) -> None:
     """A server of both eras is spoken to in sessions, unless the state was left without one."""
-    bureau, state = Bureau(keys=True), tmp_path / "s"
+    bureau, state = SdkTaskServer(keys=True), tmp_path / "s"
     async with behind_proxy(bureau) as proxy:
         async with perdure.connect(proxy.url, state=state) as client:
             assert client.session_id is not None

@@ -17,11 +17,11 @@ import perdure
 from perdure.client.memory import Ask, BadState, Running, State, StateFile, decode
 from perdure.remote.endpoint import Handshake
 from tests.client.conftest import text
-from tests.support.client_process import client_process
-from tests.support.cutting_proxy import CuttingProxy
-from tests.support.serving import TOOLBOX, serving
-from tests.support.site import Site, until
-from tests.support.workshop import Workshop
+from tests.support.processes.client_process import client_process
+from tests.support.processes.serving import BASIC_TOOLS, serving
+from tests.support.proxies.cutting_proxy import CuttingProxy
+from tests.support.servers.in_process import Site, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -107,7 +107,7 @@ def test_a_state_as_deep_as_the_sea_is_told() -> None:
         decode(b"[" * 100_000)
 
 
-async def test_the_session_goes_on_without_a_handshake(shop: Workshop, proxy: CuttingProxy, path: Path) -> None:
+async def test_the_session_goes_on_without_a_handshake(shop: ToolServer, proxy: CuttingProxy, path: Path) -> None:
     async with perdure.connect(proxy.url, state=path) as client:
         session = client.session_id
         await client.call_tool("count", {"n": 1})
@@ -134,7 +134,7 @@ async def test_the_file_is_for_its_owner_alone_and_replaced_as_a_whole(url: str,
 
 
 async def test_a_running_call_is_on_disk_before_it_is_sent_and_gone_when_it_is_answered(
-    shop: Workshop, url: str, path: Path
+    shop: ToolServer, url: str, path: Path
 ) -> None:
     async with perdure.connect(url, state=path) as client:
         call = asyncio.create_task(client.call_tool("wait", {"gate": "g"}))
@@ -207,7 +207,7 @@ def test_a_child_of_the_process_does_not_keep_the_state(path: Path) -> None:
         os.waitpid(child, 0)
 
 
-async def test_a_copied_state_does_not_repeat_ids(site: Site, url: str, path: Path, shop: Workshop) -> None:
+async def test_a_copied_state_does_not_repeat_ids(site: Site, url: str, path: Path, shop: ToolServer) -> None:
     """Two clients of one session that count alike: each has a part of the id that is its own."""
     async with perdure.connect(url, state=path) as client:
         await client.list_tools()
@@ -234,7 +234,7 @@ async def test_two_clients_never_share_a_state(url: str, path: Path) -> None:
 
 async def test_two_processes_never_share_a_state_and_a_killed_one_frees_it(tmp_path: Path) -> None:
     state = tmp_path / "agent.json"
-    async with serving(TOOLBOX, "--store", "memory:") as served:
+    async with serving(BASIC_TOOLS, "--store", "memory:") as served:
         async with client_process(served.url, state, "gate", name="shut") as holder:
             await holder.line()
             with pytest.raises(perdure.StateInUse):
@@ -313,7 +313,7 @@ async def test_a_state_that_can_no_longer_be_written_stops_nothing(
 
 
 async def test_other_capabilities_begin_a_new_session_and_earlier_calls_are_reported(
-    shop: Workshop, url: str, path: Path
+    shop: ToolServer, url: str, path: Path
 ) -> None:
     """A26: both sides are held to what they agreed on."""
 

@@ -19,10 +19,10 @@ import perdure
 from perdure._core.extension import TASKS
 from perdure.client.memory import decode
 from tests.client.conftest import text
-from tests.support.bureau import Bureau
-from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
-from tests.support.modern import MODERN
-from tests.support.site import under_uvicorn, until
+from tests.support.clients.modern_requests import MODERN
+from tests.support.proxies.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.support.servers.in_process import under_uvicorn, until
+from tests.support.servers.sdk_task_server import SdkTaskServer
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +31,7 @@ EAGER = perdure.Patience(max_time=60.0, max_tries=1000, first_delay=0.02, max_de
 
 
 @asynccontextmanager
-async def behind_proxy(bureau: Bureau) -> AsyncIterator[CuttingProxy]:
+async def behind_proxy(bureau: SdkTaskServer) -> AsyncIterator[CuttingProxy]:
     async with under_uvicorn(bureau.app, complaint=".*") as port, cutting_proxy(port) as proxy:
         yield proxy
 
@@ -52,7 +52,7 @@ class Person:
 
 async def test_a_task_is_followed_over_cuts_and_an_outage_to_its_result(tmp_path: Path) -> None:
     """Its handle is on disk before it is waited for, and gone with its result."""
-    bureau = Bureau(tasks=True)
+    bureau = SdkTaskServer(tasks=True)
     async with (
         behind_proxy(bureau) as proxy,
         perdure.connect(proxy.url, mode=MODERN, state=tmp_path / "s", patience=EAGER) as client,
@@ -76,7 +76,7 @@ async def test_a_task_is_followed_over_cuts_and_an_outage_to_its_result(tmp_path
 
 
 async def test_a_failed_task_is_an_error_and_a_cancelled_one_too() -> None:
-    bureau = Bureau(tasks=True)
+    bureau = SdkTaskServer(tasks=True)
     async with behind_proxy(bureau) as proxy, perdure.connect(proxy.url, mode=MODERN) as client:
         with pytest.raises(MCPError, match="it broke") as failed:
             await client.call_tool("fail")
@@ -90,7 +90,7 @@ async def test_a_failed_task_is_an_error_and_a_cancelled_one_too() -> None:
 
 async def test_who_cancels_the_call_cancels_the_task(tmp_path: Path) -> None:
     """And it is over for the next process as well."""
-    bureau = Bureau(tasks=True)
+    bureau = SdkTaskServer(tasks=True)
     async with (
         behind_proxy(bureau) as proxy,
         perdure.connect(proxy.url, mode=MODERN, state=tmp_path / "s") as client,
@@ -105,7 +105,7 @@ async def test_who_cancels_the_call_cancels_the_task(tmp_path: Path) -> None:
 
 
 async def test_a_task_that_the_server_has_forgotten_has_an_unknown_outcome() -> None:
-    bureau = Bureau(tasks=True)
+    bureau = SdkTaskServer(tasks=True)
     async with behind_proxy(bureau) as proxy, perdure.connect(proxy.url, mode=MODERN) as client:
         call = asyncio.create_task(client.call_tool("work", {"gate": "g"}))
         await until(lambda: bureau.requests("tasks/get"))
@@ -117,7 +117,7 @@ async def test_a_task_that_the_server_has_forgotten_has_an_unknown_outcome() -> 
 
 async def test_questions_of_a_task_reach_the_callback_once_each_and_together() -> None:
     """The second answer does not wait for the first, and no poll asks again."""
-    bureau, person = Bureau(tasks=True), Person(one="1", two="2")
+    bureau, person = SdkTaskServer(tasks=True), Person(one="1", two="2")
     async with (
         behind_proxy(bureau) as proxy,
         perdure.connect(proxy.url, mode=MODERN, elicitation_callback=person) as client,
@@ -133,7 +133,7 @@ async def test_questions_of_a_task_reach_the_callback_once_each_and_together() -
 
 
 async def test_a_question_that_the_program_cannot_answer_ends_the_call_and_the_task() -> None:
-    bureau = Bureau(tasks=True)
+    bureau = SdkTaskServer(tasks=True)
 
     async def broken(context: ClientRequestContext, params: types.ElicitRequestParams) -> types.ElicitResult:
         raise LookupError("no person here")
@@ -166,7 +166,7 @@ class Guarded:
 
 async def test_polls_that_are_refused_for_a_while_do_not_end_the_call() -> None:
     """Credentials ran out, say: the task runs on, and is found again within the limits; beyond them it is unknown."""
-    bureau = Bureau(tasks=True)
+    bureau = SdkTaskServer(tasks=True)
     guarded = Guarded(bureau.app)
     async with (
         under_uvicorn(guarded, complaint=".*") as port,
@@ -185,7 +185,7 @@ async def test_polls_that_are_refused_for_a_while_do_not_end_the_call() -> None:
 
 
 async def test_an_extension_of_the_users_own_for_tasks_is_left_alone() -> None:
-    bureau = Bureau(tasks=True)
+    bureau = SdkTaskServer(tasks=True)
     async with behind_proxy(bureau) as proxy:
         own = advertise(TASKS, {"mine": True})
         async with perdure.connect(proxy.url, mode=MODERN, extensions=[own]) as client:

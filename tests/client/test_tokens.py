@@ -11,9 +11,9 @@ from mcp.shared.exceptions import MCPError
 
 import perdure
 from tests.client.conftest import Inbox, Progress, numbers, text
-from tests.support.cutting_proxy import cutting_proxy
-from tests.support.site import serve, until
-from tests.support.workshop import Workshop
+from tests.support.proxies.cutting_proxy import cutting_proxy
+from tests.support.servers.in_process import serve, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +31,7 @@ class Guests(TokenVerifier):
         return AccessToken(token=token, client_id="app", subject=person, scopes=[], expires_at=None)
 
 
-async def test_a_token_that_is_renewed_in_the_middle_of_a_call(shop: Workshop, tmp_path: Path) -> None:
+async def test_a_token_that_is_renewed_in_the_middle_of_a_call(shop: ToolServer, tmp_path: Path) -> None:
     """R9: the session goes on; the position is fetched with the new token."""
     guests, given, progress = Guests(), 0, Progress()
 
@@ -58,7 +58,7 @@ async def test_a_token_that_is_renewed_in_the_middle_of_a_call(shop: Workshop, t
     assert b"ann-" not in state.read_bytes()
 
 
-async def test_a_token_that_stays_refused_is_an_error_of_the_request_alone(shop: Workshop) -> None:
+async def test_a_token_that_stays_refused_is_an_error_of_the_request_alone(shop: ToolServer) -> None:
     guests = Guests()
     async with (
         serve(shop.server, auth=guests, retry=0.02) as site,
@@ -72,7 +72,7 @@ async def test_a_token_that_stays_refused_is_an_error_of_the_request_alone(shop:
         assert text(await client.call_tool("credentials")) == "ann-1"
 
 
-async def test_many_requests_that_are_refused_at_once_ask_for_one_new_token(shop: Workshop) -> None:
+async def test_many_requests_that_are_refused_at_once_ask_for_one_new_token(shop: ToolServer) -> None:
     guests, given = Guests(), 0
 
     async def token() -> str:
@@ -91,7 +91,7 @@ async def test_many_requests_that_are_refused_at_once_ask_for_one_new_token(shop
         assert given == 2
 
 
-async def test_a_provider_that_fails_is_an_error_of_the_request_alone(shop: Workshop, site_port: int) -> None:
+async def test_a_provider_that_fails_is_an_error_of_the_request_alone(shop: ToolServer, site_port: int) -> None:
     works = True
 
     def token() -> str:
@@ -107,7 +107,7 @@ async def test_a_provider_that_fails_is_an_error_of_the_request_alone(shop: Work
             raise AssertionError("no token")
 
 
-async def test_a_provider_that_fails_while_the_network_is_gone_costs_nothing_that_runs(shop: Workshop) -> None:
+async def test_a_provider_that_fails_while_the_network_is_gone_costs_nothing_that_runs(shop: ToolServer) -> None:
     """Its tokens come over the same network: streams are resumed when it works again."""
     guests, progress, inbox = Guests(), Progress(), Inbox()
     asked, works = 0, True
@@ -140,12 +140,12 @@ async def test_a_provider_that_fails_while_the_network_is_gone_costs_nothing_tha
 
 
 @pytest.fixture
-async def site_port(shop: Workshop):  # type: ignore[no-untyped-def]
+async def site_port(shop: ToolServer):  # type: ignore[no-untyped-def]
     async with serve(shop.server, auth=Guests(), retry=0.02) as site:
         yield site.port
 
 
-async def test_headers_go_along_with_every_request(shop: Workshop) -> None:
+async def test_headers_go_along_with_every_request(shop: ToolServer) -> None:
     async with (
         serve(shop.server, retry=0.02) as site,
         perdure.connect(f"http://127.0.0.1:{site.port}/mcp", headers={"x-team": "blue"}) as client,

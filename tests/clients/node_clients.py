@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.clients.stock import Call, StockClient
-from tests.support.node import program
+from tests.support.processes.node_programs import program
 
 HERE = Path(__file__).parent
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from tests.clients.node_clients import HERE
-from tests.support.cluster import cluster
-from tests.support.crashbox import diary, open_gate
-from tests.support.modern import TASKS
-from tests.support.node import node_modules, program
-from tests.support.serving import TOOLBOX, Served, serving
-from tests.support.site import until
+from tests.support.clients.modern_requests import TASKS
+from tests.support.processes.cluster import cluster
+from tests.support.processes.node_programs import node_modules, program
+from tests.support.processes.serving import BASIC_TOOLS, Served, serving
+from tests.support.servers.gate_file_tools import diary, open_gate
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +32,7 @@ def inspector() -> Path:
 
 @pytest.fixture
 async def server() -> AsyncIterator[Served]:
-    async with serving(TOOLBOX, "--retry", "100ms") as it:
+    async with serving(BASIC_TOOLS, "--retry", "100ms") as it:
         yield it
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from tests.clients.node_clients import HERE, node_client
 from tests.clients.stock import StockClient
-from tests.support.cluster import cluster
-from tests.support.node import node_modules
+from tests.support.processes.cluster import cluster
+from tests.support.processes.node_programs import node_modules
 
 pytestmark = pytest.mark.anyio
 

@@ -17,11 +17,11 @@ import pytest
 from tests.clients.node_clients import HERE, node_client
 from tests.clients.python_clients import python_client
 from tests.clients.stock import PATIENCE, USER_SAYS, Call, StockClient
-from tests.support.cluster import Cluster, cluster
-from tests.support.crashbox import diary, open_gate
-from tests.support.node import node_modules
-from tests.support.raw import Peer
-from tests.support.site import until
+from tests.support.clients.raw_http import Peer
+from tests.support.processes.cluster import Cluster, cluster
+from tests.support.processes.node_programs import node_modules
+from tests.support.servers.gate_file_tools import diary, open_gate
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 

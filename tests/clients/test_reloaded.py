@@ -17,10 +17,10 @@ from mcp.client.session import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 
 from tests.clients.node_clients import HERE
-from tests.support.node import node_modules, program
-from tests.support.site import Site, serve, until
-from tests.support.wire import Peer, Wire
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import Peer, Wire
+from tests.support.processes.node_programs import node_modules, program
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +28,7 @@ CANCELLED = -32800
 
 
 @asynccontextmanager
-async def lost_call(shop: Workshop) -> AsyncIterator[tuple[Site, Peer, Wire]]:
+async def lost_call(shop: ToolServer) -> AsyncIterator[tuple[Site, Peer, Wire]]:
     """A session with a running call, of a client that says of itself as little as a stock client."""
     async with serve(shop.server, retry=0.1) as site:
         peer = await site.join(capabilities={})
@@ -37,13 +37,13 @@ async def lost_call(shop: Workshop) -> AsyncIterator[tuple[Site, Peer, Wire]]:
         yield site, peer, call
 
 
-async def was_cancelled(shop: Workshop, peer: Peer, call: Wire) -> None:
+async def was_cancelled(shop: ToolServer, peer: Peer, call: Wire) -> None:
     await until(lambda: shop.seen == ["waiting at never", "cancelled at never"])
     [answer] = await (await peer.get(call.last_id)).rest()
     assert answer["error"]["code"] == CANCELLED
 
 
-async def test_a_python_client_hears_of_it_in_a_log_message(shop: Workshop) -> None:
+async def test_a_python_client_hears_of_it_in_a_log_message(shop: ToolServer) -> None:
     """It drops notifications that it does not know; the sentence has all that it needs to cancel."""
     heard: asyncio.Queue[str] = asyncio.Queue()
 
@@ -68,8 +68,8 @@ async def test_a_python_client_hears_of_it_in_a_log_message(shop: Workshop) -> N
 
 
 @pytest.fixture
-def shop() -> Workshop:
-    return Workshop(logs=True)
+def shop() -> ToolServer:
+    return ToolServer(logs=True)
 
 
 @pytest.fixture(scope="session")
@@ -79,7 +79,7 @@ def packages() -> None:
 
 @pytest.mark.parametrize("version", ["1", "2"])
 async def test_a_typescript_client_hears_of_it_in_the_notification(
-    shop: Workshop, version: str, packages: None
+    shop: ToolServer, version: str, packages: None
 ) -> None:
     async with lost_call(shop) as (site, peer, call):
         script = [str(program("node")), "reloaded.mjs", version, site.url, peer.session]

@@ -11,10 +11,10 @@ import pytest
 from tests.clients.node_clients import HERE, node_client
 from tests.clients.python_clients import python_client
 from tests.clients.stock import StockClient
-from tests.support.holder import Holder
-from tests.support.node import node_modules
-from tests.support.site import serve, until
-from tests.support.workshop import Workshop
+from tests.support.clients.token_holder import Holder
+from tests.support.processes.node_programs import node_modules
+from tests.support.servers.in_process import serve, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -34,7 +34,7 @@ def packages() -> None:
 
 @pytest.mark.parametrize("name", CLIENTS)
 async def test_a_stock_client_takes_no_harm_from_a_revocation(name: str, packages: None) -> None:
-    async with serve(Workshop().server) as site, CLIENTS[name](site.url) as client:
+    async with serve(ToolServer().server) as site, CLIENTS[name](site.url) as client:
         await until(lambda: site.app.counters.standalone_readers)
         [session] = site.app.session_ids()
         holder = Holder(site)

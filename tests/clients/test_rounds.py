@@ -17,9 +17,9 @@ from mcp_types import TextContent
 from tests.clients.node_clients import node_client
 from tests.clients.python_clients import python_client
 from tests.clients.stock import MODEL_SAYS, USER_SAYS
-from tests.support.balancer import Balancer, balancer
-from tests.support.node import node_modules
-from tests.support.serving import serving
+from tests.support.processes.node_programs import node_modules
+from tests.support.processes.serving import serving
+from tests.support.proxies.balancer import Balancer, balancer
 
 pytestmark = pytest.mark.anyio
 
@@ -70,7 +70,9 @@ async def fastmcp(url: str, asked: list[str]) -> AsyncIterator[Call]:
         yield call
 
 
-@pytest.mark.parametrize(("server", "tools"), [("askbox", 3), ("fast_askbox", 2)])  # FastMCP has no word for models
+@pytest.mark.parametrize(
+    ("server", "tools"), [("asking_tools", 3), ("fastmcp_asking_tools", 2)]
+)  # FastMCP has no word for models
 async def test_stock_clients_answer_what_tools_ask_at_any_node(server: str, tools: int, tmp_path: Path) -> None:
     """Each question reaches the user once."""
     target, store = f"tests.support.{server}:server", f"sqlite:{tmp_path / 'log.db'}"

@@ -18,9 +18,9 @@ import pytest
 from tests.clients.node_clients import HERE, node_client
 from tests.clients.python_clients import python_client, python_session
 from tests.clients.stock import MODEL_SAYS, USER_SAYS, StockClient
-from tests.support.cutting_proxy import PRIMING, CuttingProxy, Loss, cutting_proxy
-from tests.support.node import node_modules
-from tests.support.serving import TOOLBOX, Served, serving
+from tests.support.processes.node_programs import node_modules
+from tests.support.processes.serving import BASIC_TOOLS, Served, serving
+from tests.support.proxies.cutting_proxy import PRIMING, CuttingProxy, Loss, cutting_proxy
 
 pytestmark = pytest.mark.anyio
 
@@ -51,7 +51,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module")
 async def server() -> AsyncIterator[Served]:
-    async with serving(TOOLBOX, "--retry", f"{int(RETRY * 1000)}ms") as it:
+    async with serving(BASIC_TOOLS, "--retry", f"{int(RETRY * 1000)}ms") as it:
         yield it
 
 

@@ -12,10 +12,10 @@ import pytest
 from tests.clients.node_clients import HERE, node_client
 from tests.clients.python_clients import fastmcp_client, python_client
 from tests.clients.stock import StockClient
-from tests.support.cluster import Cluster, cluster
-from tests.support.crashbox import diary, open_gate
-from tests.support.node import node_modules
-from tests.support.serving import TOOLBOX, serving
+from tests.support.processes.cluster import Cluster, cluster
+from tests.support.processes.node_programs import node_modules
+from tests.support.processes.serving import BASIC_TOOLS, serving
+from tests.support.servers.gate_file_tools import diary, open_gate
 
 pytestmark = pytest.mark.anyio
 
@@ -43,7 +43,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 
 async def test_with_both_eras_it_speaks_the_modern_one(connect: Connect) -> None:
-    async with serving(TOOLBOX, "--eras", "both", "--store", "memory:") as server, connect(server.url) as client:
+    async with serving(BASIC_TOOLS, "--eras", "both", "--store", "memory:") as server, connect(server.url) as client:
         call = await client.call("count", n=12)
         assert await client.answer(call) == "counted to 12"
         assert call.progress == list(range(1, 13))

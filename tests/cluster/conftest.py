@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from perdure.store.base import Store
-from tests.support.site import Site, serve, until
-from tests.support.stores import SharedStore, shared_address
-from tests.support.wire import Peer
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import Peer
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.shared import SharedStore, shared_address
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Node:
     """One of the two: where it answers, and what its tools saw."""
 
     site: Site
-    shop: Workshop
+    shop: ToolServer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +44,12 @@ class Start:
         self._path = path
         self._kind = kind
 
-    async def __call__(self, shop: Callable[[], Workshop] = Workshop, **options: Any) -> Pair:
+    async def __call__(self, shop: Callable[[], ToolServer] = ToolServer, **options: Any) -> Pair:
         nodes = [await self._node(shop(), **options) for _ in range(2)]
         await until(lambda: all(len(node.site.app.other_nodes()) == 1 for node in nodes))
         return Pair(a=nodes[0], b=nodes[1])
 
-    async def _node(self, shop: Workshop, **options: Any) -> Node:
+    async def _node(self, shop: ToolServer, **options: Any) -> Node:
         store = self._kind(str(self._path / "log.db"))
         site = await self._stack.enter_async_context(serve(shop.server, store=store, **options))
         return Node(site=site, shop=shop)

@@ -21,14 +21,14 @@ from tests.cluster.test_two_nodes import (
     test_the_newest_reader_wins_wherever_it_is,
     test_what_a_call_sends_to_the_standalone_stream_reaches_it_from_any_node,
 )
-from tests.support.bouncer import Bouncer, bouncing
-from tests.support.outages import FAILS
-from tests.support.postgres import new_schema
-from tests.support.serving import TOOLBOX, serving
-from tests.support.site import serve, until
-from tests.support.stores import BUSY_SECONDS
-from tests.support.wire import Web, progress_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import Web, progress_of
+from tests.support.processes.serving import BASIC_TOOLS, serving
+from tests.support.proxies.pgbouncer import Bouncer, bouncing
+from tests.support.servers.in_process import serve, until
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.outages import FAILS
+from tests.support.stores.postgres import new_schema
+from tests.support.stores.shared import BUSY_SECONDS
 
 __all__ = [
     "test_a_call_is_resumed_live_through_the_other_node",
@@ -58,7 +58,7 @@ async def start(bouncer: Bouncer, tmp_path: Path) -> AsyncIterator[Start]:
 async def test_the_calls_of_a_killed_process_are_settled_by_its_lease(bouncer: Bouncer) -> None:
     """Promise 3: behind a pooler there is no lock that the server frees."""
     options = ("--store", f"{bouncer.url}?schema={new_schema()}", "--lease", "2s")
-    async with serving(TOOLBOX, *options) as doomed, serving(TOOLBOX, *options) as living:
+    async with serving(BASIC_TOOLS, *options) as doomed, serving(BASIC_TOOLS, *options) as living:
         first, second = Web(doomed.url), Web(living.url)
         peer = await first.join()
         wire = await peer.call("count", n=3, gate="g", pauses=[2], id=7, token=1)
@@ -76,7 +76,7 @@ async def test_the_calls_of_a_killed_process_are_settled_by_its_lease(bouncer: B
 
 async def test_calls_go_on_when_the_pooler_is_killed_and_started_again(bouncer: Bouncer) -> None:
     """Promises 1 and 2: what is said meanwhile is held, and arrives once and in order."""
-    shop = Workshop()
+    shop = ToolServer()
     store = PostgresStore(f"{bouncer.url}?schema={new_schema()}", timeout=1.0)
     async with serve(shop.server, store=store, store_timeout=1.0, complaint=FAILS) as site:
         peer = await site.join()

@@ -22,12 +22,12 @@ from perdure.serve.token_file import FileTokens
 from perdure.store import SqliteStore
 from perdure.store.base import Append, Event, SessionRecord, StreamRecord, stream_by_id
 from tests.cluster.conftest import Pair
-from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.ghost import Ghost, Library, life_of
-from tests.support.site import serve, until
-from tests.support.stores import ON_POSTGRES, SharedStore, held_up
-from tests.support.wire import Message, Peer
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import Message, Peer
+from tests.support.servers.in_process import serve, until
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.dead_node import DeadNode, Library, life_of
+from tests.support.stores.faulty_store import Fault, FaultyStore
+from tests.support.stores.shared import ON_POSTGRES, SharedStore, held_up
 
 pytestmark = pytest.mark.anyio
 
@@ -132,7 +132,7 @@ async def test_a_reader_that_comes_while_its_call_is_being_settled_gets_the_answ
     path = tmp_path / "log.db"
     async with serve(Library().server, store=SharedStore(path)) as one:
         peer = await one.join()
-        ghost = await Ghost.on(path)
+        ghost = await DeadNode.on(path)
         left = await ghost.take(peer.session, peer.tool("wait", gate="g"))
     await ghost.die()
     shop = SlowList()
@@ -165,7 +165,7 @@ async def test_a_reader_that_knows_its_stream_from_before_it_was_settled_gets_th
     path = tmp_path / "log.db"
     async with serve(Library().server, store=SharedStore(path)) as one:
         peer = await one.join()
-        ghost = await Ghost.on(path)
+        ghost = await DeadNode.on(path)
         left = await ghost.take(peer.session, peer.tool("wait", gate="g"))
     await ghost.die()
     shop, store = SlowList(), Late(str(path))
@@ -231,7 +231,7 @@ async def test_a_home_keeps_its_place_in_an_outage_until_it_has_written_what_it_
     """Promises 2 and 4: what it showed from memory is where the log goes on."""
     path = str(tmp_path / "log.db")
     bad = FaultyStore(SharedStore(path))
-    shops = [Workshop(subscribes=True), Workshop(subscribes=True)]
+    shops = [ToolServer(subscribes=True), ToolServer(subscribes=True)]
     async with (
         serve(shops[0].server, store=bad, complaint=".*", store_timeout=1.0) as a,
         serve(shops[1].server, store=SharedStore(path), complaint=".*") as b,
@@ -319,10 +319,10 @@ class Held(SharedStore):
 
 async def test_a_record_from_before_a_change_of_ours_does_not_undo_it(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
-    store, shop = Held(str(path)), Workshop(subscribes=True)
+    store, shop = Held(str(path)), ToolServer(subscribes=True)
     async with serve(shop.server, store=store) as site:
         peer = await site.join()
-        ghost = await Ghost.on(path)  # another process writes, so records are read again
+        ghost = await DeadNode.on(path)  # another process writes, so records are read again
         store.hold = True
         told = asyncio.create_task(peer.send({"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}))
         await store.reached.wait()
@@ -341,7 +341,7 @@ async def test_ends_of_generations_are_bounded(tmp_path: Path, monkeypatch: pyte
     """Promise 6: a home that moves to and fro leaves a row each time; the oldest go."""
     monkeypatch.setattr("perdure.store.base.KEPT_GENERATIONS", 3)
     path = tmp_path / "log.db"
-    async with serve(Workshop().server, store=SharedStore(path)) as site:
+    async with serve(ToolServer().server, store=SharedStore(path)) as site:
         peer = await site.join()
         record = await site.store.session(SessionId(peer.session))
         assert record is not None

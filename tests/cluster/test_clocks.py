@@ -15,13 +15,13 @@ import pytest
 from perdure._core.ids import NodeId, SessionId
 from perdure._core.retention import Cutoffs
 from perdure._core.states import SessionState
-from tests.support.cluster import CRASHBOX
-from tests.support.ghost import life_of
-from tests.support.serving import serving
-from tests.support.site import Site, serve, until
-from tests.support.stores import SharedStore, shared_address
-from tests.support.wire import Peer, Web, notices_of, progress_of, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import Peer, Web, notices_of, progress_of, text_of
+from tests.support.processes.cluster import GATE_FILE_TOOLS
+from tests.support.processes.serving import serving
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.dead_node import life_of
+from tests.support.stores.shared import SharedStore, shared_address
 
 pytestmark = pytest.mark.anyio
 
@@ -63,7 +63,7 @@ class Nodes:
         store = Swept(str(self.path), wall=watch)
         store.ahead = disagrees
         self.stores.append(store)
-        return await self.stack.enter_async_context(serve(Workshop().server, store=store, **options))
+        return await self.stack.enter_async_context(serve(ToolServer().server, store=store, **options))
 
     async def sweep_twice(self) -> None:
         """Wait until each node has swept, with what it sees now, at least once."""
@@ -164,7 +164,7 @@ _AHEAD = (
 async def _two_processes(path: Path) -> AsyncIterator[tuple[Web, Web]]:
     options = ("--store", shared_address(path), "--cleanup-interval", "0.2")
     ahead = (sys.executable, "-c", _AHEAD, "serve")
-    async with serving(CRASHBOX, *options) as a, serving(CRASHBOX, *options, argv=ahead) as b:
+    async with serving(GATE_FILE_TOOLS, *options) as a, serving(GATE_FILE_TOOLS, *options, argv=ahead) as b:
         webs = Web(a.url), Web(b.url)
         try:
             yield webs

@@ -13,15 +13,15 @@ import pytest
 
 from perdure import Settings
 from perdure._core.leases import FREE_SHARE
-from tests.support import crashbox
-from tests.support.cluster import CRASHBOX
-from tests.support.faulty_town import Node, town
-from tests.support.postgres import store_url
-from tests.support.postgres_proxy import postgres_proxy
-from tests.support.raw import Exchange, Peer, SessionPeer, progress
-from tests.support.serving import serving
-from tests.support.site import until
-from tests.support.survey import OUTCOME_UNKNOWN
+from tests.support.clients.raw_http import Exchange, Peer, SessionPeer, progress
+from tests.support.clients.survey_client import OUTCOME_UNKNOWN
+from tests.support.processes.cluster import GATE_FILE_TOOLS
+from tests.support.processes.nodes_behind_proxies import Node, town
+from tests.support.processes.serving import serving
+from tests.support.proxies.postgres_proxy import postgres_proxy
+from tests.support.servers import gate_file_tools
+from tests.support.servers.in_process import until
+from tests.support.stores.postgres import store_url
 
 pytestmark = pytest.mark.anyio
 
@@ -56,13 +56,13 @@ class CutOff:
 @asynccontextmanager
 async def cut_off(folder: Path, tool: str, *, n: int, pauses: list[int]) -> AsyncIterator[CutOff]:
     async with town(folder) as around:
-        cut = await around.add(lease=LEASE, timeout=TIMEOUT, server=crashbox.new_server())
-        other = await around.add(lease=LEASE, server=crashbox.new_server())
+        cut = await around.add(lease=LEASE, timeout=TIMEOUT, server=gate_file_tools.new_server())
+        other = await around.add(lease=LEASE, server=gate_file_tools.new_server())
         session = await Peer(port=cut.site.port).session()
         async with await session.begin_call(tool, n=n, gate=str(folder / "gate"), pauses=pauses) as call:
             await call.until_messages(2)
             cut.proxy.swallow()
-            crashbox.open_gate(folder / "gate.2")
+            gate_file_tools.open_gate(folder / "gate.2")
             assert progress(await call.until_messages(4)) == [1, 2, 3, 4]
             it = CutOff(cut=cut, other=other, session=session, call=call)
             yield it
@@ -88,7 +88,7 @@ async def test_progress_of_a_second_run_does_not_fall_below_what_was_shown(tmp_p
             [gap] = await first.until_messages(1)
             assert gap["params"]["reason"] == "lost"
             first.cut()
-        crashbox.open_gate(tmp_path / "gate.4")
+        gate_file_tools.open_gate(tmp_path / "gate.4")
         async with await it.resume(first.position) as second:
             seen = (await second.answer()).messages
         assert progress(seen[:-1]) == [5, 6]
@@ -98,12 +98,14 @@ async def test_progress_of_a_second_run_does_not_fall_below_what_was_shown(tmp_p
 async def test_a_server_stops_while_an_answer_waits_for_the_store(tmp_path: Path) -> None:
     """Its client is sent away without the answer, and asks the next process."""
     async with town(tmp_path) as around:
-        node = await around.add(lease=LEASE, timeout=TIMEOUT, store_timeout=TIMEOUT, server=crashbox.new_server())
+        node = await around.add(
+            lease=LEASE, timeout=TIMEOUT, store_timeout=TIMEOUT, server=gate_file_tools.new_server()
+        )
         session = await Peer(port=node.site.port).session()
         call = await session.begin_call("pay", n=4, gate=str(tmp_path / "gate"), pauses=[2])
         await call.until_messages(2)
         node.proxy.swallow()
-        crashbox.open_gate(tmp_path / "gate.2")
+        gate_file_tools.open_gate(tmp_path / "gate.2")
         await call.until_messages(4)
     assert len((await call.answer()).messages) == 4
     await call.aclose()
@@ -112,12 +114,12 @@ async def test_a_server_stops_while_an_answer_waits_for_the_store(tmp_path: Path
 async def test_a_server_that_stops_waits_until_an_answer_is_written(tmp_path: Path) -> None:
     """For as long as it would wait for the call itself."""
     url = store_url()
-    async with postgres_proxy(url) as proxy, serving(CRASHBOX, "--store", proxy.url(url)) as served:
+    async with postgres_proxy(url) as proxy, serving(GATE_FILE_TOOLS, "--store", proxy.url(url)) as served:
         session = await Peer(port=served.port).session()
         async with await session.begin_call("pay", n=4, gate=str(tmp_path / "gate"), pauses=[2]) as call:
             await call.until_messages(2)
             proxy.refuse()
-            crashbox.open_gate(tmp_path / "gate.2")
+            gate_file_tools.open_gate(tmp_path / "gate.2")
             await call.until_messages(4)
             served.process.send_signal(signal.SIGTERM)
             await until(lambda: any("its answer is not written" in line for line in served.output))
@@ -139,15 +141,15 @@ async def test_a_living_node_whose_connections_are_refused_for_a_while_goes_on(t
     lease = Settings().lease
     assert FREE_SHARE * lease > REFUSED_SECONDS + 1
     async with town(tmp_path) as around:
-        refused = await around.add(lease=lease, server=crashbox.new_server(), process=lambda: None)
-        other = await around.add(lease=lease, server=crashbox.new_server())
+        refused = await around.add(lease=lease, server=gate_file_tools.new_server(), process=lambda: None)
+        other = await around.add(lease=lease, server=gate_file_tools.new_server())
         session = await Peer(port=refused.site.port).session()
         async with await session.begin_call("pay", n=4, gate=str(tmp_path / "gate"), pauses=[2]) as call:
             await call.until_messages(2)
             refused.proxy.refuse()
             await asyncio.sleep(REFUSED_SECONDS)
             refused.proxy.heal()
-            crashbox.open_gate(tmp_path / "gate.2")
+            gate_file_tools.open_gate(tmp_path / "gate.2")
             messages = (await call.answer()).messages
         assert progress(messages[:-1]) == [1, 2, 3, 4]
         assert messages[-1]["result"]["content"][0]["text"] == "counted to 4"
@@ -157,7 +159,7 @@ async def test_a_living_node_whose_connections_are_refused_for_a_while_goes_on(t
 async def test_a_killed_process_is_known_to_be_dead_long_before_a_third_of_its_lease(tmp_path: Path) -> None:
     """Promise 11: on the same machine a process is looked up."""
     options = ("--store", store_url(), "--lease", "10m")
-    async with serving(CRASHBOX, *options) as doomed, serving(CRASHBOX, *options) as living:
+    async with serving(GATE_FILE_TOOLS, *options) as doomed, serving(GATE_FILE_TOOLS, *options) as living:
         session = await Peer(port=doomed.port).session()
         async with await session.begin_call("pay", n=2, gate=str(tmp_path / "gate"), pauses=[1]) as call:
             await call.until_messages(1)

@@ -9,10 +9,10 @@ import pytest
 from perdure._core.ids import SessionId
 from perdure.store.base import Store, stream_by_id
 from tests.cluster.conftest import Pair, Start
-from tests.support.cluster import cluster
-from tests.support.site import serve, until
-from tests.support.wire import Peer, Web, Wire, notices_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import Peer, Web, Wire, notices_of
+from tests.support.processes.cluster import cluster
+from tests.support.servers.in_process import serve, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -93,7 +93,7 @@ async def _has(store: Store, peer: Peer, delivered: int) -> bool:
 
 async def test_after_dormancy() -> None:
     """S2, R8"""
-    async with serve(Workshop().server, session_grace=0.3) as site:
+    async with serve(ToolServer().server, session_grace=0.3) as site:
         peer = await site.join()
         await (await reading(peer, 3)).drop()
         await until(lambda: site.app.session_info(peer.session) is None)
@@ -111,7 +111,7 @@ async def test_after_dormancy_on_another_worker(start: Start) -> None:
 
 async def test_what_came_while_no_reader_was_there_is_not_lost() -> None:
     """S2: it is written how far a reader had got, not how far the stream has."""
-    async with serve(Workshop().server, session_grace=0.3) as site:
+    async with serve(ToolServer().server, session_grace=0.3) as site:
         peer = await site.join()
         await (await reading(peer, 2)).drop()
         await peer.result("announce", n=2, start=3)

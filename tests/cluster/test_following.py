@@ -27,12 +27,12 @@ from perdure.errors import StoreUnavailable
 from perdure.store import MemoryStore
 from perdure.store.base import Event, Followed, PutReader, ReaderRecord
 from tests.cluster.conftest import Pair, Start
-from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.ghost import Ghost, Library, life_of, remote_readers_of
-from tests.support.serving import TOOLBOX, serving
-from tests.support.site import serve, until
-from tests.support.stores import SharedStore, settled_within, shared_address
-from tests.support.wire import Web, notices_of, progress_of, text_of
+from tests.support.clients.wire_client import Web, notices_of, progress_of, text_of
+from tests.support.processes.serving import BASIC_TOOLS, serving
+from tests.support.servers.in_process import serve, until
+from tests.support.stores.dead_node import DeadNode, Library, life_of, remote_readers_of
+from tests.support.stores.faulty_store import Fault, FaultyStore
+from tests.support.stores.shared import SharedStore, settled_within, shared_address
 
 pytestmark = pytest.mark.anyio
 
@@ -101,7 +101,7 @@ async def test_the_reader_of_a_dead_node_holds_nobody_back(start: Start, tmp_pat
     await wire.message()
     position = parse_position(wire.last_id)
     assert position is not None
-    ghost = await Ghost.on(tmp_path / "log.db")
+    ghost = await DeadNode.on(tmp_path / "log.db")
     row = ReaderRecord(stream=position.stream, reader=f"{ghost.node}.1", node=ghost.node, seq=1)
     await ghost.store.commit([PutReader(record=row)])
     session = life_of(pair.a.site).sessions.held(SessionId(at_a.session))
@@ -180,7 +180,7 @@ async def test_a_reader_that_a_dead_node_has_listed_takes_the_place_of_no_other_
     session = life_of(pair.a.site).sessions.held(SessionId(at_a.session))
     assert position is not None
     assert session is not None
-    ghost = await Ghost.on(tmp_path / "log.db")
+    ghost = await DeadNode.on(tmp_path / "log.db")
     name = reader_name(ghost.node, 1, 1.0, only_listed=True)
     row = ReaderRecord(stream=position.stream, reader=name, node=ghost.node, seq=1)
     await ghost.store.commit([PutReader(record=row)])
@@ -213,7 +213,7 @@ async def test_a_killed_process_is_settled_live_to_a_reader_at_the_other(address
     """Promise 11: two processes, kill -9: results and unknown outcomes come long before the lease ends, without another
     request; the session's notices go on at the one that lives."""
     options = ("--store", address, "--lease", "10m")
-    async with serving(TOOLBOX, *options) as doomed, serving(TOOLBOX, *options) as living:
+    async with serving(BASIC_TOOLS, *options) as doomed, serving(BASIC_TOOLS, *options) as living:
         first, second = Web(doomed.url), Web(living.url)
         peer = await first.join()
         again = await peer.call("count", n=4, gate="g", pauses=[2], token=1)
@@ -239,7 +239,11 @@ async def test_a_killed_process_is_settled_live_to_a_reader_at_the_other(address
 async def test_three_processes_of_which_one_is_killed_settle_each_call_once(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     options = ("--store", shared_address(path))
-    async with serving(TOOLBOX, *options) as doomed, serving(TOOLBOX, *options) as one, serving(TOOLBOX, *options):
+    async with (
+        serving(BASIC_TOOLS, *options) as doomed,
+        serving(BASIC_TOOLS, *options) as one,
+        serving(BASIC_TOOLS, *options),
+    ):
         first, second = Web(doomed.url), Web(one.url)
         peer = await first.join()
         wires = [await peer.call("gate", name="never") for _ in range(20)]

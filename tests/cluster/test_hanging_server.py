@@ -18,13 +18,13 @@ import pytest
 from perdure import Settings
 from perdure._core.ids import SessionId
 from perdure.store.postgres.store import PostgresStore
-from tests.support.faulty_town import Node, town
-from tests.support.postgres import store_url
-from tests.support.postgres_proxy import Direction
-from tests.support.serving import serving
-from tests.support.site import until
-from tests.support.stores import BUSY_SECONDS
-from tests.support.survey import HALF, OUTCOME_UNKNOWN, Client, assert_sound
+from tests.support.clients.survey_client import HALF, OUTCOME_UNKNOWN, Client, assert_sound
+from tests.support.processes.nodes_behind_proxies import Node, town
+from tests.support.processes.serving import serving
+from tests.support.proxies.postgres_proxy import Direction
+from tests.support.servers.in_process import until
+from tests.support.stores.postgres import store_url
+from tests.support.stores.shared import BUSY_SECONDS
 
 IS_REAL = os.environ.get("PERDURE_TEST_OUTAGES") == "real"
 
@@ -171,8 +171,8 @@ async def test_a_process_that_stands_still_beyond_its_lease_says_nothing_more_of
     url = store_url()
     options = ("--store", url, "--lease", "2s")
     async with (
-        serving("tests.support.survey:server", *options) as paused,
-        serving("tests.support.survey:server", *options) as other,
+        serving("tests.support.clients.survey_client:server", *options) as paused,
+        serving("tests.support.clients.survey_client:server", *options) as other,
         PostgresStore(url, timeout=BUSY_SECONDS) as store,
     ):
 

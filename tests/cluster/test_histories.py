@@ -19,8 +19,8 @@ import pytest
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId
 from perdure.store.base import Followed, HintListener
 from tests.cluster.conftest import Pair, Start
-from tests.support.stores import SharedStore
-from tests.support.wire import Message, Peer, Wire, progress_of, text_of
+from tests.support.clients.wire_client import Message, Peer, Wire, progress_of, text_of
+from tests.support.stores.shared import SharedStore
 
 pytestmark = pytest.mark.anyio
 

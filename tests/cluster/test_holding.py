@@ -15,13 +15,23 @@ import pytest
 
 from perdure._core.ids import parse_position
 from perdure.store.base import Release, stream_by_id
-from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.ghost import Ghost
-from tests.support.serving import TOOLBOX, Served, serving
-from tests.support.site import Site, serve, until
-from tests.support.stores import SharedStore, held_up, shared_address
-from tests.support.wire import Message, Peer, Web, Wire, answer_of, gaps_of, notices_of, progress_of, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import (
+    Message,
+    Peer,
+    Web,
+    Wire,
+    answer_of,
+    gaps_of,
+    notices_of,
+    progress_of,
+    text_of,
+)
+from tests.support.processes.serving import BASIC_TOOLS, Served, serving
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.dead_node import DeadNode
+from tests.support.stores.faulty_store import Fault, FaultyStore
+from tests.support.stores.shared import SharedStore, held_up, shared_address
 
 pytestmark = pytest.mark.anyio
 
@@ -52,7 +62,7 @@ class Two:
 async def two(tmp_path: Path) -> AsyncIterator[Two]:
     path = tmp_path / "log.db"
     options = ("--store", shared_address(path), "--store-timeout", "500ms")
-    async with serving(TOOLBOX, *options) as first, serving(TOOLBOX, *options) as second:
+    async with serving(BASIC_TOOLS, *options) as first, serving(BASIC_TOOLS, *options) as second:
         web = Two(path=path, processes=(first, second), a=Web(first.url), b=Web(second.url))
         yield web
         await web.a.aclose()
@@ -258,7 +268,7 @@ async def test_what_is_said_to_another_process_is_refused_when_no_more_can_be_he
     """Promise 6: a client that answers asks of another process cannot fill the memory of this one."""
     path = str(tmp_path / "log.db")
     full = FaultyStore(SharedStore(path))
-    shops = [Workshop(), Workshop()]
+    shops = [ToolServer(), ToolServer()]
     async with (
         serve(shops[0].server, store=SharedStore(path), complaint="the store fails") as a,
         serve(shops[1].server, store=full, store_timeout=0.5, max_held_events=10, complaint="the store fails") as b,
@@ -291,14 +301,14 @@ async def test_what_was_shown_and_could_not_be_written_is_told_as_a_gap_and_the_
 ) -> None:
     """What a client was sent does not come again under another number; what it was not sent does come."""
     path = tmp_path / "log.db"
-    shop, store = Workshop(), FaultyStore(SharedStore(path))
+    shop, store = ToolServer(), FaultyStore(SharedStore(path))
     async with serve(shop.server, store=store, store_timeout=0.5, complaint="the store fails") as site:
         peer = await site.join()
         standalone = await peer.get()
         await peer.result("announce", n=1)
         assert notices_of(await standalone.messages(1)) == [1]
         written = standalone.last_id
-        ghost = await Ghost.on(path)
+        ghost = await DeadNode.on(path)
         if not shown:
             await standalone.drop()
             await until(lambda: not is_read(site, peer))
@@ -326,7 +336,7 @@ def is_read(site: Site, peer: Peer) -> bool:
     return any(stream.connected_since is not None for stream in info.streams)
 
 
-async def become_home_and_release(ghost: Ghost, standalone: str) -> None:
+async def become_home_and_release(ghost: DeadNode, standalone: str) -> None:
     """Another node has taken the standalone stream, and has gone on to rest."""
     position = parse_position(standalone)
     assert position is not None

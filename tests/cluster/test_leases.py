@@ -17,10 +17,10 @@ from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.states import ClaimState
 from perdure.store import MemoryStore
 from perdure.store.base import Append, Liveness, Refusals, SessionRecord, Step, Store, StreamRecord
-from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.ghost import Ghost, Library
-from tests.support.site import Site, serve, until
-from tests.support.wire import Ended, Peer, progress_of, text_of
+from tests.support.clients.wire_client import Ended, Peer, progress_of, text_of
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.stores.dead_node import DeadNode, Library
+from tests.support.stores.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.anyio
 
@@ -59,7 +59,7 @@ class Node:
         return response.status_code, response.json()["status"]
 
 
-class Town:
+class ProxiedNodes:
     def __init__(self, stack: AsyncExitStack) -> None:
         self.shared = Shared()
         self._stack = stack
@@ -80,14 +80,14 @@ class Town:
 
 
 @pytest.fixture
-async def town() -> AsyncIterator[Town]:
+async def town() -> AsyncIterator[ProxiedNodes]:
     async with AsyncExitStack() as stack:
-        yield Town(stack)
+        yield ProxiedNodes(stack)
 
 
-async def test_a_node_that_fell_silent_is_settled_after_its_lease_and_not_before(town: Town) -> None:
+async def test_a_node_that_fell_silent_is_settled_after_its_lease_and_not_before(town: ProxiedNodes) -> None:
     node = await town.node()
-    peer, ghost = await node.site.join(), await Ghost.joining(town.shared)
+    peer, ghost = await node.site.join(), await DeadNode.joining(town.shared)
     liveness = town.shared.liveness(ghost.node, lease=LEASE, monotonic=time.monotonic)
     left = await ghost.take(peer.session, peer.tool("put", key="k"))
     await liveness.beat(b"{}")
@@ -101,7 +101,7 @@ async def test_a_node_that_fell_silent_is_settled_after_its_lease_and_not_before
 @pytest.mark.parametrize("seconds", [14.0, 60.0])
 @pytest.mark.parametrize("fault", [Fault.RAISES, Fault.HANGS])
 async def test_an_outage_beyond_the_lease_freezes_every_node_and_loses_nothing(
-    town: Town, seconds: float, fault: Fault, caplog: pytest.LogCaptureFixture
+    town: ProxiedNodes, seconds: float, fault: Fault, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Promises 3 and 7: no node could have acted meanwhile, because none could write. Time passes on the clock for
     leases only; the outage itself is short."""
@@ -145,7 +145,7 @@ async def test_an_outage_beyond_the_lease_freezes_every_node_and_loses_nothing(
     assert [_actions(caplog).count(action) for action in ("node.lapsed", "node.buried")] == [2, 0]
 
 
-async def test_a_frozen_node_shows_nothing_more_and_keeps_its_connections(town: Town) -> None:
+async def test_a_frozen_node_shows_nothing_more_and_keeps_its_connections(town: ProxiedNodes) -> None:
     """What was accepted before the lease ran out and is not sent yet rests as well; comments keep the way open."""
     node, _ = await town.node(lease=15.0, keepalive_interval=0.2), await town.node(lease=15.0)
     peer = await node.site.join()
@@ -180,7 +180,9 @@ class LapsesBehindACommit(FaultyStore):
         return refusals
 
 
-async def test_what_was_written_just_before_the_lease_ran_out_is_shown_when_the_node_goes_on(town: Town) -> None:
+async def test_what_was_written_just_before_the_lease_ran_out_is_shown_when_the_node_goes_on(
+    town: ProxiedNodes,
+) -> None:
     """No other event comes that would wake its reader."""
     store = LapsesBehindACommit(town.shared)
     node, _ = await town.node(store=store, lease=15.0, keepalive_interval=0.2), await town.node(lease=15.0)
@@ -201,7 +203,7 @@ async def test_what_was_written_just_before_the_lease_ran_out_is_shown_when_the_
 
 
 async def test_a_node_that_was_cut_off_and_buried_ends_and_its_calls_go_on_elsewhere(
-    town: Town, caplog: pytest.LogCaptureFixture
+    town: ProxiedNodes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Promise 3: its calls are answered by the heir, none twice. It learns of it when the store is back."""
     cut, living = await town.node(), await town.node()
@@ -233,7 +235,7 @@ async def test_a_node_that_was_cut_off_and_buried_ends_and_its_calls_go_on_elsew
     assert not any("everything held is written" in record.getMessage() for record in caplog.records)
 
 
-async def test_what_a_buried_node_held_is_told_as_lost(town: Town, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_a_buried_node_held_is_told_as_lost(town: ProxiedNodes, caplog: pytest.LogCaptureFixture) -> None:
     """The log never says that it was written."""
     cut, living = await town.node(), await town.node()
     peer = await cut.site.join()
@@ -277,11 +279,11 @@ class StandsStill(FaultyStore):
         return await super().claim(stream, node=node, held=held, known=known)
 
 
-async def test_a_node_that_stood_still_while_it_settles_claims_nothing_before_it_goes_on(town: Town) -> None:
+async def test_a_node_that_stood_still_while_it_settles_claims_nothing_before_it_goes_on(town: ProxiedNodes) -> None:
     """It may have been buried meanwhile: what it claimed then would have no writer for ever."""
     store = StandsStill(town.shared)
     node = await town.node(store=store)
-    peer, ghost = await node.site.join(), await Ghost.joining(town.shared)
+    peer, ghost = await node.site.join(), await DeadNode.joining(town.shared)
     left = await ghost.take(peer.session, peer.tool("put", key="k"))
     store.claims.clear()
     store.armed = True
@@ -291,7 +293,7 @@ async def test_a_node_that_stood_still_while_it_settles_claims_nothing_before_it
     assert text_of((await (await peer.get(left.position())).rest())[-1]) == "put k"
 
 
-async def test_a_node_whose_beats_pause_for_less_than_a_lease_goes_on_by_itself(town: Town) -> None:
+async def test_a_node_whose_beats_pause_for_less_than_a_lease_goes_on_by_itself(town: ProxiedNodes) -> None:
     """As a process does that stood still: behind the pause it first finds its lease run out, then beats."""
     paused, other = await town.node(lease=15.0), await town.node(lease=15.0)
     peer = await paused.site.join()
@@ -308,7 +310,7 @@ async def test_a_node_whose_beats_pause_for_less_than_a_lease_goes_on_by_itself(
 
 
 async def test_a_node_that_is_back_before_it_is_buried_keeps_what_was_not_taken_from_it(
-    town: Town, caplog: pytest.LogCaptureFixture
+    town: ProxiedNodes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It was found dead and one of its calls is claimed; then its beat is back. The call has one answer, by its heir;
     the node goes on and takes new ones."""
@@ -333,7 +335,9 @@ async def test_a_node_that_is_back_before_it_is_buried_keeps_what_was_not_taken_
     assert living.site.app.counters.nodes_settled == 0
 
 
-async def test_a_clock_on_the_wall_that_jumps_settles_nobody(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_clock_on_the_wall_that_jumps_settles_nobody(
+    town: ProxiedNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Times serve retention only; no decision between processes depends on them."""
     one, other = await town.node(), await town.node()
     peer = await one.site.join()
@@ -351,7 +355,7 @@ async def test_a_clock_on_the_wall_that_jumps_settles_nobody(town: Town, monkeyp
     assert other.shop.seen == []
 
 
-async def _finals(town: Town) -> Counter[str]:
+async def _finals(town: ProxiedNodes) -> Counter[str]:
     """The answers of tools in the store, each as often as it is there."""
     answers = [
         json.loads(event.payload)["result"]
@@ -366,7 +370,7 @@ def _actions(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [getattr(record, "action", "") for record in caplog.records]
 
 
-def _beats(town: Town) -> int:
+def _beats(town: ProxiedNodes) -> int:
     return min(row.record.beat for row in town.shared._nodes.values())
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from tests.support.faulty_town import Town, town
-from tests.support.postgres import server_url
-from tests.support.postgres_proxy import Role, When
-from tests.support.site import until
+from tests.support.processes.nodes_behind_proxies import ProxiedNodes, town
+from tests.support.proxies.postgres_proxy import Role, When
+from tests.support.servers.in_process import until
+from tests.support.stores.postgres import server_url
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +31,7 @@ async def operator() -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
     await connection.close()
 
 
-def assert_no_node_died(it: Town) -> None:
+def assert_no_node_died(it: ProxiedNodes) -> None:
     assert [node.site.app.counters.nodes_settled for node in it.nodes] == [0] * len(it.nodes)
 
 

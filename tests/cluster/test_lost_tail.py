@@ -9,10 +9,10 @@ import pytest
 from perdure._core.ids import parse_position
 from perdure.store.base import stream_by_id
 from tests.cluster.conftest import Node, Start
-from tests.support.lost_tail import LOST, remember
-from tests.support.site import until
-from tests.support.wire import Ended, Message, Peer, Wire, gaps_of, notices_of, progress_of, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import Ended, Message, Peer, Wire, gaps_of, notices_of, progress_of, text_of
+from tests.support.servers.in_process import until
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.lost_tail import LOST, remember
 
 pytestmark = pytest.mark.anyio
 
@@ -96,7 +96,7 @@ async def test_mail_that_comes_after_earlier_mail_was_lost_is_read(start: Start,
 async def test_a_home_that_lost_its_claim_finds_another_and_nothing_is_mistaken(start: Start, tmp_path: Path) -> None:
     """The home moved, and the store has lost that: what the new home wrote is gone, its numbers come again, and its
     readers are told of the gap and miss nothing that is said later."""
-    pair = await start(lambda: Workshop(subscribes=True), complaint=LOST)
+    pair = await start(lambda: ToolServer(subscribes=True), complaint=LOST)
     at_a, at_b = await pair.join()
     alone = await at_b.get()
     await at_a.result("announce", n=2)

@@ -29,8 +29,8 @@ from tests.cluster.test_two_nodes import (
     test_the_newest_reader_wins_wherever_it_is,
     test_what_a_call_sends_to_the_standalone_stream_reaches_it_from_any_node,
 )
-from tests.support.postgres import new_schema, store_url
-from tests.support.stores import BUSY_SECONDS, ON_POSTGRES
+from tests.support.stores.postgres import new_schema, store_url
+from tests.support.stores.shared import BUSY_SECONDS, ON_POSTGRES
 
 __all__ = [
     "test_a_call_is_resumed_live_through_the_other_node",

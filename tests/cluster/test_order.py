@@ -18,13 +18,13 @@ from perdure.cluster.watcher import Watcher
 from perdure.log.stream import RUN_AHEAD
 from perdure.store.base import MAX_FORWARDED, Forward, Forwarded, stream_by_id
 from tests.cluster.conftest import Pair, Start
-from tests.support.cluster import Cluster, cluster
-from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.ghost import Ghost, Library, life_of, progress_of_call
-from tests.support.site import serve, until
-from tests.support.stores import SharedStore
-from tests.support.wire import Peer, Web, notices_of, progress_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import Peer, Web, notices_of, progress_of
+from tests.support.processes.cluster import Cluster, cluster
+from tests.support.servers.in_process import serve, until
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.dead_node import DeadNode, Library, life_of, progress_of_call
+from tests.support.stores.faulty_store import Fault, FaultyStore
+from tests.support.stores.shared import SharedStore
 
 pytestmark = pytest.mark.anyio
 
@@ -36,8 +36,8 @@ MUCH = ("--max-stream-events", "100000", "--max-session-events", "100000")
 """Nothing is trimmed, so the log tells everything."""
 
 
-def subscribing() -> Workshop:
-    return Workshop(subscribes=True)
+def subscribing() -> ToolServer:
+    return ToolServer(subscribes=True)
 
 
 async def log_of(pair: Pair, peer: Peer) -> list[int]:
@@ -186,7 +186,7 @@ async def test_a_call_that_runs_again_begins_behind_what_its_dead_node_had_forwa
         record = await store.session(SessionId(peer.session))
         assert record is not None
         store.gate.clear()
-        ghost = await Ghost.on(path)
+        ghost = await DeadNode.on(path)
         left = await ghost.take(peer.session, peer.tool("look_up", n=9, token="t"))
         said = tuple(json.dumps(progress_of_call("t", number)).encode() for number in range(1, 7))
         forward = Forward(stream=record.standalone, node=ghost.node, sender="s", first=1, payloads=said)
@@ -214,8 +214,8 @@ async def test_what_is_forwarded_while_the_store_fails_arrives_once_and_in_order
     path = str(tmp_path / "log.db")
     bad = FaultyStore(SharedStore(path))
     async with (
-        serve(Workshop().server, store=SharedStore(path), complaint=".*") as home,
-        serve(Workshop().server, store=bad, complaint=".*", store_timeout=1.0) as other,
+        serve(ToolServer().server, store=SharedStore(path), complaint=".*") as home,
+        serve(ToolServer().server, store=bad, complaint=".*", store_timeout=1.0) as other,
     ):
         peer = await home.join()
         speaker = peer.through(other)

@@ -11,10 +11,10 @@ from perdure._core.ids import SessionId
 from perdure._core.losses import ORPHAN
 from perdure.sessions import orphans
 from tests.cluster.conftest import Node, Pair, Start
-from tests.support.cluster import Cluster, cluster
-from tests.support.crashbox import open_gate
-from tests.support.site import until
-from tests.support.wire import Message, Peer, Web, Wire, progress_of, text_of
+from tests.support.clients.wire_client import Message, Peer, Web, Wire, progress_of, text_of
+from tests.support.processes.cluster import Cluster, cluster
+from tests.support.servers.gate_file_tools import open_gate
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 

@@ -12,10 +12,10 @@ import pytest
 from perdure._core.ids import parse_position
 from perdure._core.states import CallState
 from perdure.store.base import Append, CallEnd, Event, stream_by_id
-from tests.support.ghost import Ghost
-from tests.support.serving import TOOLBOX, Served, serving
-from tests.support.stores import ON_POSTGRES, shared_address
-from tests.support.wire import Peer, Web, progress_of, text_of
+from tests.support.clients.wire_client import Peer, Web, progress_of, text_of
+from tests.support.processes.serving import BASIC_TOOLS, Served, serving
+from tests.support.stores.dead_node import DeadNode
+from tests.support.stores.shared import ON_POSTGRES, shared_address
 
 pytestmark = pytest.mark.anyio
 
@@ -48,7 +48,7 @@ async def test_a_paused_process_keeps_its_call_and_goes_on_with_it(tmp_path: Pat
     store that machines share it stands still for less than its lease."""
     path = tmp_path / "log.db"
     options = (*store(path), "--lease", "60s" if ON_POSTGRES else "1s")
-    async with serving(TOOLBOX, *options) as paused, serving(TOOLBOX, *options) as other:
+    async with serving(BASIC_TOOLS, *options) as paused, serving(BASIC_TOOLS, *options) as other:
         web, second = Web(paused.url), Web(other.url)
         peer = await web.join()
         wire = await peer.call("count", n=4, gate="g", pauses=[2], token=1)
@@ -73,14 +73,14 @@ async def test_a_call_that_was_claimed_meanwhile_is_the_claimers(tmp_path: Path)
     """The fence: after the pause nothing more is written, the tool is stopped, the reader is ended and resumes to the
     other's answer."""
     path = tmp_path / "log.db"
-    async with serving(TOOLBOX, *store(path)) as paused:
+    async with serving(BASIC_TOOLS, *store(path)) as paused:
         web = Web(paused.url)
         peer = await web.join()
         wire = await peer.call("count", n=4, id=7, gate="g", pauses=[2], token=1)
         await wire.messages(2)
         position = parse_position(wire.last_id)
         assert position is not None
-        ghost = await Ghost.on(path)
+        ghost = await DeadNode.on(path)
         pause(paused)
         try:
             await _answer(ghost, position.stream)
@@ -97,7 +97,7 @@ async def test_a_call_that_was_claimed_meanwhile_is_the_claimers(tmp_path: Path)
         await web.aclose()
 
 
-async def _answer(ghost: Ghost, stream: object) -> None:
+async def _answer(ghost: DeadNode, stream: object) -> None:
     """Claim a stream, and give its one call an answer."""
     record = await stream_by_id(ghost.store, stream)  # type: ignore[arg-type]
     assert record is not None

@@ -12,15 +12,15 @@ import pytest
 from perdure._core.ids import Kind, SessionId
 from perdure.store.base import MailReceived, SessionRecord
 from tests.cluster.conftest import Node, Pair, Start
-from tests.support.ghost import life_of
-from tests.support.site import Site, serve, until
-from tests.support.stores import SharedStore
-from tests.support.wire import Ended, Message, Peer, Wire, answer_of, gaps_of, progress_of, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import Ended, Message, Peer, Wire, answer_of, gaps_of, progress_of, text_of
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.dead_node import life_of
+from tests.support.stores.shared import SharedStore
 
 pytestmark = pytest.mark.anyio
 
-FULL = partial(Workshop, logs=True, subscribes=True)
+FULL = partial(ToolServer, logs=True, subscribes=True)
 
 
 async def record_of(node: Node, session: str) -> SessionRecord:

@@ -17,14 +17,14 @@ import pytest
 from perdure._core.ids import NodeId
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.store import READERS
-from tests.support.faulty_town import Node, Town, town
-from tests.support.postgres import Server, server_url
-from tests.support.postgres_proxy import Role
-from tests.support.postgres_roles import role_with
-from tests.support.serving import TOOLBOX
-from tests.support.site import until
-from tests.support.starting import start
-from tests.support.survey import Client
+from tests.support.clients.survey_client import Client
+from tests.support.processes.nodes_behind_proxies import Node, ProxiedNodes, town
+from tests.support.processes.serving import BASIC_TOOLS
+from tests.support.processes.starting import start
+from tests.support.proxies.postgres_proxy import Role
+from tests.support.servers.in_process import until
+from tests.support.stores.postgres import Server, server_url
+from tests.support.stores.postgres_roles import role_with
 
 pytestmark = pytest.mark.anyio
 
@@ -41,7 +41,7 @@ async def operator() -> AsyncIterator[Operator]:
     await connection.close()
 
 
-def outages(it: Town) -> list[int]:
+def outages(it: ProxiedNodes) -> list[int]:
     return [node.site.app.counters.outages for node in it.nodes]
 
 
@@ -199,7 +199,7 @@ async def test_a_server_without_a_connection_left_is_told_at_the_start_and_outli
     is degraded, and comes back by itself."""
     async with others_hold_the_rest(small):
         process = await start(
-            "perdure", "serve", TOOLBOX, "--port", "0", "--store", small, env=os.environ, errors=STDOUT
+            "perdure", "serve", BASIC_TOOLS, "--port", "0", "--store", small, env=os.environ, errors=STDOUT
         )
         assert process.stdout is not None
         [line] = (await process.stdout.read()).decode().splitlines()
@@ -242,7 +242,7 @@ async def lost(node: Node, url: str, *roles: Role) -> AsyncIterator[None]:
         yield
 
 
-def has_beaten(it: Town) -> Callable[[], Awaitable[bool]]:
+def has_beaten(it: ProxiedNodes) -> Callable[[], Awaitable[bool]]:
     """Whether all nodes have beaten since now."""
     first: dict[NodeId, int] = {}
 

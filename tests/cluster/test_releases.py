@@ -10,12 +10,12 @@ import pytest
 
 from perdure.store.postgres.sql_files import VERSION
 from tests.cli.test_sessions import ended
-from tests.support.next_release import NEXT, build
-from tests.support.postgres import new_schema, server_url, store_url
-from tests.support.serving import TOOLBOX, serving
-from tests.support.site import until
-from tests.support.starting import ROOT, start_other
-from tests.support.wire import Web, progress_of, text_of
+from tests.support.clients.wire_client import Web, progress_of, text_of
+from tests.support.processes.serving import BASIC_TOOLS, serving
+from tests.support.processes.starting import ROOT, start_other
+from tests.support.servers.in_process import until
+from tests.support.stores.next_release import NEXT, build
+from tests.support.stores.postgres import new_schema, server_url, store_url
 
 pytestmark = pytest.mark.anyio
 
@@ -33,13 +33,13 @@ async def test_calls_move_between_two_releases_while_one_replaces_the_other(tmp_
     schema = new_schema()
     options = ("--store", store_url(schema), "--store-timeout", "20s")
     release = (*build(tmp_path), "serve")
-    async with serving(TOOLBOX, *options) as old:
+    async with serving(BASIC_TOOLS, *options) as old:
         first = Web(old.url)
         peer = await first.join()
         wire = await peer.call("count", n=4, gate="g", pauses=[2], token=1)
         seen = await wire.messages(2)
         assert await look(f"SELECT version, oldest FROM {schema}.version") == [(VERSION, VERSION)]
-        async with serving(TOOLBOX, *options, argv=release) as new:
+        async with serving(BASIC_TOOLS, *options, argv=release) as new:
             assert await look(f"SELECT version, oldest FROM {schema}.version") == [(NEXT, VERSION)]
             second = Web(new.url)
             there = peer.through(second)
@@ -60,7 +60,7 @@ async def test_calls_move_between_two_releases_while_one_replaces_the_other(tmp_
             assert text_of(seen[-1]) == "counted to 4"
             assert await look(f"SELECT count(*) > 0 FROM {schema}.made") == [(True,)]
             await second.aclose()
-        async with serving(TOOLBOX, *options) as again:  # back to the old release
+        async with serving(BASIC_TOOLS, *options) as again:  # back to the old release
             third = Web(again.url)
             assert await peer.through(third).result("open_gate", name="none") == "opened none"
             await third.aclose()
@@ -74,7 +74,7 @@ async def test_a_migration_that_has_to_wait_keeps_no_call_waiting(tmp_path: Path
     release = (*build(tmp_path), "serve")
     backup = await asyncpg.connect(server_url().partition("?")[0])
     waits = f"SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%ALTER TABLE {schema}.%'"
-    async with serving(TOOLBOX, *options) as old:
+    async with serving(BASIC_TOOLS, *options) as old:
         web = Web(old.url)
         peer = await web.join()
         reading = backup.transaction()
@@ -82,7 +82,7 @@ async def test_a_migration_that_has_to_wait_keeps_no_call_waiting(tmp_path: Path
         await backup.fetch(f"SELECT 1 FROM {schema}.stream")
 
         async def start_new() -> None:
-            async with serving(TOOLBOX, *options, argv=release):
+            async with serving(BASIC_TOOLS, *options, argv=release):
                 pass
 
         starting = asyncio.create_task(start_new())
@@ -112,7 +112,7 @@ async def test_a_release_refuses_by_name_what_a_later_one_has_made_without_it(tm
     assert (status, said) == (0, f"{url} is made, in version {NEXT}\n")
     made = await look(f"SELECT version, oldest FROM {schema}.version")
     assert made == [(NEXT, NEXT)]
-    for command in (["serve", TOOLBOX, "--port", "0", "--store", url], ["store", "migrate", url]):
+    for command in (["serve", BASIC_TOOLS, "--port", "0", "--store", url], ["store", "migrate", url]):
         status, said, errors = await ended(await start_other(*release[2:], *command, cwd=ROOT))
         assert (status, said) == (2, "")
         assert errors.count("\n") == 1

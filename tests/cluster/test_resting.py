@@ -13,10 +13,10 @@ from perdure._core.states import SessionState
 from perdure.store import MemoryStore
 from perdure.store.base import Refusals, Release, SessionRecord, Step, StreamRecord
 from tests.cluster.conftest import Pair, Start
-from tests.support.site import serve, until
-from tests.support.stores import ON_POSTGRES
-from tests.support.wire import HandshakeFailed, Peer, progress_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import HandshakeFailed, Peer, progress_of
+from tests.support.servers.in_process import serve, until
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.shared import ON_POSTGRES
 
 pytestmark = pytest.mark.anyio
 
@@ -103,7 +103,7 @@ class _Gated(MemoryStore):
 async def test_a_request_that_was_looking_while_its_session_went_to_rest_is_answered() -> None:
     """Promise 3: the request has passed the first look and reads the record; then the session is let go of."""
     store = _Gated()
-    async with serve(Workshop().server, store=store, session_grace=0.2) as site:
+    async with serve(ToolServer().server, store=store, session_grace=0.2) as site:
         peer = await site.join()
         store.reading = store.resting = True
         told = asyncio.create_task(peer.send({"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}))
@@ -122,7 +122,7 @@ async def test_a_request_that_was_looking_while_its_session_went_to_rest_is_answ
 async def test_a_request_that_holds_its_session_keeps_it_from_rest() -> None:
     """A reader comes, and what it asks for takes the store longer than the grace."""
     store = _Gated()
-    async with serve(Workshop().server, store=store, session_grace=0.2) as site:
+    async with serve(ToolServer().server, store=store, session_grace=0.2) as site:
         peer = await site.join()
         done = await peer.call("count", n=2, token=1)
         await done.rest()

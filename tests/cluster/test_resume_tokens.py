@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import Pair
-from tests.support.cluster import cluster
-from tests.support.holder import Holder, joined
-from tests.support.wire import Web
+from tests.support.clients.token_holder import Holder, joined
+from tests.support.clients.wire_client import Web
+from tests.support.processes.cluster import cluster
 
 pytestmark = pytest.mark.anyio
 

@@ -45,11 +45,11 @@ from perdure.store.base import (
     StreamRecord,
     stream_by_id,
 )
-from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.ghost import Ghost, Left, Library, life_of, logged_by_call, progress_of_call
-from tests.support.site import Site, serve, until
-from tests.support.stores import SharedStore
-from tests.support.wire import Message, Peer, progress_of, text_of
+from tests.support.clients.wire_client import Message, Peer, progress_of, text_of
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.stores.dead_node import DeadNode, Left, Library, life_of, logged_by_call, progress_of_call
+from tests.support.stores.faulty_store import Fault, FaultyStore
+from tests.support.stores.shared import SharedStore
 
 pytestmark = pytest.mark.anyio
 
@@ -70,8 +70,8 @@ class House:
         store = store or SharedStore(self.path)
         return await self.stack.enter_async_context(serve(shop.server, store=store, **options)), shop
 
-    async def ghost(self) -> Ghost:
-        return await Ghost.on(self.path)
+    async def ghost(self) -> DeadNode:
+        return await DeadNode.on(self.path)
 
 
 @pytest.fixture
@@ -618,7 +618,7 @@ async def test_many_sessions_of_a_dead_home_are_let_go_of_without_standing_in_th
     assert {record.node for record in (await site.store.streams_by_id(streams)).values()} == {""}
 
 
-async def _homes(ghost: Ghost, pattern: SessionId, count: int) -> list[StreamId]:
+async def _homes(ghost: DeadNode, pattern: SessionId, count: int) -> list[StreamId]:
     """Sessions whose home is the ghost."""
     record = await ghost.store.session(pattern)
     assert record is not None

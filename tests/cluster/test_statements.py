@@ -13,13 +13,13 @@ import pytest
 from perdure.cluster.node import LONGEST_PAUSE, ROUND
 from perdure.store.postgres.store import PostgresStore
 from tests.cluster.conftest import Pair, Start
-from tests.support.ghost import life_of
-from tests.support.listeners import listening
-from tests.support.postgres import store_url
-from tests.support.site import until
-from tests.support.statements import Statements, counting
-from tests.support.stores import BUSY_SECONDS
-from tests.support.wire import text_of
+from tests.support.clients.listeners import listening
+from tests.support.clients.wire_client import text_of
+from tests.support.proxies.statement_counter import Statements, counting
+from tests.support.servers.in_process import until
+from tests.support.stores.dead_node import life_of
+from tests.support.stores.postgres import store_url
+from tests.support.stores.shared import BUSY_SECONDS
 
 pytestmark = pytest.mark.anyio
 

@@ -8,8 +8,8 @@ import pytest
 
 from perdure._core.ids import SessionId
 from tests.cluster.conftest import Pair, Start
-from tests.support.site import until
-from tests.support.wire import Ended, text_of
+from tests.support.clients.wire_client import Ended, text_of
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 

@@ -27,7 +27,7 @@ from tests.cluster.test_two_nodes import (
     test_the_newest_reader_wins_wherever_it_is,
     test_what_a_call_sends_to_the_standalone_stream_reaches_it_from_any_node,
 )
-from tests.support.scrambled_fences import ScrambledFences
+from tests.support.stores.scrambled_fences import ScrambledFences
 
 __all__ = [
     "test_a_call_is_resumed_live_through_the_other_node",

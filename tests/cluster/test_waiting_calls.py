@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster, cluster
-from tests.support.site import until
-from tests.support.wire import Message, Web, Wire, gaps_of, progress_of, text_of
+from tests.support.clients.wire_client import Message, Web, Wire, gaps_of, progress_of, text_of
+from tests.support.processes.cluster import Cluster, cluster
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 

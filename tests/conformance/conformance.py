@@ -38,10 +38,10 @@ import perdure
 from perdure import Settings
 from perdure.serve.target import load_target
 from tests.conformance.on_the_log import Gateway, WithKeys, WithTasks
-from tests.support.node import node_modules, program
-from tests.support.serving import ROOT, SERVE, serving
-from tests.support.site import under_uvicorn
-from tests.support.stores import SharedStore
+from tests.support.processes.node_programs import node_modules, program
+from tests.support.processes.serving import ROOT, SERVE, serving
+from tests.support.servers.in_process import under_uvicorn
+from tests.support.stores.shared import SharedStore
 
 HERE = Path(__file__).parent
 EVERYTHING = f"{ROOT / 'examples' / 'everything.py'}:server"

@@ -20,7 +20,7 @@ from perdure._core.extension import CALLS
 from perdure._core.ids import RecordKind
 from perdure.http.body import replayed
 from perdure.store.base import Store
-from tests.support.modern import TASKS
+from tests.support.clients.modern_requests import TASKS
 
 CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
 #: Numbers the calls, for those who have to tell them apart.

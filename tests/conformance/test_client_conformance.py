@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.conformance import HERE
-from tests.support.node import node_modules, program
-from tests.support.starting import python_path, stand_ins
+from tests.support.processes.node_programs import node_modules, program
+from tests.support.processes.starting import python_path, stand_ins
 
 #: Of the official client, with the pinned suite and the same program (`client_program.py --stock`), by revision: the
 #: checks that succeed, and those that the suite skips because the program does not do what they are about.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.conformance import HERE, RUNS, Check, Report, examine, read_checks
-from tests.support.node import node_modules
+from tests.support.processes.node_programs import node_modules
 
 
 @pytest.fixture(scope="session")

@@ -37,9 +37,9 @@ from perdure.store.base import (
     StreamRecord,
     Trim,
 )
-from tests.support.consoling import Console, consoling
-from tests.support.raw import Answer
-from tests.support.starting import start
+from tests.support.clients.raw_http import Answer
+from tests.support.processes.console_process import Console, consoling
+from tests.support.processes.starting import start
 
 pytestmark = pytest.mark.anyio
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.consoling import Json, consoling
-from tests.support.crashbox import open_gate
-from tests.support.postgres import store_url
-from tests.support.raw import Peer, SessionPeer
-from tests.support.serving import serving
+from tests.support.clients.raw_http import Peer, SessionPeer
+from tests.support.processes.console_process import Json, consoling
+from tests.support.processes.serving import serving
+from tests.support.servers.gate_file_tools import open_gate
+from tests.support.stores.postgres import store_url
 
 pytestmark = pytest.mark.anyio
 
-CRASHBOX = "tests.support.crashbox:server"
+GATE_FILE_TOOLS = "tests.support.servers.gate_file_tools:server"
 #: Nodes tell their numbers with each beat: five in a lease.
 OFTEN = ("--lease", "3s")
 
@@ -59,7 +59,7 @@ def shows(state: str, attempt: int = 1) -> Callable[[Json], bool]:
 
 async def test_a_call_is_shown_while_it_runs_and_its_events_as_they_are_written(store: str, tmp_path: Path) -> None:
     async with (
-        serving(CRASHBOX, "--store", store, *OFTEN) as served,
+        serving(GATE_FILE_TOOLS, "--store", store, *OFTEN) as served,
         consoling(store) as console,
         console.live("/api/live") as pulse,
     ):
@@ -103,7 +103,7 @@ async def test_a_call_is_shown_while_it_runs_and_its_events_as_they_are_written(
 
 async def test_a_killed_node_is_shown_as_dead_and_its_call_as_run_again_at_another(file: str, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    async with serving(CRASHBOX, "--store", file) as first, consoling(file) as console:
+    async with serving(GATE_FILE_TOOLS, "--store", file) as first, consoling(file) as console:
         client = await a_session(first.port)
         await begin_put(client, gate)
         [node] = (await console.until("/api/nodes", lambda found: found["nodes"]))["nodes"]
@@ -111,7 +111,7 @@ async def test_a_killed_node_is_shown_as_dead_and_its_call_as_run_again_at_anoth
         await first.kill()
         await console.until("/api/nodes", lambda found: found["nodes"][0]["state"] == "dead")
 
-        async with serving(CRASHBOX, "--store", file), console.live(f"/api/sessions/{client.id}/live") as view:
+        async with serving(GATE_FILE_TOOLS, "--store", file), console.live(f"/api/sessions/{client.id}/live") as view:
             again = await view.until(shows("running", attempt=2))
             name = the_call(again["session"])["stream"]
             [stream] = [one for one in again["session"]["streams"] if one["id"] == name]
@@ -124,7 +124,7 @@ async def test_a_killed_node_is_shown_as_dead_and_its_call_as_run_again_at_anoth
 
 
 async def test_a_session_is_ended_only_where_that_is_allowed_and_by_no_other_page(file: str) -> None:
-    async with serving(CRASHBOX, "--store", file) as served:
+    async with serving(GATE_FILE_TOOLS, "--store", file) as served:
         client = await a_session(served.port)
         path = f"/api/sessions/{client.id}/end"
         async with consoling(file) as console:

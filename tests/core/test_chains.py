@@ -120,7 +120,7 @@ def test_no_token_shows_the_next_secret_where_there_is_none() -> None:
 # Histories
 
 
-class World:
+class ChangingServers:
     """The broker: one chain and its uses, with a fresh secret each time."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class World:
 class Bridge:
     """One that does as it should: resume, write down, confirm. Only `disk` outlives a crash."""
 
-    def __init__(self, world: World, disk: Token) -> None:
+    def __init__(self, world: ChangingServers, disk: Token) -> None:
         self.world = world
         self.disk = disk
         self.new: Token | None = None
@@ -184,7 +184,7 @@ class Bridge:
 @given(st.lists(st.sampled_from(["done", "unanswered", "crash", "write fails"]), max_size=60))
 def test_an_honest_holder_alone_never_loses_its_session(history: list[str]) -> None:
     """T10: whatever dies or gets lost, at whatever point, and however often something is repeated."""
-    world = World()
+    world = ChangingServers()
     bridge = Bridge(world, world.first)
     for what in history:
         match what:
@@ -207,7 +207,7 @@ def test_an_honest_holder_alone_never_loses_its_session(history: list[str]) -> N
 def test_never_two_holders_both_go_on(before: list[tuple[str, bool]], after: list[tuple[str, bool]]) -> None:
     """T10: as soon as one of them has confirmed, or used again, a token of its own, the first use by the other one
     revokes the chain. (Until then each takes the other's new token away, and neither goes on.)"""
-    world = World()
+    world = ChangingServers()
     honest = Bridge(world, world.first)
     for what, _ in before:
         honest.crash() if what == "crash" else honest.step(answered=what == "done")

@@ -249,7 +249,7 @@ class Node:
 
 
 @dataclass
-class World:
+class ChangingServers:
     """Three nodes and a store. Whatever is asked for may be held up, or lost, on both ways. A node that was found dead
     is buried at some later moment, unless it has beaten since."""
 
@@ -347,7 +347,7 @@ def test_no_node_is_buried_that_holds_its_claim_and_none_holds_it_afterwards(
     histories: tuple[list[tuple[str, ...]], ...],
 ) -> None:
     """Pauses, cut-offs, slow networks, lost answers; a life that is over is a death."""
-    world = World()
+    world = ChangingServers()
     for name, offset in OFFSETS.items():
         world.join(name, offset)
     for moment in range(max(map(len, histories))):

@@ -17,7 +17,7 @@ from perdure._core.single_calls import (
     parse_task_rules,
     task_support,
 )
-from tests.support.modern import TASKS
+from tests.support.clients.modern_requests import TASKS
 
 SECRET = bytes(32)
 

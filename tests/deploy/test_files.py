@@ -13,7 +13,7 @@ import pytest
 
 from perdure.cli.main import perdure_command
 from perdure.settings import Settings
-from tests.support.serving import ROOT
+from tests.support.processes.serving import ROOT
 
 DEPLOY = ROOT / "deploy"
 SERVE = perdure_command.commands["serve"]

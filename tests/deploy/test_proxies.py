@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.support.postgres import free_port
-from tests.support.serving import ROOT, TOOLBOX, serving
-from tests.support.site import until
-from tests.support.wire import Web, progress_of, text_of
+from tests.support.clients.wire_client import Web, progress_of, text_of
+from tests.support.processes.serving import BASIC_TOOLS, ROOT, serving
+from tests.support.servers.in_process import until
+from tests.support.stores.postgres import free_port
 
 pytestmark = pytest.mark.anyio
 
@@ -70,7 +70,7 @@ async def site(start: Start, folder: Path) -> AsyncIterator[str]:
     if shutil.which(name, path=PATH) is None:
         pytest.skip(f"{name} is not installed here")
     options = ("--store", store, "--forwarded-allow-ips", "127.0.0.1")
-    async with serving(TOOLBOX, *options) as a, serving(TOOLBOX, *options) as b:
+    async with serving(BASIC_TOOLS, *options) as a, serving(BASIC_TOOLS, *options) as b:
         with running(start(folder, port, [a.port, b.port]), folder):
             address = f"http://127.0.0.1:{port}"
             async with httpx2.AsyncClient() as client:

@@ -22,10 +22,10 @@ from subprocess import PIPE, STDOUT
 
 import pytest
 
-from tests.support.postgres import free_port
-from tests.support.serving import ROOT
-from tests.support.starting import can_fork
-from tests.support.starting_sync import Program, start
+from tests.support.processes.serving import ROOT
+from tests.support.processes.starting import can_fork
+from tests.support.processes.starting_sync import Program, start
+from tests.support.stores.postgres import free_port
 
 OUTSIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "deploy/README.md", "bench/README.md")
 PAGES = [ROOT / name for name in OUTSIDE] + sorted((ROOT / "docs").glob("*.md"))
@@ -201,7 +201,7 @@ def start_and_stop(argv: list[str], variables: dict[str, str], folder: Path, *, 
     env = environment() | variables
     process: Program
     if forks:
-        module = "tests.support.forking_pool" if "--workers" in argv else "perdure"
+        module = "tests.support.processes.forked_workers" if "--workers" in argv else "perdure"
         process = start(module, *argv[1:], cwd=folder, env=env, errors=STDOUT)
     else:
         process = subprocess.Popen(argv, cwd=folder, env=env, stdout=PIPE, stderr=STDOUT, text=True)
@@ -225,7 +225,7 @@ def start_and_stop(argv: list[str], variables: dict[str, str], folder: Path, *, 
 
 def run_python(text: str, folder: Path) -> str:
     (folder / "example.py").write_text(text)
-    process = start("tests.support.strict", "example.py", cwd=folder, env=environment())
+    process = start("tests.support.processes.strict", "example.py", cwd=folder, env=environment())
     said, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, said + errors
     return said

@@ -21,9 +21,9 @@ from examples import demo, nodes
 
 from perdure._core.sse import ServerSentEvent
 from perdure.serve.connection import listen
-from tests.support.demo_page import have_page
-from tests.support.postgres import programs
-from tests.support.serving import ROOT
+from tests.support.clients.demo_page import have_page
+from tests.support.processes.serving import ROOT
+from tests.support.stores.postgres import programs
 
 SECONDS = 60
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.serving import ROOT
+from tests.support.processes.serving import ROOT
 
 SECONDS = 60
 

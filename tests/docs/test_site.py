@@ -13,8 +13,8 @@ import pytest
 import perdure
 from perdure._core.site import SITE, see
 from tests.docs.test_docs import PAGES, anchors
-from tests.support.node import program
-from tests.support.serving import ROOT
+from tests.support.processes.node_programs import program
+from tests.support.processes.serving import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
 

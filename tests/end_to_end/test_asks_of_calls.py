@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.call_peer import ALL_ASKS, FORM, TAKES_TASKS, CallPeer, accept, message_of, result_of, said
-from tests.support.crashbox import diary
-from tests.support.postgres import store_url
-from tests.support.serving import Served, serving
+from tests.support.clients.modern_peer import ALL_ASKS, FORM, TAKES_TASKS, CallPeer, accept, message_of, result_of, said
+from tests.support.processes.serving import Served, serving
+from tests.support.servers.gate_file_tools import diary
+from tests.support.stores.postgres import store_url
 
 pytestmark = pytest.mark.anyio
 
-ASKBOX = "tests.support.askbox:server"
+ASKING_TOOLS = "tests.support.servers.asking_tools:server"
 CALLS = 20
 """Calls at once, so that a question is often answered in the moment in which it is shown elsewhere."""
 
@@ -49,7 +49,7 @@ class Pair:
 @asynccontextmanager
 async def pair_on(store: str, folder: Path) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as stack:
-        a, b = [await stack.enter_async_context(serving(ASKBOX, "--store", store)) for _ in range(2)]
+        a, b = [await stack.enter_async_context(serving(ASKING_TOOLS, "--store", store)) for _ in range(2)]
         yield Pair(a=a, b=b, log=folder / "log")
 
 

@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_sessions import ended, lines, refusal
-from tests.support.postgres import programs, store_url
-from tests.support.serving import TOOLBOX, Served, serving
-from tests.support.starting import start_other
-from tests.support.wire import Web, gaps_of, notices_of, progress_of, text_of
+from tests.support.clients.wire_client import Web, gaps_of, notices_of, progress_of, text_of
+from tests.support.processes.serving import BASIC_TOOLS, Served, serving
+from tests.support.processes.starting import start_other
+from tests.support.stores.postgres import programs, store_url
 
 pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
 async def site(store: str) -> AsyncIterator[tuple[Served, Web]]:
-    async with serving(TOOLBOX, "--store", store) as served:
+    async with serving(BASIC_TOOLS, "--store", store) as served:
         web = Web(served.url)
         try:
             yield served, web

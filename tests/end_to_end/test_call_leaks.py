@@ -23,10 +23,10 @@ from perdure.sessions.call_watch import Watched
 from perdure.sessions.ledger import Call
 from perdure.sessions.session import Session
 from tests.end_to_end.test_leaks import rows
-from tests.support.askbox import server
-from tests.support.call_peer import ALL_ASKS, TAKES_TASKS, CallPeer, accept, result_of, said
-from tests.support.live import live
-from tests.support.site import until
+from tests.support.clients.modern_peer import ALL_ASKS, TAKES_TASKS, CallPeer, accept, result_of, said
+from tests.support.servers.asking_tools import server
+from tests.support.servers.in_process import until
+from tests.support.servers.raw_served import live
 
 pytestmark = pytest.mark.anyio
 

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from perdure._core.extension import CANCEL
-from tests.support.askbox import server as askbox
-from tests.support.call_peer import ALL_ASKS, TAKES_TASKS, CallPeer, accept, result_of, said
-from tests.support.crashbox import diary
-from tests.support.live import live
-from tests.support.raw import Answer
-from tests.support.serving import Served, serving
-from tests.support.site import until
-from tests.support.witness import looking
+from tests.support.clients.modern_peer import ALL_ASKS, TAKES_TASKS, CallPeer, accept, result_of, said
+from tests.support.clients.raw_http import Answer
+from tests.support.clients.recording_client import looking
+from tests.support.processes.serving import Served, serving
+from tests.support.servers.asking_tools import server as asking_tools
+from tests.support.servers.gate_file_tools import diary
+from tests.support.servers.in_process import until
+from tests.support.servers.raw_served import live
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +30,7 @@ ALICE, ALICE_LATER, BOB = "alice-0123456789", "alice-9876543210", "bob-012345678
 
 
 @dataclass(kw_only=True)
-class Town:
+class ProxiedNodes:
     """Two nodes on which alice and bob have accounts."""
 
     served: list[Served]
@@ -47,7 +47,7 @@ class Town:
 
 
 @pytest.fixture
-async def town(tmp_path: Path) -> AsyncIterator[Town]:
+async def town(tmp_path: Path) -> AsyncIterator[ProxiedNodes]:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"alice:{ALICE}\nalice:{ALICE_LATER}\nbob:{BOB}\n")
     tokens.chmod(0o600)
@@ -55,16 +55,18 @@ async def town(tmp_path: Path) -> AsyncIterator[Town]:
     async with AsyncExitStack() as stack:
         served = [
             await stack.enter_async_context(serving(target, *options))
-            for target in ("tests.support.askbox:server", "tests.support.askbox:server")
+            for target in ("tests.support.servers.asking_tools:server", "tests.support.servers.asking_tools:server")
         ]
-        yield Town(served=served, folder=tmp_path)
+        yield ProxiedNodes(served=served, folder=tmp_path)
 
 
 def shown(answer: Answer) -> tuple[int, bytes]:
     return answer.status, answer.body
 
 
-async def test_what_is_not_the_callers_own_is_refused_in_the_same_bytes_as_what_is_not_there(town: Town) -> None:
+async def test_what_is_not_the_callers_own_is_refused_in_the_same_bytes_as_what_is_not_there(
+    town: ProxiedNodes,
+) -> None:
     """A task, a state and a key of alice's; bob's and an anonymous caller's ways to them, at both nodes."""
     alice = town.peer(ALICE)
     asking = {"question": "Well?"}
@@ -112,7 +114,7 @@ def requests_for(task: str) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-async def test_a_principal_goes_on_with_another_token_at_another_node(town: Town) -> None:
+async def test_a_principal_goes_on_with_another_token_at_another_node(town: ProxiedNodes) -> None:
     first, later = town.peer(ALICE), town.peer(ALICE_LATER, at=1)
     task = result_of(await first.call("ask", {"question": "Well?"}, key="order-7"))["taskId"]
     assert result_of(await later.call("ask", {"question": "Well?"}, key="order-7"))["taskId"] == task
@@ -126,7 +128,7 @@ async def test_a_principal_goes_on_with_another_token_at_another_node(town: Town
     assert said(result_of(done)) == "round"
 
 
-async def test_a_task_of_a_dead_node_waits_for_its_principal_and_goes_on_with_the_next_poll(town: Town) -> None:
+async def test_a_task_of_a_dead_node_waits_for_its_principal_and_goes_on_with_the_next_poll(town: ProxiedNodes) -> None:
     log, arguments = town.folder / "log", {"question": "Well?", "log": str(town.folder / "log")}
     task = result_of(await town.peer(ALICE).call("ask_again", arguments))["taskId"]
     before = await town.peer(ALICE, at=1).until_asked(task)
@@ -149,7 +151,7 @@ async def test_a_task_of_a_dead_node_waits_for_its_principal_and_goes_on_with_th
 async def test_a_state_that_was_changed_or_has_other_arguments_or_has_expired_is_refused() -> None:
     """All alike: a caller that makes states up learns nothing."""
     asking = {"question": "Well?"}
-    async with live(server=askbox, replay_window=1.5, cleanup_interval=0.05) as served:
+    async with live(server=asking_tools, replay_window=1.5, cleanup_interval=0.05) as served:
         peer = CallPeer(port=served.port, capabilities=ALL_ASKS)
         begun = result_of(await peer.call("ask", asking))
         state: str = begun["requestState"]
@@ -186,7 +188,7 @@ async def expired(peer: CallPeer, begun: dict[str, Any], asking: dict[str, Any])
     ],
 )
 async def test_responses_that_are_no_objects_are_refused(responses: object, seen: str) -> None:
-    async with live(server=askbox) as served:
+    async with live(server=asking_tools) as served:
         peer = CallPeer(port=served.port, capabilities={**ALL_ASKS, **TAKES_TASKS})
         task = result_of(await peer.call("ask", {"question": "Well?"}))["taskId"]
         answer = await peer.rpc("tasks/update", {"taskId": task, "inputResponses": responses})

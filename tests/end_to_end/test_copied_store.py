@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_sessions import lines
-from tests.support.postgres import store_url
-from tests.support.serving import TOOLBOX, Served, serving
-from tests.support.wire import Peer, Web, gaps_of, notices_of, progress_of, text_of
+from tests.support.clients.wire_client import Peer, Web, gaps_of, notices_of, progress_of, text_of
+from tests.support.processes.serving import BASIC_TOOLS, Served, serving
+from tests.support.stores.postgres import store_url
 
 pytestmark = pytest.mark.anyio
 
@@ -27,7 +27,7 @@ def addresses(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]
 
 @asynccontextmanager
 async def site(store: str) -> AsyncIterator[tuple[Served, Web]]:
-    async with serving(TOOLBOX, "--store", store) as served:
+    async with serving(BASIC_TOOLS, "--store", store) as served:
         web = Web(served.url)
         try:
             yield served, web

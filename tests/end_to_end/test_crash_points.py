@@ -1,7 +1,7 @@
 """The process dies at the worst moments, and afterwards every promise holds (promises 1-4).
 
-A point is a function of the product and an edge of it; `tests/support/crash_child.py` says how it is met. After each
-death the server is started again on the same file, the client comes back with the positions that it has, and then:
+A point is a function of the product and an edge of it; `tests/support/processes/crash_child.py` says how it is met.
+After each death the server is started again on the same file, the client comes back with its positions, and then:
 what it was shown is in the log; it sees each event once and in order; each request that was accepted has one
 answer, and one that was not never ran; what may not run twice did not; the file is sound.
 """
@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 
 from perdure.store.sqlite.sql_files import schema_version
-from tests.support.cluster import CRASHBOX
-from tests.support.crash_points import (
+from tests.support.clients.raw_http import SessionPeer
+from tests.support.clients.recording_client import Told, assert_answered_once, assert_sound, settled
+from tests.support.processes.cluster import GATE_FILE_TOOLS
+from tests.support.processes.crash_points import (
     GROUP_POINTS,
     MIGRATION_POINTS,
     POINTS,
@@ -28,14 +30,12 @@ from tests.support.crash_points import (
     SQLITE_SECOND_POINTS,
     at,
 )
-from tests.support.crashbox import open_gate
-from tests.support.first_layout import layout, write_first_layout
-from tests.support.nursery import Nursery, Nursling, Point, nursery
-from tests.support.raw import SessionPeer
-from tests.support.site import until
-from tests.support.stores import ON_POSTGRES, shared_address
-from tests.support.witness import Told, assert_answered_once, assert_sound, settled
-from tests.support.world import World
+from tests.support.processes.crashing_servers import CrashingServer, CrashingServers, Point, crashing_servers
+from tests.support.servers.changing_servers import ChangingServers
+from tests.support.servers.gate_file_tools import open_gate
+from tests.support.servers.in_process import until
+from tests.support.stores.first_layout import layout, write_first_layout
+from tests.support.stores.shared import ON_POSTGRES, shared_address
 
 pytestmark = pytest.mark.anyio
 
@@ -49,23 +49,23 @@ of_sqlite = pytest.mark.skipif(ON_POSTGRES, reason="a point in the SQLite store"
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
-    """One event loop for the module, because its stories share a nursery."""
+    """One event loop for the module, because its stories share a crashing_servers."""
     return "asyncio"
 
 
 @pytest.fixture(scope="module")
-async def cradle() -> AsyncIterator[Nursery]:
-    async with nursery() as it:
+async def cradle() -> AsyncIterator[CrashingServers]:
+    async with crashing_servers() as it:
         yield it
 
 
 @pytest.fixture
-async def world(tmp_path: Path, cradle: Nursery) -> AsyncIterator[World]:
-    yield World(tmp_path, cradle, shared_address(tmp_path / "log.db"))
+async def world(tmp_path: Path, cradle: CrashingServers) -> AsyncIterator[ChangingServers]:
+    yield ChangingServers(tmp_path, cradle, shared_address(tmp_path / "log.db"))
     await cradle.clear()
 
 
-async def live_until_death(world: World, server: Nursling) -> None:
+async def live_until_death(world: ChangingServers, server: CrashingServer) -> None:
     """A first call before the point counts, then calls of each kind until the process dies."""
     listening = asyncio.create_task(world.listen())
     await world.call("before", "count", 3)
@@ -77,7 +77,7 @@ async def live_until_death(world: World, server: Nursling) -> None:
     await listening
 
 
-def assert_fair(world: World, key: str, *, may_run_again: bool, deaths: int = 1) -> None:
+def assert_fair(world: ChangingServers, key: str, *, may_run_again: bool, deaths: int = 1) -> None:
     """A call that was accepted has its result, or was told to be of unknown outcome, as its tool allows."""
     told = world.told[key]
     assert world.runs(key) <= (2 if may_run_again else 1)
@@ -92,7 +92,7 @@ def assert_fair(world: World, key: str, *, may_run_again: bool, deaths: int = 1)
         assert told.progress == list(range(1, 7))
 
 
-async def go_on_and_judge(world: World, *, deaths: int = 1) -> None:
+async def go_on_and_judge(world: ChangingServers, *, deaths: int = 1) -> None:
     """Start a server that lives, come back to it, and see that every promise was kept."""
     world.move_to(await world.start())
     await settled(world.address)
@@ -104,7 +104,7 @@ async def go_on_and_judge(world: World, *, deaths: int = 1) -> None:
     world.judge()
 
 
-async def the_session_goes_on(world: World) -> None:
+async def the_session_goes_on(world: ChangingServers) -> None:
     """H1, H5: the same id, calls and the standalone stream."""
     listening = asyncio.create_task(world.listen())
     await world.call("after", "count", 3)
@@ -118,12 +118,12 @@ async def the_session_goes_on(world: World) -> None:
 
 
 @pytest.mark.parametrize("name", FIRST)
-async def test_a_server_that_dies(world: World, name: str) -> None:
+async def test_a_server_that_dies(world: ChangingServers, name: str) -> None:
     """Promises 1, 2, 3 and 4 at each point of a call's life."""
     await live_and_die(world, FIRST[name])
 
 
-async def live_and_die(world: World, point: Point) -> None:
+async def live_and_die(world: ChangingServers, point: Point) -> None:
     server = await world.start(point)
     await world.open_session(server)
     await live_until_death(world, server)
@@ -132,7 +132,7 @@ async def live_and_die(world: World, point: Point) -> None:
 
 @of_sqlite
 @pytest.mark.parametrize("name", GROUP_POINTS)
-async def test_a_server_that_dies_in_a_group_commit(world: World, name: str) -> None:
+async def test_a_server_that_dies_in_a_group_commit(world: ChangingServers, name: str) -> None:
     """Promises 1, 2, 3 and 4 where commits are grouped by a thread."""
     server = await world.start(GROUP_POINTS[name], sync="full")
     await world.open_session(server)
@@ -141,12 +141,12 @@ async def test_a_server_that_dies_in_a_group_commit(world: World, name: str) -> 
 
 
 @pytest.mark.parametrize("name", SECOND)
-async def test_a_server_that_dies_while_it_settles_what_another_left(world: World, name: str) -> None:
+async def test_a_server_that_dies_while_it_settles_what_another_left(world: ChangingServers, name: str) -> None:
     """Promise 3: the third server finds every call, and each gets one answer."""
     await settle_and_die(world, SECOND[name])
 
 
-async def settle_and_die(world: World, point: Point) -> None:
+async def settle_and_die(world: ChangingServers, point: Point) -> None:
     server = await world.start()
     await world.open_session(server)
     gate = world.folder / "gate"
@@ -166,7 +166,7 @@ async def settle_and_die(world: World, point: Point) -> None:
 
 
 @pytest.mark.parametrize(("tool", "runs"), [("die", 1), ("die_again", 2)])
-async def test_a_tool_that_kills_its_process_is_not_run_for_ever(world: World, tool: str, runs: int) -> None:
+async def test_a_tool_that_kills_its_process_is_not_run_for_ever(world: ChangingServers, tool: str, runs: int) -> None:
     """Promise 3: once more at most, and only where the tool says that it may be run again."""
     server = await world.start()
     await world.open_session(server)
@@ -193,7 +193,7 @@ async def test_a_tool_that_kills_its_process_is_not_run_for_ever(world: World, t
 
 @of_sqlite
 @pytest.mark.parametrize("name", MIGRATION_POINTS)
-async def test_a_server_that_dies_while_it_brings_an_old_file_up_to_date(world: World, name: str) -> None:
+async def test_a_server_that_dies_while_it_brings_an_old_file_up_to_date(world: ChangingServers, name: str) -> None:
     """Promise 3: the file is as it was or as it will be, and what it holds goes on."""
     file = Path(world.address.removeprefix("sqlite:"))
     old = write_first_layout(file, world.diary)
@@ -219,16 +219,16 @@ async def test_a_server_that_dies_while_it_brings_an_old_file_up_to_date(world: 
 
 @pytest.mark.parametrize("where", ["take", "written"], ids=["before the commit", "when nobody knows of the commit"])
 async def test_a_node_that_dies_with_notices_for_another_one_had_not_answered_yet(
-    world: World, tmp_path: Path, where: str
+    world: ChangingServers, tmp_path: Path, where: str
 ) -> None:
     """R2: what a tool sent before its answer is in the log before the answer is, also through another node."""
     server = await world.start()
     await world.open_session(server)
     listening = asyncio.create_task(world.listen())
-    async with nursery() as other:
+    async with crashing_servers() as other:
         # It is not the session's home, so it forwards notices to the one that is. It dies in the middle of that.
         neighbour = await other.start(
-            CRASHBOX,
+            GATE_FILE_TOOLS,
             "--store",
             world.address,
             folder=tmp_path,

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.test_crash_points import anyio_backend, cradle, live_and_die, settle_and_die
-from tests.support.crash_points import POSTGRES_POINTS, POSTGRES_SECOND_POINTS
-from tests.support.nursery import Nursery
-from tests.support.postgres import store_url
-from tests.support.stores import ON_POSTGRES
-from tests.support.world import World
+from tests.support.processes.crash_points import POSTGRES_POINTS, POSTGRES_SECOND_POINTS
+from tests.support.processes.crashing_servers import CrashingServers
+from tests.support.servers.changing_servers import ChangingServers
+from tests.support.stores.postgres import store_url
+from tests.support.stores.shared import ON_POSTGRES
 
 __all__ = ["anyio_backend", "cradle"]
 
@@ -27,18 +27,18 @@ SECOND = (
 
 
 @pytest.fixture
-async def world(tmp_path: Path, cradle: Nursery) -> AsyncIterator[World]:
-    yield World(tmp_path, cradle, store_url())
+async def world(tmp_path: Path, cradle: CrashingServers) -> AsyncIterator[ChangingServers]:
+    yield ChangingServers(tmp_path, cradle, store_url())
     await cradle.clear()
 
 
 @pytest.mark.parametrize("name", FIRST)
-async def test_a_server_that_dies(world: World, name: str) -> None:
+async def test_a_server_that_dies(world: ChangingServers, name: str) -> None:
     """Promises 1, 2, 3 and 4."""
     await live_and_die(world, POSTGRES_POINTS[name])
 
 
 @pytest.mark.parametrize("name", SECOND)
-async def test_a_server_that_dies_while_it_settles_what_another_left(world: World, name: str) -> None:
+async def test_a_server_that_dies_while_it_settles_what_another_left(world: ChangingServers, name: str) -> None:
     """Promise 3."""
     await settle_and_die(world, POSTGRES_SECOND_POINTS[name])

@@ -23,10 +23,10 @@ from mcp.server.mcpserver import Context, MCPServer
 
 from perdure._core.ids import parse_position
 from perdure.store import SqliteStore
-from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.live import live
-from tests.support.raw import Exchange, Peer, SessionPeer, progress, text_of
-from tests.support.serving import serving
+from tests.support.clients.raw_http import Exchange, Peer, SessionPeer, progress, text_of
+from tests.support.processes.serving import serving
+from tests.support.servers.raw_served import live
+from tests.support.stores.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.anyio
 

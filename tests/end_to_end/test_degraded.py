@@ -17,14 +17,14 @@ import pytest
 from perdure._core.ids import parse_position
 from perdure.log.stream import RUN_AHEAD
 from perdure.store import MemoryStore, SqliteStore
-from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.gated import open_gate
-from tests.support.live import Live, live, readers
-from tests.support.outages import FAILS, TIMEOUT, Locked, Outage, Switched, begin_count, recovered, written
-from tests.support.raw import message, progress, text_of
-from tests.support.site import serve, until
-from tests.support.wire import gaps_of, progress_of
-from tests.support.workshop import Workshop
+from tests.support.clients.raw_http import message, progress, text_of
+from tests.support.clients.wire_client import gaps_of, progress_of
+from tests.support.servers.gated_tools import open_gate
+from tests.support.servers.in_process import serve, until
+from tests.support.servers.raw_served import Live, live, readers
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.faulty_store import Fault, FaultyStore
+from tests.support.stores.outages import FAILS, TIMEOUT, Locked, Outage, Switched, begin_count, recovered, written
 
 pytestmark = pytest.mark.anyio
 
@@ -122,7 +122,7 @@ async def test_a_session_may_come_and_go_within_an_outage(outage: Outage, served
 @pytest.mark.parametrize("fault", [Fault.RAISES, Fault.HANGS])
 async def test_a_client_may_begin_again_within_an_outage(fault: Fault) -> None:
     """R10, promise 7: its session goes on from memory, as live traffic does; its ids and tokens begin again."""
-    shop, store = Workshop(), FaultyStore(MemoryStore())
+    shop, store = ToolServer(), FaultyStore(MemoryStore())
     async with serve(shop.server, store=store, store_timeout=TIMEOUT, complaint=FAILS) as site:
         peer = await site.join()
         old = await peer.call("count", n=2, gate="old", pauses=[1], id=1, token=1)
@@ -160,7 +160,7 @@ async def test_a_cut_call_is_resumed_within_an_outage_from_memory(outage: Outage
 @pytest.mark.parametrize("held", [True, False])
 async def test_an_answer_behind_a_gap_comes_once_wherever_it_is_kept(held: bool, tmp_path: Path) -> None:
     """Promises 3 and 4: an answer that is only held is not taken for one that is gone."""
-    shop, store = Workshop(), FaultyStore(SqliteStore(str(tmp_path / "log.db")))
+    shop, store = ToolServer(), FaultyStore(SqliteStore(str(tmp_path / "log.db")))
     async with serve(shop.server, store=store, store_timeout=TIMEOUT, max_stream_events=10, complaint=FAILS) as site:
         peer = await site.join()
         wire = await peer.call("count", n=60, gate="g", pauses=[1, 60], token=1, id=7)

@@ -1,6 +1,6 @@
 """Stopping gently: what runs may finish, what is new goes elsewhere, what does not stop is left behind.
 
-Each test sends real signals to a real process that serves `tests.support.stubborn`.
+Each test sends real signals to a real process that serves `tests.support.servers.slow_tools`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import pytest
 from mcp import Client
 from mcp_types import TextContent
 
-from tests.support.raw import VERSION, Answer, Exchange, Peer, SessionPeer, message
-from tests.support.serving import Line, Served, log_lines, serving
-from tests.support.site import until
+from tests.support.clients.raw_http import VERSION, Answer, Exchange, Peer, SessionPeer, message
+from tests.support.processes.serving import Line, Served, log_lines, serving
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 
 VERSION_WITHOUT_SESSION = "2026-07-28"
-STUBBORN = "tests.support.stubborn:server"
+STUBBORN = "tests.support.servers.slow_tools:server"
 CUT = Line("ERROR", "serve.cut", "ended without waiting for what does not stop")
 #: What a second signal may take, on a machine that does other things as well; the process itself allows 1.9 seconds.
 PROMPT_SECONDS = 5

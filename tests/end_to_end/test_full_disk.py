@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fleet import Busy, Fleet, fleet
-from tests.support.postgres import programs
-from tests.support.server_faults import Disk, ServerOnDisk, hosts, why_no_namespaces
-from tests.support.site import until
-from tests.support.survivors import Ledger, Told
+from tests.support.clients.outage_clients import Ledger, Told
+from tests.support.processes.postgres_nodes import Busy, PostgresNodes, fleet
+from tests.support.servers.in_process import until
+from tests.support.stores.postgres import programs
+from tests.support.stores.postgres_faults import Disk, ServerOnDisk, hosts, why_no_namespaces
 
 pytestmark = pytest.mark.anyio
 
@@ -35,14 +35,14 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
     disk.close()
 
 
-async def flooding(busy: Busy, nodes: Fleet) -> Told:
+async def flooding(busy: Busy, nodes: PostgresNodes) -> Told:
     """A call that has yet to say nearly all of it."""
     flood = await busy.client.call("flood", id=9, at=1, n=len(ALL), size=30_000, gate="flood")
     await until(lambda: flood.progress == [1])
     return flood
 
 
-async def finish(busy: Busy, flood: Told, nodes: Fleet, server: ServerOnDisk) -> None:
+async def finish(busy: Busy, flood: Told, nodes: PostgresNodes, server: ServerOnDisk) -> None:
     await nodes.is_well()
     await busy.finish(nodes)
     assert flood.text == "flooded 60"

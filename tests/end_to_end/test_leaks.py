@@ -27,11 +27,11 @@ from perdure.sessions.exchange import Exchange
 from perdure.sessions.ledger import Call
 from perdure.sessions.session import Session
 from perdure.store import SqliteStore
-from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.gated import open_gate
-from tests.support.live import Live, live, readers
-from tests.support.raw import SessionPeer, message
-from tests.support.site import until
+from tests.support.clients.raw_http import SessionPeer, message
+from tests.support.servers.gated_tools import open_gate
+from tests.support.servers.in_process import until
+from tests.support.servers.raw_served import Live, live, readers
+from tests.support.stores.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.anyio
 

@@ -16,14 +16,14 @@ import pytest
 from mcp.client import Client
 from mcp.client.subscriptions import ResourceUpdated, SubscriptionLost, ToolsListChanged
 
-from tests.support.listeners import POSITION, Listener, listening, publish
-from tests.support.modern import MODERN
-from tests.support.postgres import store_url
-from tests.support.serving import Served, serving
+from tests.support.clients.listeners import POSITION, Listener, listening, publish
+from tests.support.clients.modern_requests import MODERN
+from tests.support.processes.serving import Served, serving
+from tests.support.stores.postgres import store_url
 
 pytestmark = pytest.mark.anyio
 
-BOARD = "tests.support.board:server"
+BOARD = "tests.support.servers.notice_board:server"
 LISTS = ("tools", "prompts", "resources")
 
 

@@ -15,12 +15,12 @@ from perdure._core.codes import OUTCOME_UNKNOWN
 from perdure._core.ids import SessionId, StreamId, parse_position
 from perdure._core.states import CallState, LogState
 from perdure.store.base import Store, stream_by_id
-from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.ghost import life_of
-from tests.support.lost_tail import LOST, Losing
-from tests.support.site import serve, until
-from tests.support.wire import Peer, Wire, gaps_of, notices_of, progress_of, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import Peer, Wire, gaps_of, notices_of, progress_of, text_of
+from tests.support.servers.in_process import serve, until
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.dead_node import life_of
+from tests.support.stores.faulty_store import Fault, FaultyStore
+from tests.support.stores.lost_tail import LOST, Losing
 
 pytestmark = pytest.mark.anyio
 
@@ -49,7 +49,7 @@ async def settled(store: Store, peer: Peer) -> bool:
 
 async def test_a_call_whose_events_were_lost_goes_on_and_gets_its_answer(losing: Losing) -> None:
     """Its reader has seen everything; a reader that resumes is told of the gap, and sees each number once."""
-    shop, store = Workshop(), losing.store
+    shop, store = ToolServer(), losing.store
     async with serve(shop.server, store=store, complaint=LOST) as site:
         peer = await site.join()
         wire = await peer.call("count", n=20, gate="g", pauses=[5, 10], token=1)
@@ -77,7 +77,7 @@ async def test_a_call_whose_events_were_lost_goes_on_and_gets_its_answer(losing:
 
 async def test_a_reader_that_was_away_is_told_what_was_lost(losing: Losing) -> None:
     """Also before the call has gone on: the log has not what its writer knows to be there."""
-    shop, store = Workshop(), losing.store
+    shop, store = ToolServer(), losing.store
     async with serve(shop.server, store=store, complaint=LOST) as site:
         peer = await site.join()
         wire = await peer.call("count", n=20, gate="g", pauses=[5, 10], token=1)
@@ -100,7 +100,7 @@ async def test_a_reader_that_was_away_is_told_what_was_lost(losing: Losing) -> N
 
 async def test_a_call_whose_stream_was_lost_altogether_is_opened_again(losing: Losing) -> None:
     """With its row in the ledger, and the end of that."""
-    shop, store = Workshop(), losing.store
+    shop, store = ToolServer(), losing.store
     async with serve(shop.server, store=store, complaint=LOST) as site:
         peer = await site.join()
         lose = losing.remember()
@@ -130,7 +130,7 @@ async def test_a_call_whose_stream_was_lost_altogether_is_opened_again(losing: L
 
 async def test_what_was_held_while_the_store_was_away_is_written_behind_what_it_lost(losing: Losing) -> None:
     """An outage, as every failover begins with one: live traffic goes on, and nothing of it is lost or comes twice."""
-    shop, store = Workshop(), FaultyStore(losing.store)
+    shop, store = ToolServer(), FaultyStore(losing.store)
     async with serve(shop.server, store=store, store_timeout=0.5, complaint=LOST) as site:
         peer = await site.join()
         wire = await peer.call("count", n=60, gate="g", pauses=[5, 10, 40], token=1)
@@ -159,7 +159,7 @@ async def test_what_was_held_while_the_store_was_away_is_written_behind_what_it_
 
 async def test_a_call_whose_answer_was_lost_is_answered_as_unknown(losing: Losing) -> None:
     """Nothing runs here that could answer it: its node sees that, and does not run it again."""
-    shop, store = Workshop(), FaultyStore(losing.store)
+    shop, store = ToolServer(), FaultyStore(losing.store)
     async with serve(shop.server, store=store, store_timeout=0.5, complaint=LOST) as site:
         peer = await site.join()
         wire = await peer.call("count", n=5, gate="g", pauses=[3], token=1, id=77)
@@ -181,7 +181,7 @@ async def test_a_call_whose_answer_was_lost_is_answered_as_unknown(losing: Losin
 
 
 async def test_of_two_calls_of_one_request_both_have_ended_although_the_first_end_was_lost(losing: Losing) -> None:
-    shop, store = Workshop(), losing.store
+    shop, store = ToolServer(), losing.store
     async with serve(shop.server, store=store, complaint=LOST) as site:
         peer = await site.join("2025-03-26")
         lose = losing.remember()
@@ -197,7 +197,7 @@ async def test_of_two_calls_of_one_request_both_have_ended_although_the_first_en
 
 
 async def test_the_standalone_stream_goes_on_with_its_numbers(losing: Losing) -> None:
-    shop, store = Workshop(), losing.store
+    shop, store = ToolServer(), losing.store
     async with serve(shop.server, store=store, complaint=LOST) as site:
         peer = await site.join()
         alone = await peer.get()
@@ -222,7 +222,7 @@ async def test_the_standalone_stream_goes_on_with_its_numbers(losing: Losing) ->
 
 async def test_a_session_at_rest_whose_end_was_lost_gives_no_number_twice(losing: Losing) -> None:
     """The home has let go of it, and the store has lost that and events before it: a generation begins."""
-    shop, store = Workshop(), losing.store
+    shop, store = ToolServer(), losing.store
     async with serve(shop.server, store=store, complaint=LOST, session_grace=0.2) as site:
         peer = await site.join()
         alone = await peer.get()
@@ -242,7 +242,7 @@ async def test_a_session_at_rest_whose_end_was_lost_gives_no_number_twice(losing
 
 async def test_a_session_that_was_lost_is_not_there_and_its_call_ends(losing: Losing) -> None:
     """Its reader gets the answer from memory; from then on its client is told to begin again."""
-    shop, store = Workshop(), losing.store
+    shop, store = ToolServer(), losing.store
     async with serve(shop.server, store=store, complaint=LOST) as site:
         lose = losing.remember()
         peer = await site.join()
@@ -261,7 +261,7 @@ async def test_a_session_that_was_lost_is_not_there_and_its_call_ends(losing: Lo
 @pytest.mark.parametrize("away", [False, True])
 async def test_a_call_whose_question_was_lost_asks_again(losing: Losing, away: bool) -> None:
     """It says nothing more before it has its answer, so nothing but a look tells it that the store has lost it."""
-    shop, store = Workshop(), FaultyStore(losing.store)
+    shop, store = ToolServer(), FaultyStore(losing.store)
     async with serve(shop.server, store=store, store_timeout=0.5, complaint=LOST) as site:
         peer = await site.join()
         lose = losing.remember()
@@ -289,7 +289,7 @@ async def test_a_call_whose_question_was_lost_asks_again(losing: Losing, away: b
 
 async def test_only_the_question_that_was_lost_is_asked_again_and_once(losing: Losing) -> None:
     """However many streams of its session the store has lost."""
-    shop, store = Workshop(), FaultyStore(losing.store)
+    shop, store = ToolServer(), FaultyStore(losing.store)
     async with serve(shop.server, store=store, store_timeout=0.5, complaint=LOST) as site:
         peer = await site.join()
         kept = await peer.call("ask", question="Kept?", id=1)
@@ -316,7 +316,7 @@ async def test_only_the_question_that_was_lost_is_asked_again_and_once(losing: L
 
 
 async def test_an_outage_without_a_loss_asks_nothing_again(losing: Losing) -> None:
-    shop, store = Workshop(), FaultyStore(losing.store)
+    shop, store = ToolServer(), FaultyStore(losing.store)
     async with serve(shop.server, store=store, store_timeout=0.5, complaint=LOST) as site:
         peer = await site.join()
         wire = await peer.call("ask", question="Why?", id=77)

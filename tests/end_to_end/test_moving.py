@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import cluster
-from tests.support.raw import Peer, SessionPeer
+from tests.support.clients.raw_http import Peer, SessionPeer
+from tests.support.processes.cluster import cluster
 
 pytestmark = pytest.mark.anyio
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.call_peer import TAKES_TASKS, CallPeer, message_of, result_of, said
-from tests.support.cluster import Cluster, cluster
-from tests.support.crashbox import diary, open_gate
-from tests.support.postgres import store_url
-from tests.support.site import until
+from tests.support.clients.modern_peer import TAKES_TASKS, CallPeer, message_of, result_of, said
+from tests.support.processes.cluster import Cluster, cluster
+from tests.support.servers.gate_file_tools import diary, open_gate
+from tests.support.servers.in_process import until
+from tests.support.stores.postgres import store_url
 
 pytestmark = pytest.mark.anyio
 

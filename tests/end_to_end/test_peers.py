@@ -20,7 +20,7 @@ from mcp_types import JSONRPCMessage
 from starlette.types import ASGIApp
 
 import perdure
-from tests.support.site import under_uvicorn
+from tests.support.servers.in_process import under_uvicorn
 
 pytestmark = pytest.mark.anyio
 

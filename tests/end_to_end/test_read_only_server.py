@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fleet import Busy, Fleet, fleet
-from tests.support.server_faults import OwnServer, hosts, own_server
-from tests.support.site import until
-from tests.support.survivors import Ledger
+from tests.support.clients.outage_clients import Ledger
+from tests.support.processes.postgres_nodes import Busy, PostgresNodes, fleet
+from tests.support.servers.in_process import until
+from tests.support.stores.postgres_faults import OwnServer, hosts, own_server
 
 pytestmark = pytest.mark.anyio
 
@@ -20,7 +20,7 @@ async def set_read_only(server: OwnServer, value: str) -> None:
     await asyncio.to_thread(server.tell, "SELECT pg_reload_conf()")
 
 
-async def say(nodes: Fleet, status: str) -> None:
+async def say(nodes: PostgresNodes, status: str) -> None:
     """Wait until both nodes say so."""
     await until(lambda: nodes.has_health(status))
 

@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 from mcp.shared.inbound import encode_header_value
 
-from tests.support.modern import TASKS, modern
-from tests.support.raw import Peer
-from tests.support.rival import REDELIVERY
-from tests.support.serving import SERVE, Served, serving
-from tests.support.site import until
+from tests.support.clients.modern_requests import TASKS, modern
+from tests.support.clients.raw_http import Peer
+from tests.support.processes.serving import SERVE, Served, serving
+from tests.support.servers.fastmcp_rival import REDELIVERY
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 
-RIVAL = (sys.executable, "-m", "tests.support.rival")
+RIVAL = (sys.executable, "-m", "tests.support.servers.fastmcp_rival")
 WITH_TASKS: dict[str, Any] = {"extensions": {TASKS: {}}}
 
 
@@ -99,9 +99,9 @@ async def test_the_rival_runs_it_a_second_time(folder: Path, monkeypatch: pytest
 
 async def test_perdure_runs_it_once_and_says_that_its_outcome_is_unknown(folder: Path) -> None:
     options = ("--store", f"sqlite:{folder / 'store.db'}", "--task-after", "0.1s")
-    async with serving("tests.support.rival:server", *options, argv=SERVE) as first:
+    async with serving("tests.support.servers.fastmcp_rival:server", *options, argv=SERVE) as first:
         task = await killed_while_charging(first, folder)
-    async with serving("tests.support.rival:server", *options, argv=SERVE) as second:
+    async with serving("tests.support.servers.fastmcp_rival:server", *options, argv=SERVE) as second:
 
         async def has_ended() -> bool:
             found = await ask(second, "tasks/get", {"taskId": task})

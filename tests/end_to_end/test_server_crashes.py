@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fleet import Busy, fleet
-from tests.support.server_faults import FROM_THE_DISK, WRITES_LATE, OwnServer, hosts, own_server
-from tests.support.site import until
-from tests.support.survivors import Ledger
+from tests.support.clients.outage_clients import Ledger
+from tests.support.processes.postgres_nodes import Busy, fleet
+from tests.support.servers.in_process import until
+from tests.support.stores.postgres_faults import FROM_THE_DISK, WRITES_LATE, OwnServer, hosts, own_server
 
 pytestmark = pytest.mark.anyio
 

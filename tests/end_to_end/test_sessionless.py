@@ -16,15 +16,15 @@ from mcp.client.session import ClientRequestContext
 from mcp_types import ElicitRequestParams, ElicitResult
 
 from perdure.store import open_store
-from tests.support.modern import modern
-from tests.support.raw import Exchange, Peer
-from tests.support.serving import Served, serving
-from tests.support.site import until
+from tests.support.clients.modern_requests import modern
+from tests.support.clients.raw_http import Exchange, Peer
+from tests.support.processes.serving import Served, serving
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 
-STUBBORN = "tests.support.stubborn:server"
-ROUNDS = "tests.support.rounds:server"
+STUBBORN = "tests.support.servers.slow_tools:server"
+ROUNDS = "tests.support.servers.round_tools:server"
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,9 @@ async def test_a_call_that_does_not_end_in_time_is_answered_that_its_outcome_is_
 
 
 async def test_a_call_without_a_word_yet_is_answered_as_json_when_the_server_stops() -> None:
-    async with serving("tests.support.silent:server", "--store", "memory:", "--drain-timeout", "0") as served:
+    async with serving(
+        "tests.support.servers.silent_tool:server", "--store", "memory:", "--drain-timeout", "0"
+    ) as served:
         body, headers = modern("tools/call", {"name": "wait", "arguments": {}}, id=7)
         async with await Peer(port=served.port).begin("POST", body, headers=headers) as call:
             await until(lambda: "waiting" in served.output)

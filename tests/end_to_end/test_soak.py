@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.soak import FAULTS, Soak, tell
-from tests.support.postgres import programs
-from tests.support.soaked_store import PostgresServer, SqliteFile
+from tests.support.stores.postgres import programs
+from tests.support.stores.soak_store import PostgresServer, SqliteFile
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 

@@ -11,9 +11,9 @@ import pytest
 import perdure
 from perdure.errors import Misuse
 from tests.cli.test_sessions import ended, lines, start
-from tests.support.postgres import store_url
-from tests.support.serving import serving
-from tests.support.wire import Web
+from tests.support.clients.wire_client import Web
+from tests.support.processes.serving import serving
+from tests.support.stores.postgres import store_url
 
 pytestmark = pytest.mark.anyio
 

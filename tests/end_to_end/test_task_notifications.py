@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from mcp.shared.inbound import encode_header_value
 
-from tests.support.modern import TASKS, modern
-from tests.support.raw import Answer, Exchange, Peer
-from tests.support.serving import Served, serving
-from tests.support.site import until
+from tests.support.clients.modern_requests import TASKS, modern
+from tests.support.clients.raw_http import Answer, Exchange, Peer
+from tests.support.processes.serving import Served, serving
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 
-SERVER = "tests.support.task_server:server"
+SERVER = "tests.support.servers.waiting_tasks:server"
 ABLE: dict[str, Any] = {"extensions": {TASKS: {}}, "elicitation": {}}
 UNKNOWN = "A" * 43
 

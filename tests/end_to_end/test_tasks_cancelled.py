@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import cluster
-from tests.support.crashbox import diary, open_gate
-from tests.support.serving import Served
-from tests.support.site import until
-from tests.support.stores import shared_address
-from tests.support.task_client import CAN_BE_ASKED, OUTCOME_UNKNOWN, OVER, Balancer, Message, TaskClient, said
-from tests.support.witness import assert_answered_once, assert_sound
+from tests.support.clients.recording_client import assert_answered_once, assert_sound
+from tests.support.clients.task_client import CAN_BE_ASKED, OUTCOME_UNKNOWN, OVER, Balancer, Message, TaskClient, said
+from tests.support.processes.cluster import cluster
+from tests.support.processes.serving import Served
+from tests.support.servers.gate_file_tools import diary, open_gate
+from tests.support.servers.in_process import until
+from tests.support.stores.shared import shared_address
 
 pytestmark = pytest.mark.anyio
 

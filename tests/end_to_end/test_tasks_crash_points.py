@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import CRASHBOX
-from tests.support.crash_points import POSTGRES_WRITER, STEPS, at
-from tests.support.crashbox import diary
-from tests.support.nursery import Nursery, Point, nursery
-from tests.support.postgres import store_url
-from tests.support.serving import serving
-from tests.support.stores import ON_POSTGRES, shared_address
-from tests.support.task_client import OUTCOME_UNKNOWN, Balancer, Broken, Message, TaskClient, call_params, said
-from tests.support.witness import assert_answered_once, assert_sound, settled
+from tests.support.clients.recording_client import assert_answered_once, assert_sound, settled
+from tests.support.clients.task_client import OUTCOME_UNKNOWN, Balancer, Broken, Message, TaskClient, call_params, said
+from tests.support.processes.cluster import GATE_FILE_TOOLS
+from tests.support.processes.crash_points import POSTGRES_WRITER, STEPS, at
+from tests.support.processes.crashing_servers import CrashingServers, Point, crashing_servers
+from tests.support.processes.serving import serving
+from tests.support.servers.gate_file_tools import diary
+from tests.support.stores.postgres import store_url
+from tests.support.stores.shared import ON_POSTGRES, shared_address
 
 pytestmark = pytest.mark.anyio
 
@@ -55,40 +55,40 @@ ALL = {**POINTS, **(POSTGRES_POINTS if ON_POSTGRES else SQLITE_POINTS)}
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
-    """One event loop for the module, because its stories share a nursery."""
+    """One event loop for the module, because its stories share a crashing_servers."""
     return "asyncio"
 
 
 @pytest.fixture(scope="module")
-async def cradle() -> AsyncIterator[Nursery]:
-    async with nursery() as it:
+async def cradle() -> AsyncIterator[CrashingServers]:
+    async with crashing_servers() as it:
         yield it
 
 
 @pytest.fixture(autouse=True)
-async def cleared(cradle: Nursery) -> AsyncIterator[None]:
+async def cleared(cradle: CrashingServers) -> AsyncIterator[None]:
     yield
     await cradle.clear()
 
 
 @pytest.mark.parametrize("name", ALL)
-async def test_a_process_that_dies_before_the_handle_is_out(cradle: Nursery, tmp_path: Path, name: str) -> None:
+async def test_a_process_that_dies_before_the_handle_is_out(cradle: CrashingServers, tmp_path: Path, name: str) -> None:
     await die_before_the_handle(cradle, shared_address(tmp_path / "log.db"), tmp_path, ALL[name])
 
 
 @pytest.mark.skipif(ON_POSTGRES, reason="all points are met on PostgreSQL anyway")
 @pytest.mark.parametrize("name", ["when the first commit is made and the process does not know"])
 async def test_a_process_that_dies_before_the_handle_is_out_on_postgres(
-    cradle: Nursery, tmp_path: Path, name: str
+    cradle: CrashingServers, tmp_path: Path, name: str
 ) -> None:
     await die_before_the_handle(cradle, store_url(), tmp_path, POSTGRES_POINTS[name])
 
 
-async def die_before_the_handle(cradle: Nursery, address: str, tmp_path: Path, point: Point) -> None:
+async def die_before_the_handle(cradle: CrashingServers, address: str, tmp_path: Path, point: Point) -> None:
     log = tmp_path / "diary"
     options = ("--store", address, "--task-after", "0s")
-    doomed = await cradle.start(CRASHBOX, *options, folder=tmp_path, point=point)
-    async with serving(CRASHBOX, *options) as other:
+    doomed = await cradle.start(GATE_FILE_TOOLS, *options, folder=tmp_path, point=point)
+    async with serving(GATE_FILE_TOOLS, *options) as other:
         there = TaskClient(balancer=Balancer(ports=[doomed.port]))
         # The tool list is read before the point counts.
         assert said(await there.resolved(await there.call("pay", n=1))) == "counted to 1"

@@ -19,15 +19,9 @@ from pathlib import Path
 import pytest
 
 from perdure.runtime.request_state import KEYS
-from tests.support.cluster import cluster
-from tests.support.crashbox import diary
-from tests.support.next_release import build
-from tests.support.raw import VERSION, Exchange, Peer, message
-from tests.support.serving import SERVE, Served
-from tests.support.site import until
-from tests.support.state_keys import pass_life_of_a_key, sealed_with
-from tests.support.stores import shared_address
-from tests.support.task_client import (
+from tests.support.clients.raw_http import VERSION, Exchange, Peer, message
+from tests.support.clients.recording_client import assert_answered_once, assert_sound, settled
+from tests.support.clients.task_client import (
     OUTCOME_UNKNOWN,
     STOPPING,
     TAKES_TASKS,
@@ -38,7 +32,13 @@ from tests.support.task_client import (
     call_params,
     said,
 )
-from tests.support.witness import assert_answered_once, assert_sound, settled
+from tests.support.processes.cluster import cluster
+from tests.support.processes.serving import SERVE, Served
+from tests.support.servers.gate_file_tools import diary
+from tests.support.servers.in_process import until
+from tests.support.stores.next_release import build
+from tests.support.stores.request_state_keys import pass_life_of_a_key, sealed_with
+from tests.support.stores.shared import shared_address
 
 pytestmark = pytest.mark.anyio
 

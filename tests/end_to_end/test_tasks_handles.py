@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster, cluster
-from tests.support.crashbox import diary
-from tests.support.postgres import store_url
-from tests.support.stores import ON_POSTGRES, shared_address
-from tests.support.task_client import CAN_BE_ASKED, Balancer, TaskClient, call_params, said
+from tests.support.clients.task_client import CAN_BE_ASKED, Balancer, TaskClient, call_params, said
+from tests.support.processes.cluster import Cluster, cluster
+from tests.support.servers.gate_file_tools import diary
+from tests.support.stores.postgres import store_url
+from tests.support.stores.shared import ON_POSTGRES, shared_address
 
 pytestmark = pytest.mark.anyio
 

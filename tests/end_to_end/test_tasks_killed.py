@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import CRASHBOX, cluster
-from tests.support.crash_points import at
-from tests.support.crashbox import diary, open_gate
-from tests.support.nursery import Nursery, nursery
-from tests.support.postgres import store_url
-from tests.support.serving import serving
-from tests.support.site import until
-from tests.support.stores import ON_POSTGRES, shared_address
-from tests.support.task_client import CAN_BE_ASKED, OUTCOME_UNKNOWN, Balancer, Message, TaskClient, said
-from tests.support.witness import assert_answered_once, assert_sound
+from tests.support.clients.recording_client import assert_answered_once, assert_sound
+from tests.support.clients.task_client import CAN_BE_ASKED, OUTCOME_UNKNOWN, Balancer, Message, TaskClient, said
+from tests.support.processes.cluster import GATE_FILE_TOOLS, cluster
+from tests.support.processes.crash_points import at
+from tests.support.processes.crashing_servers import CrashingServers, crashing_servers
+from tests.support.processes.serving import serving
+from tests.support.servers.gate_file_tools import diary, open_gate
+from tests.support.servers.in_process import until
+from tests.support.stores.postgres import store_url
+from tests.support.stores.shared import ON_POSTGRES, shared_address
 
 pytestmark = pytest.mark.anyio
 
@@ -35,13 +35,13 @@ TOOLS: dict[str, str | int] = {"count": "counted to 4", "put": "counted to 4", "
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
-    """One event loop for the module, because its stories share a nursery."""
+    """One event loop for the module, because its stories share a crashing_servers."""
     return "asyncio"
 
 
 @pytest.fixture(scope="module")
-async def cradle() -> AsyncIterator[Nursery]:
-    async with nursery() as it:
+async def cradle() -> AsyncIterator[CrashingServers]:
+    async with crashing_servers() as it:
         yield it
 
 
@@ -89,14 +89,14 @@ async def kill_in_tasks(address: str, tmp_path: Path, pause: int) -> None:
 
 @pytest.mark.parametrize("tool", TOOLS)
 async def test_a_task_whose_process_is_killed_with_the_answer_in_the_log(
-    cradle: Nursery, tmp_path: Path, tool: str
+    cradle: CrashingServers, tmp_path: Path, tool: str
 ) -> None:
     """The answer is written, and no client, no poll and no other node knows of it."""
     address, log, gate = shared_address(tmp_path / "log.db"), tmp_path / "diary", tmp_path / "gate"
     told = at("perdure.sessions.call_watch", "CallWatch.tell", "enter")
     options = ("--store", address, *AT_ONCE)
-    doomed = await cradle.start(CRASHBOX, *options, folder=tmp_path, point=told)
-    async with serving(CRASHBOX, *options) as other:
+    doomed = await cradle.start(GATE_FILE_TOOLS, *options, folder=tmp_path, point=told)
+    async with serving(GATE_FILE_TOOLS, *options) as other:
         there = TaskClient(balancer=Balancer(ports=[doomed.port]))
         task = await there.task(tool, n=4, gate=str(gate), pauses=[2], log=str(log), key=tool)
         await doomed.arm()

@@ -14,12 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import Cluster, cluster
-from tests.support.crashbox import diary, open_gate
-from tests.support.raw import Exchange, Peer
-from tests.support.site import until
-from tests.support.stores import shared_address
-from tests.support.task_client import (
+from tests.support.clients.raw_http import Exchange, Peer
+from tests.support.clients.task_client import (
     OUTCOME_UNKNOWN,
     STOPPING,
     Balancer,
@@ -29,6 +25,10 @@ from tests.support.task_client import (
     response_in,
     said,
 )
+from tests.support.processes.cluster import Cluster, cluster
+from tests.support.servers.gate_file_tools import diary, open_gate
+from tests.support.servers.in_process import until
+from tests.support.stores.shared import shared_address
 
 pytestmark = pytest.mark.anyio
 

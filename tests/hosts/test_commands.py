@@ -21,9 +21,9 @@ from perdure.hosts import config_file
 from perdure.hosts.config_file import BACKUP, ConfigFile
 from perdure.hosts.known import HOSTS, MAX_NAME, config_path, is_bridge, is_name
 from tests.stdio.test_stock_hosts import started
-from tests.support import toolbox
-from tests.support.serving import ROOT
-from tests.support.site import serve
+from tests.support.processes.serving import ROOT
+from tests.support.servers import basic_tools
+from tests.support.servers.in_process import serve
 
 URL = "http://127.0.0.1:8000/mcp"
 #: As a user keeps it: comments, tabs, CRLF, a trailing comma, no line end at the end.
@@ -119,7 +119,7 @@ def test_the_environment_says_where_settings_are_kept() -> None:
 
 @pytest.mark.anyio
 async def test_a_host_with_a_bare_environment_starts_what_was_written(home: Path, terminal: Terminal) -> None:
-    async with serve(toolbox.server) as site:
+    async with serve(basic_tools.server) as site:
         terminal.run("install", "vscode", site.url, "--name", "bakery", "--token-dir", "tokens", "--patience", "90s")
         written = json.loads((home / ".config/Code/User/mcp.json").read_text())
         entry = written["servers"]["bakery"]

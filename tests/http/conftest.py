@@ -2,18 +2,18 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.site import Site, serve
-from tests.support.wire import Peer
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import Peer
+from tests.support.servers.in_process import Site, serve
+from tests.support.servers.tool_server import ToolServer
 
 
 @pytest.fixture
-def shop() -> Workshop:
-    return Workshop()
+def shop() -> ToolServer:
+    return ToolServer()
 
 
 @pytest.fixture
-async def site(shop: Workshop) -> AsyncIterator[Site]:
+async def site(shop: ToolServer) -> AsyncIterator[Site]:
     """The workshop with every setting at its default, on a store in memory."""
     async with serve(shop.server) as site:
         yield site

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from perdure._core.ids import SessionId
-from tests.support.site import Site, serve, until
-from tests.support.wire import Message, Peer, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import Message, Peer, text_of
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -130,7 +130,7 @@ async def test_an_ask_is_replayed_to_a_client_that_comes_back(peer: Peer) -> Non
     assert text_of((await resumed.rest())[-1]) == "yes"
 
 
-async def test_an_answer_may_come_while_nobody_reads(shop: Workshop, peer: Peer) -> None:
+async def test_an_answer_may_come_while_nobody_reads(shop: ToolServer, peer: Peer) -> None:
     """The answer is a POST of its own: it needs no stream."""
     wire = await peer.call("ask", question="?")
     ask = await wire.message()
@@ -149,7 +149,7 @@ async def test_open_asks_are_in_the_store_and_closed_ones_are_not(site: Site, pe
     assert list(await site.store.asks(key)) == []
 
 
-async def test_an_ask_does_not_wait_for_ever_for_a_client_that_is_away(shop: Workshop) -> None:
+async def test_an_ask_does_not_wait_for_ever_for_a_client_that_is_away(shop: ToolServer) -> None:
     """Promise 3: after `session_grace` whoever waits is told, and the call ends."""
     async with serve(shop.server, session_grace=0.5) as site:
         peer = await site.join()
@@ -161,7 +161,7 @@ async def test_an_ask_does_not_wait_for_ever_for_a_client_that_is_away(shop: Wor
         assert "away" in str(answer)
 
 
-async def test_an_attached_client_may_take_its_time(shop: Workshop) -> None:
+async def test_an_attached_client_may_take_its_time(shop: ToolServer) -> None:
     """The grace is for those who are away: a reader that is attached is there."""
     async with serve(shop.server, session_grace=0.5) as site:
         peer, idle = await site.join(), await site.join()

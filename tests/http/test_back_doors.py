@@ -19,11 +19,11 @@ from starlette.responses import PlainTextResponse
 import perdure
 from perdure.errors import Misuse
 from perdure.http.credentials import principal_of
-from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.live import live
-from tests.support.outages import recovered
-from tests.support.raw import Peer, message
-from tests.support.site import under_uvicorn, until
+from tests.support.clients.raw_http import Peer, message
+from tests.support.servers.in_process import under_uvicorn, until
+from tests.support.servers.raw_served import live
+from tests.support.stores.faulty_store import Fault, FaultyStore
+from tests.support.stores.outages import recovered
 
 pytestmark = pytest.mark.anyio
 

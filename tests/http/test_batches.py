@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.site import Site, until
-from tests.support.wire import Peer, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import Peer, text_of
+from tests.support.servers.in_process import Site, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -20,7 +20,7 @@ async def old(site: Site) -> Peer:
     return await site.join("2025-03-26")
 
 
-async def test_one_stream_owes_as_many_responses_as_there_are_requests(shop: Workshop, old: Peer) -> None:
+async def test_one_stream_owes_as_many_responses_as_there_are_requests(shop: ToolServer, old: Peer) -> None:
     """The stream ends after the last of them, not after the first."""
     batch = [
         old.tool("count", n=2, id=1, token="a"),
@@ -38,7 +38,7 @@ async def test_one_stream_owes_as_many_responses_as_there_are_requests(shop: Wor
     assert sorted(tokens) == ["a", "a", "b", "b", "b"]
 
 
-async def test_a_batch_resumes_as_one_stream(shop: Workshop, old: Peer) -> None:
+async def test_a_batch_resumes_as_one_stream(shop: ToolServer, old: Peer) -> None:
     """R4: what is still owed comes after the resume, and then the stream ends."""
     wire = await old.post([old.tool("count", n=1, id=1, token=1), old.tool("wait", gate="g", id=2)])
     seen = await wire.messages(2)
@@ -89,7 +89,7 @@ async def test_answers_to_asks_may_come_in_a_batch(old: Peer) -> None:
     ],
     ids=["empty", "no message", "same id", "same id to the SDK", "initialize", "too many"],
 )
-async def test_a_bad_batch_is_refused_whole(shop: Workshop, old: Peer, batch: list[Any]) -> None:
+async def test_a_bad_batch_is_refused_whole(shop: ToolServer, old: Peer, batch: list[Any]) -> None:
     """Nothing runs by halves; the ids are free again afterwards."""
     running = [old.tool("wait", gate="g", id="mine"), *batch]
     response = await old.send(running if batch else batch)
@@ -101,7 +101,7 @@ async def test_a_bad_batch_is_refused_whole(shop: Workshop, old: Peer, batch: li
 
 
 @pytest.mark.parametrize("version", ["2025-06-18", "2025-11-25"])
-async def test_later_revisions_have_no_batches(shop: Workshop, site: Site, version: str) -> None:
+async def test_later_revisions_have_no_batches(shop: ToolServer, site: Site, version: str) -> None:
     """A7: not even with the version header of the older revision."""
     peer = await site.join(version)
     for headers in ({}, {"mcp_protocol_version": "2025-03-26"}):
@@ -111,7 +111,7 @@ async def test_later_revisions_have_no_batches(shop: Workshop, site: Site, versi
     assert (await peer.send([NOTE])).status_code == 400
 
 
-async def test_a_batch_counts_against_the_running_calls(shop: Workshop, old: Peer) -> None:
+async def test_a_batch_counts_against_the_running_calls(shop: ToolServer, old: Peer) -> None:
     """Promise 6."""
     full = [old.tool("wait", gate="g", id=number) for number in range(99)]
     wire = await old.post(full)

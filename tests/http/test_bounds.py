@@ -16,10 +16,10 @@ from mcp_types import EmptyResult
 
 from perdure._core import sticky
 from perdure._core.jsonrpc import MAX_BATCH, MAX_DEPTH, MAX_ID, MAX_ID_CHARS, MAX_METHOD_CHARS
-from tests.support.gated import open_gate
-from tests.support.live import Live, live, readers
-from tests.support.raw import Answer, message
-from tests.support.site import until
+from tests.support.clients.raw_http import Answer, message
+from tests.support.servers.gated_tools import open_gate
+from tests.support.servers.in_process import until
+from tests.support.servers.raw_served import Live, live, readers
 
 pytestmark = pytest.mark.anyio
 

@@ -10,15 +10,15 @@ import pytest
 
 from perdure.store import MemoryStore
 from perdure.store.base import Append, Refusals, Step, Store
-from tests.support.faulty_store import FaultyStore
-from tests.support.site import Site, serve, until
-from tests.support.wire import Ended, Peer, progress_of, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import Ended, Peer, progress_of, text_of
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.faulty_store import FaultyStore
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_concurrent_calls_are_independent(shop: Workshop, peer: Peer) -> None:
+async def test_concurrent_calls_are_independent(shop: ToolServer, peer: Peer) -> None:
     """P3: the second and third finish while the first waits, each on its own stream with its own messages (A17)."""
     slow = await peer.call("count", n=2, gate="g", pauses=[1], id="slow", token="slow")
     await slow.messages(1)
@@ -32,7 +32,7 @@ async def test_concurrent_calls_are_independent(shop: Workshop, peer: Peer) -> N
     assert (await slow.rest())[-1]["id"] == "slow"
 
 
-async def test_an_unread_stream_delays_nobody(shop: Workshop) -> None:
+async def test_an_unread_stream_delays_nobody(shop: ToolServer) -> None:
     """P3: nobody reads the first stream, which has far more to say than any buffer holds."""
     async with serve(shop.server, small_buffers=True, max_stream_events=50) as site:
         peer = await site.join()
@@ -62,7 +62,7 @@ async def test_errors_come_over_the_stream_too(peer: Peer) -> None:
     assert await peer.result("count", n=1) == "counted to 1"
 
 
-async def test_ping_is_answered_while_calls_run(shop: Workshop, peer: Peer) -> None:
+async def test_ping_is_answered_while_calls_run(shop: ToolServer, peer: Peer) -> None:
     """A34."""
     await peer.call("wait", gate="g")
     [answer] = await (await peer.post(peer.request("ping", id="p"))).rest()
@@ -98,7 +98,7 @@ async def test_notices_that_nobody_read_wait_for_the_first_reader(peer: Peer) ->
     assert len(await standalone.messages(2)) == 2
 
 
-async def test_dropping_a_connection_cancels_nothing(shop: Workshop, site: Site, peer: Peer) -> None:
+async def test_dropping_a_connection_cancels_nothing(shop: ToolServer, site: Site, peer: Peer) -> None:
     """A18, R3: the call goes on and its output is kept; several such calls at once."""
     wires = [await peer.call("count", n=4, gate="g", pauses=[2], token=number) for number in range(3)]
     for wire in wires:
@@ -120,7 +120,7 @@ def _readers(site: Site, peer: Peer) -> list[Any]:
 
 
 async def test_a_dead_connection_neither_raises_into_the_tool_nor_loses_an_event(
-    shop: Workshop, site: Site, peer: Peer
+    shop: ToolServer, site: Site, peer: Peer
 ) -> None:
     """R2: the tool writes on while nobody is there."""
     wire = await peer.call("count", n=300, gate="g", pauses=[1], token=1)
@@ -152,7 +152,7 @@ class Hesitant(FaultyStore):
         return await super().commit(steps)
 
 
-async def test_no_event_leaves_before_it_is_stored(shop: Workshop) -> None:
+async def test_no_event_leaves_before_it_is_stored(shop: ToolServer) -> None:
     """R2, promise 1: while the store has not accepted an event, its reader gets no byte of it."""
     store = Hesitant(MemoryStore())
     async with serve(shop.server, store=store, store_timeout=60.0) as site:
@@ -170,7 +170,7 @@ async def test_no_event_leaves_before_it_is_stored(shop: Workshop) -> None:
         assert progress_of(await more) == [2]
 
 
-async def test_the_standalone_stream_stays_open_beside_calls_and_resumes(shop: Workshop, peer: Peer) -> None:
+async def test_the_standalone_stream_stays_open_beside_calls_and_resumes(shop: ToolServer, peer: Peer) -> None:
     """P5: one client holds the standalone stream, a running call and several resumes at once."""
     standalone = await peer.get()
     running = await peer.call("wait", gate="g")
@@ -187,7 +187,7 @@ async def test_the_standalone_stream_stays_open_beside_calls_and_resumes(shop: W
     assert (await standalone.message())["params"]["uri"] == "notice://1"
 
 
-async def test_resumes_of_several_calls_at_once(shop: Workshop, peer: Peer) -> None:
+async def test_resumes_of_several_calls_at_once(shop: ToolServer, peer: Peer) -> None:
     """P5."""
     wires = [await peer.call("count", n=3, gate="g", pauses=[1], id=number, token=number) for number in range(5)]
     for wire in wires:
@@ -200,7 +200,7 @@ async def test_resumes_of_several_calls_at_once(shop: Workshop, peer: Peer) -> N
     assert [messages[-1]["id"] for messages in answers] == list(range(5))
 
 
-async def test_a_resumed_stream_ends_after_the_response(shop: Workshop, peer: Peer) -> None:
+async def test_a_resumed_stream_ends_after_the_response(shop: ToolServer, peer: Peer) -> None:
     """P5, A19: whether the response comes from the log or live."""
     wire = await peer.call("count", n=2, gate="g", pauses=[1], token=1)
     await wire.messages(1)
@@ -215,7 +215,7 @@ async def test_a_resumed_stream_ends_after_the_response(shop: Workshop, peer: Pe
         await logged.event()
 
 
-async def test_a_long_replay_delays_nobody(shop: Workshop) -> None:
+async def test_a_long_replay_delays_nobody(shop: ToolServer) -> None:
     """S9: one client asks for thousands of events and does not take them; others are answered."""
     async with serve(shop.server, small_buffers=True, max_stream_events=20_000, max_session_events=20_000) as site:
         peer, other = await site.join(), await site.join()

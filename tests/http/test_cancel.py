@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.site import Site, until
-from tests.support.wire import SESSION_VERSIONS, Peer, progress_of, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import SESSION_VERSIONS, Peer, progress_of, text_of
+from tests.support.servers.in_process import Site, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("version", SESSION_VERSIONS)
-async def test_a_cancelled_call_is_answered_and_its_stream_ends(shop: Workshop, site: Site, version: str) -> None:
+async def test_a_cancelled_call_is_answered_and_its_stream_ends(shop: ToolServer, site: Site, version: str) -> None:
     peer = await site.join(version)
     wire = await peer.call("wait", gate="never", id="c")
     await until(lambda: shop.seen)
@@ -23,7 +23,7 @@ async def test_a_cancelled_call_is_answered_and_its_stream_ends(shop: Workshop, 
     assert site.app.counters.calls_cancelled == 1
 
 
-async def test_the_others_go_on(shop: Workshop, peer: Peer) -> None:
+async def test_the_others_go_on(shop: ToolServer, peer: Peer) -> None:
     other = await peer.call("wait", gate="g", id=1)
     wire = await peer.call("wait", gate="never", id=2)
     await peer.cancel(2)
@@ -32,7 +32,7 @@ async def test_the_others_go_on(shop: Workshop, peer: Peer) -> None:
     assert text_of((await other.rest())[-1]) == "went through g"
 
 
-async def test_a_cancelled_call_says_nothing_more(shop: Workshop, peer: Peer) -> None:
+async def test_a_cancelled_call_says_nothing_more(shop: ToolServer, peer: Peer) -> None:
     """A tool that does not stop talks to nobody; its stream was sealed at the cancellation. If it asks, it is told."""
     standalone = await peer.get()
     wire = await peer.call("stubborn", gate="g", id=1, token=1)
@@ -47,7 +47,7 @@ async def test_a_cancelled_call_says_nothing_more(shop: Workshop, peer: Peer) ->
     assert (await standalone.message())["method"] == "notifications/resources/updated"
 
 
-async def test_the_cancelled_answer_can_be_resumed(shop: Workshop, peer: Peer) -> None:
+async def test_the_cancelled_answer_can_be_resumed(shop: ToolServer, peer: Peer) -> None:
     """Promise 3: cancelled while its client was away, answered when it is back."""
     wire = await peer.call("count", n=2, gate="never", pauses=[1], id=1, token=1)
     await wire.messages(1)
@@ -57,7 +57,7 @@ async def test_the_cancelled_answer_can_be_resumed(shop: Workshop, peer: Peer) -
     assert (answer["id"], answer["error"]["code"]) == (1, -32800)
 
 
-async def test_the_id_is_free_after_a_cancellation(shop: Workshop, peer: Peer) -> None:
+async def test_the_id_is_free_after_a_cancellation(shop: ToolServer, peer: Peer) -> None:
     """Also while the cancelled tool does not stop."""
     wire = await peer.call("stubborn", gate="g", id=7)
     await until(lambda: shop.seen)
@@ -71,7 +71,7 @@ async def test_the_id_is_free_after_a_cancellation(shop: Workshop, peer: Peer) -
 
 
 @pytest.mark.parametrize("request_id", ["unknown", 999, None, True, 1.5, {"a": 1}, ["x"]])
-async def test_cancelling_what_does_not_run_is_ignored(shop: Workshop, peer: Peer, request_id: object) -> None:
+async def test_cancelling_what_does_not_run_is_ignored(shop: ToolServer, peer: Peer, request_id: object) -> None:
     """MUST tolerate races: late, unknown and odd ids."""
     wire = await peer.call("wait", gate="g", id=1)
     assert (await peer.cancel(request_id)).status_code == 202
@@ -97,7 +97,7 @@ async def test_initialize_cannot_be_cancelled(peer: Peer) -> None:
     assert await peer.result("remember") == "wire speaks 2025-11-25"
 
 
-async def test_a_call_that_waits_for_its_client_is_cancelled_too(shop: Workshop, peer: Peer) -> None:
+async def test_a_call_that_waits_for_its_client_is_cancelled_too(shop: ToolServer, peer: Peer) -> None:
     """The ask's answer may come late; it is dropped."""
     wire = await peer.call("sample", prompt="?", id=1)
     ask = await wire.message()
@@ -109,7 +109,7 @@ async def test_a_call_that_waits_for_its_client_is_cancelled_too(shop: Workshop,
     assert await peer.result("count", n=1) == "counted to 1"
 
 
-async def test_progress_stops_at_the_answer(shop: Workshop, peer: Peer) -> None:
+async def test_progress_stops_at_the_answer(shop: ToolServer, peer: Peer) -> None:
     """A33: nothing follows the response on its stream, and nothing of it turns up elsewhere."""
     standalone = await peer.get()
     wire = await peer.call("count", n=3, token="t")

@@ -8,9 +8,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import perdure
 from perdure import Settings
 from perdure.store import MemoryStore
-from tests.support.site import Site, serve, under_uvicorn, until
-from tests.support.wire import Peer, Web, notices_of, text_of
-from tests.support.workshop import Workshop, trace
+from tests.support.clients.wire_client import Peer, Web, notices_of, text_of
+from tests.support.servers.in_process import Site, serve, under_uvicorn, until
+from tests.support.servers.tool_server import ToolServer, trace
 
 pytestmark = pytest.mark.anyio
 
@@ -27,7 +27,7 @@ class Tracing:
         await self.app(scope, receive, send)
 
 
-async def test_headers_and_context_variables_of_each_request_reach_its_tool(shop: Workshop) -> None:
+async def test_headers_and_context_variables_of_each_request_reach_its_tool(shop: ToolServer) -> None:
     app = perdure.asgi(shop.server, store=MemoryStore(), settings=Settings())
     async with under_uvicorn(Tracing(app)) as port:
         web = Web(f"http://127.0.0.1:{port}/mcp")
@@ -41,7 +41,7 @@ async def test_headers_and_context_variables_of_each_request_reach_its_tool(shop
         await web.aclose()
 
 
-async def test_the_runtime_is_not_stuck_in_the_context_of_the_request_that_loaded_it(shop: Workshop) -> None:
+async def test_the_runtime_is_not_stuck_in_the_context_of_the_request_that_loaded_it(shop: ToolServer) -> None:
     """The second caller's tool sees nothing of the first caller's context."""
     app = perdure.asgi(shop.server, store=MemoryStore(), settings=Settings())
     async with under_uvicorn(Tracing(app)) as port:
@@ -59,7 +59,7 @@ def loaded(site: Site, peer: Peer) -> bool:
     return info.loaded
 
 
-async def test_a_dropped_runtime_comes_back_unnoticed(shop: Workshop) -> None:
+async def test_a_dropped_runtime_comes_back_unnoticed(shop: ToolServer) -> None:
     """The client's params, version and capabilities are those of its handshake (A26)."""
     async with serve(shop.server, runtime_idle=0.05) as site:
         peer = await site.join("2025-06-18")
@@ -72,7 +72,7 @@ async def test_a_dropped_runtime_comes_back_unnoticed(shop: Workshop) -> None:
         assert text_of((await wire.rest())[-1]) == "yes"
 
 
-async def test_a_runtime_with_a_running_call_is_not_dropped(shop: Workshop) -> None:
+async def test_a_runtime_with_a_running_call_is_not_dropped(shop: ToolServer) -> None:
     """Nor one that waits for an answer of its client's; another session shows that the time has passed."""
     async with serve(shop.server, runtime_idle=0.05) as site:
         busy, asking, idle = [await site.join() for _ in range(3)]
@@ -92,7 +92,7 @@ async def test_a_runtime_with_a_running_call_is_not_dropped(shop: Workshop) -> N
         await until(lambda: not loaded(site, busy) and not loaded(site, asking))
 
 
-async def test_a_session_object_that_a_tool_kept_can_notify_after_the_runtime_was_dropped(shop: Workshop) -> None:
+async def test_a_session_object_that_a_tool_kept_can_notify_after_the_runtime_was_dropped(shop: ToolServer) -> None:
     """The standalone stream gets it, attached or later."""
     async with serve(shop.server, runtime_idle=0.05) as site:
         peer = await site.join()
@@ -107,7 +107,7 @@ async def test_a_session_object_that_a_tool_kept_can_notify_after_the_runtime_wa
         assert notices_of([await (await peer.get(standalone.last_id)).message()]) == [2]
 
 
-async def test_a_kept_session_object_says_nothing_after_the_session_has_ended(shop: Workshop, site: Site) -> None:
+async def test_a_kept_session_object_says_nothing_after_the_session_has_ended(shop: ToolServer, site: Site) -> None:
     peer = await site.join()
     await peer.result("keep")
     await peer.delete()
@@ -118,7 +118,7 @@ async def test_a_kept_session_object_says_nothing_after_the_session_has_ended(sh
 
 async def test_the_log_level_is_set_again_when_the_runtime_comes_back() -> None:
     """Sticky: only the last one; its answer is not sent a second time."""
-    shop = Workshop(logs=True)
+    shop = ToolServer(logs=True)
     async with serve(shop.server, runtime_idle=0.4) as site:
         peer = await site.join()
         for level in ("error", "debug"):
@@ -135,7 +135,7 @@ async def test_the_log_level_is_set_again_when_the_runtime_comes_back() -> None:
 
 
 async def test_a_refused_log_level_is_not_repeated() -> None:
-    shop = Workshop(logs=True)
+    shop = ToolServer(logs=True)
     async with serve(shop.server, runtime_idle=0.05) as site:
         peer = await site.join()
         [answer] = await (await peer.post(peer.request("logging/setLevel", {"level": "loud"}))).rest()
@@ -146,7 +146,7 @@ async def test_a_refused_log_level_is_not_repeated() -> None:
 
 
 @pytest.mark.parametrize("how", ["raises", "cancels itself"])
-async def test_a_runtime_that_fails_leaves_nothing_unanswered_and_comes_back(shop: Workshop, how: str) -> None:
+async def test_a_runtime_that_fails_leaves_nothing_unanswered_and_comes_back(shop: ToolServer, how: str) -> None:
     """P4, promise 3: a tool takes the runtime down; its calls end as unknown, and the session goes on.
 
     The SDK's "connection closed" is nobody's answer.

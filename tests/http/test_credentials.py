@@ -12,9 +12,9 @@ from mcp.server.auth.provider import AccessToken, TokenVerifier
 from mcp.server.mcpserver import MCPServer
 
 from perdure.http.credentials import RenewableUser
-from tests.support.gated import gate
-from tests.support.live import Live, live
-from tests.support.raw import VERSION, Exchange, SessionPeer, message, text_of
+from tests.support.clients.raw_http import VERSION, Exchange, SessionPeer, message, text_of
+from tests.support.servers.gated_tools import gate
+from tests.support.servers.raw_served import Live, live
 
 pytestmark = pytest.mark.anyio
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.site import Site, until
-from tests.support.wire import SESSION_VERSIONS, Peer, notices_of, progress_of, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import SESSION_VERSIONS, Peer, notices_of, progress_of, text_of
+from tests.support.servers.in_process import Site, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_what_was_sent_before_the_close_arrives_and_the_rest_is_resumed(shop: Workshop, peer: Peer) -> None:
+async def test_what_was_sent_before_the_close_arrives_and_the_rest_is_resumed(shop: ToolServer, peer: Peer) -> None:
     wire = await peer.call("close", before=3, after=2, gate="g", token=1)
     assert progress_of(await wire.rest()) == [1, 2, 3]
     shop.open("g")
@@ -20,7 +20,7 @@ async def test_what_was_sent_before_the_close_arrives_and_the_rest_is_resumed(sh
     assert text_of(messages[-1]) == "came back"
 
 
-async def test_closing_as_the_first_act_still_primes(shop: Workshop, peer: Peer) -> None:
+async def test_closing_as_the_first_act_still_primes(shop: ToolServer, peer: Peer) -> None:
     """A10: only once an id has been sent; without it the client could never come back."""
     wire = await peer.call("close", before=0, after=1, gate="g", token=1)
     assert await wire.rest() == []
@@ -42,7 +42,7 @@ async def test_the_answer_may_be_there_when_the_connection_closes(peer: Peer) ->
     assert text_of(messages[-1]) == "came back"
 
 
-async def test_closing_again_and_again(shop: Workshop, peer: Peer) -> None:
+async def test_closing_again_and_again(shop: ToolServer, peer: Peer) -> None:
     """Polling: closed, resumed; closing a stream that nobody reads does nothing."""
     wire = await peer.call("close", before=1, after=0, gate="g", token=1)
     await wire.rest()
@@ -54,7 +54,7 @@ async def test_closing_again_and_again(shop: Workshop, peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("version", SESSION_VERSIONS[:-1])
-async def test_older_revisions_are_never_closed_early(shop: Workshop, site: Site, version: str) -> None:
+async def test_older_revisions_are_never_closed_early(shop: ToolServer, site: Site, version: str) -> None:
     """A11."""
     peer = await site.join(version)
     wire = await peer.call("close", before=2, after=2, gate="g", token=1)

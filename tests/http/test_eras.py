@@ -11,10 +11,10 @@ import pytest
 from mcp.server.mcpserver import Context, MCPServer
 
 from perdure._core.revisions import REVISIONS
-from tests.support.modern import TASKS
-from tests.support.site import Site, serve
-from tests.support.wire import EVENTS, Peer, answer_of, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.modern_requests import TASKS
+from tests.support.clients.wire_client import EVENTS, Peer, answer_of, text_of
+from tests.support.servers.in_process import Site, serve
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +28,7 @@ def declaring(extension: str) -> dict[str, Any]:
 TAKES_TASKS, GIVES_KEYS = declaring(TASKS), declaring("dev.perdure/calls")
 
 
-async def test_both_eras_are_served_on_one_path(shop: Workshop, site: Site) -> None:
+async def test_both_eras_are_served_on_one_path(shop: ToolServer, site: Site) -> None:
     """P8: the same tools, the same process; the modern answer needs no session and opens none."""
     peer = await site.join()
     response = await site.modern("tools/call", {"name": "count", "arguments": {"n": 2}})
@@ -40,7 +40,7 @@ async def test_both_eras_are_served_on_one_path(shop: Workshop, site: Site) -> N
 
 
 async def test_the_operator_is_told_once_that_modern_clients_have_no_session(
-    shop: Workshop, caplog: pytest.LogCaptureFixture
+    shop: ToolServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serve(shop.server, eras="both") as site:
         await site.join()
@@ -55,7 +55,7 @@ async def test_the_operator_is_told_once_that_modern_clients_have_no_session(
 
 
 async def test_the_operator_is_told_once_which_way_clients_were_led(
-    shop: Workshop, caplog: pytest.LogCaptureFixture
+    shop: ToolServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "perdure")
     async with serve(shop.server) as site:
@@ -78,7 +78,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str, str]]:
 
 
 @pytest.mark.parametrize(("eras", "params"), [("both", {}), ("auto", TAKES_TASKS), ("auto", GIVES_KEYS)])
-async def test_discovery_names_the_modern_revision(shop: Workshop, eras: str, params: dict[str, Any]) -> None:
+async def test_discovery_names_the_modern_revision(shop: ToolServer, eras: str, params: dict[str, Any]) -> None:
     """C1: the SDK's own handler answers."""
     async with serve(shop.server, eras=eras) as site:
         response = await site.modern("server/discover", params)
@@ -128,7 +128,7 @@ async def test_security_holds_for_both_eras(site: Site) -> None:
 
 
 @pytest.mark.parametrize("version", [MODERN, "2027-01-01"])
-async def test_eras_session_turns_modern_clients_to_the_resumable_revisions(shop: Workshop, version: str) -> None:
+async def test_eras_session_turns_modern_clients_to_the_resumable_revisions(shop: ToolServer, version: str) -> None:
     """400, -32022 and what is supported: dual-era clients fall back to `initialize`."""
     async with serve(shop.server, eras="session") as site:
         response = await site.modern("server/discover", {}, version=version)
@@ -182,7 +182,7 @@ async def test_an_initialize_with_a_session_version_header_opens_a_session(site:
     assert response.headers["mcp-session-id"]
 
 
-async def test_a_key_is_refused_in_a_session_and_never_ignored(shop: Workshop, site: Site) -> None:
+async def test_a_key_is_refused_in_a_session_and_never_ignored(shop: ToolServer, site: Site) -> None:
     """A client that was led to a session, and believes that its key makes two requests one call, would run it twice."""
     peer = await site.join()
     params = {"name": "count", "arguments": {"n": 1}, "_meta": {"dev.perdure/key": "order-7"}}

@@ -12,13 +12,13 @@ from mcp.server.auth.provider import AccessToken, TokenVerifier
 
 from perdure.http import credentials
 from perdure.http.credentials import Expiry
-from tests.support.board import new_server
-from tests.support.call_peer import REPEATS, TAKES_TASKS, CallPeer, result_of
-from tests.support.gated import open_gate
-from tests.support.listeners import listening, publish
-from tests.support.live import Live, live, readers
-from tests.support.raw import SessionPeer, text_of
-from tests.support.site import until
+from tests.support.clients.listeners import listening, publish
+from tests.support.clients.modern_peer import REPEATS, TAKES_TASKS, CallPeer, result_of
+from tests.support.clients.raw_http import SessionPeer, text_of
+from tests.support.servers.gated_tools import open_gate
+from tests.support.servers.in_process import until
+from tests.support.servers.notice_board import new_server
+from tests.support.servers.raw_served import Live, live, readers
 
 pytestmark = pytest.mark.anyio
 

@@ -11,11 +11,11 @@ import pytest
 from perdure.log.stream import RUN_AHEAD
 from perdure.serve.connection import Connection
 from perdure.store import MemoryStore
-from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.gated import open_gate
-from tests.support.live import Live, live, readers
-from tests.support.raw import Exchange, Peer, flood, message, progress, text_of
-from tests.support.site import until
+from tests.support.clients.raw_http import Exchange, Peer, flood, message, progress, text_of
+from tests.support.servers.gated_tools import open_gate
+from tests.support.servers.in_process import until
+from tests.support.servers.raw_served import Live, live, readers
+from tests.support.stores.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.anyio
 

@@ -8,10 +8,10 @@ import pytest
 
 from perdure.store import MemoryStore
 from tests.http.test_bounds import Names, bearer
-from tests.support.askbox import server
-from tests.support.call_peer import ALL_ASKS, TAKES_TASKS, CallPeer, result_of
-from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.live import live
+from tests.support.clients.modern_peer import ALL_ASKS, TAKES_TASKS, CallPeer, result_of
+from tests.support.servers.asking_tools import server
+from tests.support.servers.raw_served import live
+from tests.support.stores.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.anyio
 

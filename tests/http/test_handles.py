@@ -11,9 +11,9 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.resolve import Elicit, Resolve
 from pydantic import BaseModel
 
-from tests.support.modern import TASKS, modern
-from tests.support.site import Site, serve, until
-from tests.support.wire import answer_of, text_of
+from tests.support.clients.modern_requests import TASKS, modern
+from tests.support.clients.wire_client import answer_of, text_of
+from tests.support.servers.in_process import Site, serve, until
 
 pytestmark = pytest.mark.anyio
 

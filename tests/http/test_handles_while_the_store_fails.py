@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from tests.support.faulty_store import Fault
-from tests.support.outages import FAILS, TIMEOUT, Switched
-from tests.support.site import serve, until
-from tests.support.task_client import OUTCOME_UNKNOWN, Balancer, TaskClient, call_params, response_in, said
-from tests.support.workshop import Workshop
+from tests.support.clients.task_client import OUTCOME_UNKNOWN, Balancer, TaskClient, call_params, response_in, said
+from tests.support.servers.in_process import serve, until
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.faulty_store import Fault
+from tests.support.stores.outages import FAILS, TIMEOUT, Switched
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_a_client_with_neither_handle_nor_key_is_not_sent_elsewhere_when_the_server_stops(tmp_path: Path) -> None:
     """Its tool has run, and nothing would keep it from running again: the outcome is not known."""
-    shop, outage = Workshop(), Switched(tmp_path / "log.db", Fault.RAISES)
+    shop, outage = ToolServer(), Switched(tmp_path / "log.db", Fault.RAISES)
     settings: dict[str, Any] = {"task_after": 0.0, "store_timeout": TIMEOUT, "complaint": FAILS}
     async with serve(shop.server, store=outage.store, **settings) as site, outage.begins():
         client = TaskClient(balancer=Balancer(ports=[site.port]))

@@ -15,22 +15,22 @@ from perdure._core.ids import StreamId
 from perdure.store import MemoryStore
 from perdure.store.base import Event, Refusals, Step, Store, stream_by_id
 from perdure.testing._values import count_open
-from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.outages import recovered
-from tests.support.raw import Peer as RawPeer
-from tests.support.site import serve, until
-from tests.support.wire import Ended, Peer, gaps_of, notices_of, progress_of, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.raw_http import Peer as RawPeer
+from tests.support.clients.wire_client import Ended, Peer, gaps_of, notices_of, progress_of, text_of
+from tests.support.servers.in_process import serve, until
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.faulty_store import Fault, FaultyStore
+from tests.support.stores.outages import recovered
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def shop() -> Workshop:
-    return Workshop()
+def shop() -> ToolServer:
+    return ToolServer()
 
 
-async def test_two_sessions_with_the_same_request_id_do_not_mix(shop: Workshop) -> None:
+async def test_two_sessions_with_the_same_request_id_do_not_mix(shop: ToolServer) -> None:
     """“Stream id = bare request id … two sessions using request id 1 mix streams.”"""
     async with serve(shop.server) as site:
         first, second = await site.join(), await site.join()
@@ -50,7 +50,7 @@ async def test_two_sessions_with_the_same_request_id_do_not_mix(shop: Workshop) 
         assert messages[-1]["id"] == 1
 
 
-async def test_a_session_cannot_read_at_anothers_position(shop: Workshop) -> None:
+async def test_a_session_cannot_read_at_anothers_position(shop: ToolServer) -> None:
     """“Session B, sending A's event id, receives A's results.” Nothing of A is in B's answer (promise 5)."""
     async with serve(shop.server) as site:
         alice, bob = await site.join(), await site.join()
@@ -93,7 +93,7 @@ class SlowReads(MemoryStore):
         return events
 
 
-async def test_no_event_falls_between_replay_and_live(shop: Workshop) -> None:
+async def test_no_event_falls_between_replay_and_live(shop: ToolServer) -> None:
     """“Events stored between replay and re-registration are never delivered (6 of 40 lost with a 50 ms store).”"""
     store = SlowReads()
     async with serve(shop.server, store=store) as site:
@@ -124,7 +124,7 @@ def _last(site: Any, peer: Peer) -> int:
     return max(calls, default=1000)
 
 
-async def test_a_resumed_stream_closes_after_the_result(shop: Workshop) -> None:
+async def test_a_resumed_stream_closes_after_the_result(shop: ToolServer) -> None:
     """“A resumed POST stream never closes after the result.”"""
     async with serve(shop.server) as site:
         peer = await site.join()
@@ -139,7 +139,7 @@ async def test_a_resumed_stream_closes_after_the_result(shop: Workshop) -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.RAISES, Fault.HANGS, Fault.BREAKS])
-async def test_an_exception_from_the_store_hangs_nothing(shop: Workshop, fault: Fault) -> None:
+async def test_an_exception_from_the_store_hangs_nothing(shop: ToolServer, fault: Fault) -> None:
     """“One exception from the store ends the session's router: this call and all later ones hang.”"""
     store = FaultyStore(MemoryStore())
     async with serve(shop.server, store=store, store_timeout=0.1, complaint="the store fails") as site:
@@ -158,7 +158,7 @@ async def test_an_exception_from_the_store_hangs_nothing(shop: Workshop, fault: 
         await recovered(RawPeer(port=site.port))
 
 
-async def test_a_detached_running_tool_is_not_idle(shop: Workshop) -> None:
+async def test_a_detached_running_tool_is_not_idle(shop: ToolServer) -> None:
     """“Idle timeout counts HTTP requests, so a detached running tool is cancelled.”"""
     async with serve(shop.server, session_grace=0.4, replay_window=0.8, runtime_idle=0.05) as site:
         peer, idle = await site.join(), await site.join()
@@ -173,7 +173,7 @@ async def test_a_detached_running_tool_is_not_idle(shop: Workshop) -> None:
         assert "cancelled at g" not in shop.seen
 
 
-async def test_an_unread_stream_does_not_block_its_session(shop: Workshop) -> None:
+async def test_an_unread_stream_does_not_block_its_session(shop: ToolServer) -> None:
     """“One unread stream blocks the whole session.”"""
     async with serve(shop.server, small_buffers=True, max_stream_events=100) as site:
         peer = await site.join()
@@ -186,7 +186,7 @@ async def test_an_unread_stream_does_not_block_its_session(shop: Workshop) -> No
         assert "flooded" not in shop.seen
 
 
-async def test_an_unknown_position_is_told(shop: Workshop) -> None:
+async def test_an_unknown_position_is_told(shop: ToolServer) -> None:
     """“Unknown or evicted Last-Event-ID: 200, empty, closed (the SDK's client then polls for ever: 29 GETs in 6 s);
     with no store: 500.”"""
     async with serve(shop.server) as site:
@@ -200,7 +200,7 @@ async def test_an_unknown_position_is_told(shop: Workshop) -> None:
         assert notices_of([await nonsense.message()]) == [1]
 
 
-async def test_an_evicted_position_is_told_and_the_result_arrives(shop: Workshop) -> None:
+async def test_an_evicted_position_is_told_and_the_result_arrives(shop: ToolServer) -> None:
     """“Trimmed position: 200 empty, the final result never arrives” (FastMCP); “skips silently past evicted events;
     16 events per stream” (rmcp)."""
     async with serve(shop.server, max_stream_events=16) as site:
@@ -216,7 +216,7 @@ async def test_an_evicted_position_is_told_and_the_result_arrives(shop: Workshop
         assert text_of(messages[-1]) == "counted to 100"
 
 
-async def test_a_resume_works_while_the_old_socket_is_open(shop: Workshop) -> None:
+async def test_a_resume_works_while_the_old_socket_is_open(shop: ToolServer) -> None:
     """“Resume while the old socket is still open: empty, closed.”"""
     async with serve(shop.server) as site:
         peer = await site.join()
@@ -229,7 +229,7 @@ async def test_a_resume_works_while_the_old_socket_is_open(shop: Workshop) -> No
 
 
 @pytest.mark.parametrize("second", [8, "8"])
-async def test_the_id_of_a_running_request_is_refused_to_a_second_one(shop: Workshop, second: Any) -> None:
+async def test_the_id_of_a_running_request_is_refused_to_a_second_one(shop: ToolServer, second: Any) -> None:
     """“Duplicate id of a running request: the first call hangs.” And with 8 and "8" running, cancelling one cancelled
     the other."""
     async with serve(shop.server) as site:
@@ -244,7 +244,7 @@ async def test_the_id_of_a_running_request_is_refused_to_a_second_one(shop: Work
         assert (answer["id"], text_of(answer)) == (8, "went through g")
 
 
-async def test_the_standalone_stream_is_primed(shop: Workshop) -> None:
+async def test_the_standalone_stream_is_primed(shop: ToolServer) -> None:
     """“Standalone GET gets no priming event”; “both TypeScript clients forget Last-Event-ID when a resumed stream
     closes with no event that carried an id.”"""
     async with serve(shop.server) as site:
@@ -261,7 +261,7 @@ async def test_the_standalone_stream_is_primed(shop: Workshop) -> None:
         assert notices_of([await (await peer.get(again.id)).message()]) == [1]
 
 
-async def test_a_stop_in_the_middle_of_a_call_is_answered_and_stored(shop: Workshop) -> None:
+async def test_a_stop_in_the_middle_of_a_call_is_answered_and_stored(shop: ToolServer) -> None:
     """“SIGTERM mid-call truncates the body and stores nothing.”"""
     store: Store = MemoryStore()
     async with serve(shop.server, store=store) as site:
@@ -275,7 +275,7 @@ async def test_a_stop_in_the_middle_of_a_call_is_answered_and_stored(shop: Works
         assert [event.final for event in kept] == [False, True]
 
 
-async def test_positions_are_looked_up_and_not_split(shop: Workshop) -> None:
+async def test_positions_are_looked_up_and_not_split(shop: ToolServer) -> None:
     """“Example store parses ids at `_`, so GET replay is always empty” (TypeScript SDK #943). Stream ids are random
     and hold every character of their alphabet, `_` and `-` among them; each of them resumes."""
     async with serve(shop.server) as site:
@@ -290,7 +290,7 @@ async def test_positions_are_looked_up_and_not_split(shop: Workshop) -> None:
                 assert progress_of(await (await peer.get(wire.seen[0].id)).rest()) == [1]
 
 
-async def test_a_position_is_honoured_by_any_process_that_has_the_store(shop: Workshop) -> None:
+async def test_a_position_is_honoured_by_any_process_that_has_the_store(shop: ToolServer) -> None:
     """“Scopes events by a random id per process” (FastMCP). Ours name the stream, and the stream is in the store."""
     store: Store = MemoryStore()
     async with serve(shop.server, store=store) as site:
@@ -304,7 +304,7 @@ async def test_a_position_is_honoured_by_any_process_that_has_the_store(shop: Wo
     assert [event.payload.decode() for event in kept] == [event.data for event in wire.seen if event.data]
 
 
-async def test_sessions_do_not_leak(shop: Workshop) -> None:
+async def test_sessions_do_not_leak(shop: ToolServer) -> None:
     """“10,593 made, 108 deleted” (mcp-proxy #79). Those that nobody deletes end by themselves."""
     async with serve(shop.server, session_grace=2.0, replay_window=2.0, cleanup_interval=0.3) as site:
         await asyncio.gather(*(site.join() for _ in range(30)))
@@ -329,7 +329,7 @@ class Broken(MemoryStore):
         return super().commit_now(steps)
 
 
-async def test_one_broken_commit_costs_nothing(shop: Workshop) -> None:
+async def test_one_broken_commit_costs_nothing(shop: ToolServer) -> None:
     """“One exception from the store ends the session's router.” A store of somebody's own may raise anything."""
     store = Broken()
     async with serve(shop.server, store=store, complaint="the store fails") as site:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.site import Site, until
-from tests.support.wire import Peer, progress_of, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import Peer, progress_of, text_of
+from tests.support.servers.in_process import Site, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -37,7 +37,7 @@ async def test_progress_tokens_come_back_verbatim(peer: Peer, token: Any) -> Non
     assert all(type(value) is type(token) for value in seen)
 
 
-async def test_two_calls_may_use_the_same_token(shop: Workshop, peer: Peer) -> None:
+async def test_two_calls_may_use_the_same_token(shop: ToolServer, peer: Peer) -> None:
     """Each stream carries its own progress, whatever the tokens are."""
     wires = [await peer.call("count", n=3, gate="g", pauses=[1], id=number, token="same") for number in range(2)]
     for wire in wires:
@@ -49,7 +49,7 @@ async def test_two_calls_may_use_the_same_token(shop: Workshop, peer: Peer) -> N
         assert messages[-1]["id"] == number
 
 
-async def test_a_token_may_be_another_calls_id(shop: Workshop, peer: Peer) -> None:
+async def test_a_token_may_be_another_calls_id(shop: ToolServer, peer: Peer) -> None:
     """Inside, calls have numbers of ours: 1, 2, 3 … Clients use the same ones for other things."""
     wires = [
         await peer.call("count", n=2, gate="g", pauses=[0], id=ours, token=theirs)
@@ -89,7 +89,7 @@ async def test_a_token_of_the_tools_own_is_left_as_it_is(peer: Peer, alone: bool
     assert text_of((await wire.rest())[-1]) == "sent"
 
 
-async def test_numbers_of_ours_never_leave(shop: Workshop, peer: Peer) -> None:
+async def test_numbers_of_ours_never_leave(shop: ToolServer, peer: Peer) -> None:
     """A session object that a tool kept sends progress of a call that has ended: its number means nothing outside."""
     standalone = await peer.get()
     wire = await peer.call("keep_token", token="theirs")
@@ -126,7 +126,7 @@ async def test_positions_of_calls_with_the_same_id_lead_to_each(peer: Peer) -> N
 
 @pytest.mark.parametrize(("first", "second"), [(8, 8), (8, "8"), ("8", 8), ("a", "a"), (8, " 8 "), (8, "+8")])
 async def test_an_id_in_use_is_refused_and_the_first_call_goes_on(
-    shop: Workshop, site: Site, peer: Peer, first: Any, second: Any
+    shop: ToolServer, site: Site, peer: Peer, first: Any, second: Any
 ) -> None:
     """Compared as the SDK compares them: "8" and 8 are one id."""
     wire = await peer.call("count", n=2, gate="g", pauses=[1], id=first, token=1)
@@ -145,7 +145,7 @@ async def test_an_id_in_use_is_refused_and_the_first_call_goes_on(
 
 @pytest.mark.parametrize(("request_id", "cancelled"), [(8, "8"), ("8", 8), ("8", "8"), (8, 8)])
 async def test_a_cancellation_may_spell_the_id_otherwise(
-    shop: Workshop, peer: Peer, request_id: Any, cancelled: Any
+    shop: ToolServer, peer: Peer, request_id: Any, cancelled: Any
 ) -> None:
     wire = await peer.call("wait", gate="never", id=request_id)
     await until(lambda: shop.seen)
@@ -155,7 +155,7 @@ async def test_a_cancellation_may_spell_the_id_otherwise(
     assert type(answer["id"]) is type(request_id)
 
 
-async def test_a_cancellation_reaches_the_call_that_the_client_means(shop: Workshop, peer: Peer) -> None:
+async def test_a_cancellation_reaches_the_call_that_the_client_means(shop: ToolServer, peer: Peer) -> None:
     """The client's 1 and 2 are other numbers to the runtime."""
     second = await peer.call("wait", gate="two", id=2)
     first = await peer.call("wait", gate="one", id=1)

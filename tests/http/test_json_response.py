@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.site import Site, serve, until
-from tests.support.wire import EVENTS, JSON, Peer, progress_of, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import EVENTS, JSON, Peer, progress_of, text_of
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def site(shop: Workshop) -> AsyncIterator[Site]:
+async def site(shop: ToolServer) -> AsyncIterator[Site]:
     async with serve(shop.server, json_response=True) as site:
         yield site
 
@@ -88,7 +88,7 @@ async def test_a_batch_of_one_is_still_an_array(site: Site) -> None:
     assert [answer["id"] for answer in (await old.send([old.request("ping", id=1)])).json()] == [1]
 
 
-async def test_a_cancelled_request_is_answered(shop: Workshop, peer: Peer) -> None:
+async def test_a_cancelled_request_is_answered(shop: ToolServer, peer: Peer) -> None:
     """A32."""
     waiting = asyncio.create_task(peer.send(peer.tool("wait", gate="never", id=1)))
     await until(lambda: shop.seen)
@@ -96,14 +96,14 @@ async def test_a_cancelled_request_is_answered(shop: Workshop, peer: Peer) -> No
     assert (await waiting).json()["error"]["code"] == -32800
 
 
-async def test_a_tool_cannot_close_what_is_no_stream(shop: Workshop, peer: Peer) -> None:
+async def test_a_tool_cannot_close_what_is_no_stream(shop: ToolServer, peer: Peer) -> None:
     """P7 is for event streams; here it does nothing."""
     shop.open("g")
     response = await peer.send(peer.tool("close", before=1, after=1, gate="g"))
     assert text_of(response.json()) == "came back"
 
 
-async def test_a_client_that_leaves_cancels_nothing(shop: Workshop, site: Site, peer: Peer) -> None:
+async def test_a_client_that_leaves_cancels_nothing(shop: ToolServer, site: Site, peer: Peer) -> None:
     """R3."""
     waiting = asyncio.create_task(peer.send(peer.tool("count", n=1, gate="g", pauses=[1], id=1)))
     await until(lambda: site.app.counters.calls_accepted == 2)

@@ -13,14 +13,14 @@ from pydantic import Field
 
 from perdure._core.extension import KEY
 from tests.http.test_bounds import LIMIT, Names, bearer
-from tests.support.askbox import server as asking
-from tests.support.call_peer import ALL_ASKS, TAKES_TASKS, CallPeer, accept, result_of, said
-from tests.support.crashbox import diary, open_gate, server
-from tests.support.live import live
-from tests.support.modern import modern
-from tests.support.outages import Locked
-from tests.support.raw import Answer, message
-from tests.support.site import until
+from tests.support.clients.modern_peer import ALL_ASKS, TAKES_TASKS, CallPeer, accept, result_of, said
+from tests.support.clients.modern_requests import modern
+from tests.support.clients.raw_http import Answer, message
+from tests.support.servers.asking_tools import server as asking
+from tests.support.servers.gate_file_tools import diary, open_gate, server
+from tests.support.servers.in_process import until
+from tests.support.servers.raw_served import live
+from tests.support.stores.outages import Locked
 
 pytestmark = pytest.mark.anyio
 

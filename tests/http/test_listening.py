@@ -36,15 +36,15 @@ from perdure.sessions import hearing, task_count
 from perdure.sessions.changes import SECRET, Changes
 from perdure.store import MemoryStore
 from perdure.store.base import Release, SessionRecord
-from tests.support.board import new_server
-from tests.support.call_peer import CallPeer, result_of
-from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.ghost import life_of
-from tests.support.listeners import GAP, POSITION, SUBSCRIPTION, Listener, listening, publish, wanted
-from tests.support.modern import modern
-from tests.support.raw import Answer, Peer
-from tests.support.site import Site, serve, until
-from tests.support.stores import SharedStore
+from tests.support.clients.listeners import GAP, POSITION, SUBSCRIPTION, Listener, listening, publish, wanted
+from tests.support.clients.modern_peer import CallPeer, result_of
+from tests.support.clients.modern_requests import modern
+from tests.support.clients.raw_http import Answer, Peer
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.notice_board import new_server
+from tests.support.stores.dead_node import life_of
+from tests.support.stores.faulty_store import Fault, FaultyStore
+from tests.support.stores.shared import SharedStore
 
 pytestmark = pytest.mark.anyio
 

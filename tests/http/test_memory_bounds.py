@@ -22,10 +22,10 @@ from perdure.http.post import MAX_HANDSHAKE, MAX_HANDSHAKE_MEMORY
 from perdure.http.refusals import Refused
 from perdure.settings import Settings
 from tests.http.test_bounds import LIMIT, refused
-from tests.support.gated import open_gate
-from tests.support.live import Live, live
-from tests.support.raw import Exchange, Peer, SessionPeer, message
-from tests.support.site import until
+from tests.support.clients.raw_http import Exchange, Peer, SessionPeer, message
+from tests.support.servers.gated_tools import open_gate
+from tests.support.servers.in_process import until
+from tests.support.servers.raw_served import Live, live
 
 pytestmark = pytest.mark.anyio
 

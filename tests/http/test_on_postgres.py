@@ -22,10 +22,10 @@ from tests.http.test_sessions import (
     test_a_deleted_session_is_gone_in_every_method,
     test_delete_ends_readers_and_answers_running_calls,
 )
-from tests.support.postgres import store_url
-from tests.support.site import Site, serve
-from tests.support.stores import BUSY_SECONDS, ON_POSTGRES
-from tests.support.workshop import Workshop
+from tests.support.servers.in_process import Site, serve
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.postgres import store_url
+from tests.support.stores.shared import BUSY_SECONDS, ON_POSTGRES
 
 __all__ = [
     "test_a_deleted_session_is_gone_in_every_method",
@@ -43,6 +43,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.skipif(ON_POSTGRES, reason="all sto
 
 
 @pytest.fixture
-async def site(shop: Workshop) -> AsyncIterator[Site]:
+async def site(shop: ToolServer) -> AsyncIterator[Site]:
     async with serve(shop.server, store=PostgresStore(store_url(), timeout=BUSY_SECONDS)) as site:
         yield site

@@ -10,10 +10,10 @@ import json
 import pytest
 
 from perdure._core.ids import SessionId
-from tests.support.site import Site, serve, until
-from tests.support.stores import SHORT_GRACE
-from tests.support.wire import Message, Peer, Wire, notices_of, progress_of, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import Message, Peer, Wire, notices_of, progress_of, text_of
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.shared import SHORT_GRACE
 
 pytestmark = pytest.mark.anyio
 
@@ -47,7 +47,7 @@ async def logged(site: Site, peer: Peer) -> dict[str, list[Message]]:
     return found
 
 
-async def test_after_a_get_the_rest_comes_on_the_standalone_stream(site: Site, shop: Workshop, peer: Peer) -> None:
+async def test_after_a_get_the_rest_comes_on_the_standalone_stream(site: Site, shop: ToolServer, peer: Peer) -> None:
     """R5: the notifications; the answer waits on the call's own stream."""
     call = await counting(peer, 3)
     await lose(site, peer, call)
@@ -63,7 +63,9 @@ async def test_after_a_get_the_rest_comes_on_the_standalone_stream(site: Site, s
     assert not any("result" in message for message in log["standalone"])
 
 
-async def test_after_a_reattach_the_rest_is_there_before_anybody_reads(site: Site, shop: Workshop, peer: Peer) -> None:
+async def test_after_a_reattach_the_rest_is_there_before_anybody_reads(
+    site: Site, shop: ToolServer, peer: Peer
+) -> None:
     """R5: a reattach is enough, also for a reader that only the reattach has ended."""
     await counting(peer, 3)
     again = await peer.reattach()
@@ -78,7 +80,7 @@ async def test_after_a_reattach_the_rest_is_there_before_anybody_reads(site: Sit
     assert (progress_of(log["call"]), progress_of(log["standalone"])) == ([1], [2, 3])
 
 
-async def test_an_orphan_asks_on_the_standalone_stream(site: Site, shop: Workshop, peer: Peer) -> None:
+async def test_an_orphan_asks_on_the_standalone_stream(site: Site, shop: ToolServer, peer: Peer) -> None:
     """R5, P6: the answer reaches the tool."""
     call = await peer.call("quiz", gate="g", question="who?")
     await call.message()
@@ -92,7 +94,7 @@ async def test_an_orphan_asks_on_the_standalone_stream(site: Site, shop: Worksho
     assert text_of((await (await peer.get(call.last_id)).rest())[-1]) == "me"
 
 
-async def test_when_a_reader_returns_the_rest_comes_on_the_call_again(site: Site, shop: Workshop, peer: Peer) -> None:
+async def test_when_a_reader_returns_the_rest_comes_on_the_call_again(site: Site, shop: ToolServer, peer: Peer) -> None:
     """R5: to and fro; nothing is on two streams, none is lost, each is in order."""
     call = await counting(peer, 5)
     await lose(site, peer, call)
@@ -122,7 +124,7 @@ async def _last(site: Site, peer: Peer, number: int) -> bool:
     return number in progress_of(log["call"] + log["standalone"])
 
 
-async def test_a_first_get_changes_nothing_for_calls_that_are_read(site: Site, shop: Workshop, peer: Peer) -> None:
+async def test_a_first_get_changes_nothing_for_calls_that_are_read(site: Site, shop: ToolServer, peer: Peer) -> None:
     """R5: neither for the one that is read, nor once its reader is lost after the GET."""
     call = await counting(peer, 4)
     standalone = await peer.get()
@@ -139,7 +141,7 @@ async def test_a_first_get_changes_nothing_for_calls_that_are_read(site: Site, s
 
 
 async def test_a_get_with_a_position_of_the_standalone_stream_makes_no_orphans_of_calls_that_are_resumed(
-    site: Site, shop: Workshop, peer: Peer
+    site: Site, shop: ToolServer, peer: Peer
 ) -> None:
     """R5: a client that kept that position may have kept the others too, and gets the time to use them."""
     standalone = await peer.get()
@@ -152,7 +154,7 @@ async def test_a_get_with_a_position_of_the_standalone_stream_makes_no_orphans_o
     assert (progress_of(rest), text_of(rest[-1])) == ([2], "counted to 2")
 
 
-async def test_each_call_is_an_orphan_for_itself(site: Site, shop: Workshop, peer: Peer) -> None:
+async def test_each_call_is_an_orphan_for_itself(site: Site, shop: ToolServer, peer: Peer) -> None:
     """R5, P3: one was lost, the other was not."""
     lost = await peer.call("count", n=2, gate="lost", pauses=[1], token=1)
     await lost.message()
@@ -173,11 +175,11 @@ async def test_each_call_is_an_orphan_for_itself(site: Site, shop: Workshop, pee
 
 
 @pytest.fixture
-def busy() -> Workshop:
-    return Workshop(logs=True, subscribes=True)
+def busy() -> ToolServer:
+    return ToolServer(logs=True, subscribes=True)
 
 
-async def test_a_session_at_rest_is_loaded_with_its_sticky_requests_once(busy: Workshop) -> None:
+async def test_a_session_at_rest_is_loaded_with_its_sticky_requests_once(busy: ToolServer) -> None:
     """R8: the last level and what is subscribed, each once, whatever comes first."""
     async with serve(busy.server, session_grace=0.3) as site:
         peer = await site.join()
@@ -200,7 +202,7 @@ async def test_a_session_at_rest_is_loaded_with_its_sticky_requests_once(busy: W
         assert (await standalone.message())["params"]["uri"] == "x://1"
 
 
-async def test_a_reconnect_stops_the_timer_and_a_reattach_wakes(busy: Workshop) -> None:
+async def test_a_reconnect_stops_the_timer_and_a_reattach_wakes(busy: ToolServer) -> None:
     """R8, R10: from rest to a reader that stays, and the subscription lives."""
     async with serve(busy.server, session_grace=0.3) as site:
         peer, idle = await site.join(), await site.join()
@@ -218,7 +220,7 @@ async def test_a_reconnect_stops_the_timer_and_a_reattach_wakes(busy: Workshop) 
         assert (await standalone.message())["params"]["uri"] == "x://1"
 
 
-async def test_the_home_keeps_its_runtime_while_something_is_subscribed(busy: Workshop) -> None:
+async def test_the_home_keeps_its_runtime_while_something_is_subscribed(busy: ToolServer) -> None:
     """R8: an idle runtime goes, one with a subscription stays; without it, it goes as well."""
     async with serve(busy.server, runtime_idle=0.2) as site:
         peer, idle = await site.join(), await site.join()
@@ -235,7 +237,7 @@ def loaded(site: Site, peer: Peer) -> bool:
     return info.loaded
 
 
-async def test_a_request_in_the_moment_of_resting_finds_its_session(busy: Workshop) -> None:
+async def test_a_request_in_the_moment_of_resting_finds_its_session(busy: ToolServer) -> None:
     """R8: whoever comes while the home is being let go of waits for that, and becomes the home again."""
     async with serve(busy.server, session_grace=SHORT_GRACE / 2) as site:
         peer = await site.join()

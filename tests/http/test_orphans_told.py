@@ -15,10 +15,10 @@ from perdure.sessions import orphans
 from perdure.sessions.orphans import MOST_TOLD
 from perdure.store import MemoryStore
 from perdure.store.base import Reached
-from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.site import Site, serve, until
-from tests.support.wire import Message, Peer, Wire, progress_of, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import Message, Peer, Wire, progress_of, text_of
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.anyio
 
@@ -31,13 +31,13 @@ def little_slack(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def site(shop: Workshop) -> AsyncIterator[Site]:
+async def site(shop: ToolServer) -> AsyncIterator[Site]:
     """The workshop, whose clients are asked to come back soon: so they are not waited for long."""
     async with serve(shop.server, retry=0.1) as site:
         yield site
 
 
-async def begin(shop: Workshop, peer: Peer, n: int, *, seen: int, gate: str = "g", **more: Any) -> Wire:
+async def begin(shop: ToolServer, peer: Peer, n: int, *, seen: int, gate: str = "g", **more: Any) -> Wire:
     """A call that has told its client so many numbers of n, and waits before each further one."""
     wire = await peer.call("count", n=n, gate=gate, pauses=list(range(seen, n + 1)), token=gate, **more)
     assert progress_of(await wire.messages(seen)) == list(range(1, seen + 1))
@@ -57,7 +57,7 @@ def _readers(site: Site, peer: Peer) -> int:
     return sum(stream.connected_since is not None for stream in info.streams if stream.kind == "call")
 
 
-async def say(site: Site, shop: Workshop, peer: Peer, gate: str, *numbers: int) -> None:
+async def say(site: Site, shop: ToolServer, peer: Peer, gate: str, *numbers: int) -> None:
     """Let a call without a reader say numbers on its own stream."""
     for number in numbers:
         shop.open(f"{gate}/{number - 1}")
@@ -76,7 +76,7 @@ def told(message: Message) -> Message:
 
 
 async def test_a_client_that_begins_again_learns_what_its_call_said_and_that_it_has_ended(
-    site: Site, shop: Workshop, peer: Peer
+    site: Site, shop: ToolServer, peer: Peer
 ) -> None:
     """R5, promise 4: 1 and 2 were seen, 3 to 5 said while no client was there, 6 to 8 come, and the end is told."""
     call = await begin(shop, peer, 8, seen=2, id=7)
@@ -97,7 +97,9 @@ async def test_a_client_that_begins_again_learns_what_its_call_said_and_that_it_
     assert (progress_of(rest), text_of(rest[-1])) == ([3, 4, 5], "counted to 8")
 
 
-async def test_a_call_that_ended_while_its_client_was_away_is_told_once(site: Site, shop: Workshop, peer: Peer) -> None:
+async def test_a_call_that_ended_while_its_client_was_away_is_told_once(
+    site: Site, shop: ToolServer, peer: Peer
+) -> None:
     """R5, promise 4: with the position behind which its answer lies; the next time it is known."""
     call = await begin(shop, peer, 1, seen=1, id=7)
     await lose(site, peer, call)
@@ -114,7 +116,7 @@ async def test_a_call_that_ended_while_its_client_was_away_is_told_once(site: Si
     await _nothing_is_told(site, shop, third, await third.get())
 
 
-async def _nothing_is_told(site: Site, shop: Workshop, peer: Peer, standalone: Wire) -> None:
+async def _nothing_is_told(site: Site, shop: ToolServer, peer: Peer, standalone: Wire) -> None:
     """Of anything but the call that is lost here and now: by the time that it is told of, all others would be."""
     witness = await peer.call("wait", gate="witness", id="witness")
     await witness.event()
@@ -129,7 +131,7 @@ async def _nothing_is_told(site: Site, shop: Workshop, peer: Peer, standalone: W
 
 @pytest.mark.parametrize("first", ["call", "standalone"])
 async def test_a_client_that_kept_its_positions_is_told_nothing(
-    site: Site, shop: Workshop, peer: Peer, first: str
+    site: Site, shop: ToolServer, peer: Peer, first: str
 ) -> None:
     """R12: whichever stream it resumes first; the calls' own streams carry everything."""
     call = await begin(shop, peer, 3, seen=1)
@@ -150,7 +152,7 @@ async def test_a_client_that_kept_its_positions_is_told_nothing(
 
 
 async def test_a_client_that_kept_its_session_and_one_position_gets_what_its_lost_calls_say(
-    site: Site, shop: Workshop, peer: Peer
+    site: Site, shop: ToolServer, peer: Peer
 ) -> None:
     """R5: no handshake, only a GET with the position of the standalone stream; its call goes on there."""
     before = await peer.get()
@@ -175,7 +177,7 @@ async def test_a_client_that_kept_its_session_and_one_position_gets_what_its_los
 
 
 async def test_a_client_that_resumes_everything_in_time_gets_it_where_it_belongs(
-    site: Site, shop: Workshop, peer: Peer
+    site: Site, shop: ToolServer, peer: Peer
 ) -> None:
     """R4: all connections were cut; the standalone stream is resumed, then the call. It is no orphan."""
     before = await peer.get()
@@ -194,7 +196,7 @@ async def test_a_client_that_resumes_everything_in_time_gets_it_where_it_belongs
 
 
 async def test_a_client_learns_of_a_running_call_once_for_each_time_that_it_began_again(
-    site: Site, shop: Workshop, peer: Peer
+    site: Site, shop: ToolServer, peer: Peer
 ) -> None:
     """Not whenever a connection is renewed: who resumes the standalone stream was told."""
     call = await begin(shop, peer, 1, seen=1, id=7)
@@ -217,7 +219,7 @@ async def test_a_client_learns_of_a_running_call_once_for_each_time_that_it_bega
 
 async def test_a_log_message_tells_it_where_logging_is_declared() -> None:
     """Stock clients do not know Perdure's notifications, and show these."""
-    shop = Workshop(logs=True)
+    shop = ToolServer(logs=True)
     async with serve(shop.server, retry=0.1) as site:
         peer = await site.join()
         await begin(shop, peer, 1, seen=1, id=7)
@@ -246,7 +248,7 @@ async def test_no_more_calls_are_told_at_a_time_than_the_bound(site: Site, peer:
     assert told(await (await peer.get()).message())["requestId"] == MOST_TOLD
 
 
-async def test_a_handshake_is_no_call_to_be_told_of(site: Site, shop: Workshop, peer: Peer) -> None:
+async def test_a_handshake_is_no_call_to_be_told_of(site: Site, shop: ToolServer, peer: Peer) -> None:
     [_, handshake] = await site.store.streams(SessionId(peer.session))
     await site.store.commit([Reached(stream=handshake.id, generation=1, through=0, unread=True)])
     await _nothing_is_told(site, shop, peer, await peer.get())
@@ -255,7 +257,7 @@ async def test_a_handshake_is_no_call_to_be_told_of(site: Site, shop: Workshop, 
 
 async def test_what_the_store_cannot_say_in_time_is_told_later(caplog: pytest.LogCaptureFixture) -> None:
     """Promise 4: a store that fails at the moment of telling delays it."""
-    shop, store = Workshop(), FaultyStore(MemoryStore())
+    shop, store = ToolServer(), FaultyStore(MemoryStore())
     async with serve(shop.server, store=store, retry=0.1) as site:
         peer = await site.join()
         call = await begin(shop, peer, 1, seen=1, id=7)
@@ -275,7 +277,7 @@ async def test_an_ended_call_is_told_once_while_the_store_can_be_read_and_not_wr
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Promise 7: it is told live; that it was, reaches the store later, however often the client comes until then."""
-    shop, store = Workshop(), FaultyStore(MemoryStore())
+    shop, store = ToolServer(), FaultyStore(MemoryStore())
     async with serve(shop.server, store=store, complaint="the store fails", retry=0.1) as site:
         peer = await site.join()
         call = await begin(shop, peer, 1, seen=1, id=7)
@@ -302,7 +304,7 @@ async def _is_told(site: Site, peer: Peer) -> bool:
 
 async def test_how_far_readers_have_got_is_written_once_the_store_is_back() -> None:
     """Promise 7: while it fails, nothing is held for that; then one step says it all."""
-    shop, store = Workshop(), FaultyStore(MemoryStore())
+    shop, store = ToolServer(), FaultyStore(MemoryStore())
     async with serve(shop.server, store=store, complaint="the store fails") as site:
         peer = await site.join()
         standalone = await peer.get()
@@ -326,7 +328,7 @@ async def _delivered(site: Site, peer: Peer) -> int:
 # Questions that were asked on a call's own stream
 
 
-async def quiz(site: Site, shop: Workshop, peer: Peer, **more: Any) -> tuple[Wire, Message]:
+async def quiz(site: Site, shop: ToolServer, peer: Peer, **more: Any) -> tuple[Wire, Message]:
     """A call whose client has been asked something, and whose connection is lost; and the question."""
     shop.open("g")
     call = await peer.call("quiz", gate="g", question="who?", **more)
@@ -355,7 +357,7 @@ async def asked_again(peer: Peer, standalone: Wire, asked: Message) -> None:
 
 
 async def test_a_client_that_comes_back_without_positions_is_asked_again(
-    site: Site, shop: Workshop, peer: Peer
+    site: Site, shop: ToolServer, peer: Peer
 ) -> None:
     """R5: it has forgotten the question; without another one its tool would wait for ever."""
     call, asked = await quiz(site, shop, peer)
@@ -363,7 +365,7 @@ async def test_a_client_that_comes_back_without_positions_is_asked_again(
     assert text_of((await (await peer.get(call.last_id)).rest())[-1]) == "me"
 
 
-async def test_a_client_that_comes_back_twice_is_asked_each_time(site: Site, shop: Workshop, peer: Peer) -> None:
+async def test_a_client_that_comes_back_twice_is_asked_each_time(site: Site, shop: ToolServer, peer: Peer) -> None:
     """R5: a page that is loaded again twice; the second time the question was asked on the standalone stream."""
     call, _ = await quiz(site, shop, peer)
     first = await peer.get()
@@ -374,7 +376,7 @@ async def test_a_client_that_comes_back_twice_is_asked_each_time(site: Site, sho
 
 
 async def test_a_client_that_kept_one_position_is_asked_again_once_its_call_is_an_orphan(
-    site: Site, shop: Workshop, peer: Peer
+    site: Site, shop: ToolServer, peer: Peer
 ) -> None:
     before = await peer.get()
     start = await before.event()
@@ -384,7 +386,7 @@ async def test_a_client_that_kept_one_position_is_asked_again_once_its_call_is_a
     assert text_of((await (await peer.get(call.last_id)).rest())[-1]) == "me"
 
 
-async def test_a_question_that_is_still_to_be_read_is_asked_once(site: Site, shop: Workshop, peer: Peer) -> None:
+async def test_a_question_that_is_still_to_be_read_is_asked_once(site: Site, shop: ToolServer, peer: Peer) -> None:
     """The first GET of a client, which is asked on the standalone stream before it: it has forgotten nothing."""
     waiting = await peer.call("quiz", gate="g", question="who?")
     await waiting.message()
@@ -402,7 +404,7 @@ async def test_a_question_that_is_still_to_be_read_is_asked_once(site: Site, sho
 
 
 async def test_a_call_whose_connection_died_is_told_to_the_client_that_still_reads(
-    site: Site, shop: Workshop, peer: Peer
+    site: Site, shop: ToolServer, peer: Peer
 ) -> None:
     """R5, promise 4: the standalone stream stays open, so the client never comes back."""
     standalone = await peer.get()
@@ -420,7 +422,7 @@ async def test_a_call_whose_connection_died_is_told_to_the_client_that_still_rea
 
 
 async def test_a_call_that_is_resumed_is_not_told_to_a_client_that_still_reads(
-    site: Site, shop: Workshop, peer: Peer
+    site: Site, shop: ToolServer, peer: Peer
 ) -> None:
     """R12."""
     standalone = await peer.get()
@@ -439,7 +441,7 @@ async def test_a_call_that_is_resumed_is_not_told_to_a_client_that_still_reads(
 
 
 async def test_a_client_whose_connections_were_all_cut_is_not_taken_for_present(
-    site: Site, shop: Workshop, peer: Peer, monkeypatch: pytest.MonkeyPatch
+    site: Site, shop: ToolServer, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R4: it comes back with its positions when the time of its calls has passed; they are no orphans."""
     monkeypatch.setattr(orphans, "SLACK", 0.05)
@@ -472,7 +474,7 @@ is_there = orphans.Orphans._is_there
 
 
 async def test_each_time_that_a_client_comes_begins_a_time_of_its_own(
-    site: Site, shop: Workshop, peer: Peer, monkeypatch: pytest.MonkeyPatch
+    site: Site, shop: ToolServer, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page that is loaded again shortly before its earlier visit's time has passed hears of what it lost after one
     such time, not after two."""
@@ -493,7 +495,7 @@ async def test_each_time_that_a_client_comes_begins_a_time_of_its_own(
 # Request ids that begin again
 
 
-async def test_a_request_takes_the_id_of_an_orphan(site: Site, shop: Workshop, peer: Peer) -> None:
+async def test_a_request_takes_the_id_of_an_orphan(site: Site, shop: ToolServer, peer: Peer) -> None:
     """A page that comes back by GET alone counts its requests from 0 again, while its old call still runs."""
     old = await begin(shop, peer, 2, seen=1, id=0)
     await lose(site, peer, old)
@@ -515,7 +517,7 @@ async def test_a_request_takes_the_id_of_an_orphan(site: Site, shop: Workshop, p
     assert text_of((await (await peer.get(ended["params"]["position"])).rest())[-1]) == "counted to 2"
 
 
-async def test_a_cancellation_means_the_request_that_took_the_id(site: Site, shop: Workshop, peer: Peer) -> None:
+async def test_a_cancellation_means_the_request_that_took_the_id(site: Site, shop: ToolServer, peer: Peer) -> None:
     """A32: the orphan is cancelled by its name."""
     old = await peer.call("wait", id=0, gate="old")
     await old.event()
@@ -531,7 +533,7 @@ async def test_a_cancellation_means_the_request_that_took_the_id(site: Site, sho
     await until(lambda: "cancelled at old" in shop.seen)
 
 
-async def test_the_id_of_a_call_that_is_no_orphan_is_refused(site: Site, shop: Workshop, peer: Peer) -> None:
+async def test_the_id_of_a_call_that_is_no_orphan_is_refused(site: Site, shop: ToolServer, peer: Peer) -> None:
     """P3: its client is there, or has not come back."""
     call = await peer.call("wait", id=0, gate="g")
     await call.event()
@@ -542,7 +544,7 @@ async def test_the_id_of_a_call_that_is_no_orphan_is_refused(site: Site, shop: W
     assert text_of((await call.rest())[-1]) == "went through g"
 
 
-async def test_an_id_is_taken_so_many_times_at_most(site: Site, shop: Workshop, peer: Peer) -> None:
+async def test_an_id_is_taken_so_many_times_at_most(site: Site, shop: ToolServer, peer: Peer) -> None:
     """Promise 6: each of its calls still runs."""
     for _ in range(MAX_TAKEN + 1):
         call = await peer.call("wait", id=0, gate="g")
@@ -556,7 +558,7 @@ async def test_an_id_is_taken_so_many_times_at_most(site: Site, shop: Workshop, 
 # Cancelling
 
 
-async def test_a_client_that_begins_again_cancels_its_orphan_by_name(site: Site, shop: Workshop, peer: Peer) -> None:
+async def test_a_client_that_begins_again_cancels_its_orphan_by_name(site: Site, shop: ToolServer, peer: Peer) -> None:
     """A32: its own ids begin at 0 again, so the id alone would name another call."""
     old = await peer.call("wait", id=7, gate="old")
     await old.event()
@@ -575,7 +577,7 @@ async def test_a_client_that_begins_again_cancels_its_orphan_by_name(site: Site,
     assert text_of((await new.rest())[-1]) == "went through new"
 
 
-async def test_an_id_of_ones_own_comes_before_a_calls_name(site: Site, shop: Workshop, peer: Peer) -> None:
+async def test_an_id_of_ones_own_comes_before_a_calls_name(site: Site, shop: ToolServer, peer: Peer) -> None:
     """A client may have chosen such an id itself."""
     old = await peer.call("wait", id=7, gate="old")
     await old.event()
@@ -590,7 +592,7 @@ async def test_an_id_of_ones_own_comes_before_a_calls_name(site: Site, shop: Wor
 
 
 @pytest.mark.parametrize("name", ["1:8", "2:7", "0:7", "9" * 9 + ":7", "9" * 10 + ":7", "1:", ":7", "one:7", "-1:7"])
-async def test_a_name_of_no_call_is_ignored(shop: Workshop, peer: Peer, name: str) -> None:
+async def test_a_name_of_no_call_is_ignored(shop: ToolServer, peer: Peer, name: str) -> None:
     call = await peer.call("wait", id=7, gate="g")
     await call.event()
     assert (await peer.cancel(name)).status_code == 202
@@ -599,7 +601,7 @@ async def test_a_name_of_no_call_is_ignored(shop: Workshop, peer: Peer, name: st
 
 
 async def test_a_client_that_kept_its_session_cancels_by_the_id_that_it_gave(
-    site: Site, shop: Workshop, peer: Peer
+    site: Site, shop: ToolServer, peer: Peer
 ) -> None:
     """It is the same incarnation."""
     call = await peer.call("wait", id=7, gate="g")

@@ -12,10 +12,10 @@ import pytest
 from perdure.runtime.server import Hosted, Started
 from perdure.store import MemoryStore
 from perdure.store.base import Store
-from tests.support.fake_runtime import FakeRuntimes
-from tests.support.live import Live, live
-from tests.support.raw import message, progress, text_of
-from tests.support.site import until
+from tests.support.clients.raw_http import message, progress, text_of
+from tests.support.servers.fake_runtime import FakeRuntimes
+from tests.support.servers.in_process import until
+from tests.support.servers.raw_served import Live, live
 
 pytestmark = pytest.mark.anyio
 

@@ -10,9 +10,9 @@ from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel.server import Server
 
 from perdure._core.extension import CALLS, KEPT
-from tests.support.call_peer import FORM, TAKES_TASKS, CallPeer, result_of, said
-from tests.support.live import live
-from tests.support.modern import TASKS
+from tests.support.clients.modern_peer import FORM, TAKES_TASKS, CallPeer, result_of, said
+from tests.support.clients.modern_requests import TASKS
+from tests.support.servers.raw_served import live
 
 pytestmark = pytest.mark.anyio
 

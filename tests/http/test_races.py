@@ -15,9 +15,9 @@ from perdure import Settings
 from perdure._core.ids import SessionId, StreamId
 from perdure.store import MemoryStore
 from perdure.store.base import Event, Loaded, Refusals, Step, StreamRecord
-from tests.support.site import Site, serve, until
-from tests.support.wire import Peer, Wire, notices_of, progress_of, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import Peer, Wire, notices_of, progress_of, text_of
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +54,7 @@ class Hesitant(MemoryStore):
         return await super().load(session)
 
 
-async def test_a_session_deleted_while_a_request_is_being_accepted(shop: Workshop) -> None:
+async def test_a_session_deleted_while_a_request_is_being_accepted(shop: ToolServer) -> None:
     """Promise 3: the request is answered 404, nothing runs, nothing hangs."""
     store = Hesitant()
     async with serve(shop.server, store=store, store_timeout=30.0) as site:
@@ -70,7 +70,7 @@ async def test_a_session_deleted_while_a_request_is_being_accepted(shop: Worksho
         assert shop.seen == []
 
 
-async def test_a_session_deleted_while_a_resume_is_being_looked_up(shop: Workshop) -> None:
+async def test_a_session_deleted_while_a_resume_is_being_looked_up(shop: ToolServer) -> None:
     """H2: gone is 404, also for a position that was good when the request came."""
     store = Hesitant()
     async with serve(shop.server, store=store, store_timeout=30.0) as site:
@@ -86,7 +86,7 @@ async def test_a_session_deleted_while_a_resume_is_being_looked_up(shop: Worksho
         assert (await resuming).status_code == 404
 
 
-async def test_ids_are_kept_from_the_moment_a_request_arrives(shop: Workshop) -> None:
+async def test_ids_are_kept_from_the_moment_a_request_arrives(shop: ToolServer) -> None:
     """The second request with the same id comes while the first one is still being written down."""
     store = Hesitant()
     async with serve(shop.server, store=store, store_timeout=30.0) as site:
@@ -101,7 +101,7 @@ async def test_ids_are_kept_from_the_moment_a_request_arrives(shop: Workshop) ->
         assert (await first).status_code == 200
 
 
-async def test_two_resumes_wait_for_the_store_and_the_later_one_wins(shop: Workshop) -> None:
+async def test_two_resumes_wait_for_the_store_and_the_later_one_wins(shop: ToolServer) -> None:
     """A17: in the order in which they came, not in the order in which the store answered."""
     store = Hesitant()
     async with serve(shop.server, store=store, store_timeout=30.0) as site:
@@ -120,7 +120,7 @@ async def test_two_resumes_wait_for_the_store_and_the_later_one_wins(shop: Works
         assert progress_of(await (await early).rest()) in ([], [1, 2, 3])
 
 
-async def test_two_resumes_load_their_session_and_the_later_one_wins(shop: Workshop) -> None:
+async def test_two_resumes_load_their_session_and_the_later_one_wins(shop: ToolServer) -> None:
     """A17: also where the store gives the session to the later one first."""
     store = Hesitant()
     async with serve(shop.server, store=store) as site:
@@ -181,7 +181,7 @@ class Asgi:
         return b"".join(message.get("body", b"") for message in self.sent)
 
 
-async def test_a_take_over_before_the_response_has_begun(shop: Workshop) -> None:
+async def test_a_take_over_before_the_response_has_begun(shop: ToolServer) -> None:
     """A server may take its time with the first bytes. Whoever is taken over by then ends properly, whoever took over
     gets everything, and no body comes before its start."""
     app = perdure.asgi(shop.server, store=MemoryStore(), settings=Settings())
@@ -211,7 +211,7 @@ async def test_a_take_over_before_the_response_has_begun(shop: Workshop) -> None
         await asyncio.wait_for(second.task, 10)
 
 
-async def test_a_call_that_ends_before_its_response_has_begun(shop: Workshop) -> None:
+async def test_a_call_that_ends_before_its_response_has_begun(shop: ToolServer) -> None:
     """Also when the tool closes its connection as its first act: start, priming, and then the rest."""
     app = perdure.asgi(shop.server, store=MemoryStore(), settings=Settings())
     async with app.lifespan():
@@ -234,7 +234,7 @@ def _json(message: Any) -> bytes:
     return json.dumps(message).encode()
 
 
-async def test_the_server_stops_while_calls_run_and_clients_read(shop: Workshop) -> None:
+async def test_the_server_stops_while_calls_run_and_clients_read(shop: ToolServer) -> None:
     """Promise 3: each call is answered, outcome unknown; the standalone stream ends; new requests get 503."""
     async with serve(shop.server) as site:
         peer = await site.join()
@@ -252,7 +252,7 @@ async def test_the_server_stops_while_calls_run_and_clients_read(shop: Workshop)
         assert response.headers["retry-after"]
 
 
-async def test_what_a_tool_says_after_the_stop_turns_up_nowhere(shop: Workshop) -> None:
+async def test_what_a_tool_says_after_the_stop_turns_up_nowhere(shop: ToolServer) -> None:
     """Its call was answered already: no progress under a number of ours, on no stream."""
     store = MemoryStore()
     async with serve(shop.server, store=store) as site:
@@ -268,7 +268,7 @@ async def test_what_a_tool_says_after_the_stop_turns_up_nowhere(shop: Workshop) 
         assert sum(b"notifications/progress" in payload for payload in kept) == 1
 
 
-async def test_many_clients_at_once(shop: Workshop, site: Site) -> None:
+async def test_many_clients_at_once(shop: ToolServer, site: Site) -> None:
     """Promise 2 under a crowd: cut, resumed, all whole."""
 
     async def one(number: int) -> None:
@@ -300,7 +300,7 @@ class Held(MemoryStore):
         return list(events)
 
 
-async def test_two_first_readers_of_the_standalone_stream_share_nothing(shop: Workshop) -> None:
+async def test_two_first_readers_of_the_standalone_stream_share_nothing(shop: ToolServer) -> None:
     """A17: neither names a position; what the first one got by the time the second one attaches is not sent again."""
     store = Held()
     async with serve(shop.server, store=store, store_timeout=30.0) as site:

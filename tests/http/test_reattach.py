@@ -11,9 +11,18 @@ from mcp.server.auth.provider import AccessToken, TokenVerifier
 
 from perdure._core.ids import SessionId
 from perdure.store.base import SessionRecord
-from tests.support.site import Site, serve, until
-from tests.support.wire import CAPABILITIES, Ended, Message, Peer, answer_of, gaps_of, progress_of, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import (
+    CAPABILITIES,
+    Ended,
+    Message,
+    Peer,
+    answer_of,
+    gaps_of,
+    progress_of,
+    text_of,
+)
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -22,8 +31,8 @@ UNKNOWN = "A" * 43
 
 
 @pytest.fixture
-def shop() -> Workshop:
-    return Workshop(logs=True, subscribes=True)
+def shop() -> ToolServer:
+    return ToolServer(logs=True, subscribes=True)
 
 
 async def record_of(site: Site, session: str) -> SessionRecord:
@@ -38,7 +47,7 @@ async def shake(peer: Peer, body: Message | None = None, /, **headers: str) -> h
     return await peer.send(peer.handshake() if body is None else body, **given)
 
 
-async def test_a_client_that_begins_again_keeps_its_session(site: Site, shop: Workshop, peer: Peer) -> None:
+async def test_a_client_that_begins_again_keeps_its_session(site: Site, shop: ToolServer, peer: Peer) -> None:
     """R10: the id, the recorded result, the runtime and the running calls; only the incarnation is another."""
     running = await peer.call("count", n=2, gate="g", pauses=[1], token=1)
     await running.message()
@@ -55,7 +64,7 @@ async def test_a_client_that_begins_again_keeps_its_session(site: Site, shop: Wo
 
 
 async def test_the_recorded_result_is_given_also_when_the_server_has_changed(
-    site: Site, shop: Workshop, peer: Peer
+    site: Site, shop: ToolServer, peer: Peer
 ) -> None:
     """R10: what was agreed on holds for the session; a new one hears the new words."""
     shop.server.session_manager.app.instructions = "everything is different now"
@@ -63,7 +72,7 @@ async def test_the_recorded_result_is_given_also_when_the_server_has_changed(
     assert (await site.join()).welcome["result"]["instructions"] == "everything is different now"
 
 
-async def test_the_second_initialized_is_swallowed(shop: Workshop, peer: Peer) -> None:
+async def test_the_second_initialized_is_swallowed(shop: ToolServer, peer: Peer) -> None:
     """R10: the server has had its handshake, and hears of no other."""
     await until(lambda: shop.handshakes == 1)
     again = await peer.reattach()
@@ -71,7 +80,7 @@ async def test_the_second_initialized_is_swallowed(shop: Workshop, peer: Peer) -
     assert shop.handshakes == 1
 
 
-async def test_subscriptions_and_the_log_level_are_kept_and_not_repeated(shop: Workshop, peer: Peer) -> None:
+async def test_subscriptions_and_the_log_level_are_kept_and_not_repeated(shop: ToolServer, peer: Peer) -> None:
     """R10: they live in the runtime, which goes on."""
     assert (await peer.send(peer.request("resources/subscribe", {"uri": "x://1"}))).status_code == 200
     assert (await peer.send(peer.request("logging/setLevel", {"level": "error"}))).status_code == 200
@@ -82,7 +91,7 @@ async def test_subscriptions_and_the_log_level_are_kept_and_not_repeated(shop: W
     assert (shop.subscribing, shop.levels) == (["+x://1"], ["error"])
 
 
-async def test_ids_and_tokens_begin_again_and_neither_call_disturbs_the_other(shop: Workshop, peer: Peer) -> None:
+async def test_ids_and_tokens_begin_again_and_neither_call_disturbs_the_other(shop: ToolServer, peer: Peer) -> None:
     """R10: two calls with id 7 and token 1, of two incarnations."""
     old = await peer.call("count", id=7, n=3, gate="old", pauses=[1, 2], token=1)
     await old.message()
@@ -102,7 +111,7 @@ async def test_ids_and_tokens_begin_again_and_neither_call_disturbs_the_other(sh
     assert (rest[-1]["id"], text_of(rest[-1])) == (7, "counted to 3")
 
 
-async def test_a_duplicate_id_is_refused_within_the_new_incarnation_too(shop: Workshop, peer: Peer) -> None:
+async def test_a_duplicate_id_is_refused_within_the_new_incarnation_too(shop: ToolServer, peer: Peer) -> None:
     await peer.call("wait", id=7, gate="g")
     again = await peer.reattach()
     await again.call("wait", id=7, gate="g")
@@ -170,7 +179,7 @@ async def test_a_deleted_session_is_replaced_by_a_new_one(peer: Peer) -> None:
     assert response.headers["mcp-session-id"] != peer.session
 
 
-async def test_earlier_readers_are_ended_at_once(shop: Workshop, peer: Peer) -> None:
+async def test_earlier_readers_are_ended_at_once(shop: ToolServer, peer: Peer) -> None:
     """R10: the page that held them is gone, whatever its sockets say."""
     standalone = await peer.get()
     call = await peer.call("count", n=2, gate="g", pauses=[1], token=1)
@@ -185,7 +194,7 @@ async def test_earlier_readers_are_ended_at_once(shop: Workshop, peer: Peer) -> 
     assert (await fresh.message())["params"]["progressToken"] == "1:1"
 
 
-async def test_an_open_ask_is_asked_again_under_another_id(site: Site, shop: Workshop, peer: Peer) -> None:
+async def test_an_open_ask_is_asked_again_under_another_id(site: Site, shop: ToolServer, peer: Peer) -> None:
     """Asks: the old id is cancelled, an answer to it is dropped; the answer to the new one reaches the tool."""
     call = await peer.call("ask", question="who?")
     old = await call.message()
@@ -228,7 +237,7 @@ async def test_a_client_that_comes_back_twice_has_one_open_ask(site: Site, peer:
     assert [ask.id for ask in await site.store.asks(SessionId(peer.session))] == [fresh["id"]]
 
 
-async def test_with_json_answers_it_works_the_same(shop: Workshop) -> None:
+async def test_with_json_answers_it_works_the_same(shop: ToolServer) -> None:
     async with serve(shop.server, json_response=True) as site:
         peer = await site.join()
         again = await peer.reattach()
@@ -248,7 +257,7 @@ class Guests(TokenVerifier):
         return AccessToken(token=token, client_id="app", subject=person, scopes=[], expires_at=None)
 
 
-async def test_a_fresh_token_of_the_same_principal_is_what_tools_see(shop: Workshop) -> None:
+async def test_a_fresh_token_of_the_same_principal_is_what_tools_see(shop: ToolServer) -> None:
     """R9: with any request, and after a reattach; a call that runs meanwhile sees the newest, too."""
     async with serve(shop.server, auth=Guests()) as site:
         peer = await site.join(token="ann-1")
@@ -265,7 +274,7 @@ async def test_a_fresh_token_of_the_same_principal_is_what_tools_see(shop: Works
         assert text_of((await resumed.rest())[-1]) == "ann-3"
 
 
-async def test_another_principal_cannot_tell_a_foreign_session_from_none(shop: Workshop) -> None:
+async def test_another_principal_cannot_tell_a_foreign_session_from_none(shop: ToolServer) -> None:
     """R9, promise 5: a new session in either case, and the one whose id it named has noticed nothing."""
     async with serve(shop.server, auth=Guests()) as site:
         ann = await site.join(token="ann-1")
@@ -290,7 +299,7 @@ def as_seen(response: httpx2.Response) -> tuple[int, list[str], Message]:
 # What we issued is initialized (H5)
 
 
-async def test_a_client_that_never_says_initialized_is_served_all_the_same(site: Site, shop: Workshop) -> None:
+async def test_a_client_that_never_says_initialized_is_served_all_the_same(site: Site, shop: ToolServer) -> None:
     """H5"""
     peer = Peer(site)
     peer.session = (await shake(peer)).headers["mcp-session-id"]

@@ -12,10 +12,10 @@ import pytest
 from mcp.server.lowlevel.server import Server
 
 from perdure._core.limits import Caller
-from tests.support.site import Site, serve, until
-from tests.support.stores import SharedStore
-from tests.support.wire import Peer, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import Peer, text_of
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.shared import SharedStore
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +30,7 @@ async def ask_all(peer: Peer) -> list[Any]:
     return [post, await peer.try_get(), await peer.delete()]
 
 
-async def test_every_method_answers_404_with_what_to_do(shop: Workshop) -> None:
+async def test_every_method_answers_404_with_what_to_do(shop: ToolServer) -> None:
     """H2: never 400 or 500."""
     async with serve(shop.server, recover="strict") as site:
         peer = await site.join()
@@ -42,7 +42,7 @@ async def test_every_method_answers_404_with_what_to_do(shop: Workshop) -> None:
             assert "mcp-session-id" not in response.headers
 
 
-async def test_the_404_to_a_request_names_the_request(shop: Workshop) -> None:
+async def test_the_404_to_a_request_names_the_request(shop: ToolServer) -> None:
     """JSON-RPC: a client with several requests under way must know which of them has failed."""
     async with serve(shop.server, recover="strict") as site:
         peer = await site.join()
@@ -53,7 +53,7 @@ async def test_the_404_to_a_request_names_the_request(shop: Workshop) -> None:
         assert [response.json()["id"] for response in (named, notified, listened)] == ["p-1", None, None]
 
 
-async def test_only_its_owner_learns_why(shop: Workshop) -> None:
+async def test_only_its_owner_learns_why(shop: ToolServer) -> None:
     async with serve(shop.server) as site:
         peer = await site.join()
         await peer.delete()
@@ -62,7 +62,7 @@ async def test_only_its_owner_learns_why(shop: Workshop) -> None:
 
 
 @pytest.mark.parametrize("options", [{"recover": "reissue"}, {}])
-async def test_a_reissued_session_can_be_used_at_once(shop: Workshop, options: dict[str, Any]) -> None:
+async def test_a_reissued_session_can_be_used_at_once(shop: ToolServer, options: dict[str, Any]) -> None:
     """H3: the new session's runtime is started before the 404 with its id leaves. It is the default of a store in
     memory, where each restart loses all sessions."""
     async with serve(shop.server, **options) as site:
@@ -76,7 +76,7 @@ async def test_a_reissued_session_can_be_used_at_once(shop: Workshop, options: d
         assert (site.app.counters.recoveries_tried, site.app.counters.recoveries_succeeded) == (1, 1)
 
 
-async def test_the_handshake_comes_from_the_owners_expired_record(shop: Workshop) -> None:
+async def test_the_handshake_comes_from_the_owners_expired_record(shop: ToolServer) -> None:
     async with serve(shop.server, recover="reissue", session_grace=0.2, replay_window=0.4) as site:
         peer = await site.join()
         await until(lambda: site.app.session_info(peer.session) is None)
@@ -90,7 +90,7 @@ async def test_the_handshake_comes_from_the_owners_expired_record(shop: Workshop
 
 
 async def test_a_session_that_expired_unseen_leaves_its_reason_and_its_clients_capabilities(
-    shop: Workshop, caplog: pytest.LogCaptureFixture
+    shop: ToolServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """H3: a sweep has come by many times; the operator sees it in the log and among the counters."""
     times: dict[str, Any] = {"session_grace": 0.2, "replay_window": 1.5, "cleanup_interval": 0.05}
@@ -109,7 +109,7 @@ async def test_a_session_that_expired_unseen_leaves_its_reason_and_its_clients_c
 
 
 async def test_a_session_that_expired_after_its_process_had_stopped_leaves_the_same(
-    shop: Workshop, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    shop: ToolServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It was in use when its process stopped, and nobody came back to it."""
     async with serve(shop.server, store=SharedStore(tmp_path / "log.db")) as site:
@@ -128,7 +128,7 @@ async def test_a_session_that_expired_after_its_process_had_stopped_leaves_the_s
             assert text_of((await wire.rest())[-1]) == "yes"
 
 
-async def test_a_session_that_its_own_client_deleted_is_not_replaced(shop: Workshop) -> None:
+async def test_a_session_that_its_own_client_deleted_is_not_replaced(shop: ToolServer) -> None:
     async with serve(shop.server, recover="reissue") as site:
         peer = await site.join()
         await peer.delete()
@@ -137,7 +137,7 @@ async def test_a_session_that_its_own_client_deleted_is_not_replaced(shop: Works
         assert site.app.session_ids() == []
 
 
-async def test_only_a_post_is_answered_with_a_new_session(shop: Workshop) -> None:
+async def test_only_a_post_is_answered_with_a_new_session(shop: ToolServer) -> None:
     """The clients that take a new id take it from there; one that listens as well comes with both, in any order."""
     async with serve(shop.server, recover="reissue") as site:
         peer = Peer(site)
@@ -158,7 +158,7 @@ async def test_what_is_no_id_is_not_replaced(site: Site, never_an_id: str) -> No
     assert response.json()["error"]["data"]["recovery"]["action"] == "initialize"
 
 
-async def test_a_lost_session_is_replaced_once(shop: Workshop) -> None:
+async def test_a_lost_session_is_replaced_once(shop: ToolServer) -> None:
     """A second caller that knows the lost id gets no share in the new session, and a client that goes on with the lost
     id, as most do, makes no more of them."""
     async with serve(shop.server, recover="reissue") as site:
@@ -172,7 +172,7 @@ async def test_a_lost_session_is_replaced_once(shop: Workshop) -> None:
 
 
 async def test_a_caller_that_never_uses_the_new_session_gets_no_other(
-    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+    shop: ToolServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each client of that program would leave an unused session behind, loss after loss."""
     monkeypatch.setattr("perdure.http.recovery.ADOPTION_SECONDS", 0.0)
@@ -189,7 +189,7 @@ async def test_a_caller_that_never_uses_the_new_session_gets_no_other(
 
 
 async def test_a_lost_session_is_replaced_once_by_a_program_that_used_an_earlier_one(
-    shop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shop: ToolServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is looked up whether the earlier one was used; several requests may come meanwhile."""
     monkeypatch.setattr("perdure.http.recovery.ADOPTION_SECONDS", 0.0)
@@ -212,12 +212,12 @@ async def lose(peer: Peer, letter: str, **headers: str) -> str | None:
     return new
 
 
-async def test_a_store_that_lasts_loses_no_sessions_and_gives_none(shop: Workshop, tmp_path: Path) -> None:
+async def test_a_store_that_lasts_loses_no_sessions_and_gives_none(shop: ToolServer, tmp_path: Path) -> None:
     async with serve(shop.server, store=SharedStore(str(tmp_path / "log.db"))) as site:
         assert await lose(Peer(site), "a") is None
 
 
-async def test_a_loop_is_limited(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_loop_is_limited(shop: ToolServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """H6: both sides of the limit; callers without a name from one address together."""
     monkeypatch.setattr("perdure.http.recovery.REISSUES", REISSUES)
     async with serve(shop.server, recover="reissue") as site:
@@ -239,7 +239,7 @@ async def test_a_loop_is_limited(shop: Workshop, monkeypatch: pytest.MonkeyPatch
 
 
 async def test_callers_of_one_address_leave_those_of_another_theirs(
-    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+    shop: ToolServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H6: each address has a limit of its own."""
     monkeypatch.setattr("perdure.http.recovery.REISSUES", 1)

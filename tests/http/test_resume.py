@@ -6,15 +6,15 @@ import logging
 
 import pytest
 
-from tests.support.site import Site, serve, until
-from tests.support.wire import SESSION_VERSIONS, Peer, Wire, notices_of, progress_of, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import SESSION_VERSIONS, Peer, Wire, notices_of, progress_of, text_of
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("version", SESSION_VERSIONS)
-async def test_three_seen_three_while_away_one_live(shop: Workshop, site: Site, version: str) -> None:
+async def test_three_seen_three_while_away_one_live(shop: ToolServer, site: Site, version: str) -> None:
     """S3, basic resume: 1–3 seen, 4–6 while away, 7 live; each once, in order (promise 2)."""
     peer = await site.join(version)
     wire = await peer.call("count", n=7, gate="g", pauses=[3, 6], token=1)
@@ -49,7 +49,7 @@ async def test_the_same_on_the_standalone_stream(site: Site, peer: Peer) -> None
     assert notices_of([await resumed.message()]) == [7]
 
 
-async def test_several_disconnects_in_a_row(shop: Workshop, peer: Peer) -> None:
+async def test_several_disconnects_in_a_row(shop: ToolServer, peer: Peer) -> None:
     """S3: ten times cut, nothing lost and nothing twice."""
     wire = await peer.call("count", n=20, gate="g", pauses=list(range(2, 20, 2)), token=1)
     seen = await wire.messages(2)
@@ -144,7 +144,9 @@ async def test_an_unknown_standalone_position_is_a_gap(site: Site, peer: Peer) -
 
 
 @pytest.mark.parametrize("kind", ["standalone", "call"])
-async def test_a_position_beyond_the_end_is_a_gap_and_the_stream_goes_on(shop: Workshop, peer: Peer, kind: str) -> None:
+async def test_a_position_beyond_the_end_is_a_gap_and_the_stream_goes_on(
+    shop: ToolServer, peer: Peer, kind: str
+) -> None:
     """Generations: a lost tail is told on the same stream, which goes on from its end."""
     if kind == "call":
         wire = await peer.call("count", n=3, gate="g", pauses=[2], token=1)
@@ -168,7 +170,7 @@ async def test_a_position_beyond_the_end_is_a_gap_and_the_stream_goes_on(shop: W
 
 async def test_a_gap_is_told_in_the_log_where_the_server_logs() -> None:
     """Promise 4: `notifications/message` beside the notification, only where the server declares logging."""
-    shop = Workshop(logs=True)
+    shop = ToolServer(logs=True)
     async with serve(shop.server) as site:
         peer = await site.join()
         await peer.result("announce", n=1)
@@ -179,7 +181,7 @@ async def test_a_gap_is_told_in_the_log_where_the_server_logs() -> None:
         assert log["params"]["level"] == "warning"
 
 
-async def test_with_replay_off_positions_are_answered_as_lost(shop: Workshop) -> None:
+async def test_with_replay_off_positions_are_answered_as_lost(shop: ToolServer) -> None:
     """S4, enable_replay: calls 400, the standalone stream a gap and from now on."""
     async with serve(shop.server, enable_replay=False) as site:
         peer = await site.join()
@@ -201,7 +203,7 @@ async def test_with_replay_off_positions_are_answered_as_lost(shop: Workshop) ->
             assert notices_of(messages) == [9]
 
 
-async def test_a_resume_never_waits_for_a_stale_connection(shop: Workshop, peer: Peer) -> None:
+async def test_a_resume_never_waits_for_a_stale_connection(shop: ToolServer, peer: Peer) -> None:
     """R4: no 409, no waiting, while the old connection is still open."""
     wire = await peer.call("count", n=2, gate="g", pauses=[1], token=1)
     await wire.messages(1)
@@ -211,7 +213,7 @@ async def test_a_resume_never_waits_for_a_stale_connection(shop: Workshop, peer:
     assert await wire.rest() == []
 
 
-async def test_a_resume_of_a_call_replays_nothing_of_another_stream(shop: Workshop, peer: Peer) -> None:
+async def test_a_resume_of_a_call_replays_nothing_of_another_stream(shop: ToolServer, peer: Peer) -> None:
     """A15: neither of another call's nor of the standalone stream."""
     first = await peer.call("count", n=2, gate="g", pauses=[1], token="first")
     await first.messages(1)
@@ -246,7 +248,7 @@ async def test_priming_events_are_not_replayed(peer: Peer) -> None:
     assert [event.data == "" for event in resumed.seen] == [True, False, False, False]
 
 
-async def test_counters_tell_of_resumes_and_replays(shop: Workshop, site: Site, peer: Peer) -> None:
+async def test_counters_tell_of_resumes_and_replays(shop: ToolServer, site: Site, peer: Peer) -> None:
     """P9."""
     wire = await peer.call("count", n=5, token=1)
     await wire.rest()

@@ -25,12 +25,12 @@ from perdure.http.resume_tokens import REQUESTS
 from perdure.store import MemoryStore
 from perdure.store.base import SessionRecord, Store
 from tests.runtime.test_own_auth import GUARDED
-from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.holder import REJECTED, Holder, joined
-from tests.support.site import Site, serve, under_uvicorn, until
-from tests.support.stores import SHORT_GRACE, SharedStore
-from tests.support.wire import Peer, Web
-from tests.support.workshop import Workshop
+from tests.support.clients.token_holder import REJECTED, Holder, joined
+from tests.support.clients.wire_client import Peer, Web
+from tests.support.servers.in_process import Site, serve, under_uvicorn, until
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.faulty_store import Fault, FaultyStore
+from tests.support.stores.shared import SHORT_GRACE, SharedStore
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +54,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-async def both(shop: Workshop, store: Store) -> AsyncIterator[Site]:
+async def both(shop: ToolServer, store: Store) -> AsyncIterator[Site]:
     """The workshop, on either store."""
     async with serve(shop.server, store=store) as site:
         yield site
@@ -180,7 +180,7 @@ async def test_of_two_who_resume_at_once_one_goes_on(both: Site) -> None:
 # Who is rejected, and what it learns
 
 
-async def test_every_rejection_is_the_same_to_the_byte(shop: Workshop, store: Store) -> None:
+async def test_every_rejection_is_the_same_to_the_byte(shop: ToolServer, store: Store) -> None:
     """T7, T12, promise 5: unknown, malformed, revoked, another holder's or principal's, of a session that ended."""
     async with serve(shop.server, store=store, auth=Guests()) as site:
         ann, holder, token = await joined(site, token="ann-1")
@@ -213,7 +213,7 @@ def bytes_of(response: httpx2.Response) -> tuple[int, tuple[tuple[bytes, bytes],
     return response.status_code, headers, response.content
 
 
-async def test_revoking_has_one_answer_whatever_the_token(shop: Workshop) -> None:
+async def test_revoking_has_one_answer_whatever_the_token(shop: ToolServer) -> None:
     async with serve(shop.server, auth=Guests()) as site:
         _, holder, token = await joined(site, token="ann-1")
         bob = Holder(site, bearer="bob-1")
@@ -222,7 +222,7 @@ async def test_revoking_has_one_answer_whatever_the_token(shop: Workshop) -> Non
         assert await holder.is_rejected("resume", token)
 
 
-async def test_a_renewed_credential_of_the_same_principal_is_as_good(shop: Workshop) -> None:
+async def test_a_renewed_credential_of_the_same_principal_is_as_good(shop: ToolServer) -> None:
     """T12: bound to the principal, not to its bearer token; without one nobody gets to the broker at all."""
     async with serve(shop.server, auth=Guests()) as site:
         peer, holder, token = await joined(site, token="ann-1")
@@ -237,7 +237,7 @@ async def test_a_renewed_credential_of_the_same_principal_is_as_good(shop: Works
 # The session's life
 
 
-async def test_a_dormant_session_is_resumed_and_its_time_begins_again(shop: Workshop, store: Store) -> None:
+async def test_a_dormant_session_is_resumed_and_its_time_begins_again(shop: ToolServer, store: Store) -> None:
     async with serve(shop.server, store=store, session_grace=SHORT_GRACE) as site:
         peer, holder, token = await joined(site)
         await until(lambda: site.app.session_info(peer.session) is None)
@@ -248,7 +248,7 @@ async def test_a_dormant_session_is_resumed_and_its_time_begins_again(shop: Work
         assert (after.state, after.active > before.active) == (SessionState.ACTIVE, True)
 
 
-async def test_a_chain_expires_with_its_session(shop: Workshop, store: Store) -> None:
+async def test_a_chain_expires_with_its_session(shop: ToolServer, store: Store) -> None:
     """T12: nobody had to sweep for that."""
     window = 3 * SHORT_GRACE
     serving = serve(shop.server, store=store, session_grace=SHORT_GRACE, replay_window=window, cleanup_interval=3600)
@@ -297,7 +297,7 @@ async def test_a_body_that_is_wrong_is_told_with_the_field(site: Site) -> None:
     await holder.confirm(token)
 
 
-async def test_only_json_by_post_from_where_the_endpoint_lets_in(shop: Workshop) -> None:
+async def test_only_json_by_post_from_where_the_endpoint_lets_in(shop: ToolServer) -> None:
     async with serve(shop.server, max_body=2048) as site:
         await check_the_door(site)
 
@@ -317,12 +317,12 @@ async def check_the_door(site: Site) -> None:
     await holder.confirm(token)
 
 
-async def test_switched_off_it_is_not_there(shop: Workshop) -> None:
+async def test_switched_off_it_is_not_there(shop: ToolServer) -> None:
     async with serve(shop.server, broker=False) as site:
         assert (await Holder(site).use("resume", "A" * 64)).status_code == 404
 
 
-async def test_it_stands_beside_the_endpoint_wherever_that_is(shop: Workshop) -> None:
+async def test_it_stands_beside_the_endpoint_wherever_that_is(shop: ToolServer) -> None:
     """Deeper, at the root, mounted in another application, and with a server that brings an application of its own."""
     for path in ("/a/b/mcp", "/"):
         async with serve(shop.server, path=path) as site:
@@ -342,7 +342,7 @@ async def test_it_stands_beside_the_endpoint_wherever_that_is(shop: Workshop) ->
 # Limits and failures
 
 
-async def test_too_much_from_one_caller_is_refused_also_where_it_is_right(shop: Workshop) -> None:
+async def test_too_much_from_one_caller_is_refused_also_where_it_is_right(shop: ToolServer) -> None:
     """Both sides of the limit; another principal does not notice."""
     async with serve(shop.server, auth=Guests()) as site:
         _, holder, token = await joined(site, token="ann-1")
@@ -365,7 +365,7 @@ async def until_refused(holder: Holder, token: str) -> httpx2.Response:
 
 
 @pytest.mark.parametrize("fault", [Fault.RAISES, Fault.HANGS, Fault.LATE, Fault.BREAKS])
-async def test_while_the_store_fails_it_is_refused_and_nothing_is_lost(shop: Workshop, fault: Fault) -> None:
+async def test_while_the_store_fails_it_is_refused_and_nothing_is_lost(shop: ToolServer, fault: Fault) -> None:
     """Promise 7: 503 with a time to come back; the token in the holder's hands is as good as before."""
     store = FaultyStore(MemoryStore())
     async with serve(shop.server, store=store, store_timeout=0.2, complaint="the store fails") as site:

@@ -7,9 +7,9 @@ import pytest
 from perdure._core.ids import SessionId, StreamId
 from perdure.store import MemoryStore
 from perdure.store.base import Event, stream_by_id
-from tests.support.site import Site, serve, until
-from tests.support.wire import Peer, Wire, gaps_of, notices_of, progress_of, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import Peer, Wire, gaps_of, notices_of, progress_of, text_of
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -27,7 +27,7 @@ async def forgotten(site: Site, wire: Wire) -> bool:
     return await stream_by_id(site.store, StreamId(wire.last_id[1:23])) is None
 
 
-async def detached(shop: Workshop, peer: Peer, n: int, gate: str) -> Wire:
+async def detached(shop: ToolServer, peer: Peer, n: int, gate: str) -> Wire:
     """A call of which one event was seen and then nothing more, run to its end."""
     wire = await peer.call("count", n=n, gate=gate, pauses=[1], token=1)
     await wire.messages(1)
@@ -39,7 +39,7 @@ async def detached(shop: Workshop, peer: Peer, n: int, gate: str) -> Wire:
 
 
 @pytest.mark.parametrize("n", [9, 10, 11, 50])
-async def test_a_detached_stream_keeps_exactly_its_newest_events_and_the_answer(shop: Workshop, n: int) -> None:
+async def test_a_detached_stream_keeps_exactly_its_newest_events_and_the_answer(shop: ToolServer, n: int) -> None:
     """max_stream_events: the gap is told with its ends, on the stream, then what is retained follows."""
     async with serve(shop.server, max_stream_events=10) as site:
         peer = await site.join()
@@ -64,7 +64,7 @@ def _streams(site: Site, peer: Peer) -> int:
     return len(info.streams)
 
 
-async def test_ids_in_and_behind_a_gap_are_places_to_come_back_to(shop: Workshop) -> None:
+async def test_ids_in_and_behind_a_gap_are_places_to_come_back_to(shop: ToolServer) -> None:
     """A12: the id of the gap means the place behind it; resuming there tells no gap again."""
     async with serve(shop.server, max_stream_events=5) as site:
         peer = await site.join()
@@ -77,7 +77,7 @@ async def test_ids_in_and_behind_a_gap_are_places_to_come_back_to(shop: Workshop
         assert progress_of(again) == [16, 17, 18, 19, 20]
 
 
-async def test_an_attached_reader_is_never_trimmed_past(shop: Workshop) -> None:
+async def test_an_attached_reader_is_never_trimmed_past(shop: ToolServer) -> None:
     """A reader that keeps up sees everything, however small the limit."""
     async with serve(shop.server, max_stream_events=5) as site:
         peer = await site.join()
@@ -86,7 +86,7 @@ async def test_an_attached_reader_is_never_trimmed_past(shop: Workshop) -> None:
         assert gaps_of(messages) == []
 
 
-async def test_max_streams_leaves_old_calls_their_answers_only(shop: Workshop) -> None:
+async def test_max_streams_leaves_old_calls_their_answers_only(shop: ToolServer) -> None:
     """P9: streams that keep events beside their answers; the oldest lose them first, and it is told."""
     async with serve(shop.server, max_streams=3) as site:
         peer = await site.join()
@@ -106,7 +106,7 @@ async def test_max_streams_leaves_old_calls_their_answers_only(shop: Workshop) -
         assert progress_of(newest) == [2, 3, 4]
 
 
-async def test_max_session_events_goes_over_all_streams(shop: Workshop) -> None:
+async def test_max_session_events_goes_over_all_streams(shop: ToolServer) -> None:
     """Answers aside, a session never keeps more; idle streams lose theirs before busy ones."""
     async with serve(shop.server, max_session_events=20) as site:
         peer = await site.join()
@@ -129,7 +129,7 @@ async def test_max_session_events_goes_over_all_streams(shop: Workshop) -> None:
         assert progress_of(messages) == [8]
 
 
-async def test_max_answers_forgets_the_oldest_calls_altogether(shop: Workshop) -> None:
+async def test_max_answers_forgets_the_oldest_calls_altogether(shop: ToolServer) -> None:
     """Their positions are then answered as those of no stream: 400, -31002."""
     async with serve(shop.server, max_answers=3) as site:
         peer = await site.join()
@@ -149,7 +149,7 @@ async def test_max_answers_forgets_the_oldest_calls_altogether(shop: Workshop) -
         assert len(await site.store.calls(SessionId(peer.session))) <= 4
 
 
-async def test_a_stream_that_is_being_read_is_not_forgotten_under_its_reader(shop: Workshop) -> None:
+async def test_a_stream_that_is_being_read_is_not_forgotten_under_its_reader(shop: ToolServer) -> None:
     """max_answers: somebody resumes an old call while new ones push it out."""
     async with serve(shop.server, max_answers=2, small_buffers=True) as site:
         peer = await site.join()
@@ -164,7 +164,7 @@ async def test_a_stream_that_is_being_read_is_not_forgotten_under_its_reader(sho
         assert text_of(messages[-1]) == "flooded 400"
 
 
-async def test_expired_events_are_a_gap_and_the_answer_is_still_there(shop: Workshop) -> None:
+async def test_expired_events_are_a_gap_and_the_answer_is_still_there(shop: ToolServer) -> None:
     """S3, expired events: `event_ttl` has passed, the sweep ran, `replay_window` has not passed."""
     async with serve(shop.server, event_ttl=0.1, cleanup_interval=0.05) as site:
         peer = await site.join()
@@ -176,7 +176,7 @@ async def test_expired_events_are_a_gap_and_the_answer_is_still_there(shop: Work
         assert text_of(messages[-1]) == "counted to 5"
 
 
-async def test_expired_standalone_events_are_a_gap(shop: Workshop) -> None:
+async def test_expired_standalone_events_are_a_gap(shop: ToolServer) -> None:
     async with serve(shop.server, event_ttl=0.1, cleanup_interval=0.05) as site:
         peer = await site.join()
         standalone = await peer.get()
@@ -190,7 +190,7 @@ async def test_expired_standalone_events_are_a_gap(shop: Workshop) -> None:
         assert notices_of([await resumed.message()]) == [5]
 
 
-async def test_outside_the_replay_window_the_call_is_gone(shop: Workshop) -> None:
+async def test_outside_the_replay_window_the_call_is_gone(shop: ToolServer) -> None:
     """S3: the session lives (it is used), its old answers do not."""
     async with serve(shop.server, event_ttl=0.1, replay_window=0.8, cleanup_interval=0.05) as site:
         peer = await site.join()
@@ -203,7 +203,7 @@ async def test_outside_the_replay_window_the_call_is_gone(shop: Workshop) -> Non
         assert await peer.result("count", n=1) == "counted to 1"
 
 
-async def test_outside_the_replay_window_the_session_is_gone(shop: Workshop) -> None:
+async def test_outside_the_replay_window_the_session_is_gone(shop: ToolServer) -> None:
     """H2: 404, and nothing of it is left in the store."""
     async with serve(shop.server, replay_window=0.8, cleanup_interval=0.05) as site:
         peer = await site.join()
@@ -219,7 +219,7 @@ async def test_outside_the_replay_window_the_session_is_gone(shop: Workshop) -> 
         assert list(await site.store.streams(SessionId(peer.session))) == []
 
 
-async def test_a_long_call_outlives_the_replay_window(shop: Workshop) -> None:
+async def test_a_long_call_outlives_the_replay_window(shop: ToolServer) -> None:
     """A running call holds its session and its stream, with or without a reader."""
     async with serve(shop.server, event_ttl=0.05, replay_window=0.8, cleanup_interval=0.05) as site:
         peer, idle = await site.join(), await site.join()
@@ -242,7 +242,7 @@ class Forgetful(MemoryStore):
         return [event for event in events if not (event.final and stream in self.lost)]
 
 
-async def test_a_lost_answer_is_told_under_its_own_id_and_the_stream_ends(shop: Workshop) -> None:
+async def test_a_lost_answer_is_told_under_its_own_id_and_the_stream_ends(shop: ToolServer) -> None:
     """Promise 3 and 4: -31002 in place of the answer, never silence."""
     store = Forgetful()
     async with serve(shop.server, store=store) as site:
@@ -258,7 +258,7 @@ async def test_a_lost_answer_is_told_under_its_own_id_and_the_stream_ends(shop: 
         assert (messages[-1]["id"], messages[-1]["error"]["code"]) == ("mine", -31002)
 
 
-async def test_of_a_batch_only_the_lost_answers_are_told_as_lost(shop: Workshop) -> None:
+async def test_of_a_batch_only_the_lost_answers_are_told_as_lost(shop: ToolServer) -> None:
     """A stream that owes several: those that are there come as they are."""
     store = Forgetful()
     async with serve(shop.server, store=store) as site:

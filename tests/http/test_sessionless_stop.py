@@ -12,10 +12,10 @@ from perdure import Settings
 from perdure.http.sessionless import last_word
 from perdure.store import MemoryStore
 from tests.http.test_races import Asgi
-from tests.support.modern import modern
-from tests.support.site import until
-from tests.support.wire import Peer
-from tests.support.workshop import Workshop
+from tests.support.clients.modern_requests import modern
+from tests.support.clients.wire_client import Peer
+from tests.support.servers.in_process import until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -25,7 +25,7 @@ def call(app: perdure.App, tool: str, **arguments: object) -> Asgi:
     return Asgi(app, "POST", Peer(None), headers, body)  # type: ignore[arg-type]
 
 
-async def test_an_answer_whose_head_is_on_its_way_when_the_server_stops_is_the_only_one(shop: Workshop) -> None:
+async def test_an_answer_whose_head_is_on_its_way_when_the_server_stops_is_the_only_one(shop: ToolServer) -> None:
     """Its body follows. A second answer would be bytes that no client understands."""
     app = perdure.asgi(shop.server, store=MemoryStore(), settings=Settings())
     async with app.lifespan():

@@ -16,10 +16,10 @@ from perdure.log.stream import Stream
 from perdure.sessions.session import Session
 from perdure.store import MemoryStore
 from perdure.store.base import Store
-from tests.support.site import Site, serve, until
-from tests.support.stores import SharedStore
-from tests.support.wire import SESSION_VERSIONS, Ended, Peer, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import SESSION_VERSIONS, Ended, Peer, text_of
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.shared import SharedStore
 
 pytestmark = pytest.mark.anyio
 
@@ -83,7 +83,7 @@ async def test_a_deleted_session_is_gone_in_every_method(peer: Peer) -> None:
     assert [response.json()["error"] for response in gone] == [gone[0].json()["error"]] * 5
 
 
-async def test_delete_ends_readers_and_answers_running_calls(shop: Workshop, peer: Peer) -> None:
+async def test_delete_ends_readers_and_answers_running_calls(shop: ToolServer, peer: Peer) -> None:
     """A25, promise 3: the call that ran is told, the standalone stream ends, the tool is stopped."""
     standalone = await peer.get()
     running = await peer.call("wait", gate="never", id="r")
@@ -95,7 +95,7 @@ async def test_delete_ends_readers_and_answers_running_calls(shop: Workshop, pee
     await until(lambda: "cancelled at never" in shop.seen)
 
 
-async def test_delete_does_not_wait_for_a_tool_that_cannot_be_stopped(shop: Workshop, peer: Peer) -> None:
+async def test_delete_does_not_wait_for_a_tool_that_cannot_be_stopped(shop: ToolServer, peer: Peer) -> None:
     """A thread cannot be cancelled; its session ends all the same, and so do others afterwards."""
     running = await peer.call("in_thread")
     await until(lambda: shop.seen)
@@ -107,7 +107,7 @@ async def test_delete_does_not_wait_for_a_tool_that_cannot_be_stopped(shop: Work
         shop.thread_gate.set()
 
 
-async def test_a_tool_that_cannot_be_stopped_does_not_keep_other_sessions_from_expiring(shop: Workshop) -> None:
+async def test_a_tool_that_cannot_be_stopped_does_not_keep_other_sessions_from_expiring(shop: ToolServer) -> None:
     """R8: sessions are tended one after the other; none may hold up the round."""
     async with serve(shop.server, session_grace=0.4, replay_window=0.8) as site:
         stuck = await site.join()
@@ -123,7 +123,7 @@ async def test_a_tool_that_cannot_be_stopped_does_not_keep_other_sessions_from_e
             shop.thread_gate.set()
 
 
-async def test_a_tool_that_cannot_be_stopped_does_not_keep_the_server_from_stopping(shop: Workshop) -> None:
+async def test_a_tool_that_cannot_be_stopped_does_not_keep_the_server_from_stopping(shop: ToolServer) -> None:
     try:
         async with asyncio.timeout(10), serve(shop.server) as site:
             peer = await site.join()
@@ -134,7 +134,7 @@ async def test_a_tool_that_cannot_be_stopped_does_not_keep_the_server_from_stopp
         shop.open("never")
 
 
-async def test_session_info_tells_what_there_is_to_know(shop: Workshop, site: Site) -> None:
+async def test_session_info_tells_what_there_is_to_know(shop: ToolServer, site: Site) -> None:
     """S6: id, owner, state, streams with their last number, connected since, running calls."""
     peer = await site.join()
     assert site.app.session_info("A" * 43) is None
@@ -162,7 +162,7 @@ def _streams(site: Site, peer: Peer) -> list[Any]:
     return [(stream.kind, stream.state, stream.connected_since) for stream in info.streams]
 
 
-async def test_an_unused_session_turns_dormant_and_comes_back(shop: Workshop) -> None:
+async def test_an_unused_session_turns_dormant_and_comes_back(shop: ToolServer) -> None:
     """R8: the runtime goes, record and answers stay; the next message brings it back."""
     async with serve(shop.server, session_grace=0.4) as site:
         peer = await site.join()
@@ -182,7 +182,7 @@ async def test_an_unused_session_turns_dormant_and_comes_back(shop: Workshop) ->
         assert await peer.result("remember") == "wire speaks 2025-11-25"
 
 
-async def test_a_reader_keeps_its_session_awake(shop: Workshop) -> None:
+async def test_a_reader_keeps_its_session_awake(shop: ToolServer) -> None:
     """R8: only a session without connection and without running call gets older."""
     async with serve(shop.server, session_grace=0.4, replay_window=0.8) as site:
         reading, idle = await site.join(), await site.join()
@@ -204,7 +204,7 @@ async def rows(store: Store, session: str) -> int:
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-async def test_after_a_session_has_ended_memory_and_rows_go_back(shop: Workshop, kind: str, tmp_path: Any) -> None:
+async def test_after_a_session_has_ended_memory_and_rows_go_back(shop: ToolServer, kind: str, tmp_path: Any) -> None:
     """S9: no leak, whatever state the session was in."""
     store: Store = MemoryStore() if kind == "memory" else SharedStore(tmp_path / "log.db")
     before = _alive()

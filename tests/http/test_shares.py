@@ -10,13 +10,13 @@ import pytest
 
 from tests.http.test_bounds import LIMIT, Names, bearer, refused
 from tests.http.test_listening import ask
-from tests.support.board import new_server
-from tests.support.gated import open_gate
-from tests.support.listeners import listening, wanted
-from tests.support.live import Live, live
-from tests.support.modern import modern
-from tests.support.raw import Exchange, Peer, SessionPeer
-from tests.support.site import serve, until
+from tests.support.clients.listeners import listening, wanted
+from tests.support.clients.modern_requests import modern
+from tests.support.clients.raw_http import Exchange, Peer, SessionPeer
+from tests.support.servers.gated_tools import open_gate
+from tests.support.servers.in_process import serve, until
+from tests.support.servers.notice_board import new_server
+from tests.support.servers.raw_served import Live, live
 
 pytestmark = pytest.mark.anyio
 

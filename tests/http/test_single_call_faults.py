@@ -26,13 +26,13 @@ from perdure.store.base import (
     SessionRecord,
     Step,
 )
-from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.modern import modern
-from tests.support.outages import FAILS
-from tests.support.raw import Exchange, Peer
-from tests.support.site import Site, serve, until
-from tests.support.task_client import OUTCOME_UNKNOWN, TAKES_TASKS, Message, call_params, response_in, said
-from tests.support.workshop import Workshop
+from tests.support.clients.modern_requests import modern
+from tests.support.clients.raw_http import Exchange, Peer
+from tests.support.clients.task_client import OUTCOME_UNKNOWN, TAKES_TASKS, Message, call_params, response_in, said
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.faulty_store import Fault, FaultyStore
+from tests.support.stores.outages import FAILS
 
 pytestmark = pytest.mark.anyio
 
@@ -89,7 +89,7 @@ class FailsAt(FaultyStore):
 
 
 async def test_a_key_is_free_again_if_the_store_failed_before_it_could_tell_whether_the_key_is_taken(
-    shop: Workshop,
+    shop: ToolServer,
 ) -> None:
     """Live traffic goes on from memory, but for this request: its row may not be held, and its tool does not run."""
     store = FaultyStore(MemoryStore())
@@ -109,7 +109,7 @@ async def _tried(site: Site) -> bool:
 
 
 @pytest.mark.parametrize("mode", ["hold", "refuse"])
-async def test_a_client_whose_handle_cannot_be_written_gets_the_answer_itself(shop: Workshop, mode: str) -> None:
+async def test_a_client_whose_handle_cannot_be_written_gets_the_answer_itself(shop: ToolServer, mode: str) -> None:
     """Its tool runs: a refusal would make it ask again for what happens already."""
     store = FailsAt(ChangeSession)
     async with serve(
@@ -127,7 +127,7 @@ async def test_a_client_whose_handle_cannot_be_written_gets_the_answer_itself(sh
         assert site.app.counters.tasks_handed_out == 0
 
 
-async def test_a_refusal_behind_progress_ends_the_event_stream_in_order(shop: Workshop) -> None:
+async def test_a_refusal_behind_progress_ends_the_event_stream_in_order(shop: ToolServer) -> None:
     store = FailsAt(ChangeSession)
     async with serve(shop.server, store=store, complaint=FAILS, on_store_failure="refuse") as site:
         params = with_progress("quiz", question="Why?", gate="g")
@@ -142,7 +142,7 @@ async def test_a_refusal_behind_progress_ends_the_event_stream_in_order(shop: Wo
 # Another process, and the same moment
 
 
-async def test_a_call_that_another_process_takes_over_is_answered_as_one_of_unknown_outcome(shop: Workshop) -> None:
+async def test_a_call_that_another_process_takes_over_is_answered_as_one_of_unknown_outcome(shop: ToolServer) -> None:
     """Nothing of it can be kept here, and it has neither handle nor key."""
     async with serve(shop.server) as site:
         params = with_progress("count", n=3, gate="g", pauses=[1, 2])
@@ -174,7 +174,7 @@ class Slow(FaultyStore):
         return await super().commit(steps)
 
 
-async def test_an_answer_right_behind_a_question_is_written_whole(shop: Workshop) -> None:
+async def test_an_answer_right_behind_a_question_is_written_whole(shop: ToolServer) -> None:
     """The question ends the wait for the answer. By then the answer is on its way, to a connection that takes its time
     between the head and the body."""
     store, sent = Slow(), list[MutableMapping[str, Any]]()
@@ -233,7 +233,7 @@ async def test_any_other_key_is_taken(site: Site, key: str) -> None:
 
 
 @pytest.mark.parametrize(("number", "status"), [(MAX_RESPONSES, 200), (MAX_RESPONSES + 1, 400)])
-async def test_a_request_brings_so_many_answers_at_the_most(shop: Workshop, number: int, status: int) -> None:
+async def test_a_request_brings_so_many_answers_at_the_most(shop: ToolServer, number: int, status: int) -> None:
     """Each may be looked for in the store."""
     async with serve(shop.server, task_after=AT_ONCE) as site:
         task = (await call(site, "wait", TAKES_TASKS, gate="g"))["result"]["taskId"]
@@ -243,7 +243,7 @@ async def test_a_request_brings_so_many_answers_at_the_most(shop: Workshop, numb
         shop.open("g")
 
 
-async def test_requests_that_wait_for_a_call_of_another_request_count_as_work(shop: Workshop) -> None:
+async def test_requests_that_wait_for_a_call_of_another_request_count_as_work(shop: ToolServer) -> None:
     """Else a client could have as many large bodies kept as it has connections."""
     async with serve(shop.server, max_work=300_000, max_share=100) as site:
         params = {**call_params("wait", "k", gate="g"), "ballast": "x" * 50_000}
@@ -259,7 +259,7 @@ async def test_requests_that_wait_for_a_call_of_another_request_count_as_work(sh
                 assert said(response_in(exchange, await exchange.answer())) == "went through g"
 
 
-async def test_what_is_done_with_a_task_that_has_ended_leaves_nothing_in_memory(shop: Workshop) -> None:
+async def test_what_is_done_with_a_task_that_has_ended_leaves_nothing_in_memory(shop: ToolServer) -> None:
     async with serve(shop.server, task_after=AT_ONCE) as site:
         task = (await call(site, "wait", TAKES_TASKS, gate="g"))["result"]["taskId"]
         shop.open("g")
@@ -291,7 +291,7 @@ class Counting(FaultyStore):
         return await super().single_call(session, recent=recent)
 
 
-async def test_a_foreign_call_is_answered_as_one_that_is_not_there_after_the_same_work(shop: Workshop) -> None:
+async def test_a_foreign_call_is_answered_as_one_that_is_not_there_after_the_same_work(shop: ToolServer) -> None:
     """As a task and as a state, in memory and not, while the store works and while it does not."""
     store = Counting()
     async with serve(shop.server, store=store, auth=Guests(), task_after=AT_ONCE) as site:
@@ -344,7 +344,7 @@ def _has_call(steps: Sequence[Step]) -> bool:
     return any(isinstance(step, OpenStream) and bool(step.calls) for step in steps)
 
 
-async def test_a_server_that_drains_waits_for_a_call_whose_row_is_being_written(shop: Workshop) -> None:
+async def test_a_server_that_drains_waits_for_a_call_whose_row_is_being_written(shop: ToolServer) -> None:
     store = WaitsAtCalls()
     async with serve(shop.server, store=store) as site:
         calling = asyncio.create_task(call(site, "count", under="k", n=2))
@@ -357,7 +357,7 @@ async def test_a_server_that_drains_waits_for_a_call_whose_row_is_being_written(
         assert said(await calling) == "counted to 2"
 
 
-async def test_a_call_whose_row_is_being_written_when_the_server_stops_never_runs(shop: Workshop) -> None:
+async def test_a_call_whose_row_is_being_written_when_the_server_stops_never_runs(shop: ToolServer) -> None:
     """What runs was ended without it. It is refused, and its key is free at the next process."""
     store = WaitsAtCalls()
     async with serve(shop.server, store=store) as site:

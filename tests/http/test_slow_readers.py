@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.site import Site, serve, until
-from tests.support.wire import Message, Peer, gaps_of, notices_of, progress_of, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import Message, Peer, gaps_of, notices_of, progress_of, text_of
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -14,7 +14,7 @@ LIMIT = 300
 SIZE = 2_000
 
 
-async def stands_still(shop: Workshop, peer: Peer) -> int:
+async def stands_still(shop: ToolServer, peer: Peer) -> int:
     """Wait until the flood makes no step while a neighbour makes twenty calls; how far it got."""
     while True:
         before = shop.sent
@@ -24,7 +24,7 @@ async def stands_still(shop: Workshop, peer: Peer) -> int:
             return before
 
 
-async def test_the_call_of_a_client_that_does_not_read_waits_and_nobody_else(shop: Workshop) -> None:
+async def test_the_call_of_a_client_that_does_not_read_waits_and_nobody_else(shop: ToolServer) -> None:
     """It waits once its reader lags by `max_stream_events`; when the client reads again, nothing is missing."""
     async with serve(shop.server, small_buffers=True, max_stream_events=LIMIT) as site:
         peer = await site.join()
@@ -39,7 +39,7 @@ async def test_the_call_of_a_client_that_does_not_read_waits_and_nobody_else(sho
         assert text_of(messages[-1]) == "flooded 1500"
 
 
-async def test_a_client_that_does_not_read_is_ended_and_may_come_back(shop: Workshop) -> None:
+async def test_a_client_that_does_not_read_is_ended_and_may_come_back(shop: ToolServer) -> None:
     """After `stream_timeout` its stream is detached: the call goes on, its oldest events go, the answer stays."""
     async with serve(shop.server, small_buffers=True, max_stream_events=LIMIT, stream_timeout=1.0) as site:
         peer = await site.join()
@@ -55,7 +55,7 @@ async def test_a_client_that_does_not_read_is_ended_and_may_come_back(shop: Work
         assert text_of(messages[-1]) == "flooded 1500"
 
 
-async def test_a_client_that_reads_slowly_is_not_ended(shop: Workshop) -> None:
+async def test_a_client_that_reads_slowly_is_not_ended(shop: ToolServer) -> None:
     """Progress counts, not speed: it takes a while, many times longer than the timeout would allow in one go."""
     async with serve(shop.server, small_buffers=True, max_stream_events=LIMIT, stream_timeout=5.0) as site:
         peer = await site.join()
@@ -69,7 +69,7 @@ async def test_a_client_that_reads_slowly_is_not_ended(shop: Workshop) -> None:
         assert site.app.counters.slow_readers_ended == 0
 
 
-async def test_an_idle_connection_is_not_a_slow_one(shop: Workshop) -> None:
+async def test_an_idle_connection_is_not_a_slow_one(shop: ToolServer) -> None:
     """There is nothing to read: neither a waiting call nor the standalone stream is ended."""
     async with serve(shop.server, small_buffers=True, stream_timeout=0.5, keepalive_interval=0.8) as site:
         peer = await site.join()
@@ -84,7 +84,7 @@ async def test_an_idle_connection_is_not_a_slow_one(shop: Workshop) -> None:
         assert site.app.counters.slow_readers_ended == 0
 
 
-async def test_a_detached_call_never_waits(shop: Workshop, site: Site, peer: Peer) -> None:
+async def test_a_detached_call_never_waits(shop: ToolServer, site: Site, peer: Peer) -> None:
     """Nobody reads at all: it runs to its end, and exactly the newest events are kept."""
     wire = await peer.call("count", n=2000, gate="g", pauses=[1], token=1)
     await wire.messages(1)
@@ -96,7 +96,7 @@ async def test_a_detached_call_never_waits(shop: Workshop, site: Site, peer: Pee
     assert progress_of(messages) == list(range(1501, 2001))
 
 
-async def test_the_standalone_stream_makes_nobody_wait_and_stays_within_its_limit(shop: Workshop) -> None:
+async def test_the_standalone_stream_makes_nobody_wait_and_stays_within_its_limit(shop: ToolServer) -> None:
     """Its oldest events go instead, also when a reader is attached that does not read; the gap is told."""
     async with serve(shop.server, small_buffers=True, max_stream_events=LIMIT) as site:
         peer = await site.join()

@@ -7,10 +7,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.support import raw
-from tests.support.site import Site, serve
-from tests.support.wire import EVENTS, JSON, Peer, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients import raw_http
+from tests.support.clients.wire_client import EVENTS, JSON, Peer, text_of
+from tests.support.servers.in_process import Site, serve
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -68,7 +68,7 @@ async def test_options_without_cors_says_what_is_served(site: Site) -> None:
     assert "access-control-allow-origin" not in response.headers
 
 
-async def test_a_page_of_an_allowed_origin_may_read_the_session_id(shop: Workshop) -> None:
+async def test_a_page_of_an_allowed_origin_may_read_the_session_id(shop: ToolServer) -> None:
     """The browser client needs the header `Mcp-Session-Id` of the answer, and may send its own."""
     async with serve(shop.server, cors_origins=("https://page.example",)) as site:
         asks = [
@@ -127,8 +127,8 @@ async def test_a_test_client_is_told_how_to_make_itself_known(peer: Peer) -> Non
 async def test_two_hosts_or_origins_are_refused_whichever_comes_first(site: Site, name: str, order: int) -> None:
     """RFC 9112, 3.2: a proxy in front may have judged the other one."""
     lines = "".join(f"{name}: {value}\r\n" for value in ["evil.example", "localhost"][::order]).encode()
-    plain = raw.Peer(port=site.port)
-    request = plain.request("POST", raw.message("ping", id=1), headers={name: ""})  # without a line of its own
+    plain = raw_http.Peer(port=site.port)
+    request = plain.request("POST", raw_http.message("ping", id=1), headers={name: ""})  # without a line of its own
     async with await plain.open(request.replace(b"\r\n", b"\r\n" + lines, 1)) as exchange:
         answer = await exchange.answer()
     assert (answer.status, answer.error["code"]) == (400, -32600)
@@ -191,7 +191,7 @@ async def test_a_refusal_names_the_request_where_it_can(peer: Peer) -> None:
     assert body["id"] == "mine"
 
 
-async def test_a_large_body_is_refused_before_it_is_read(shop: Workshop) -> None:
+async def test_a_large_body_is_refused_before_it_is_read(shop: ToolServer) -> None:
     """413, by the declared size and, without one, by the size so far."""
     async with serve(shop.server, max_body=2048) as site:
         peer = await site.join()
@@ -206,7 +206,7 @@ async def test_a_large_body_is_refused_before_it_is_read(shop: Workshop) -> None
         assert (await peer.send(PING)).status_code == 200
 
 
-async def test_large_headers_are_refused(shop: Workshop) -> None:
+async def test_large_headers_are_refused(shop: ToolServer) -> None:
     async with serve(shop.server, max_headers=2048) as site:
         peer = await site.join()
         refused(await peer.send(PING, x_padding="x" * 4096), 431, -31004)
@@ -252,7 +252,7 @@ async def test_a_missing_session_id_is_refused(site: Site) -> None:
     refused(await stranger.delete(), 400, -32600)
 
 
-async def test_an_unknown_session_is_not_found(shop: Workshop) -> None:
+async def test_an_unknown_session_is_not_found(shop: ToolServer) -> None:
     """A24, H2: 404 in every method, never 400 or 500, with what to do about it (H6)."""
     async with serve(shop.server, recover="strict") as site:
         stranger = Peer(site)
@@ -276,7 +276,7 @@ async def test_the_path_may_end_with_a_slash(peer: Peer) -> None:
     assert response.status_code == 200
 
 
-async def test_the_number_of_running_calls_is_limited(shop: Workshop) -> None:
+async def test_the_number_of_running_calls_is_limited(shop: ToolServer) -> None:
     """429 beyond max_calls; it passes by itself, so Retry-After tells when to come again (promise 6)."""
     async with serve(shop.server, max_calls=2) as site:
         peer = await site.join()
@@ -291,7 +291,7 @@ async def test_the_number_of_running_calls_is_limited(shop: Workshop) -> None:
         assert (await peer.send(PING)).status_code == 200
 
 
-async def test_the_number_of_sessions_is_limited(shop: Workshop) -> None:
+async def test_the_number_of_sessions_is_limited(shop: ToolServer) -> None:
     """503 beyond max_sessions; a deleted session makes room."""
     async with serve(shop.server, max_sessions=2) as site:
         first, _ = await site.join(), await site.join()
@@ -302,7 +302,7 @@ async def test_the_number_of_sessions_is_limited(shop: Workshop) -> None:
         await third.initialize()
 
 
-async def test_the_number_of_event_streams_is_limited(shop: Workshop) -> None:
+async def test_the_number_of_event_streams_is_limited(shop: ToolServer) -> None:
     """503 beyond max_readers, for GET and POST."""
     async with serve(shop.server, max_readers=2, max_share=100) as site:
         peer, other = await site.join(), await site.join()

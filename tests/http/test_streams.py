@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.site import Site, serve
-from tests.support.stores import SharedStore
-from tests.support.wire import SESSION_VERSIONS, Peer, progress_of, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import SESSION_VERSIONS, Peer, progress_of, text_of
+from tests.support.servers.in_process import Site, serve
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.shared import SharedStore
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +35,7 @@ async def test_events_carry_id_event_and_data_in_one_frame(peer: Peer) -> None:
     assert all(re.fullmatch(rb"id: [!-~]+\nevent: message\ndata: \{.*\}", frame) for frame in frames)
 
 
-async def test_ids_rise_within_a_stream_also_across_reconnects(shop: Workshop, peer: Peer) -> None:
+async def test_ids_rise_within_a_stream_also_across_reconnects(shop: ToolServer, peer: Peer) -> None:
     """S1."""
     first = await peer.call("count", n=6, gate="g", pauses=[2, 4], token=1)
     await first.messages(2)
@@ -88,7 +88,7 @@ async def test_the_headers_keep_proxies_from_storing_or_changing_a_stream(peer: 
         assert wire.headers["x-accel-buffering"] == "no"
 
 
-async def test_an_idle_connection_carries_comments(shop: Workshop) -> None:
+async def test_an_idle_connection_carries_comments(shop: ToolServer) -> None:
     """S5: on both kinds of streams, without disturbing the events."""
     async with serve(shop.server, keepalive_interval=0.2) as site:
         peer = await site.join()
@@ -102,7 +102,7 @@ async def test_an_idle_connection_carries_comments(shop: Workshop) -> None:
 
 
 @pytest.mark.parametrize("version", SESSION_VERSIONS)
-async def test_a_response_begins_also_where_nothing_comes(shop: Workshop, version: str) -> None:
+async def test_a_response_begins_also_where_nothing_comes(shop: ToolServer, version: str) -> None:
     """Clients wait for the head of a response no longer than for any other answer."""
     async with serve(shop.server, keepalive_interval=3600.0) as site:
         peer = await site.join(version)
@@ -115,7 +115,7 @@ async def test_a_response_begins_also_where_nothing_comes(shop: Workshop, versio
 
 
 @pytest.mark.parametrize("number", range(3))
-async def test_every_new_stream_of_the_newest_revision_is_primed(shop: Workshop, number: int) -> None:
+async def test_every_new_stream_of_the_newest_revision_is_primed(shop: ToolServer, number: int) -> None:
     """A9, A10: an id with empty data and `retry`, on POST, on GET and on a resumed stream."""
     async with serve(shop.server, retry=1.5) as site:
         peer = await site.join()
@@ -155,7 +155,7 @@ async def test_older_revisions_get_neither_priming_nor_retry(site: Site, version
         assert b"retry:" not in wire.raw
 
 
-async def test_the_priming_id_is_a_place_to_come_back_to(shop: Workshop, peer: Peer) -> None:
+async def test_the_priming_id_is_a_place_to_come_back_to(shop: ToolServer, peer: Peer) -> None:
     """A9: a cut right after the priming event loses nothing."""
     wire = await peer.call("count", n=3, gate="g", pauses=[0], token=1)
     await wire.event()
@@ -188,7 +188,7 @@ async def test_any_text_arrives_as_it_was(peer: Peer, text: str) -> None:
 
 
 @pytest.mark.parametrize("size", [100_000, 3_000_000])
-async def test_large_events_arrive_whole(shop: Workshop, tmp_path: Path, size: int) -> None:
+async def test_large_events_arrive_whole(shop: ToolServer, tmp_path: Path, size: int) -> None:
     """Larger than every buffer on the way, live and from the file."""
     async with serve(shop.server, store=SharedStore(tmp_path / "log.db")) as site:
         peer = await site.join()

@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 
-from tests.support.site import Site, serve, until
-from tests.support.wire import SESSION_VERSIONS, Peer, notices_of, progress_of, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import SESSION_VERSIONS, Peer, notices_of, progress_of, text_of
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("version", SESSION_VERSIONS)
-async def test_a_resume_takes_a_call_over_from_the_open_connection(shop: Workshop, site: Site, version: str) -> None:
+async def test_a_resume_takes_a_call_over_from_the_open_connection(shop: ToolServer, site: Site, version: str) -> None:
     """The old connection ends without another event; what comes is on the new one only."""
     peer = await site.join(version)
     old = await peer.call("count", n=4, gate="g", pauses=[2], token=1)
@@ -48,7 +48,7 @@ async def test_a_standalone_resume_takes_over(peer: Peer) -> None:
     assert notices_of(await new.messages(2)) == [2, 3]
 
 
-async def test_a_chain_of_take_overs_leaves_one_reader(shop: Workshop, site: Site, peer: Peer) -> None:
+async def test_a_chain_of_take_overs_leaves_one_reader(shop: ToolServer, site: Site, peer: Peer) -> None:
     """Each event arrives on exactly one connection after the first, however many there were."""
     first = await peer.call("count", n=6, gate="g", pauses=[1, 3], token=1)
     await first.messages(1)
@@ -62,7 +62,7 @@ async def test_a_chain_of_take_overs_leaves_one_reader(shop: Workshop, site: Sit
         assert await wire.rest() == []
 
 
-async def test_resumes_that_come_at_the_same_time_end_all_but_one(shop: Workshop, peer: Peer) -> None:
+async def test_resumes_that_come_at_the_same_time_end_all_but_one(shop: ToolServer, peer: Peer) -> None:
     """A17: one of them gets everything, the others end; no one hangs."""
     first = await peer.call("count", n=3, gate="g", pauses=[1], token=1)
     await first.messages(1)
@@ -73,7 +73,7 @@ async def test_resumes_that_come_at_the_same_time_end_all_but_one(shop: Workshop
     assert sorted(progress_of(messages) for messages in seen) == [[]] * 7 + [[2, 3]]
 
 
-async def test_a_ghost_that_does_not_read_is_taken_over_at_once(shop: Workshop) -> None:
+async def test_a_ghost_that_does_not_read_is_taken_over_at_once(shop: ToolServer) -> None:
     """A dead socket is often not known to be dead: its buffers are full, and nobody will ever read them."""
     async with serve(shop.server, small_buffers=True, max_stream_events=2000) as site:
         peer = await site.join()

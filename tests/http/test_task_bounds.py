@@ -16,14 +16,23 @@ from perdure.sessions import housekeeping, task_count
 from perdure.store import MemoryStore
 from perdure.store.base import SessionRecord, Store, StreamRecord
 from tests.http.test_bounds import LIMIT, Names, bearer, refused
-from tests.support import crashbox
-from tests.support.askbox import server
-from tests.support.call_peer import ALL_ASKS, REPEATS, TAKES_TASKS, CallPeer, accept, message_of, result_of, said
-from tests.support.crashbox import open_gate
-from tests.support.live import Live, live
-from tests.support.postgres import store_url
-from tests.support.raw import Answer
-from tests.support.site import until
+from tests.support.clients.modern_peer import (
+    ALL_ASKS,
+    REPEATS,
+    TAKES_TASKS,
+    CallPeer,
+    accept,
+    message_of,
+    result_of,
+    said,
+)
+from tests.support.clients.raw_http import Answer
+from tests.support.servers import gate_file_tools
+from tests.support.servers.asking_tools import server
+from tests.support.servers.gate_file_tools import open_gate
+from tests.support.servers.in_process import until
+from tests.support.servers.raw_served import Live, live
+from tests.support.stores.postgres import store_url
 
 pytestmark = pytest.mark.anyio
 
@@ -104,7 +113,7 @@ async def fill(peer: CallPeer, key: str, *, size: int = 1, **options: Any) -> An
 async def test_a_key_whose_answer_was_given_up_is_not_free(tmp_path: Path, store: str, caplog: Any) -> None:
     """Promise 4: for as long as `keptMs` says, at every node, and over a restart."""
     arguments = {"n": 1, "log": str(tmp_path / "log")}
-    settings: dict[str, Any] = {"server": crashbox.server, "store": store, "max_principal_tasks": 3}
+    settings: dict[str, Any] = {"server": gate_file_tools.server, "store": store, "max_principal_tasks": 3}
     async with live(**settings) as a:
         peer = CallPeer(port=a.port)
         for number in range(8):
@@ -124,13 +133,13 @@ async def test_a_key_whose_answer_was_given_up_is_not_free(tmp_path: Path, store
         refused(await CallPeer(port=c.port).call("pay", arguments, key="key-0"), 400, GIVEN_UP, "does not run again")
         newest = await CallPeer(port=c.port).call("pay", arguments, key="key-7")
         assert said(result_of(newest)) == "counted to 1"
-    assert len(crashbox.diary(tmp_path / "log")) == 8
+    assert len(gate_file_tools.diary(tmp_path / "log")) == 8
 
 
 async def test_a_key_is_free_when_its_time_has_passed(tmp_path: Path, store: str) -> None:
     arguments = {"n": 1, "log": str(tmp_path / "log")}
     short: dict[str, Any] = {"task_ttl": 1.0, "cleanup_interval": 0.05}
-    async with live(server=crashbox.server, store=store, max_principal_tasks=1, **short) as served:
+    async with live(server=gate_file_tools.server, store=store, max_principal_tasks=1, **short) as served:
         peer = CallPeer(port=served.port)
         for key in ("first", "second"):
             await peer.call("pay", arguments, key=key)
@@ -140,19 +149,19 @@ async def test_a_key_is_free_when_its_time_has_passed(tmp_path: Path, store: str
             return (await peer.call("pay", arguments, key="first")).status == 200
 
         await until(is_free)
-    assert len(crashbox.diary(tmp_path / "log")) == 3
+    assert len(gate_file_tools.diary(tmp_path / "log")) == 3
 
 
 async def test_many_requests_with_a_key_whose_answer_is_given_up_meanwhile_run_once(tmp_path: Path, store: str) -> None:
     """Two nodes give up and repeat at the same time; each key runs once."""
-    settings: dict[str, Any] = {"server": crashbox.server, "store": store, "max_principal_tasks": 1}
+    settings: dict[str, Any] = {"server": gate_file_tools.server, "store": store, "max_principal_tasks": 1}
     async with live(**settings) as a, live(**settings) as b:
         peers = [CallPeer(port=served.port) for served in (a, b)]
         for number in range(6):
             arguments = {"n": 1, "key": f"k{number}", "log": str(tmp_path / "log")}
             calls = [peer.call("pay", arguments, key=f"k{number}") for peer in peers for _ in range(4)]
             await asyncio.gather(*calls, peers[number % 2].call("pay", {"n": 1}, key=f"other-{number}"))
-    runs = [key for key, _ in crashbox.diary(tmp_path / "log")]
+    runs = [key for key, _ in gate_file_tools.diary(tmp_path / "log")]
     assert sorted(set(runs)) == sorted(runs)
 
 

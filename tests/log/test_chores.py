@@ -13,9 +13,9 @@ from perdure.log import chores
 from perdure.log.chores import MOST_TOLD, Chores, keep_going
 from perdure.log.reader import Reader
 from perdure.sessions.session import SessionHistory
-from tests.support.ghost import life_of
-from tests.support.site import serve, until
-from tests.support.workshop import Workshop
+from tests.support.servers.in_process import serve, until
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.dead_node import life_of
 
 pytestmark = pytest.mark.anyio
 
@@ -82,7 +82,7 @@ async def test_a_chore_that_breaks_down_says_so_and_begins_again(
 
 async def test_a_session_that_cannot_be_looked_after_does_not_keep_others_from_rest() -> None:
     """One session's parts are broken; the one behind it in the round is put to rest all the same."""
-    async with serve(Workshop().server, session_grace=0.2, complaint="could not be looked after") as site:
+    async with serve(ToolServer().server, session_grace=0.2, complaint="could not be looked after") as site:
         broken, _ = await site.join(), await site.join()
         [session] = [session for session in life_of(site).sessions if session.id == broken.session]
         whole = session.retained
@@ -100,7 +100,7 @@ class _Broken(Reader):
 
 
 async def test_a_reader_that_cannot_be_looked_after_does_not_keep_others_from_their_comments() -> None:
-    async with serve(Workshop().server, keepalive_interval=0.1, complaint="a reader could not") as site:
+    async with serve(ToolServer().server, keepalive_interval=0.1, complaint="a reader could not") as site:
         peer, life = await site.join(), life_of(site)
         [session] = life.sessions
         history, hub = SessionHistory(session), life.context.hub

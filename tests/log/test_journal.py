@@ -33,8 +33,8 @@ from perdure.store.base import (
 from perdure.store.time_limit import within_time
 from perdure.telemetry.counters import Counters
 from perdure.testing._values import a_call, a_session, count_open
-from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.site import until
+from tests.support.servers.in_process import until
+from tests.support.stores.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.anyio
 

@@ -12,14 +12,14 @@ from perdure._core.ids import SessionId, StreamId
 from perdure.log.stream import RUN_AHEAD_BYTES
 from perdure.store import MemoryStore, SqliteStore
 from perdure.store.base import READ_BYTES, Event, SessionRecord, StreamRecord
-from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.live import live
-from tests.support.outages import written
-from tests.support.raw import SessionPeer, progress, text_of
-from tests.support.site import serve, until
-from tests.support.wire import progress_of
-from tests.support.wire import text_of as result_of
-from tests.support.workshop import Workshop
+from tests.support.clients.raw_http import SessionPeer, progress, text_of
+from tests.support.clients.wire_client import progress_of
+from tests.support.clients.wire_client import text_of as result_of
+from tests.support.servers.in_process import serve, until
+from tests.support.servers.raw_served import live
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.faulty_store import Fault, FaultyStore
+from tests.support.stores.outages import written
 
 pytestmark = pytest.mark.anyio
 
@@ -69,7 +69,7 @@ class Queued(FaultyStore):
 
 
 async def test_a_replay_reads_each_event_once_and_little_at_a_time(tmp_path: Path) -> None:
-    shop = Workshop()
+    shop = ToolServer()
     size, count = READ_BYTES * 3 // 2, 16
     store = Counted(tmp_path / "log.db")
     async with serve(shop.server, store=store) as site:
@@ -101,7 +101,7 @@ async def test_many_calls_with_large_events_are_no_outage_and_all_is_written(tmp
 
 
 async def test_a_call_whose_events_are_larger_than_any_group_is_no_outage(tmp_path: Path) -> None:
-    path, shop = tmp_path / "log.db", Workshop()
+    path, shop = tmp_path / "log.db", ToolServer()
     store = SqliteStore(str(path), busy_timeout=TIMEOUT)
     async with serve(shop.server, store=store, store_timeout=TIMEOUT, max_session_bytes=100 << 20) as site:
         peer = await site.join()

@@ -28,9 +28,9 @@ from perdure.store.base import (
 )
 from perdure.telemetry.counters import Counters
 from perdure.testing._values import a_call, a_session, messages, numbers
-from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.lost_tail import Losing
-from tests.support.site import until
+from tests.support.servers.in_process import until
+from tests.support.stores.faulty_store import Fault, FaultyStore
+from tests.support.stores.lost_tail import Losing
 
 pytestmark = pytest.mark.anyio
 

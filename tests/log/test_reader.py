@@ -13,9 +13,9 @@ from perdure.log.reader import Reader
 from perdure.log.stream import Stream
 from perdure.store import MemoryStore
 from perdure.store.base import Event, Reached, Refusals, Step
-from tests.support.ghost import life_of
-from tests.support.site import Site, serve, until
-from tests.support.workshop import Workshop
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.dead_node import life_of
 
 pytestmark = pytest.mark.anyio
 
@@ -66,7 +66,7 @@ class NoHistory:
 
 @pytest.fixture
 async def site() -> AsyncIterator[Site]:
-    async with serve(Workshop().server) as site:
+    async with serve(ToolServer().server) as site:
         await site.join()
         yield site
 
@@ -113,7 +113,7 @@ async def test_what_comes_before_the_response_has_begun_is_written_when_it_begin
 async def test_a_comment_that_keeps_a_connection_alive_is_not_written_down() -> None:
     """Thousands of clients may only listen: their readers get nowhere, and the store need not hear of it."""
     store = Remembering()
-    async with serve(Workshop().server, store=store) as site:
+    async with serve(ToolServer().server, store=store) as site:
         await site.join()
         stream, wire = standalone(site), Wire()
         reader = reader_on(site, stream)

@@ -17,7 +17,7 @@ from perdure.store import MemoryStore
 from perdure.store.base import CallEnd, Event, OpenStream, PutSession, Step, StreamRecord
 from perdure.telemetry.counters import Counters
 from perdure.testing._values import a_session
-from tests.support.site import until
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 

@@ -10,9 +10,9 @@ import pytest
 from mcp.server.mcpserver import Context, MCPServer
 
 from perdure.log.turns import ALONE, CROWD, QUEUED_BYTES, Turns
-from tests.support.live import Live, live
-from tests.support.raw import progress, text_of
-from tests.support.site import until
+from tests.support.clients.raw_http import progress, text_of
+from tests.support.servers.in_process import until
+from tests.support.servers.raw_served import Live, live
 
 pytestmark = pytest.mark.anyio
 

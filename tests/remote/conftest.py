@@ -19,7 +19,7 @@ from perdure.remote.link import Link, Notice
 from perdure.remote.message import Message, encode
 from perdure.remote.stream import Limits
 from tests.client.odd import Odd
-from tests.support.site import under_uvicorn
+from tests.support.servers.in_process import under_uvicorn
 
 BRIEF = Patience(max_time=0.5, max_tries=3, first_delay=0.01, max_delay=0.02)
 LIMITS = Limits(

@@ -17,7 +17,7 @@ from perdure.remote import call as calls
 from perdure.remote.link import Notice
 from tests.client.odd import Odd, event, events, good, json_of, result
 from tests.remote.conftest import BRIEF, LIMITS, linked
-from tests.support.site import until
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 

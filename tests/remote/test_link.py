@@ -17,7 +17,7 @@ from perdure.remote.link import Notice
 from perdure.remote.message import notification
 from tests.client.odd import Odd, event, events, flow, json_of, result, silent
 from tests.remote.conftest import BRIEF, LIMITS, linked
-from tests.support.site import until
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 

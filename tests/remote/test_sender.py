@@ -15,7 +15,7 @@ from perdure.remote.call import Sender
 from perdure.remote.link import Notice
 from tests.client.odd import Odd
 from tests.remote.conftest import LIMITS, linked
-from tests.support.site import until
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 

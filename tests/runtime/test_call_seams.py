@@ -34,7 +34,7 @@ from perdure.runtime.sdk_call import CallContext
 from perdure.runtime.server import announce_extensions
 from perdure.settings import Settings
 from tests.runtime.test_seams import moved, parameters
-from tests.support.modern import modern
+from tests.support.clients.modern_requests import modern
 
 pytestmark = pytest.mark.anyio
 

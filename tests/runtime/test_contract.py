@@ -26,8 +26,8 @@ from perdure.runtime.base import CallEnded, Flow, Runtime, Runtimes
 from perdure.runtime.server import host
 from perdure.settings import Settings
 from perdure.store.base import SessionRecord
-from tests.support.fake_runtime import Broken, FakeRuntimes
-from tests.support.site import until
+from tests.support.servers.fake_runtime import Broken, FakeRuntimes
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 

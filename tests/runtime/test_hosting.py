@@ -22,8 +22,8 @@ from perdure._core.extension import CALLS, KEPT, TASKS
 from perdure.runtime.server import is_server
 from perdure.store import MemoryStore
 from tests.clients.python_clients import fastmcp_client
-from tests.support.site import serve, under_uvicorn
-from tests.support.wire import JSON, Peer, Web, answer_of, progress_of, text_of
+from tests.support.clients.wire_client import JSON, Peer, Web, answer_of, progress_of, text_of
+from tests.support.servers.in_process import serve, under_uvicorn
 
 pytestmark = pytest.mark.anyio
 

@@ -21,8 +21,8 @@ import perdure
 from perdure import Misuse
 from perdure.store import MemoryStore
 from tests.runtime.test_hosting import KINDS
-from tests.support.site import serve
-from tests.support.wire import Peer
+from tests.support.clients.wire_client import Peer
+from tests.support.servers.in_process import serve
 
 pytestmark = pytest.mark.anyio
 

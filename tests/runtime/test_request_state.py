@@ -10,7 +10,7 @@ from perdure._core.key_ring import LIFE
 from perdure.errors import Misuse, StoreError
 from perdure.runtime.request_state import KEYS, SharedKeys, given_keys, share_request_state
 from perdure.store.memory import MemoryStore
-from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.stores.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.anyio
 

@@ -24,10 +24,10 @@ from perdure.runtime.sdk_call import CallRuntime
 from perdure.runtime.server import host
 from perdure.settings import Settings
 from perdure.store.base import SessionRecord
-from tests.support.askbox import server as askbox
-from tests.support.fast_askbox import server as fast_askbox
-from tests.support.modern import modern
-from tests.support.site import until
+from tests.support.clients.modern_requests import modern
+from tests.support.servers.asking_tools import server as asking_tools
+from tests.support.servers.fastmcp_asking_tools import server as fastmcp_asking_tools
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 
@@ -125,7 +125,7 @@ ACCEPTED = {"action": "accept", "content": {"answer": "yes"}}
 
 
 async def test_a_request_of_this_process_needs_no_envelope_of_its_own() -> None:
-    async with running(askbox) as (runtime, notes):
+    async with running(asking_tools) as (runtime, notes):
         runtime.send(Request(id=1, method="tools/list", params={}, raw={}), origin=None)
         result, failed = await notes.answered()
         assert not failed
@@ -133,7 +133,7 @@ async def test_a_request_of_this_process_needs_no_envelope_of_its_own() -> None:
 
 
 async def test_a_question_waits_for_its_answer_and_is_given_it_once() -> None:
-    async with running(askbox, {"elicitation": {}}) as (runtime, notes):
+    async with running(asking_tools, {"elicitation": {}}) as (runtime, notes):
         runtime.send(call("ask", question="Well?"), origin=None)
         [(name, method, params)] = await notes.asked()
         assert (method, (params or {})["message"]) == ("elicitation/create", "Well?")
@@ -145,7 +145,7 @@ async def test_a_question_waits_for_its_answer_and_is_given_it_once() -> None:
 
 
 async def test_an_error_as_the_answer_is_raised_in_the_tool() -> None:
-    async with running(askbox, {"elicitation": {}}) as (runtime, notes):
+    async with running(asking_tools, {"elicitation": {}}) as (runtime, notes):
         runtime.send(call("try_to_ask"), origin=None)
         [(name, _, _)] = await notes.asked()
         runtime.send(respond(name, error={"code": -7, "message": "no", "data": {"why": "away"}}), origin=None)
@@ -154,7 +154,7 @@ async def test_an_error_as_the_answer_is_raised_in_the_tool() -> None:
 
 
 async def test_what_the_client_did_not_declare_is_not_asked() -> None:
-    async with running(askbox, {"sampling": {}}) as (runtime, notes):
+    async with running(asking_tools, {"sampling": {}}) as (runtime, notes):
         runtime.send(call("try_to_ask"), origin=None)
         result, _ = await notes.answered()
         assert texts(result) == "-32021 {'requiredCapabilities': {'elicitation': {}}}"
@@ -162,7 +162,7 @@ async def test_what_the_client_did_not_declare_is_not_asked() -> None:
 
 
 async def test_a_call_that_has_ended_asks_nothing_more() -> None:
-    async with running(askbox, {"elicitation": {}}) as (runtime, notes):
+    async with running(asking_tools, {"elicitation": {}}) as (runtime, notes):
         notes.ended = True
         runtime.send(call("try_to_ask"), origin=None)
         result, _ = await notes.answered()
@@ -170,7 +170,7 @@ async def test_a_call_that_has_ended_asks_nothing_more() -> None:
 
 
 async def test_a_cancelled_call_is_interrupted_and_withdraws_its_question() -> None:
-    async with running(askbox, {"elicitation": {}}) as (runtime, notes):
+    async with running(asking_tools, {"elicitation": {}}) as (runtime, notes):
         runtime.send(call("ask", question="Well?"), origin=None)
         [(name, _, _)] = await notes.asked()
         runtime.send(Notification(method="notifications/cancelled", params={"requestId": 9}, raw={}), origin=None)
@@ -182,7 +182,7 @@ async def test_a_cancelled_call_is_interrupted_and_withdraws_its_question() -> N
 
 
 async def test_a_runtime_that_is_closed_says_nothing_any_more() -> None:
-    async with running(askbox, {"elicitation": {}}) as (runtime, notes):
+    async with running(asking_tools, {"elicitation": {}}) as (runtime, notes):
         runtime.send(call("ask", question="Well?"), origin=None)
         await notes.asked()
         await runtime.aclose()
@@ -261,7 +261,7 @@ async def test_a_question_whose_time_has_passed_is_withdrawn() -> None:
         assert notes.notices == [("notifications/cancelled", {"requestId": "ask-n-1"}, 1)]
 
 
-@pytest.mark.parametrize(("server", "version"), [(askbox, "2026-07-28"), (fast_askbox, "2025-11-25")])
+@pytest.mark.parametrize(("server", "version"), [(asking_tools, "2026-07-28"), (fastmcp_asking_tools, "2025-11-25")])
 async def test_every_result_says_what_the_revision_wants(server: MCPServer | FastMCP, version: str) -> None:
     """Also where the server runs the call as in a session, which has no such words."""
     async with running(server, {"elicitation": {}}, version=version) as (runtime, notes):
@@ -271,4 +271,4 @@ async def test_every_result_says_what_the_revision_wants(server: MCPServer | Fas
         result, failed = await notes.answered()
         assert (texts(result), failed) == ("yes", False)
         assert result["resultType"] == "complete"
-        assert result["_meta"]["io.modelcontextprotocol/serverInfo"]["name"] in ("askbox", "fast_askbox")
+        assert result["_meta"]["io.modelcontextprotocol/serverInfo"]["name"] in ("asking_tools", "fastmcp_asking_tools")

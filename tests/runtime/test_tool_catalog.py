@@ -14,9 +14,9 @@ from mcp_types.methods import serialize_server_result
 
 from perdure.runtime import tool_catalog
 from perdure.runtime.tool_catalog import LISTED_AS
-from tests.support.modern import MODERN, TASKS, modern
-from tests.support.site import Site, serve, until
-from tests.support.wire import answer_of
+from tests.support.clients.modern_requests import MODERN, TASKS, modern
+from tests.support.clients.wire_client import answer_of
+from tests.support.servers.in_process import Site, serve, until
 
 pytestmark = pytest.mark.anyio
 

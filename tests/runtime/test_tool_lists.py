@@ -20,7 +20,7 @@ from perdure.runtime import tool_catalog
 from perdure.runtime.server import host
 from perdure.runtime.tool_catalog import ToolCatalog
 from perdure.settings import Settings
-from tests.support.site import until
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.serving import ROOT
+from tests.support.processes.serving import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
 

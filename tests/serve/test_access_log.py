@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.raw import Peer, message
-from tests.support.serving import Served, serving
-from tests.support.site import until
+from tests.support.clients.raw_http import Peer, message
+from tests.support.processes.serving import Served, serving
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 

@@ -22,7 +22,7 @@ from perdure.serve.code_watch import (
     describe,
     watch_code,
 )
-from tests.support.site import until
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 

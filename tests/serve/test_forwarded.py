@@ -9,8 +9,8 @@ import pytest
 
 from perdure.serve.forwarded import MAX_HOPS, TrustedProxies
 from tests.http.test_bounds import LIMIT, refused
-from tests.support.raw import Peer
-from tests.support.serving import TOOLBOX, serving
+from tests.support.clients.raw_http import Peer
+from tests.support.processes.serving import BASIC_TOOLS, serving
 
 PROXIES = ("127.0.0.1", "10.0.0.0/8", "2001:db8::/32")
 CLIENT = "203.0.113.7"
@@ -79,7 +79,7 @@ def test_what_is_no_address_is_refused_by_name(name: str) -> None:
 async def test_limits_and_logs_go_by_the_client_behind_a_trusted_proxy(tmp_path: Path) -> None:
     options = ("--forwarded-allow-ips", "127.0.0.1, 10.0.0.0/8", "--max-address-sessions", "1")
     logged = ("--access-log", "--log-format", "json", "--store", f"sqlite:{tmp_path}/log.db")
-    async with serving(TOOLBOX, *options, *logged) as served:
+    async with serving(BASIC_TOOLS, *options, *logged) as served:
         proxy, stranger = Peer(port=served.port), Peer(port=served.port, address="127.0.0.2")
         for client in ("192.0.2.1", "192.0.2.2"):
             await proxy.session(**{"x-forwarded-for": f"198.51.100.1, {client}, 10.1.2.3"})

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from tests.support.modern import modern
-from tests.support.raw import Exchange, Peer
-from tests.support.starting import environment
+from tests.support.clients.modern_requests import modern
+from tests.support.clients.raw_http import Exchange, Peer
+from tests.support.processes.starting import environment
 
 pytestmark = pytest.mark.anyio
 
 #: The store is kept in the folder of the test.
 APP = """\
 import perdure
-from tests.support.stubborn import server
+from tests.support.servers.slow_tools import server
 
 app = perdure.asgi(server, store="sqlite:perdure.db")
 """

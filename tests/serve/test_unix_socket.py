@@ -22,9 +22,9 @@ import perdure
 from perdure.errors import Misuse
 from perdure.serve.unix_socket import LOCK_LOOKS, listening_at
 from tests.client.conftest import text
-from tests.support.starting import Program, can_fork, start
+from tests.support.processes.starting import Program, can_fork, start
 
-TOOLBOX = "tests.support.toolbox:server"
+BASIC_TOOLS = "tests.support.servers.basic_tools:server"
 
 
 @pytest.mark.parametrize("mode", ["600", "660", "666"])
@@ -146,9 +146,9 @@ def test_a_path_that_cannot_be_is_one_line(tmp_path: Path, name: str, line: str)
 @contextlib.asynccontextmanager
 async def serving_at(path: Path, *options: str) -> AsyncIterator[Program]:
     forks = "--workers" in options and can_fork()
-    module = "tests.support.forking_pool" if forks else "perdure"
+    module = "tests.support.processes.forked_workers" if forks else "perdure"
     store = f"sqlite:{path.parent / 'log.db'}"
-    program = await start(module, "serve", TOOLBOX, "--uds", str(path), "--store", store, *options, errors=None)
+    program = await start(module, "serve", BASIC_TOOLS, "--uds", str(path), "--store", store, *options, errors=None)
     assert program.stdout is not None
     try:
         assert (await program.stdout.readline()).decode() == f"perdure: serving on unix:{path}, path /mcp\n"

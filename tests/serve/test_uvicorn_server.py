@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.starting_sync import Program, start
+from tests.support.processes.starting_sync import Program, start
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 30
@@ -21,7 +21,7 @@ SECONDS = 30
 
 @contextmanager
 def started(mode: str) -> Iterator[Program]:
-    process = start("tests.support.small_app", mode, cwd=ROOT)
+    process = start("tests.support.servers.small_app", mode, cwd=ROOT)
     try:
         yield process
     finally:
@@ -147,7 +147,7 @@ def test_control_c_twice_does_not_wait_for_a_request_that_does_not_end() -> None
 @pytest.mark.parametrize(
     ("mode", "reason"),
     [
-        ("start-raises", r"the server did not start: KeyError: 'DATABASE' \(tests/support/small_app\.py:\d+\)"),
+        ("start-raises", r"the server did not start: KeyError: 'DATABASE' \(tests/support/servers/small_app\.py:\d+\)"),
         ("start-refuses", r"log\.db is too new"),
         ("start-fails", r"the server did not start: no wind\nno water"),
     ],

@@ -27,16 +27,16 @@ import pytest
 from perdure.errors import Misuse
 from perdure.serve.connection import listen
 from perdure.serve.worker_pool import MAX_PAUSE_SECONDS, TRIES, VARIABLE, pause_after
-from tests.support.forking_pool import is_spring
-from tests.support.raw import VERSION, Exchange, Peer, SessionPeer, message
-from tests.support.serving import ROOT, START_SECONDS, Line, Served, log_lines, serving
-from tests.support.site import until
-from tests.support.starting import start
-from tests.support.tiny_pool import REASON
+from tests.support.clients.raw_http import VERSION, Exchange, Peer, SessionPeer, message
+from tests.support.processes.forked_workers import is_spring
+from tests.support.processes.serving import ROOT, START_SECONDS, Line, Served, log_lines, serving
+from tests.support.processes.starting import start
+from tests.support.processes.tiny_pool import REASON
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 
-STUBBORN = "tests.support.stubborn:server"
+STUBBORN = "tests.support.servers.slow_tools:server"
 PROMPT_SECONDS = 8
 #: A busy machine is not a failing store, whose refusals a test of refusals must not see.
 PATIENT = ("--store-timeout", "20s")
@@ -230,7 +230,7 @@ async def test_a_store_that_fails_is_waited_for_even_if_no_worker_is_left(folder
 
 @asynccontextmanager
 async def tiny_pool(folder: Path, *, workers: int = 2) -> AsyncIterator[Served]:
-    process = await start("tests.support.tiny_pool", str(folder), str(workers), cwd=ROOT, errors=STDOUT)
+    process = await start("tests.support.processes.tiny_pool", str(folder), str(workers), cwd=ROOT, errors=STDOUT)
     served = Served(process=process, url="", port=0)
 
     async def read() -> None:
@@ -505,7 +505,7 @@ async def test_workers_that_cannot_be_replaced_stay(folder: Path) -> None:
         assert await answering(peer, 2) == before
         assert await served.stop() == 0
     [line] = [line for line in served.output if "were not replaced" in line]
-    assert "tests.support.stubborn cannot be imported: RuntimeError: broken on purpose" in line
+    assert "tests.support.servers.slow_tools cannot be imported: RuntimeError: broken on purpose" in line
 
 
 # Ending
@@ -581,7 +581,9 @@ async def test_a_target_that_is_broken_is_told_once(folder: Path) -> None:
     status, said = await refused(folder, "--workers", "4", "--store", f"sqlite:{folder}/log.db")
     assert status == 2
     *frames, line = said.splitlines()
-    assert line.startswith("perdure: tests.support.stubborn cannot be imported: RuntimeError: broken on purpose")
+    assert line.startswith(
+        "perdure: tests.support.servers.slow_tools cannot be imported: RuntimeError: broken on purpose"
+    )
     assert (frames[0], frames[-1]) == ("Traceback (most recent call last):", "RuntimeError: broken on purpose")
     assert said.count("broken on purpose") == 3  # the line of the source, the error, and the line that tells it
 

@@ -12,10 +12,10 @@ import pytest
 from perdure._core.ids import NodeId, StreamId
 from perdure.sessions import single_calls
 from perdure.sessions.call_watch import CallWatch
-from tests.support.askbox import server
-from tests.support.call_peer import ALL_ASKS, REPEATS, CallPeer, accept, result_of, said
-from tests.support.crashbox import open_gate
-from tests.support.live import live
+from tests.support.clients.modern_peer import ALL_ASKS, REPEATS, CallPeer, accept, result_of, said
+from tests.support.servers.asking_tools import server
+from tests.support.servers.gate_file_tools import open_gate
+from tests.support.servers.raw_served import live
 
 pytestmark = pytest.mark.anyio
 

@@ -10,9 +10,9 @@ from perdure._core.ids import RecordKind
 from perdure._core.limits import Caller
 from perdure.sessions.caller_checks import CHECK_SHARE, MAX_CALLERS, CallerChecks
 from perdure.store import MemoryStore
-from tests.support.askbox import server
-from tests.support.call_peer import CallPeer
-from tests.support.live import live
+from tests.support.clients.modern_peer import CallPeer
+from tests.support.servers.asking_tools import server
+from tests.support.servers.raw_served import live
 
 ALICE, BOB = Caller("alice"), Caller("", "10.0.0.1")
 

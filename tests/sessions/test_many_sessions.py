@@ -17,10 +17,10 @@ from typing import Self
 
 import pytest
 
-from tests.support.cluster import CRASHBOX
-from tests.support.raw import VERSION, Answer, Parser, Peer, SessionPeer, message
-from tests.support.serving import Served, serving
-from tests.support.site import until
+from tests.support.clients.raw_http import VERSION, Answer, Parser, Peer, SessionPeer, message
+from tests.support.processes.cluster import GATE_FILE_TOOLS
+from tests.support.processes.serving import Served, serving
+from tests.support.servers.in_process import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 
@@ -120,7 +120,7 @@ async def census(served: Served) -> dict[str, int]:
 async def test_thousands_of_sessions_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COVERAGE_PROCESS_START", raising=False)  # its own memory would be measured
     path = tmp_path / "log.db"
-    async with serving(CRASHBOX, *EXPIRY, *ROOM, "--store", f"sqlite:{path}") as served:
+    async with serving(GATE_FILE_TOOLS, *EXPIRY, *ROOM, "--store", f"sqlite:{path}") as served:
         peer = Peer(port=served.port)
         for _ in range(2):  # what the allocator keeps of so many at once is no leak; the first round may be a slow one
             await come_and_go(peer, SESSIONS)

@@ -17,11 +17,11 @@ from perdure.http.credentials import caller_of
 from perdure.store import MemoryStore
 from perdure.testing._values import count_open
 from tests.http.test_bounds import LIMIT, Names, bearer, refused
-from tests.support.cluster import cluster
-from tests.support.crashbox import open_gate
-from tests.support.live import Live, live
-from tests.support.raw import Answer, Peer, SessionPeer, message
-from tests.support.site import until
+from tests.support.clients.raw_http import Answer, Peer, SessionPeer, message
+from tests.support.processes.cluster import cluster
+from tests.support.servers.gate_file_tools import open_gate
+from tests.support.servers.in_process import until
+from tests.support.servers.raw_served import Live, live
 
 pytestmark = pytest.mark.anyio
 

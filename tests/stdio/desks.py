@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.bridges import PATIENCE, Host, HostedBridge, Message, a_host
-from tests.support.site import Site, serve, until
-from tests.support.workshop import Workshop
+from tests.support.processes.stdio_bridges import PATIENCE, Host, HostedBridge, Message, a_host
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
 
 FIRST = "Token file not found (first run or clean slate)"
 RESUMED = "Session resumed successfully"
@@ -34,7 +34,7 @@ async def sentences(bridge: HostedBridge, count: int = 1) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Desk:
-    workshop: Workshop
+    workshop: ToolServer
     site: Site
     host: Host
 
@@ -60,7 +60,7 @@ def noted_calls(desk: Desk) -> list[Message]:
 
 @asynccontextmanager
 async def a_desk(folder: Path, *, logs: bool = True, **settings: Any) -> AsyncIterator[Desk]:
-    workshop = Workshop(logs=logs, subscribes=True)
+    workshop = ToolServer(logs=logs, subscribes=True)
     settings.setdefault("retry", 0.05)
     async with serve(workshop.server, **settings) as site, a_host(folder, site.url) as host:
         yield Desk(workshop=workshop, site=site, host=host)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.stdio.desks import RESUMED, a_desk, sentences
 from tests.stdio.test_bridge_resume import _offer_again
-from tests.support.site import until
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 

@@ -26,9 +26,9 @@ from perdure.stdio.slot import Target, open_slot
 from tests.client.odd import Odd, event, events, good, json_of
 from tests.stdio.desks import RESUMED, a_desk, noted_calls, question, sentences
 from tests.stdio.test_bridge_trouble import _delete
-from tests.support.bridges import PATIENCE, PROMPTLY, a_host
-from tests.support.cutting_proxy import cutting_proxy
-from tests.support.site import under_uvicorn, until
+from tests.support.processes.stdio_bridges import PATIENCE, PROMPTLY, a_host
+from tests.support.proxies.cutting_proxy import cutting_proxy
+from tests.support.servers.in_process import under_uvicorn, until
 
 pytestmark = pytest.mark.anyio
 

@@ -15,9 +15,9 @@ import pytest
 from tests.client.odd import WELCOME, Odd, json_of, result
 from tests.stdio.desks import sentences
 from tests.stdio.test_bridge_trouble import _self_signed, answering
-from tests.support.bridges import a_host
-from tests.support.serving import python_path
-from tests.support.site import under_uvicorn
+from tests.support.processes.serving import python_path
+from tests.support.processes.stdio_bridges import a_host
+from tests.support.servers.in_process import under_uvicorn
 
 pytestmark = pytest.mark.anyio
 

@@ -17,10 +17,10 @@ from perdure.stdio.identity import Identity, here
 from perdure.stdio.slot import Target, open_slot
 from perdure.store import SqliteStore
 from tests.stdio.desks import FIRST, HOST, REJECTED, RESUMED, Desk, a_desk, noted_calls, question, reply, sentences
-from tests.support.bridges import PATIENCE, HostedBridge, a_host, text_of
-from tests.support.cutting_proxy import cutting_proxy
-from tests.support.site import Site, serve, until
-from tests.support.workshop import Workshop
+from tests.support.processes.stdio_bridges import PATIENCE, HostedBridge, a_host, text_of
+from tests.support.proxies.cutting_proxy import cutting_proxy
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -273,7 +273,7 @@ class _People(TokenVerifier):
 async def test_credentials_that_come_back_find_their_session(folder: Path) -> None:
     """T9: alice, bob, alice, with one name for the variable. The server tells whether a credential was renewed."""
     options = ("--token-env", "BEARER")
-    async with serve(Workshop().server, auth=_People(), retry=0.05) as site, a_host(folder, site.url) as host:
+    async with serve(ToolServer().server, auth=_People(), retry=0.05) as site, a_host(folder, site.url) as host:
 
         async def told(person: str) -> list[str]:
             bridge = await host.start(*options, BEARER=person)
@@ -386,7 +386,7 @@ async def test_the_server_is_restarted_in_between(folder: Path) -> None:
         @asynccontextmanager
         async def serving() -> AsyncIterator[Site]:
             store = SqliteStore(str(folder / "log.db"))
-            async with serve(Workshop(logs=True, subscribes=True).server, store=store, retry=0.05) as site:
+            async with serve(ToolServer(logs=True, subscribes=True).server, store=store, retry=0.05) as site:
                 proxy.upstreams = (site.port,)
                 proxy.accept()
                 yield site

@@ -22,10 +22,10 @@ from perdure.remote.message import Message
 from perdure.remote.stream import Listener, Stream
 from perdure.stdio.bridge import limits_of
 from tests.stdio.desks import FIRST, RESUMED, Desk, a_desk, sentences
-from tests.support.bridges import a_host, text_of
-from tests.support.cutting_proxy import cutting_proxy
-from tests.support.site import serve, under_uvicorn
-from tests.support.workshop import Workshop
+from tests.support.processes.stdio_bridges import a_host, text_of
+from tests.support.proxies.cutting_proxy import cutting_proxy
+from tests.support.servers.in_process import serve, under_uvicorn
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -199,7 +199,7 @@ async def test_a_token_file_is_read_again_when_the_token_is_refused(folder: Path
     file = folder / "bearer"
     file.touch(0o600)
     file.write_text("first\n")
-    async with serve(Workshop().server, auth=auth) as site, a_host(folder, site.url) as host:
+    async with serve(ToolServer().server, auth=auth) as site, a_host(folder, site.url) as host:
         bridge = await host.session("--token-file", str(file))
         assert await bridge.call("count", n=1) == "counted to 1"
         auth.token = "second"
@@ -222,7 +222,7 @@ async def test_a_token_file_is_read_again_when_the_token_is_refused(folder: Path
 async def test_a_running_call_outlives_a_token_file_that_cannot_be_read(folder: Path, comes_back: bool) -> None:
     """Promise 3: the call runs, so an attempt to resume it that finds no token is followed by others; when patience
     ends, its outcome is unknown."""
-    auth, workshop, file = OneToken("first"), Workshop(), folder / "bearer"
+    auth, workshop, file = OneToken("first"), ToolServer(), folder / "bearer"
     file.touch(0o600)
     file.write_text("first")
     async with (
@@ -254,7 +254,7 @@ async def test_a_running_call_outlives_a_token_file_that_cannot_be_read(folder: 
 @pytest.mark.parametrize("is_plain", [False, True], ids=["event streams", "plain JSON"])
 async def test_a_server_without_a_broker_is_bridged_and_not_resumed(folder: Path, is_plain: bool) -> None:
     """The SDK's own server: everything passes; a new session each time, and the log says why once."""
-    app = Workshop().server.streamable_http_app(json_response=is_plain)
+    app = ToolServer().server.streamable_http_app(json_response=is_plain)
     async with under_uvicorn(app) as port, a_host(folder, "") as host:
         for _ in range(2):
             bridge = await host.start(url=f"http://127.0.0.1:{port}/mcp")
@@ -267,7 +267,7 @@ async def test_a_server_without_a_broker_is_bridged_and_not_resumed(folder: Path
 
 async def test_a_server_without_a_standalone_stream_keeps_its_session(folder: Path) -> None:
     """404 on the first GET of a new session means that there is no such stream, not that the session is gone."""
-    inner, seen = Workshop().server.streamable_http_app(), []
+    inner, seen = ToolServer().server.streamable_http_app(), []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         seen.append(scope.get("method"))

@@ -11,8 +11,8 @@ import pytest
 
 from perdure.stdio.explain import outcome
 from perdure.stdio.slot import survey
-from tests.support.hosts import host, opened, target, token
-from tests.support.serving import python_path
+from tests.support.processes.fake_hosts import host, opened, target, token
+from tests.support.processes.serving import python_path
 
 URL = "http://127.0.0.1:9/mcp"
 

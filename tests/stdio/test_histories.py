@@ -29,8 +29,8 @@ from perdure.remote.endpoint import Endpoint
 from perdure.stdio.identity import Identity, Processes, ProcessInfo
 from perdure.stdio.resume_broker import ONCE, ResumeBroker
 from perdure.stdio.slot import Slot, Target, open_slot
-from tests.support import memory
-from tests.support.workshop import Workshop
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores import memory_files
 
 HOSTS = 2
 TARGETS = ("http://here/mcp", "http://here/mcp?other")
@@ -90,7 +90,7 @@ class Instance:
 
 
 @dataclass(kw_only=True)
-class World:
+class ChangingServers:
     http: httpx2.AsyncClient
     folder: Path
     alive: list[Instance] = field(default_factory=list)
@@ -217,7 +217,7 @@ class Place:
 
     async def _serve(self) -> None:
         settings = perdure.Settings(allowed_hosts=("here",), max_principal_sessions=100_000, max_sessions=100_000)
-        app = perdure.asgi(Workshop().server, store="memory:", settings=settings)
+        app = perdure.asgi(ToolServer().server, store="memory:", settings=settings)
         async with app.lifespan():
             self._app = app
             self._begins.set()
@@ -238,8 +238,8 @@ class Place:
     async def _live(self, history: list[tuple[Any, ...]]) -> None:
         # Each history has an address of its own: the broker takes so many requests from one.
         transport = httpx2.ASGITransport(app=self._app, client=(next(self._addresses), 1))
-        with tempfile.TemporaryDirectory(prefix="p-", dir=memory.SMALL) as folder:
-            world = World(http=httpx2.AsyncClient(transport=transport), folder=Path(folder) / "tokens")
+        with tempfile.TemporaryDirectory(prefix="p-", dir=memory_files.SMALL) as folder:
+            world = ChangingServers(http=httpx2.AsyncClient(transport=transport), folder=Path(folder) / "tokens")
             for deed, *more in history:
                 await world.do(deed, *more)
             for instance in world.alive:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.stdio.desks import RESUMED, sentences
-from tests.support.bridges import a_host
-from tests.support.cluster import cluster
-from tests.support.crashbox import diary, open_gate
-from tests.support.postgres import store_url
+from tests.support.processes.cluster import cluster
+from tests.support.processes.stdio_bridges import a_host
+from tests.support.servers.gate_file_tools import diary, open_gate
+from tests.support.stores.postgres import store_url
 
 pytestmark = pytest.mark.anyio
 

@@ -14,12 +14,12 @@ from mcp.server.transport_security import TransportSecuritySettings
 from pydantic import Field
 
 from tests.stdio.desks import a_desk
-from tests.support.board import new_server
-from tests.support.bridges import Bridge, Host, Message, a_host, text_of
-from tests.support.cluster import Cluster, cluster
-from tests.support.crashbox import diary, open_gate
-from tests.support.cutting_proxy import cutting_proxy
-from tests.support.site import serve, under_uvicorn, until
+from tests.support.processes.cluster import Cluster, cluster
+from tests.support.processes.stdio_bridges import Bridge, Host, Message, a_host, text_of
+from tests.support.proxies.cutting_proxy import cutting_proxy
+from tests.support.servers.gate_file_tools import diary, open_gate
+from tests.support.servers.in_process import serve, under_uvicorn, until
+from tests.support.servers.notice_board import new_server
 
 pytestmark = pytest.mark.anyio
 

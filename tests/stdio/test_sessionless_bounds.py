@@ -23,9 +23,9 @@ from perdure.stdio.pipes import Output
 from perdure.stdio.resume_broker import ResumeBroker
 from perdure.stdio.slot import Slot
 from tests.stdio.test_sessionless import params
-from tests.support.bridges import Message
-from tests.support.site import serve
-from tests.support.workshop import Workshop
+from tests.support.processes.stdio_bridges import Message
+from tests.support.servers.in_process import serve
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -74,7 +74,7 @@ async def run(pipe: Pipe, url: str) -> None:
 
 async def test_as_many_requests_as_may_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessionless, "MAX_RUNNING", 2)
-    shop, pipe = Workshop(), Pipe()
+    shop, pipe = ToolServer(), Pipe()
     async with serve(shop.server) as site, asyncio.TaskGroup() as tasks:
         tasks.create_task(run(pipe, site.url))
         for number in range(3):
@@ -94,7 +94,7 @@ async def test_the_oldest_question_is_given_up_and_its_answer_still_reaches_the_
 ) -> None:
     """Given up is its key: the state that the host brings names the task. One of no task has an unknown outcome."""
     monkeypatch.setattr(sessionless, "MAX_ASKING", 1)
-    shop, pipe = Workshop(), Pipe()
+    shop, pipe = ToolServer(), Pipe()
     async with serve(shop.server) as site, asyncio.TaskGroup() as tasks:
         tasks.create_task(run(pipe, site.url))
         states = []

@@ -14,9 +14,9 @@ from perdure.remote.message import messages_in
 from perdure.stdio.earlier_calls import report
 from perdure.stdio.notes import NotedCall
 from tests.stdio.test_stock_hosts import started
-from tests.support import toolbox
-from tests.support.serving import ROOT
-from tests.support.site import serve
+from tests.support.processes.serving import ROOT
+from tests.support.servers import basic_tools
+from tests.support.servers.in_process import serve
 
 PAGE = (ROOT / "docs" / "stdio.md").read_text()
 SNIPPETS = [json.loads(text) for text in re.findall(r"^```json\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)]
@@ -36,7 +36,7 @@ def servers(snippet: dict[str, Any]) -> list[dict[str, Any]]:
 async def test_every_configuration_starts_a_bridge(folder: Path) -> None:
     """A host would do the same: the command, its arguments and its environment, with an address that answers."""
     assert len(SNIPPETS) == 4
-    async with serve(toolbox.server) as site:
+    async with serve(basic_tools.server) as site:
         for snippet in SNIPPETS:
             for server in servers(snippet):
                 assert server["command"] == "perdure"

@@ -20,18 +20,18 @@ from mcp_types import ElicitRequestParams, ElicitResult
 
 from tests.clients.node_clients import HERE
 from tests.stdio.desks import RESUMED
-from tests.support import toolbox
-from tests.support.bridges import Bridge
-from tests.support.node import node_modules, program
-from tests.support.serving import python_path
-from tests.support.site import Site, serve
+from tests.support.processes.node_programs import node_modules, program
+from tests.support.processes.serving import python_path
+from tests.support.processes.stdio_bridges import Bridge
+from tests.support.servers import basic_tools
+from tests.support.servers.in_process import Site, serve
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
 async def site() -> AsyncIterator[Site]:
-    async with serve(toolbox.server, retry=0.05) as it:
+    async with serve(basic_tools.server, retry=0.05) as it:
         yield it
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from perdure._core.ids import NodeId
-from tests.support.starting_sync import Program, start
+from tests.support.processes.starting_sync import Program, start
 
 
 class Process:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.outages import TIMEOUT, begin_count, recovered
-from tests.support.raw import Peer, progress, text_of
-from tests.support.serving import SERVE, Served, serving
+from tests.support.clients.raw_http import Peer, progress, text_of
+from tests.support.processes.serving import SERVE, Served, serving
+from tests.support.stores.outages import TIMEOUT, begin_count, recovered
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +28,9 @@ async def small_disk(tmp_path: Path, *options: str) -> AsyncIterator[tuple[Serve
     if not await asyncio.to_thread(_can_run, (*mount, str(disk), "true")):
         pytest.skip("this system lets nobody mount a disk in a namespace of its own")
     store = ("--store", f"sqlite:{disk / 'log.db'}", "--store-timeout", str(TIMEOUT))
-    async with serving("tests.support.gated:server", *store, *options, argv=(*mount, str(disk), *SERVE)) as served:
+    async with serving(
+        "tests.support.servers.gated_tools:server", *store, *options, argv=(*mount, str(disk), *SERVE)
+    ) as served:
         yield served, Path(f"/proc/{served.pid}/root{disk}")
 
 
@@ -86,7 +88,7 @@ async def test_a_full_disk_is_one_outage_also_where_requests_are_refused(tmp_pat
 
 async def test_a_file_that_may_not_grow_does_not_stop_live_traffic(tmp_path: Path) -> None:
     options = ("--store", f"sqlite:{tmp_path / 'log.db'}", "--store-timeout", str(TIMEOUT))
-    async with serving("tests.support.gated:server", *options) as served:
+    async with serving("tests.support.servers.gated_tools:server", *options) as served:
         peer = await Peer(port=served.port).session()
         limits = resource.prlimit(served.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(served.pid, resource.RLIMIT_FSIZE, ((tmp_path / "log.db-wal").stat().st_size, limits[1]))

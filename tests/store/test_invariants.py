@@ -36,7 +36,7 @@ from perdure.testing._values import (
     put,
     some_events,
 )
-from tests.support.postgres import new_schema, store_url
+from tests.support.stores.postgres import new_schema, store_url
 
 HOME = StreamId(f"{SESSION}-standalone")
 

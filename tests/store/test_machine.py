@@ -13,13 +13,13 @@ from hypothesis.stateful import run_state_machine_as_test
 from perdure.store.memory import MemoryStore
 from perdure.store.sqlite import SqliteStore
 from perdure.testing import store_machine
-from tests.support import memory
+from tests.support.stores import memory_files
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """For the thousand small files that are made."""
-    with tempfile.TemporaryDirectory(dir=memory.SMALL) as name:
+    with tempfile.TemporaryDirectory(dir=memory_files.SMALL) as name:
         yield Path(name)
 
 

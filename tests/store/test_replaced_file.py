@@ -21,11 +21,11 @@ from perdure.store.base import PutSession
 from perdure.store.sqlite.backup import back_up
 from perdure.store.sqlite.sql_files import schema_version
 from perdure.testing._values import NODE, a_session, put
-from tests.support.crashbox import open_gate
-from tests.support.serving import Served, log_lines, serving
-from tests.support.site import Site, serve, until
-from tests.support.wire import Peer, Web, progress_of, text_of
-from tests.support.workshop import Workshop
+from tests.support.clients.wire_client import Peer, Web, progress_of, text_of
+from tests.support.processes.serving import Served, log_lines, serving
+from tests.support.servers.gate_file_tools import open_gate
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -157,7 +157,7 @@ async def test_an_app_whose_file_is_gone_says_so_and_refuses_everything(
 ) -> None:
     path = tmp_path / "log.db"
     store = SqliteStore(str(path))
-    async with serve(Workshop().server, store=store, complaint="nothing can be served|chore|steps") as site:
+    async with serve(ToolServer().server, store=store, complaint="nothing can be served|chore|steps") as site:
         peer = await site.join()
         standalone = await peer.get()
         assert await _health(site) == (200, "ok")
@@ -174,7 +174,7 @@ async def test_an_app_whose_file_is_gone_says_so_and_refuses_everything(
 async def test_an_app_whose_file_a_newer_release_has_taken_over_says_so(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     store = SqliteStore(str(path))
-    async with serve(Workshop().server, store=store, complaint="nothing can be served|chore|steps") as site:
+    async with serve(ToolServer().server, store=store, complaint="nothing can be served|chore|steps") as site:
         peer = await site.join()
         with closing(sqlite3.connect(path)) as connection:
             connection.execute(f"PRAGMA user_version = {schema_version() + 1}")
@@ -191,7 +191,7 @@ async def test_a_server_whose_file_is_gone_ends_and_says_why(
     tmp_path: Path, lose: Callable[[Path, Path], None]
 ) -> None:
     path = tmp_path / "log.db"
-    async with serving("tests.support.crashbox:server", "--store", f"sqlite:{path}") as served:
+    async with serving("tests.support.servers.gate_file_tools:server", "--store", f"sqlite:{path}") as served:
         web = Web(served.url)
         await web.join()
         lose(path, _backup(path))
@@ -210,7 +210,7 @@ async def test_a_call_that_runs_when_the_file_goes_is_finished_from_memory(
     """Promise 3: one final answer, also of a process that has lost its log and leaves."""
     path, gate = tmp_path / "log.db", tmp_path / "gate"
     options = ("--store", f"sqlite:{path}", "--on-store-failure", on_failure)
-    async with serving("tests.support.crashbox:server", *options) as served:
+    async with serving("tests.support.servers.gate_file_tools:server", *options) as served:
         web = Web(served.url)
         peer = await web.join()
         call = await peer.call("pay", token="p", n=3, gate=str(gate), pauses=[1])
@@ -228,7 +228,7 @@ async def test_a_call_that_does_not_finish_in_time_is_answered_before_the_server
     """Also one that another process could run again: there is no other process that knows of it (promise 3)."""
     path = tmp_path / "log.db"
     options = ("--store", f"sqlite:{path}", "--drain-timeout", "0")
-    async with serving("tests.support.crashbox:server", *options) as served:
+    async with serving("tests.support.servers.gate_file_tools:server", *options) as served:
         web = Web(served.url)
         peer = await web.join()
         calls = [
@@ -276,7 +276,7 @@ async def test_workers_go_on_with_the_backup_that_was_moved_into_place(tmp_path:
     """The session of the backup is served again, and what was opened after it is unknown; nothing is mixed."""
     path = tmp_path / "log.db"
     options = ("--store", f"sqlite:{path}", "--workers", "2")
-    async with serving("tests.support.crashbox:server", *options) as served:
+    async with serving("tests.support.servers.gate_file_tools:server", *options) as served:
         web = Web(served.url)
         kept = await web.join()
         await asyncio.to_thread(_wait_for, path, kept.session)

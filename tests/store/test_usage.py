@@ -28,7 +28,7 @@ from perdure.store.base import (
     Usage,
     usage_of,
 )
-from tests.support.postgres import store_url
+from tests.support.stores.postgres import store_url
 
 pytestmark = pytest.mark.anyio
 

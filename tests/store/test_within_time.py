@@ -17,7 +17,7 @@ from perdure.store.memory import MemoryStore
 from perdure.store.time_limit import CALLS, within_time
 from perdure.testing import check_store
 from perdure.testing._values import NODE, SESSION, STREAM, a_session, put
-from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.stores.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.anyio
 

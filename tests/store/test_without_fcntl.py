@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.raw import Peer, SessionPeer, text_of
-from tests.support.serving import Served, serving
-from tests.support.site import until
-from tests.support.starting import environment
+from tests.support.clients.raw_http import Peer, SessionPeer, text_of
+from tests.support.processes.serving import Served, serving
+from tests.support.processes.starting import environment
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 
-WITHOUT = (sys.executable, "-m", "tests.support.without_fcntl")
-STUBBORN = "tests.support.stubborn:server"
+WITHOUT = (sys.executable, "-m", "tests.support.processes.without_fcntl")
+STUBBORN = "tests.support.servers.slow_tools:server"
 REASON = "this system has no locks that tell which processes live (Python's fcntl)"
 SECONDS = 60
 
@@ -97,7 +97,7 @@ async def test_a_client_keeps_its_session_and_shares_its_state_with_no_other(fol
 
 
 def keeping(url: str, state: str) -> subprocess.Popen[str]:
-    command = [*WITHOUT, "tests.support.keeping", url, state]
+    command = [*WITHOUT, "tests.support.processes.client_with_state_file", url, state]
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(), bufsize=1
     )

@@ -19,11 +19,11 @@ from perdure.store import MemoryStore, SqliteStore, Store, open_store
 from perdure.store.base import OpenStream, PutSession
 from perdure.store.sqlite import meter
 from perdure.testing._values import NODE, a_call, a_session, a_stream, an_append, an_end, put, some_events
-from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.postgres import store_url
-from tests.support.serving import ROOT
-from tests.support.site import serve, until
-from tests.support.workshop import Workshop
+from tests.support.processes.serving import ROOT
+from tests.support.servers.in_process import serve, until
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.faulty_store import Fault, FaultyStore
+from tests.support.stores.postgres import store_url
 from tests.telemetry.test_metrics import numbers, of, page_of, scraped
 
 DEPLOY = Path(ROOT) / "deploy"
@@ -63,7 +63,7 @@ Exported = dict[str, dict[str, set[str]]]
 
 async def exported(store: Store) -> Exported:
     """What a real server shows that has served one call."""
-    async with serve(Workshop().server, store=store) as site:
+    async with serve(ToolServer().server, store=store) as site:
         peer = await site.join()
         await peer.result("count", n=2)
         text = (await scraped(site)).text
@@ -145,7 +145,7 @@ def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
 
 @pytest.mark.anyio
 async def test_open_readers_are_counted_by_kind() -> None:
-    shop = Workshop()
+    shop = ToolServer()
     async with serve(shop.server) as site:
         peer = await site.join()
         standalone = await peer.get()
@@ -167,7 +167,7 @@ async def test_open_readers_are_counted_by_kind() -> None:
 
 @pytest.mark.anyio
 async def test_what_is_held_while_the_store_fails_is_shown() -> None:
-    shop, store = Workshop(), FaultyStore(MemoryStore())
+    shop, store = ToolServer(), FaultyStore(MemoryStore())
     async with serve(shop.server, store=store, complaint="the store fails", store_timeout=0.2) as site:
         peer = await site.join()
         assert (await page_of(site))("perdure_held_bytes") == 0
@@ -188,7 +188,7 @@ async def test_what_is_held_while_the_store_fails_is_shown() -> None:
 @pytest.mark.anyio
 async def test_a_scrape_counts_what_a_file_keeps_and_how_large_it_is(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
-    async with serve(Workshop().server, store=SqliteStore(str(path))) as site:
+    async with serve(ToolServer().server, store=SqliteStore(str(path))) as site:
         peer = await site.join()
         await peer.result("count", n=5)
         page = numbers((await scraped(site)).text)

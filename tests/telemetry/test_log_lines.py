@@ -12,9 +12,9 @@ import pytest
 
 from perdure.telemetry.events import MAX_LINE, MAX_LINES, MAX_SENTENCE, LogLines, log_event
 from perdure.telemetry.log_lines import JsonLines, TextLines
-from tests.support.modern import modern
-from tests.support.raw import VERSION, Peer, message
-from tests.support.serving import serving
+from tests.support.clients.modern_requests import modern
+from tests.support.clients.raw_http import VERSION, Peer, message
+from tests.support.processes.serving import serving
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 async def test_what_a_peer_wrote_forges_no_line_and_reaches_no_terminal() -> None:
     options = ("--store", "memory:", "--log-level", "debug")
-    async with serving("tests.support.stubborn:server", *options) as served:
+    async with serving("tests.support.servers.slow_tools:server", *options) as served:
         peer = Peer(port=served.port)
         client = {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": {"name": EVIL, "version": EVIL}}
         assert (await peer.ask("POST", message("initialize", client, id=0))).status == 200
@@ -176,7 +176,7 @@ def test_no_record_has_the_whole_id_of_a_session(caplog: pytest.LogCaptureFixtur
 async def test_each_tool_call_is_a_line_with_its_tool_and_how_it_ended() -> None:
     """Calls of sessions, with their ids, and calls without one."""
     options = ("--store", "memory:", "--log-level", "info", "--log-format", "json")
-    async with serving("tests.support.stubborn:server", *options) as served:
+    async with serving("tests.support.servers.slow_tools:server", *options) as served:
         peer = Peer(port=served.port)
         session = await peer.session()
         call = {"name": "look_for", "arguments": {"name": "."}}

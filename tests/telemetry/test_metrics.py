@@ -27,12 +27,12 @@ from perdure.store.base import NodeRecord
 from perdure.telemetry import prometheus as metrics
 from perdure.telemetry.counters import BUCKETS, Counters, Histogram
 from perdure.telemetry.prometheus import Snapshot
-from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.modern import TASKS, modern
-from tests.support.raw import Peer as RawPeer
-from tests.support.site import Site, serve, until
-from tests.support.wire import Peer
-from tests.support.workshop import Workshop
+from tests.support.clients.modern_requests import TASKS, modern
+from tests.support.clients.raw_http import Peer as RawPeer
+from tests.support.clients.wire_client import Peer
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.faulty_store import Fault, FaultyStore
 
 OWN, OTHER = NodeId("own-node-0123456789"), NodeId("other-node-0123456789")
 
@@ -209,7 +209,7 @@ async def page_of(site: Site) -> Callable[..., float | None]:
 @pytest.mark.anyio
 async def test_a_scrape_shows_what_happened() -> None:
     """P9."""
-    shop = Workshop()
+    shop = ToolServer()
     async with serve(shop.server) as site:
         peer = await site.join()
         wire = await peer.call("count", n=5, gate="g", pauses=[2], token="t")
@@ -241,7 +241,7 @@ async def test_a_scrape_shows_what_happened() -> None:
 
 @pytest.mark.anyio
 async def test_single_calls_are_counted_apart_from_sessions() -> None:
-    shop = Workshop()
+    shop = ToolServer()
     async with serve(shop.server, task_after=0) as site:
         peer = RawPeer(port=site.port)
 
@@ -274,7 +274,7 @@ async def test_single_calls_are_counted_apart_from_sessions() -> None:
 
 @pytest.mark.anyio
 async def test_nothing_on_the_page_says_who_a_client_is_or_what_it_calls() -> None:
-    shop = Workshop()
+    shop = ToolServer()
     async with serve(shop.server, auth=Verifier()) as site:
         peer = await site.join(token="alice")
         await peer.result("count", n=1)
@@ -288,7 +288,7 @@ async def test_nothing_on_the_page_says_who_a_client_is_or_what_it_calls() -> No
 @pytest.mark.anyio
 async def test_a_scrape_shows_the_other_nodes_of_the_store() -> None:
     store = MemoryStore()
-    async with serve(Workshop().server, store=store) as site:
+    async with serve(ToolServer().server, store=store) as site:
         await store.join(OTHER)
         view = store.liveness(OTHER, lease=15.0, monotonic=time.monotonic)
         await view.beat(metrics.facts(a_snapshot(OTHER, resumes=42)))
@@ -301,8 +301,8 @@ async def test_a_scrape_shows_the_other_nodes_of_the_store() -> None:
 async def test_whichever_of_two_nodes_is_scraped_it_shows_both(tmp_path: Path) -> None:
     path = str(tmp_path / "log.db")
     async with (
-        serve(Workshop().server, store=SqliteStore(path), lease=1.0) as one,
-        serve(Workshop().server, store=SqliteStore(path), lease=1.0) as other,
+        serve(ToolServer().server, store=SqliteStore(path), lease=1.0) as one,
+        serve(ToolServer().server, store=SqliteStore(path), lease=1.0) as other,
     ):
         peers = [await one.join() for _ in range(3)]
         page: Numbers = {}
@@ -322,7 +322,7 @@ async def test_whichever_of_two_nodes_is_scraped_it_shows_both(tmp_path: Path) -
 @pytest.mark.anyio
 async def test_while_the_store_fails_a_node_shows_its_own_numbers() -> None:
     """Promise 7: the state is visible."""
-    shop, store = Workshop(), FaultyStore(MemoryStore())
+    shop, store = ToolServer(), FaultyStore(MemoryStore())
     async with serve(shop.server, store=store, complaint="the store fails", store_timeout=0.2) as site:
         peer = await site.join()
         store.writes = Fault.RAISES
@@ -337,7 +337,7 @@ async def test_while_the_store_fails_a_node_shows_its_own_numbers() -> None:
 
 @pytest.mark.anyio
 async def test_methods_other_than_get_are_refused() -> None:
-    async with serve(Workshop().server) as site:
+    async with serve(ToolServer().server) as site:
         response = await site.http.post(f"http://127.0.0.1:{site.port}/metrics")
         assert (response.status_code, response.headers["allow"]) == (405, "GET, HEAD")
         assert (await site.http.head(f"http://127.0.0.1:{site.port}/metrics")).status_code == 200
@@ -355,7 +355,7 @@ class Verifier:
 
 @pytest.mark.anyio
 async def test_where_callers_must_say_who_they_are_a_scrape_must_too() -> None:
-    async with serve(Workshop().server, auth=Verifier()) as site:
+    async with serve(ToolServer().server, auth=Verifier()) as site:
         assert (await scraped(site)).status_code == 401
         assert (await scraped(site, authorization="Bearer mallory")).status_code == 401
         assert (await scraped(site, authorization="Bearer bob")).status_code == 200
@@ -374,13 +374,13 @@ async def test_the_servers_own_authentication_guards_the_metrics_as_well() -> No
 @pytest.mark.anyio
 async def test_a_scraper_may_come_by_any_name() -> None:
     """As for the health check: scrapers know addresses, not the public name."""
-    async with serve(Workshop().server) as site:
+    async with serve(ToolServer().server) as site:
         assert (await scraped(site, host="10.1.2.3:8000")).status_code == 200
 
 
 @pytest.mark.anyio
 async def test_the_page_can_be_switched_off() -> None:
-    async with serve(Workshop().server, metrics=False) as site:
+    async with serve(ToolServer().server, metrics=False) as site:
         assert (await scraped(site)).status_code == 404
 
 

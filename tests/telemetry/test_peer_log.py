@@ -9,9 +9,9 @@ import pytest
 
 from perdure.http import recovery
 from perdure.telemetry import events as observe
-from tests.support.live import live
-from tests.support.raw import Peer, SessionPeer, message
-from tests.support.site import until
+from tests.support.clients.raw_http import Peer, SessionPeer, message
+from tests.support.servers.in_process import until
+from tests.support.servers.raw_served import live
 
 pytestmark = pytest.mark.anyio
 

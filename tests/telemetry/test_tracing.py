@@ -14,10 +14,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from perdure.store import SqliteStore
 from perdure.telemetry import tracing as spans
-from tests.support.site import Site, serve, until
+from tests.support.clients.wire_client import Peer
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
 from tests.support.tracing import Traced, traced
-from tests.support.wire import Peer
-from tests.support.workshop import Workshop
 
 pytestmark = pytest.mark.anyio
 
@@ -26,8 +26,8 @@ PARENT = "b7ad6b7169203331"
 
 
 @pytest.fixture
-def shop() -> Workshop:
-    return Workshop()
+def shop() -> ToolServer:
+    return ToolServer()
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def trace() -> Iterator[Traced]:
 
 
 @pytest.fixture
-async def site(shop: Workshop, trace: Traced) -> AsyncIterator[Site]:
+async def site(shop: ToolServer, trace: Traced) -> AsyncIterator[Site]:
     async with serve(shop.server) as site:
         yield site
 
@@ -79,7 +79,7 @@ async def test_a_call_has_a_span_and_the_handlers_span_is_its_child(trace: Trace
     )
 
 
-async def test_a_resume_tells_its_position_and_what_it_missed(shop: Workshop, trace: Traced, peer: Peer) -> None:
+async def test_a_resume_tells_its_position_and_what_it_missed(shop: ToolServer, trace: Traced, peer: Peer) -> None:
     """S8."""
     wire = await peer.call("count", n=5, gate="g", pauses=[2], token="t")
     await wire.messages(2)
@@ -166,7 +166,7 @@ def test_only_one_valid_parent_counts(trace: Traced, lines: list[str], parent: b
     assert (post.parent is not None) is parent
 
 
-async def test_a_settled_call_has_a_span(shop: Workshop, trace: Traced, site: Site, peer: Peer) -> None:
+async def test_a_settled_call_has_a_span(shop: ToolServer, trace: Traced, site: Site, peer: Peer) -> None:
     """S8, promise 3."""
     wire = await peer.call("wait", gate="never")
     await until(lambda: "waiting at never" in shop.seen)
@@ -181,8 +181,8 @@ async def test_loading_a_session_has_a_span(trace: Traced, tmp_path: Path) -> No
     """S8: another node on the same file loads it."""
     path = str(tmp_path / "log.db")
     async with (
-        serve(Workshop().server, store=SqliteStore(path)) as one,
-        serve(Workshop().server, store=SqliteStore(path)) as other,
+        serve(ToolServer().server, store=SqliteStore(path)) as one,
+        serve(ToolServer().server, store=SqliteStore(path)) as other,
     ):
         peer = await one.join()
         assert trace.named("perdure.load") == []
@@ -195,7 +195,7 @@ async def test_loading_a_session_has_a_span(trace: Traced, tmp_path: Path) -> No
         assert load.parent.span_id == post.context.span_id
 
 
-async def test_json_answers_have_their_session_and_stream(shop: Workshop, trace: Traced) -> None:
+async def test_json_answers_have_their_session_and_stream(shop: ToolServer, trace: Traced) -> None:
     async with serve(shop.server, json_response=True) as site:
         peer = await site.join()
         await peer.send(peer.tool("count", n=1))

@@ -17,7 +17,7 @@ import pytest
 from perdure.stdio import identity as parent
 from perdure.stdio.identity import MAX_COMMAND, Identity, Processes, ProcessInfo, ProcFs, Psutil, here, identify
 from perdure.stdio.slot import SlotName
-from tests.support.process_trees import Workshop, make_workshop
+from tests.support.processes.process_trees import ProcessTree, make_workshop
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -62,7 +62,7 @@ HOSTS: dict[str, Sequence[str]] = {
 
 
 @pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> ProcessTree:
     return make_workshop(tmp_path_factory.mktemp("workshop"))
 
 
@@ -79,7 +79,7 @@ def pid_of(identity: Identity | None) -> int | None:
 
 
 @pytest.mark.parametrize("way", LAUNCHED)
-def test_a_launcher_is_skipped(way: str, workshop: Workshop) -> None:
+def test_a_launcher_is_skipped(way: str, workshop: ProcessTree) -> None:
     """T11: the identity is that of the host behind it, which is this test."""
     command, between = LAUNCHED[way]
     if NODE is None and {"npx", "node"} & set(command):
@@ -91,7 +91,7 @@ def test_a_launcher_is_skipped(way: str, workshop: Workshop) -> None:
 
 
 @pytest.mark.parametrize("command", [["uv", "run", *US], ["uv", "tool", "uvx", *US]], ids=" ".join)
-def test_what_is_called_uv_and_runs_something_is_skipped(command: Sequence[str], workshop: Workshop) -> None:
+def test_what_is_called_uv_and_runs_something_is_skipped(command: Sequence[str], workshop: ProcessTree) -> None:
     """T11: by its name and words alone."""
     shell = ["uv", "-c", 'perdure stdio "$0"; exit $?', *command[1:]]
     with workshop.started(shell, program="/bin/sh") as (uv, bridge):
@@ -113,7 +113,7 @@ def test_what_is_called_uv_and_runs_something_is_skipped(command: Sequence[str],
     ],
     ids=["uv run", "uvx", "uv tool run in a shell"],
 )
-def test_the_real_uv_is_skipped(command: Sequence[str], workshop: Workshop) -> None:
+def test_the_real_uv_is_skipped(command: Sequence[str], workshop: ProcessTree) -> None:
     """T11."""
     with workshop.started(command) as (_, bridge):
         assert above(bridge, os.getpid()) >= 1
@@ -121,7 +121,7 @@ def test_the_real_uv_is_skipped(command: Sequence[str], workshop: Workshop) -> N
 
 
 @pytest.mark.parametrize("way", HOSTS)
-def test_a_host_is_not_skipped(way: str, workshop: Workshop) -> None:
+def test_a_host_is_not_skipped(way: str, workshop: ProcessTree) -> None:
     """T7: a host may itself be a Python or Node program, or a script."""
     command = HOSTS[way]
     if NODE is None and "node" in command:
@@ -136,7 +136,7 @@ def test_a_host_is_not_skipped(way: str, workshop: Workshop) -> None:
 @pytest.mark.parametrize(
     "name", ["systemd", "init", "dumb-init", "tini", "docker-init", "sshd", "gnome-session-binary"]
 )
-def test_a_manager_is_no_identity(name: str, workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_manager_is_no_identity(name: str, workshop: ProcessTree, caplog: pytest.LogCaptureFixture) -> None:
     """T2."""
     program = workshop.root / name
     program.symlink_to("/bin/sh")
@@ -145,7 +145,7 @@ def test_a_manager_is_no_identity(name: str, workshop: Workshop, caplog: pytest.
     assert [record.getMessage() for record in caplog.records] == [NO_IDENTITY]
 
 
-def test_whose_parent_is_gone_has_no_identity(workshop: Workshop) -> None:
+def test_whose_parent_is_gone_has_no_identity(workshop: ProcessTree) -> None:
     """T2: an orphan is adopted, and who adopts it knows nothing of the session."""
     with workshop.started(["bash", "-c", "perdure stdio URL <&0 & exec sleep 60"]) as (host, bridge):
         assert pid_of(identify(ProcFs(), pid=bridge)) == host
@@ -156,7 +156,7 @@ def test_whose_parent_is_gone_has_no_identity(workshop: Workshop) -> None:
         assert identify(ProcFs(), pid=bridge) is None
 
 
-def test_a_launcher_that_dies_while_we_look_is_never_an_identity(workshop: Workshop) -> None:
+def test_a_launcher_that_dies_while_we_look_is_never_an_identity(workshop: ProcessTree) -> None:
     """T7: whatever the moment, it is the host or none."""
     seen = set()
     for delay in range(12):
@@ -182,7 +182,7 @@ def test_a_process_knows_its_own_host() -> None:
         assert not table.is_gone(first.pid, first.start)
 
 
-def test_a_pid_that_is_used_again_is_another_identity(workshop: Workshop) -> None:
+def test_a_pid_that_is_used_again_is_another_identity(workshop: ProcessTree) -> None:
     """T7: with real processes of the same pid, one after the other."""
     last = Path("/proc/sys/kernel/ns_last_pid")
     if not os.access(last, os.W_OK):
@@ -238,7 +238,7 @@ def test_where_proc_says_nothing_there_is_no_identity(
     assert [record.getMessage() for record in caplog.records] == [NO_IDENTITY]
 
 
-def test_a_name_with_parentheses_is_read_as_it_is(workshop: Workshop) -> None:
+def test_a_name_with_parentheses_is_read_as_it_is(workshop: ProcessTree) -> None:
     program = workshop.root / "a) S 1 (b"
     program.symlink_to("/bin/sh")
     with workshop.started(["x y", "-c", "perdure stdio URL; exit $?"], program=str(program)) as (host, bridge):
@@ -249,7 +249,7 @@ def test_a_name_with_parentheses_is_read_as_it_is(workshop: Workshop) -> None:
         assert pid_of(identify(ProcFs(), pid=bridge)) == host
 
 
-def test_a_command_line_that_is_cut_is_a_hosts(workshop: Workshop) -> None:
+def test_a_command_line_that_is_cut_is_a_hosts(workshop: ProcessTree) -> None:
     long = "x" * MAX_COMMAND
     with workshop.started(["bash", "-c", f"cd /; perdure stdio {long} 2>/dev/null"]) as (host, bridge):
         assert pid_of(identify(ProcFs(), pid=bridge)) == host

@@ -17,8 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from perdure.stdio.identity import Identity
 from perdure.stdio.slot import Slot
-from tests.support import memory
-from tests.support.hosts import Living, killed, opened, target, token
+from tests.support.processes.fake_hosts import Living, killed, opened, target, token
+from tests.support.stores import memory_files
 
 Owner = tuple[Identity, str]
 TARGETS = st.sampled_from(["one", "one", "two"])
@@ -36,7 +36,7 @@ class Bridge:
 
 
 @dataclass(kw_only=True)
-class World:
+class ChangingServers:
     """What should be, kept by hand."""
 
     boot: int = 1
@@ -54,9 +54,9 @@ class World:
 class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.place = tempfile.TemporaryDirectory(dir=memory.SMALL)
+        self.place = tempfile.TemporaryDirectory(dir=memory_files.SMALL)
         self.folder = Path(self.place.name) / "tokens"
-        self.world = World()
+        self.world = ChangingServers()
 
     def teardown(self) -> None:
         for bridge in self.world.bridges:

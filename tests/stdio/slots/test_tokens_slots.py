@@ -12,7 +12,7 @@ import pytest
 
 from perdure._files.private import Folder
 from perdure.stdio.slot import Label, SlotChooser, SlotName, Target, open_slot, this_machine
-from tests.support.hosts import Living, host, kept, killed, opened, said, target, token
+from tests.support.processes.fake_hosts import Living, host, kept, killed, opened, said, target, token
 
 
 def test_bridges_of_one_host_have_a_slot_each(folder: Path) -> None:

@@ -25,11 +25,11 @@ from perdure.store.postgres.store import PostgresStore
 from perdure.testing import check_store, store_machine
 from perdure.testing._values import NODE, OTHER, SESSION, a_session, an_append, numbers, some_events
 from tests.store.postgres.test_server import opened
-from tests.support.bouncer import Bouncer, bouncing
-from tests.support.postgres import Server, connection, new_schema, server_url, store_url
-from tests.support.postgres_proxy import Role, postgres_proxy
-from tests.support.site import until
-from tests.support.stores import BUSY_SECONDS, ON_POSTGRES
+from tests.support.proxies.pgbouncer import Bouncer, bouncing
+from tests.support.proxies.postgres_proxy import Role, postgres_proxy
+from tests.support.servers.in_process import until
+from tests.support.stores.postgres import Server, connection, new_schema, server_url, store_url
+from tests.support.stores.shared import BUSY_SECONDS, ON_POSTGRES
 
 pytestmark = pytest.mark.anyio
 

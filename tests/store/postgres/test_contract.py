@@ -12,8 +12,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from perdure.store.base import Store
 from perdure.store.postgres.store import PostgresStore
 from perdure.testing import check_store, store_machine
-from tests.support.postgres import connection, new_schema, programs, store_url
-from tests.support.stores import ON_POSTGRES
+from tests.support.stores.postgres import connection, new_schema, programs, store_url
+from tests.support.stores.shared import ON_POSTGRES
 
 VERSIONS: list[int | None] = [*programs()] or [None]
 if not ON_POSTGRES:

@@ -19,9 +19,9 @@ from perdure.store.postgres.ear import channel_of
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.postgres.wakeups import APART, CROWD, POLL
 from perdure.testing._values import OTHER, a_session
-from tests.support.postgres import server_url, store_url
-from tests.support.site import until
-from tests.support.stores import BUSY_SECONDS
+from tests.support.servers.in_process import until
+from tests.support.stores.postgres import server_url, store_url
+from tests.support.stores.shared import BUSY_SECONDS
 
 pytestmark = pytest.mark.anyio
 

@@ -7,9 +7,9 @@ import pytest
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.store import PostgresStore
 from perdure.testing._values import NODE, OTHER
-from tests.support.postgres import connection, store_url
-from tests.support.postgres_proxy import PostgresProxy, postgres_proxy
-from tests.support.site import until
+from tests.support.proxies.postgres_proxy import PostgresProxy, postgres_proxy
+from tests.support.servers.in_process import until
+from tests.support.stores.postgres import connection, store_url
 
 pytestmark = pytest.mark.anyio
 

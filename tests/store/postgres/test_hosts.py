@@ -18,9 +18,9 @@ from perdure.store.base import OpenStream, PutSession
 from perdure.store.postgres.address import each_host, for_writing, parse_address
 from perdure.store.postgres.store import PostgresStore
 from perdure.testing._values import NODE, STREAM, a_session, a_stream, an_append, some_events
-from tests.support.server_faults import OwnServer, hosts, own_server
-from tests.support.site import until
-from tests.support.starting import ROOT
+from tests.support.processes.starting import ROOT
+from tests.support.servers.in_process import until
+from tests.support.stores.postgres_faults import OwnServer, hosts, own_server
 
 pytestmark = pytest.mark.anyio
 
@@ -159,7 +159,9 @@ async def test_a_standby_cannot_be_served_and_says_so_in_one_line(pair: Pair) ->
     schemas = "SELECT nspname FROM pg_namespace"
     before = pair.primary.tell(schemas)
     url = address(pair.standby.port, schema="never")
-    done = await asyncio.to_thread(run, "serve", "tests.support.toolbox:server", "--port", "0", "--store", url)
+    done = await asyncio.to_thread(
+        run, "serve", "tests.support.servers.basic_tools:server", "--port", "0", "--store", url
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"perdure: the server of {url} only reads (a standby, or default_transaction_read_only); give the primary, or"

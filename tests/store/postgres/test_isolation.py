@@ -15,10 +15,10 @@ from perdure.store.base import PutSession
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.store import PostgresStore
 from perdure.testing._values import NODE, a_session
-from tests.support.postgres import server_url, store_url
-from tests.support.postgres_proxy import postgres_proxy
-from tests.support.postgres_roles import role_with
-from tests.support.site import until
+from tests.support.proxies.postgres_proxy import postgres_proxy
+from tests.support.servers.in_process import until
+from tests.support.stores.postgres import server_url, store_url
+from tests.support.stores.postgres_roles import role_with
 
 pytestmark = pytest.mark.anyio
 

@@ -23,10 +23,10 @@ from perdure.store.postgres.wakeups import CROWD
 from perdure.telemetry.prometheus import METRICS
 from perdure.testing._values import NODE, STREAM, a_session, a_stream, an_append, some_events
 from tests.cluster.conftest import Node, Pair
-from tests.support.postgres import Server, server_url, store_url
-from tests.support.site import Site, serve, until
-from tests.support.stores import BUSY_SECONDS
-from tests.support.workshop import Workshop
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.postgres import Server, server_url, store_url
+from tests.support.stores.shared import BUSY_SECONDS
 from tests.telemetry.test_metrics import Numbers, numbers, of, scraped
 
 pytestmark = pytest.mark.anyio
@@ -67,7 +67,7 @@ def figures(store: PostgresStore) -> Mapping[str, float]:
 
 async def test_whichever_node_is_scraped_it_shows_how_the_store_fares_for_both() -> None:
     url = store_url()
-    shops = Workshop(), Workshop()
+    shops = ToolServer(), ToolServer()
     async with (
         serve(shops[0].server, store=PostgresStore(url, timeout=BUSY_SECONDS), lease=1.0) as a,
         serve(shops[1].server, store=PostgresStore(url, timeout=BUSY_SECONDS), lease=1.0) as b,
@@ -107,7 +107,7 @@ async def test_whichever_node_is_scraped_it_shows_how_the_store_fares_for_both()
 
 
 async def test_a_store_without_a_server_has_none_of_it() -> None:
-    async with serve(Workshop().server) as site:
+    async with serve(ToolServer().server) as site:
         await site.join()
         names = {name.removesuffix("_count") for name, _ in await page_of(site)}
         assert "perdure_append_seconds" in names
@@ -116,7 +116,7 @@ async def test_a_store_without_a_server_has_none_of_it() -> None:
 
 async def test_a_scrape_shows_tables_and_slots() -> None:
     store = PostgresStore(store_url(), timeout=BUSY_SECONDS)
-    async with serve(Workshop().server, store=store) as site:
+    async with serve(ToolServer().server, store=store) as site:
         await site.join()
         now = store.clock()
         await store.sweep(Cutoffs(events=now - 3_600, answers=now - 7_200))
@@ -229,7 +229,7 @@ async def test_the_lag_of_a_standby_is_shown_to_a_role_that_may_see_it(
     url = primary.url
     operator, at_standby = await asyncpg.connect(primary.url), await asyncpg.connect(standby.url)
     store = PostgresStore(url, timeout=BUSY_SECONDS)
-    async with serve(Workshop().server, store=store) as site:
+    async with serve(ToolServer().server, store=store) as site:
 
         async def lags() -> dict[str, float]:
             return {

@@ -10,8 +10,8 @@ import pytest
 
 from perdure.store.postgres import sql_files
 from perdure.store.postgres.store import PostgresStore
-from tests.support.postgres import connection, new_schema, store_url
-from tests.support.stores import BUSY_SECONDS
+from tests.support.stores.postgres import connection, new_schema, store_url
+from tests.support.stores.shared import BUSY_SECONDS
 
 pytestmark = pytest.mark.anyio
 

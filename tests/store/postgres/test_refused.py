@@ -17,15 +17,25 @@ from perdure.store import existing_store, open_store
 from perdure.store.postgres import layout
 from perdure.store.postgres.address import parse_address
 from perdure.testing._values import NODE
-from tests.support.postgres import ROLE_WITH_PASSWORD, Server, connection, new_schema, server_url, store_url
-from tests.support.starting import ROOT
+from tests.support.processes.starting import ROOT
+from tests.support.stores.postgres import ROLE_WITH_PASSWORD, Server, connection, new_schema, server_url, store_url
 
 pytestmark = pytest.mark.anyio
 
 
 def served(url: str) -> subprocess.CompletedProcess[str]:
     """`perdure serve` on a store, which must not start."""
-    command = [sys.executable, "-m", "perdure", "serve", "tests.support.toolbox:server", "--port", "0", "--store", url]
+    command = [
+        sys.executable,
+        "-m",
+        "perdure",
+        "serve",
+        "tests.support.servers.basic_tools:server",
+        "--port",
+        "0",
+        "--store",
+        url,
+    ]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -34,8 +34,8 @@ from perdure.testing._values import (
     numbers,
     some_events,
 )
-from tests.support.postgres import server_url, store_url
-from tests.support.site import until
+from tests.support.servers.in_process import until
+from tests.support.stores.postgres import server_url, store_url
 
 pytestmark = pytest.mark.anyio
 

@@ -31,9 +31,9 @@ from perdure.testing._values import (
     numbers,
     some_events,
 )
-from tests.support.cutting_proxy import cutting_proxy
-from tests.support.postgres import Server, server_url, store_url
-from tests.support.site import until
+from tests.support.proxies.cutting_proxy import cutting_proxy
+from tests.support.servers.in_process import until
+from tests.support.stores.postgres import Server, server_url, store_url
 
 pytestmark = pytest.mark.anyio
 

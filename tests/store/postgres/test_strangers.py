@@ -23,11 +23,11 @@ from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.ear import channel_of
 from perdure.store.postgres.store import PostgresStore
 from perdure.testing._values import NODE, OTHER, STREAM, a_session, a_stream
-from tests.support.bouncer import bouncing
-from tests.support.faulty_town import town
-from tests.support.postgres import server_url
-from tests.support.postgres_roles import role_with
-from tests.support.site import until
+from tests.support.processes.nodes_behind_proxies import town
+from tests.support.proxies.pgbouncer import bouncing
+from tests.support.servers.in_process import until
+from tests.support.stores.postgres import server_url
+from tests.support.stores.postgres_roles import role_with
 
 pytestmark = pytest.mark.anyio
 

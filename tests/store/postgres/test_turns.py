@@ -19,9 +19,9 @@ from perdure.store.base import EndSession, OpenStream, PutSession, SendMail, Sti
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.store import PostgresStore
 from perdure.testing._values import NODE, OTHER, SESSION, a_call, a_session, a_sticky, a_stream
-from tests.support.postgres import server_url
-from tests.support.postgres_roles import role_with
-from tests.support.site import until
+from tests.support.servers.in_process import until
+from tests.support.stores.postgres import server_url
+from tests.support.stores.postgres_roles import role_with
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ from perdure.store.postgres import sql_files
 from perdure.store.postgres.upkeep import RECENTLY
 from perdure.store.postgres.wakeups import CROWD
 from perdure.testing._values import NODE, OTHER
-from tests.support.postgres import connection, new_schema, store_url
+from tests.support.stores.postgres import connection, new_schema, store_url
 
 pytestmark = pytest.mark.anyio
 

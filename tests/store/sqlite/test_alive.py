@@ -22,7 +22,7 @@ from perdure.store.sqlite import locks as _sqlite_locks
 from perdure.store.sqlite.locks import Locks
 from perdure.testing._values import NODE, STREAM, a_session, put
 from tests.store.processes import process
-from tests.support.site import until
+from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 

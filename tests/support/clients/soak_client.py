@@ -1,0 +1,183 @@
+"""One client of the soak: it opens sessions, calls, loses connections, moves between servers and counts what it got.
+
+It keeps positions and nothing else. Whatever it meets that no promise allows goes into the report as a fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.support.clients.raw_http import Exchange, Peer, SessionPeer
+from tests.support.clients.recording_client import Told
+from tests.support.clients.soak_call import ATTEMPTS, BUSY, PAUSE, Call, Report, judge_order
+from tests.support.servers.in_process import until
+
+
+@dataclass
+class Ports:
+    """Where servers answer at the moment; an entry stays while its server is down."""
+
+    all: list[int]
+
+    def any(self, choice: random.Random) -> int:
+        return choice.choice(self.all)
+
+
+class Visitor:
+    """A client with one session at a time."""
+
+    def __init__(self, number: int, seed: int, ports: Ports, diary: str, report: Report) -> None:
+        self.name = f"{number}"
+        self.choice = random.Random(f"{seed}/{number}")
+        self.ports = ports
+        self.diary = diary
+        self.report = report
+        self.counts = report.counts
+        self.keys = itertools.count(1)
+        self.open: dict[str, Told] = {}
+
+    async def live(self, is_over: Callable[[], bool]) -> None:
+        while not is_over():
+            await self.one_session(is_over)
+
+    async def one_session(self, is_over: Callable[[], bool]) -> None:
+        session = await self.insist(self.initialize)
+        self.counts["sessions"] += 1
+        visit = Visit(self, session)
+        listening = asyncio.create_task(visit.listen())
+        try:
+            # A reader that comes without a position later would be sent what belongs to calls without a reader (R5).
+            await until(lambda: visit.standalone.position or listening.done())
+            for _ in range(self.choice.randint(2, 8)):
+                if is_over():
+                    break
+                await asyncio.gather(*(visit.one_call() for _ in range(self.choice.randint(1, 3))))
+            await visit.hear_the_rest()
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+        visit.judge_the_standalone_stream()
+        if self.choice.random() < 0.5:
+            answer = await self.insist(lambda port: SessionPeer(port=port, headers=session.headers, id="").delete())
+            if answer.status not in (200, 404):  # 404: the answer to an earlier attempt was lost
+                self.report.fault("refused", f"DELETE {answer.status}")
+
+    async def initialize(self, port: int) -> SessionPeer:
+        try:
+            return await Peer(port=port).session()
+        except AssertionError as refused:  # a server that stops, or that died between the two messages
+            raise ConnectionError from refused
+
+    async def insist(self, request: Callable[[int], Awaitable[Any]]) -> Any:
+        """Ask one server or the other until one answers."""
+        for _ in range(ATTEMPTS):
+            with contextlib.suppress(OSError, TimeoutError):
+                answer = await request(self.ports.any(self.choice))
+                if getattr(answer, "status", 200) not in (0, *BUSY):
+                    return answer
+            await asyncio.sleep(PAUSE)
+        raise TimeoutError("nobody answered")
+
+
+class Visit:
+    """A session's calls and its standalone stream."""
+
+    def __init__(self, visitor: Visitor, session: SessionPeer) -> None:
+        self.visitor = visitor
+        self.session = session
+        self.choice = visitor.choice
+        self.report = visitor.report
+        self.counts = visitor.report.counts
+        self.ids = itertools.count(1)
+        self.standalone = Told(name=f"{visitor.name} standalone")
+        self.notices = itertools.count(1)
+        self.announced: set[int] = set()
+        self.certain: set[int] = set()
+        """Notices of calls that said they sent them."""
+        self.elsewhere_told: set[tuple[int, int]] = set()
+        """Progress, by token and number, that did not come on its call's stream: it is on this one then (R5)."""
+
+    def peer(self, port: int) -> SessionPeer:
+        return SessionPeer(port=port, headers=self.session.headers, id=self.session.id)
+
+    def elsewhere(self) -> SessionPeer:
+        return self.peer(self.visitor.ports.any(self.choice))
+
+    async def send(self, body: bytes) -> None:
+        """Something that is not a request: accepted with 202 in whatever process it arrives."""
+        answer = await self.visitor.insist(lambda port: self.peer(port).ask("POST", body))
+        if answer.status != 202:
+            self.report.fault("refused", f"{body!r}: {answer.status} {answer.body!r}")
+
+    # Calls
+
+    async def one_call(self) -> None:
+        kinds: dict[str, Callable[[Call], dict[str, Any]]] = {
+            "count": lambda call: call.counting(),
+            "put": lambda call: call.counting(),
+            "pay": lambda call: call.counting(),
+            "ask": lambda call: {"question": call.key},
+            "announce": lambda call: call.announcing(),
+        }
+        tool = self.choice.choice(list(kinds))
+        call = Call(self, tool, next(self.ids))
+        arguments = kinds[tool](call)
+        body = self.session.call_body(tool, id=call.id, **arguments, **call.noting())
+        await call.run(body)
+
+    # The standalone stream
+
+    async def listen(self) -> None:
+        """Keep a reader there, through one server or the other."""
+        while True:
+            with contextlib.suppress(OSError, TimeoutError):
+                await self.read_some(self.standalone, await self.elsewhere().resume(self.standalone.position))
+            await asyncio.sleep(PAUSE)
+
+    async def read_some(self, told: Told, exchange: Exchange, on_message: Callable[[Any], None] | None = None) -> int:
+        """Read until the connection ends, is lost, or is cut by us; gives the status."""
+        patience = self.choice.choice([1, 2, 3, 5, 8, 1000, 1000])
+        begun = len(told.events)
+        async with exchange:
+            more = True
+            while more and len(told.events) - begun < patience:
+                known = len(told.events)
+                more = await told.read(exchange)
+                for event in told.events[known:]:
+                    if on_message is not None:
+                        on_message(json.loads(event.data))
+            if more:
+                self.counts["cuts"] += 1
+                exchange.cut()
+            return exchange.parser.status
+
+    async def hear_the_rest(self) -> None:
+        """Wait for the notices that were announced for certain."""
+        for _ in range(ATTEMPTS):
+            if self.certain <= set(self.standalone.notices) and self.elsewhere_told <= self.orphans():
+                return
+            await asyncio.sleep(PAUSE)
+
+    def orphans(self) -> set[tuple[int, int]]:
+        told = [m["params"] for m in self.standalone.messages if m.get("method") == "notifications/progress"]
+        return {(int(params["progressToken"]), int(params["progress"])) for params in told}
+
+    def judge_the_standalone_stream(self) -> None:
+        heard = self.standalone.notices
+        for token, number in self.elsewhere_told - self.orphans():
+            self.report.fault("lost", f"progress {number} of request {token}, {self.standalone.name}")
+        self.counts["orphans"] += len(self.elsewhere_told)
+        for number, times in Counter(heard).items():
+            if times > 1 or number not in self.announced:
+                self.report.fault("twice", f"notice {number} of {self.standalone.name}, {times} times")
+        for number in self.certain - set(heard):
+            self.report.fault("lost", f"notice {number} of {self.standalone.name}")
+        judge_order(self.standalone, self.report)

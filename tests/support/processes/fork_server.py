@@ -1,0 +1,134 @@
+"""Starts Python programs in a twentieth of a second: `python -m tests.support.processes.fork_server FD`.
+
+Importing the SDK takes a second of processor time, far longer than most of what tests do with a server of their own.
+So it is done once here, and each program is a fork that goes on as `python -m MODULE ARGUMENTS` would, from an
+empty module `__main__` to the interpreter's own end. FD is a socket on which orders arrive, each with four files: the
+program's three standard ones, and one that is told `PID` at the start and the exit status at the end, a line each.
+
+This process has one thread, opens nothing and serves nothing. When the socket is closed, it ends, and so do the
+programs that are left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import io
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+from typing import Any
+
+#: Imported before the fork, so that no program has to.
+PRELOADED = (
+    "jsonschema",
+    "perdure.cli.elicitation_form",
+    "perdure.cli.tool_calls",
+    "perdure.cli.main",
+    "perdure.store.sqlite.store",
+    "uvloop",
+    "httptools",
+    "uvicorn.lifespan.on",
+    "mcp.server.mcpserver",  # not the servers made with it: making one sets up logging
+)
+#: An order holds the environment.
+LONGEST_ORDER = 1 << 20
+
+
+Order = tuple[dict[str, Any], list[int]]
+
+
+def main(orders: socket.socket) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
+    for name in PRELOADED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # no program looks through what it did not make, nor copies its pages for that
+    running: dict[int, tuple[int, int]] = {}
+    with selectors.DefaultSelector() as selector:
+        selector.register(orders, selectors.EVENT_READ)
+        order = _carry_out(orders, selector, running)
+    if order is None:
+        for pid, _ in running.values():
+            os.kill(pid, signal.SIGKILL)
+        return
+    for file in (orders.detach(), *running, *(status for _, status in running.values())):
+        os.close(file)
+    _become(*order)
+
+
+def _carry_out(
+    orders: socket.socket, selector: selectors.BaseSelector, running: dict[int, tuple[int, int]]
+) -> Order | None:
+    """Fork for each order until there are no more. In the fork: returns the order that it is for."""
+    while True:
+        for key, _ in selector.select():
+            if key.fd in running:
+                selector.unregister(key.fd)
+                _tell_end(key.fd, *running.pop(key.fd))
+                continue
+            order = _take(orders)
+            pid = os.fork() if order else 0
+            if order is None or pid == 0:
+                return order
+            ending = os.pidfd_open(pid)
+            selector.register(ending, selectors.EVENT_READ)
+            running[ending] = (pid, _tell_start(pid, order[1]))
+
+
+def _take(orders: socket.socket) -> Order | None:
+    data, files, _, _ = socket.recv_fds(orders, LONGEST_ORDER, 4)
+    return (json.loads(data), files) if data else None
+
+
+def _tell_start(pid: int, files: list[int]) -> int:
+    """Leave the files to the program; gives the one on which its end is told."""
+    *standard, status = files
+    for file in standard:
+        os.close(file)
+    os.write(status, b"%d\n" % pid)
+    return status
+
+
+def _tell_end(ending: int, pid: int, status: int) -> None:
+    _, how = os.waitpid(pid, 0)
+    with contextlib.suppress(BrokenPipeError):  # the test that started it is over
+        os.write(status, b"%d\n" % os.waitstatus_to_exitcode(how))
+    os.close(status)
+    os.close(ending)
+
+
+def _become(order: dict[str, Any], files: list[int]) -> None:
+    """Go on as a program that was just started."""
+    *standard, status = files
+    os.close(status)
+    for place, file in enumerate(standard):
+        os.dup2(file, place)
+        os.close(file)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    os.chdir(order["folder"])
+    _open_standard_files(at_once=bool(os.environ.get("PYTHONUNBUFFERED")))
+    command = [sys.executable, "-m", order["module"], *order["arguments"]]
+    sys.argv, sys.orig_argv = command[2:], command
+    sys.path[0] = order["folder"]
+    runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
+
+
+def _open_standard_files(*, at_once: bool) -> None:
+    """As the interpreter does at its start: output to no terminal is kept back until it is flushed."""
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8")
+    output = io.FileIO(1, "w", closefd=False)
+    sys.stdout = io.TextIOWrapper(output if at_once else io.BufferedWriter(output), "utf-8", write_through=at_once)
+    errors = io.FileIO(2, "w", closefd=False)
+    sys.stderr = io.TextIOWrapper(errors, "utf-8", "backslashreplace", line_buffering=True, write_through=True)
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,56 @@
+"""Builds the next release of the package: a copy whose PostgreSQL schema is one version further.
+
+It has a migration and functions of its own beside those of this release, as a real one would have.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from perdure.store.postgres.sql_files import VERSION
+from tests.support.processes.starting import ROOT
+
+NEXT = VERSION + 1
+
+TABLES = f"""\
+-- What version {NEXT} adds: columns of tables that the release before it writes, and a table of its own.
+ALTER TABLE perdure.session ADD COLUMN region text NOT NULL DEFAULT 'here';
+ALTER TABLE perdure.stream ADD COLUMN region text NOT NULL DEFAULT 'here';
+CREATE TABLE perdure.made (writer bigint NOT NULL);
+"""
+
+STEPS = f"""\
+-- The steps of a commit, version {NEXT}: beside those of the release before it.
+CREATE FUNCTION perdure.commit_{NEXT}({{parameters}}) RETURNS text[] LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO perdure.made (writer) VALUES ($1);
+    RETURN perdure.commit_{VERSION}({{arguments}});
+END $$;
+"""
+
+
+def build(folder: Path, *, oldest: int = VERSION) -> tuple[str, ...]:
+    """Make it in a folder; gives the beginning of a command that runs it. `oldest`: the oldest version whose releases
+    can use the schema after the migration."""
+    package = folder / "perdure"
+    shutil.copytree(ROOT / "src" / "perdure", package, ignore=shutil.ignore_patterns("__pycache__"))
+    sql = package / "store" / "postgres" / "sql"
+    commit = f"perdure.commit_{VERSION}("
+    written = (sql / f"steps_{VERSION}.sql").read_text()
+    parameters = written.partition(f"CREATE FUNCTION {commit}")[2].partition(") RETURNS")[0]
+    arguments = ", ".join(f"${number}" for number in range(1, parameters.count(",") + 2))
+    (sql / f"tables_{NEXT}.sql").write_text(TABLES)
+    (sql / f"steps_{NEXT}.sql").write_text(STEPS.format(parameters=parameters, arguments=arguments))
+    _edit(sql / "queries.sql", re.escape(commit), f"perdure.commit_{NEXT}(")
+    entry = f'    {NEXT}: Migration(files=("tables_{NEXT}.sql", "steps_{NEXT}.sql"), oldest={oldest}),\n'
+    _edit(sql.parent / "sql_files.py", r"(?<=^MIGRATIONS: Mapping\[int, Migration\] = \{\n)", entry)
+    return ("env", f"PYTHONPATH={folder}", sys.executable, "-m", "perdure")
+
+
+def _edit(file: Path, pattern: str, text: str) -> None:
+    edited, times = re.subn(pattern, text, file.read_text(), flags=re.MULTILINE)
+    assert times == 1, f"{pattern} is {times} times in {file}"
+    file.write_text(edited)
