@@ -29,7 +29,7 @@ from perdure.store.base import (
 from perdure.store.codec import PLAIN, Codec
 from perdure.store.memory import MemoryStore
 from perdure.store.sqlite import SqliteStore
-from perdure.testing import check_store, store_machine
+from perdure.testing import check_store
 from perdure.testing._values import (
     NODE,
     OTHER,
@@ -44,6 +44,7 @@ from perdure.testing._values import (
     picture,
     put,
 )
+from tests.store.machine import store_machine
 from tests.store.test_contract import locked
 
 pytestmark = pytest.mark.anyio

@@ -45,8 +45,9 @@ from perdure.store.base import (
 )
 from perdure.store.memory import MemoryStore
 from perdure.store.memory.nodes import MemoryLiveness
-from perdure.testing import check_store, store_machine
+from perdure.testing import check_store
 from perdure.testing._values import count_open
+from tests.store.machine import store_machine
 
 pytestmark = pytest.mark.anyio
 

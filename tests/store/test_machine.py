@@ -12,7 +12,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from perdure.store.memory import MemoryStore
 from perdure.store.sqlite import SqliteStore
-from perdure.testing import store_machine
+from tests.store.machine import store_machine
 from tests.support.stores import memory_files
 
 

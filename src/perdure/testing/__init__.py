@@ -6,13 +6,8 @@
     async def test_my_store_keeps_the_promises() -> None:
         await check_store(make)
 
-    TestMyStore = store_machine(make).TestCase    # needs the extra: pip install perdure[testing]
-
 `check_store` runs one check for each thing promised, on a fresh store each, and raises `AssertionError` with the number
-of the promise and what was seen. `store_machine` is a Hypothesis state machine: it makes up histories and compares the
-store with `MemoryStore` after each step.
+of the promise and what was seen.
 """
 
-from perdure.testing._checks import check_store, store_machine
-
-__all__ = ["check_store", "store_machine"]
+from perdure.testing._checks import check_store as check_store

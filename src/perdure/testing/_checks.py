@@ -1,20 +1,14 @@
 """The contract: one small story for each thing promised. Their names carry the promise's number."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING
 
 from perdure.testing import _session_checks, _stream_checks
 from perdure.testing._case import Case
 from perdure.testing._values import NODE, Make
-
-if TYPE_CHECKING:
-    from hypothesis.stateful import RuleBasedStateMachine
 
 Hang = Callable[[str], AbstractContextManager[object]]
 
@@ -74,10 +68,3 @@ async def _check(case: Case, name: str) -> None:
         raise AssertionError(f"{name.replace('_', ' ')}: {error}") from error
     finally:
         await case.store.aclose()
-
-
-def store_machine(make: Make, *, durable: bool = True) -> type[RuleBasedStateMachine]:
-    """A state machine for the stores that `make` gives; its `TestCase` is what a test runner collects."""
-    from perdure.testing._rules import StoreMachine  # Hypothesis is an extra
-
-    return type("StoreMachine", (StoreMachine,), {"make": staticmethod(make), "durable": durable})

@@ -22,8 +22,9 @@ from perdure.errors import StoreError, StoreUnavailable
 from perdure.store.base import PutSession, SendMail, Step, Store
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.store import PostgresStore
-from perdure.testing import check_store, store_machine
+from perdure.testing import check_store
 from perdure.testing._values import NODE, OTHER, SESSION, a_session, an_append, numbers, some_events
+from tests.store.machine import store_machine
 from tests.store.postgres.test_server import opened
 from tests.support.proxies.pgbouncer import Bouncer, bouncing
 from tests.support.proxies.postgres_proxy import Role, postgres_proxy

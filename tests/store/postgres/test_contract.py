@@ -11,7 +11,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from perdure.store.base import Store
 from perdure.store.postgres.store import PostgresStore
-from perdure.testing import check_store, store_machine
+from perdure.testing import check_store
+from tests.store.machine import store_machine
 from tests.support.stores.postgres import connection, new_schema, programs, store_url
 from tests.support.stores.shared import ON_POSTGRES
 

@@ -1,4 +1,4 @@
-"""The rules of the state machine: what may happen to a store and to its model, `MemoryStore`, one small thing each.
+"""A Hypothesis state machine that makes up histories and compares a store with its model, `MemoryStore`.
 
 The two are driven together and compared. Fences and keys of mail are each store's own, so what shows one is spelled
 twice, for the one and for the other.
@@ -376,3 +376,8 @@ class StoreMachine(_SessionRules, _StreamRules, _ReaderRules):
         self.agree(lambda store: store.bury(node, heir=NODE), lambda read: {stream.id for stream in read or ()})
         self.join(NodeId(f"other-{len(self.fences)}"))
         self.history.clear()
+
+
+def store_machine(make: Make, *, durable: bool = True) -> type[StoreMachine]:
+    """Return the state machine for the stores that `make` returns."""
+    return type("StoreMachine", (StoreMachine,), {"make": staticmethod(make), "durable": durable})
