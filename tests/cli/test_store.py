@@ -235,8 +235,6 @@ async def test_a_standby_is_looked_at_and_is_not_fit(tmp_path: Path) -> None:
             assert "only reads" in await refusal(tmp_path, "sessions", "end", "on-bothx", "--store", standby.url)
             found = await checked(tmp_path, standby.url, status=1)
             assert (found["writes"], found["version"], found["nodes"]) == (False, VERSION, 0)
-            copy = await lines(tmp_path, "store", "copy", standby.url, "sqlite:copy.db")
-            assert copy[0].startswith("copied 1 sessions")
         finally:
             standby.stop()
     finally:
@@ -339,7 +337,6 @@ async def test_the_password_comes_from_the_environment_or_from_a_file(tmp_path: 
         ("store", "check"),
         ("store", "check", "--json"),
         ("store", "migrate"),
-        ("store", "copy", "sqlite:there.db"),
         ("sessions", "--store"),
         ("serve", "tests.support.servers.basic_tools:server", "--port", "0", "--log-level", "debug", "--store"),
     ],
@@ -443,5 +440,5 @@ async def test_the_help_names_every_command(tmp_path: Path) -> None:
     process = await start_other(sys.executable, "-m", "perdure", "store", "--help", cwd=tmp_path)
     status, said, _ = await ended(process)
     assert status == 0
-    for command in ("init", "migrate", "check", "copy", "PGPASSFILE"):
+    for command in ("init", "migrate", "check", "PGPASSFILE"):
         assert command in said

@@ -1,4 +1,4 @@
-"""`perdure backup`, `check`, `vacuum` and `store restored`, each in a process of its own, on real stores."""
+"""`perdure backup`, `check` and `store restored`, each in a process of its own, on real stores."""
 
 from __future__ import annotations
 
@@ -11,19 +11,16 @@ import sqlite3
 import stat
 import sys
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perdure._core.ids import SKIPPED, Kind, StreamId
-from perdure.errors import Misuse
-from perdure.store import open_store, upkeep_of
+from perdure.store import open_store
 from perdure.store.base import KEPT_GENERATIONS, OpenStream, PutSession, Store, stream_by_id
 from perdure.store.sqlite import backup
 from perdure.store.sqlite.file import BACKUP_ID
-from perdure.store.sqlite.vacuum import STEP
 from perdure.testing._values import NODE, SESSION, a_call, a_session, a_stream, an_append, an_end, put, some_events
 from tests.cli.test_sessions import ended, lines, names, objects, refusal, start
 from tests.support.processes.starting import Program, start_other
@@ -266,75 +263,10 @@ async def test_a_file_that_no_server_can_open_is_unsound_and_named(
     before = path.read_bytes()
     found = await checked(tmp_path, "sqlite:perdure.db", status=1)
     assert [reason in problem for problem in found["problems"]] == [True]
-    for command in (["backup", "copy.db"], ["vacuum"]):
-        said = await refusal(tmp_path, *command)
-        assert said.startswith(f"the SQLite file {path} ")
-        assert reason in said
+    said = await refusal(tmp_path, "backup", "copy.db")
+    assert said.startswith(f"the SQLite file {path} ")
+    assert reason in said
     assert (sizes(tmp_path), path.read_bytes()) == ({"perdure.db"}, before)
-
-
-# Vacuum
-
-
-def make_room(path: Path) -> None:
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as file:
-        file.execute("DELETE FROM stream WHERE kind = 'c'")
-
-
-async def test_room_is_given_back_while_a_node_lives_and_in_steps_once_the_file_is_prepared(
-    tmp_path: Path, served: Store
-) -> None:
-    path = tmp_path / "perdure.db"
-    make_room(path)
-    [told] = await objects(tmp_path, "vacuum", "--incremental")
-    assert told["before"] - told["after"] > 300_000
-    assert told["after"] == path.stat().st_size
-    assert (told["waited"] > 0, told["incremental"]) == (True, True)
-    streams = {f"again-{number}" for number in range(40)}
-    fence = await served.join(NODE)
-    for name in streams:
-        opened = OpenStream(record=a_stream(fence, name), calls=(a_call(name, stream=name),))
-        events = [event._replace(payload=b"x" * 1_000) for event in some_events(1, 10, final=True)]
-        assert not any(
-            await put(served, opened, an_append(fence, events, stream=name, ends=(an_end(name),), seal=True))
-        )
-    make_room(path)
-    left: list[int] = []
-    vacuum = partial(upkeep_of(f"sqlite:{path}").vacuum, incremental=False, may_wait=False, on_step=left.append)
-    done = await asyncio.to_thread(vacuum)
-    assert done.before - done.after > 300_000
-    # In steps of many pages.
-    assert (done.waited, left) == (0, [*range(done.free, 0, -STEP * 2_048), 0])
-    assert (await lines(tmp_path, "check"))[-1] == "sound     yes"
-    assert [event.seq for event in await served.read(HOME, after=0, limit=9)] == [1, 2, 3, 4]
-
-
-async def test_what_is_still_in_the_log_counts_before(tmp_path: Path, served: Store) -> None:
-    """Nothing was to be given back, so the file has not grown by that either."""
-    [told] = await objects(tmp_path, "vacuum")
-    assert (told["free"], told["before"]) == (0, told["after"])
-
-
-async def test_servers_are_not_made_to_wait_for_long_unless_that_is_asked_for(
-    tmp_path: Path, served: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_room(tmp_path / "perdure.db")
-    monkeypatch.setattr("perdure.store.sqlite.vacuum.SPEED", 1_000)
-    upkeep = upkeep_of(f"sqlite:{tmp_path / 'perdure.db'}")
-
-    def vacuum(*, may_wait: bool) -> int:
-        done = upkeep.vacuum(incremental=False, may_wait=may_wait, on_step=lambda left: None)
-        return done.before - done.after
-
-    with pytest.raises(Misuse, match="of its 1 servers wait and they go on from memory; stop them first, or say"):
-        await asyncio.to_thread(vacuum, may_wait=False)
-    assert await asyncio.to_thread(vacuum, may_wait=True) > 300_000
-
-
-async def test_a_server_gives_room_back_by_itself() -> None:
-    upkeep = upkeep_of("postgresql://app:secret@db/app")
-    with pytest.raises(Misuse, match="PostgreSQL gives room back by itself: "):
-        upkeep.vacuum(incremental=False, may_wait=True, on_step=lambda left: None)
 
 
 # Put back
@@ -359,14 +291,3 @@ async def test_a_store_that_was_put_back_begins_new_generations(tmp_path: Path, 
         assert [(end.generation, end.end) for end in await store.generations(HOME)] == [(1, 4)]
     assert SKIPPED.stop < KEPT_GENERATIONS
     assert (await lines(tmp_path, "check", "--store", url))[-1] == "sound     yes"
-
-
-async def test_a_backup_is_not_copied_to_another_store_before_it_is_put_back(tmp_path: Path) -> None:
-    async with open_store(f"sqlite:{tmp_path / 'perdure.db'}") as store:
-        await fill(store)
-        await store.leave(NODE)
-    await lines(tmp_path, "backup", "copy.db")
-    said = await refusal(tmp_path, "store", "copy", "sqlite:copy.db", "sqlite:other.db")
-    assert said.startswith("sqlite:copy.db is a backup; copy the file, run `perdure store restored` on that")
-    await lines(tmp_path, "store", "restored", "sqlite:copy.db")
-    assert (await lines(tmp_path, "store", "copy", "sqlite:copy.db", "sqlite:other.db"))[0].startswith("copied 1 ")

@@ -18,7 +18,7 @@ from perdure.cli.sessions import sessions, tail
 from perdure.cli.sources import PerdureGroup
 from perdure.cli.stdio import stdio
 from perdure.cli.store import store as store_commands
-from perdure.cli.upkeep import backup, check, vacuum
+from perdure.cli.upkeep import backup, check
 from perdure.errors import PerdureError
 
 
@@ -67,7 +67,6 @@ for _command in (
     store_commands,
     backup,
     check,
-    vacuum,
     console,
     stdio,
     install,

@@ -1,5 +1,5 @@
-"""The operator's commands about a store as a whole: `perdure store init`, `migrate`, `check`, `restored`, `disown`
-and `copy`."""
+"""The operator's commands about a store as a whole: `perdure store init`, `migrate`, `check`, `restored` and
+`disown`."""
 
 import asyncio
 import json
@@ -9,13 +9,8 @@ from typing import Any
 import click
 
 from perdure._core.owner import Owner
-from perdure.admin import copying
-from perdure.admin.copying import Tally
 from perdure.errors import Misuse, StoreError
-from perdure.store import copy_target, existing_store, owner, upkeep_of
-
-PATIENCE = 60.0
-"""Seconds that one statement of a copy may take: no client waits for it."""
+from perdure.store import existing_store, owner, upkeep_of
 
 UNFIT = 1
 """The status of a check that found a problem."""
@@ -25,9 +20,9 @@ _PRINT_HELP = "print the SQL for review, and change nothing"
 _GRANT_HELP = "also grant this role of the database what a server needs"
 
 
-@click.group(short_help="Make, migrate, check and copy a store.")
+@click.group(short_help="Make, migrate and check a store.")
 def store() -> None:
-    """Make, migrate, check and copy a store.
+    """Make, migrate and check a store.
 
     ADDRESS is sqlite:PATH or postgresql://USER@HOST/DATABASE; without it the variable PERDURE_STORE is used. Other
     users of the machine can see the arguments of a command, so keep a password out of them: use PGPASSWORD, PGPASSFILE
@@ -127,7 +122,8 @@ def restored(address: str) -> None:
     async def work() -> None:
         if await upkeep.version() == 0:
             raise StoreError(f"{upkeep.shown} has no store that could have been put back")
-        await copying.refuse_living(upkeep)
+        if living := [node[:8] for node in await upkeep.living()]:
+            raise StoreError(f"{upkeep.shown} is in use by node {', '.join(living)}; stop its servers first")
         await upkeep.put_back()
 
     asyncio.run(work())
@@ -150,47 +146,3 @@ def disown(address: str) -> None:
     before = asyncio.run(work())
     had = f"belonged to {before}; it" if before else "has no owner, and"
     click.echo(f"{upkeep_of(address).shown} {had} belongs to the next server that starts")
-
-
-@store.command(short_help="Copy a store that no server uses to another place.")
-@click.argument("source", metavar="FROM")
-@click.argument("target", metavar="TO")
-@click.option("--dry-run", is_flag=True, help="count what would be copied, and change nothing")
-@click.option("--json", "as_json", is_flag=True, help="one JSON object")
-def copy(source: str, target: str, dry_run: bool, as_json: bool) -> None:
-    """Copy everything that lasts from one store to another, of any kind: from SQLite to PostgreSQL, or back.
-
-    No server may use either store meanwhile. TO must be empty; it is made if it is not there. At the end both are read
-    and compared. Clients resume their sessions at the copy with the positions that they have. FROM stays as it is.
-    """
-    tally = asyncio.run(_copy(source, target, dry_run=dry_run))
-    if as_json:
-        click.echo(json.dumps({**tally.counts(), "digest": tally.digest, "copied": not dry_run}))
-        return
-    counts = ", ".join(f"{number:,} {name}" for name, number in tally.counts().items())
-    click.echo(f"{'would copy' if dry_run else 'copied'} {counts}")
-    if not dry_run:
-        click.echo(f"verified: both stores have the digest {tally.digest}")
-
-
-async def _copy(source: str, target: str, *, dry_run: bool) -> Tally:
-    of, to = upkeep_of(source), upkeep_of(target)
-    if await of.version() == 0:
-        raise StoreError(f"{of.shown} has no store that could be copied")
-    if await of.is_backup():
-        raise Misuse(
-            f"{of.shown} is a backup; copy the file, run `perdure store restored` on that, and copy the store in it"
-        )
-    async with existing_store(source, writes=False, busy_timeout=PATIENCE) as original:
-        await copying.refuse_living(of)
-        version = await to.version()
-        if 0 < version < to.latest:
-            raise StoreError(f"{to.shown} has version {version}; `perdure store migrate` brings it to {to.latest}")
-        if version:
-            async with existing_store(target, writes=False, busy_timeout=PATIENCE) as there:
-                await copying.refuse_living(to)
-                await copying.refuse_full(there, to)
-        if dry_run:
-            return await copying.measure(original)
-        async with copy_target(target, busy_timeout=PATIENCE) as made:
-            return await copying.copy(original, made, of=of, to=to)

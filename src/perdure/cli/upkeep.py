@@ -1,9 +1,8 @@
-"""The operator's commands about what a store holds: `perdure backup`, `perdure check` and `perdure vacuum`."""
+"""The operator's commands about what a store holds: `perdure backup` and `perdure check`."""
 
 import asyncio
 import json
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -123,36 +122,6 @@ def _rule(name: str) -> str:
     return rule.says if rule is not None else "SQLite can read every page"
 
 
-@click.command(short_help="Give the free room of a SQLite file back.")
-@click.option("--store", **_STORE)
-@click.option("--incremental", is_flag=True, help="write the file again so that later it gets smaller in short steps")
-@click.option("--while-serving", is_flag=True, help="let the commits of servers wait for as long as it takes")
-@click.option("--json", "as_json", is_flag=True, help="one JSON object")
-def vacuum(store: str, incremental: bool, while_serving: bool, as_json: bool) -> None:
-    """Give the room of what was forgotten back to the file system.
-
-    SQLite uses free room again, so this is for a file that has grown beyond its usual size. All that is in use is
-    written again. If servers use the file and that takes longer than half a second, the command refuses unless it is
-    told --while-serving: commits wait meanwhile, and the servers go on from memory.
-
-    A file that was prepared with --incremental gets smaller in steps of milliseconds, between which servers commit.
-    """
-    upkeep = upkeep_of(store)
-    # Beside the file, whose disk is looked at: SQLite's own temporary file would else be in /var/tmp.
-    path = store.removeprefix("sqlite:").partition("?")[0]
-    os.environ.setdefault("SQLITE_TMPDIR", os.path.dirname(os.path.abspath(path)))
-    progress = Progress()
-    done = upkeep.vacuum(incremental=incremental, may_wait=while_serving, on_step=progress.given_back)
-    progress.end()
-    if as_json:
-        facts = {"store": upkeep.shown, "before": done.before, "after": done.after, "free": done.free}
-        click.echo(json.dumps({**facts, "waited": round(done.waited, 3), "incremental": done.is_prepared}))
-        return
-    click.echo(f"{upkeep.shown} had {_size(done.before)} and has {_size(done.after)}")
-    if done.waited:
-        click.echo(f"commits waited for {done.waited:.1f} s")
-
-
 class Progress:
     """Shows how far a command is, on a terminal."""
 
@@ -163,9 +132,6 @@ class Progress:
 
     def copied(self, done: int, total: int) -> None:
         self._show(f"copied {_size(done)} of {_size(total)}")
-
-    def given_back(self, left: int) -> None:
-        self._show(f"{_size(left)} to give back")
 
     def _show(self, says: str) -> None:
         if self._shows and self._monotonic() - self._shown >= SHOWN:

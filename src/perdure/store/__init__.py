@@ -9,10 +9,10 @@ from perdure.store.memory import MemoryStore
 from perdure.store.postgres.address import without_password
 from perdure.store.sqlite.file import Sync
 from perdure.store.sqlite.store import ExistingSqlite, SqliteStore, SqliteView
-from perdure.store.sqlite.upkeep import SqliteCopyTarget, SqliteUpkeep
-from perdure.store.upkeep import CopyTarget, Upkeep
+from perdure.store.sqlite.upkeep import SqliteUpkeep
+from perdure.store.upkeep import Upkeep
 
-__all__ = ["MemoryStore", "SqliteStore", "Store", "copy_target", "existing_store", "open_store", "upkeep_of"]
+__all__ = ["MemoryStore", "SqliteStore", "Store", "existing_store", "open_store", "upkeep_of"]
 
 _FORMS = "memory: or sqlite:PATH or sqlite:PATH?sync=full or postgresql://USER@HOST/DATABASE"
 S = TypeVar("S", bound=SqliteStore)
@@ -44,17 +44,6 @@ def existing_store(url: str, *, writes: bool, busy_timeout: float = 5.0) -> Stor
 
         return PostgresStore(url, timeout=busy_timeout, makes=False, writes=writes)
     return _sqlite(ExistingSqlite if writes else SqliteView, url, rest, busy_timeout)
-
-
-def copy_target(url: str, *, busy_timeout: float) -> CopyTarget:
-    """Give the store at an address, to be filled with a copy; it is made and migrated if need be."""
-    scheme, rest = _shared_parts(url)
-    if scheme.startswith("postgres"):
-        _need_asyncpg()
-        from perdure.store.postgres.upkeep import PostgresCopyTarget
-
-        return PostgresCopyTarget(url, timeout=busy_timeout)
-    return _sqlite(SqliteCopyTarget, url, rest, busy_timeout)
 
 
 def upkeep_of(url: str) -> Upkeep:

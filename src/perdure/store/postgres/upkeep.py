@@ -1,4 +1,4 @@
-"""Makes, migrates and checks the schema of a PostgreSQL store for an operator, and fills it with a copy."""
+"""Makes, migrates and checks the schema of a PostgreSQL store for an operator."""
 
 import asyncio
 import contextlib
@@ -20,10 +20,9 @@ from perdure.store.postgres.connections import Connection, Connections, Connecto
 from perdure.store.postgres.ear import Ear
 from perdure.store.postgres.failures import named
 from perdure.store.postgres.layout import OLDEST_SERVER, SHORT_LOCKS, missing_rights, prepare, schema_version
-from perdure.store.postgres.store import PostgresStore
 from perdure.store.postgres.wakeups import CROWD
 from perdure.store.time_limit import TimeLimit
-from perdure.store.upkeep import BackedUp, Fact, Restored, Vacuumed, encoded
+from perdure.store.upkeep import BackedUp, Fact
 
 RECENTLY = 60.0
 """Seconds since its last beat for which a node without a lock counts as one that lives: longer than most leases."""
@@ -226,9 +225,6 @@ class PostgresUpkeep:
         ):
             return await check_schema(connection, self._address.schema)
 
-    async def is_backup(self) -> bool:
-        return False  # nothing in a database tells
-
     async def put_back(self) -> None:
         skipped = generations_skipped(secrets.randbelow)
         async with self._connected("written") as connection:
@@ -241,40 +237,6 @@ class PostgresUpkeep:
             f"a PostgreSQL store is backed up with the database's own program, while servers run: {shlex.join(command)}"
         )
 
-    def vacuum(self, *, incremental: bool, may_wait: bool, on_step: Callable[[int], None]) -> Vacuumed:
-        raise Misuse(
-            "PostgreSQL gives room back by itself: expired events go with their whole table, and autovacuum lets the"
-            " rest be used again; see `perdure_store_bytes` among the metrics"
-        )
-
 
 async def _no_node() -> None:
     """A check has no node whose life it could show."""
-
-
-class PostgresCopyTarget(PostgresStore):
-    """A schema that is filled with what another store holds."""
-
-    async def restore(self, contents: Sequence[Restored]) -> None:
-        """In one statement for each table, however many streams there are: the server may be far away."""
-        stored = [encoded(self._payloads, part) for part in contents]
-        events = [(part.stream, *event) for part in stored for event in part.events]
-        for query, is_final in (("restore_events", False), ("restore_answers", True)):
-            await self._put(query, [event[:4] for event in events if event[4] is is_final])
-        ends = [(part.stream, end.generation, end.end) for part in stored for end in part.generations]
-        await self._put("restore_generations", ends)
-        waiting = [(part.stream, payload) for part in stored for payload in part.forwarded]
-        await self._put("restore_forwarded", waiting)
-
-    async def _put(self, query: str, rows: Sequence[tuple[object, ...]]) -> None:
-        if rows:
-            columns = [list(column) for column in zip(*rows, strict=True)]
-            await self._readers.run("written", lambda connection: connection.execute(self._queries[query], *columns))
-
-    async def clear(self) -> None:
-        async def write(connection: Connection) -> None:
-            async with connection.transaction():
-                for query in ("clear_tables", "clear_tally"):
-                    await connection.execute(self._queries[query])
-
-        await self._readers.run("emptied", write)

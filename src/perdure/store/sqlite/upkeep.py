@@ -1,4 +1,4 @@
-"""Makes, migrates and checks the file of a SQLite store for an operator, and fills it with a copy."""
+"""Makes, migrates and checks the file of a SQLite store for an operator."""
 
 import asyncio
 import contextlib
@@ -30,10 +30,7 @@ from perdure.store.sqlite.file import (
     refuse_unfit,
 )
 from perdure.store.sqlite.locks import locks_of
-from perdure.store.sqlite.steps import next_key
-from perdure.store.sqlite.store import SqliteStore
-from perdure.store.sqlite.vacuum import vacuum
-from perdure.store.upkeep import BackedUp, Fact, Restored, Vacuumed, encoded
+from perdure.store.upkeep import BackedUp, Fact
 
 _SQL = _sql.queries()
 
@@ -142,9 +139,6 @@ class SqliteUpkeep:
                 file.interrupt()  # or the thread would go on to its end
                 raise
 
-    async def is_backup(self) -> bool:
-        return await asyncio.to_thread(self._is_backup)
-
     def _is_backup(self) -> bool:
         if not os.path.exists(self._path):
             return False
@@ -168,11 +162,6 @@ class SqliteUpkeep:
         size, verdict = back_up(self._path, path, checks=checks, on_copied=on_copied)
         return BackedUp(path=path, bytes=size, verdict=verdict)
 
-    def vacuum(self, *, incremental: bool, may_wait: bool, on_step: Callable[[int], None]) -> Vacuumed:
-        refuse_unfit(self._path)
-        living, _ = self._nodes()
-        return vacuum(self._path, living=len(living), incremental=incremental, may_wait=may_wait, on_step=on_step)
-
     def _look(self) -> sqlite3.Connection:
         refuse_other_log(self._path)
         # Not `mode=ro`: that leaves the log's files behind if no other program has the file open.
@@ -184,27 +173,3 @@ class SqliteUpkeep:
 def _refuse_grant(grant: str | None) -> None:
     if grant is not None:
         raise BadSetting("--grant is for databases with roles; who may use a SQLite file, its owner and mode decide")
-
-
-class SqliteCopyTarget(SqliteStore):
-    """A file that is filled with what another store holds."""
-
-    async def restore(self, contents: Sequence[Restored]) -> None:
-        stored = [encoded(self._payloads, part) for part in contents]
-
-        def write(_: object, file: sqlite3.Connection) -> None:
-            for part in stored:
-                (key,) = file.execute(_SQL["stream_key"], (part.stream,)).fetchone()
-                file.executemany(_SQL["append_event"], [(key, *event) for event in part.events])
-                file.executemany(_SQL["put_generation"], [(key, end.generation, end.end) for end in part.generations])
-                numbered = enumerate(part.forwarded, next_key(file.cursor(), "forward"))
-                file.executemany(_SQL["forward"], [(number, key, payload) for number, payload in numbered])
-
-        await self._writer.run(write, size=sum(len(event.payload) for part in stored for event in part.events))
-
-    async def clear(self) -> None:
-        def write(_: object, file: sqlite3.Connection) -> None:
-            for query in ("clear_sessions", "clear_streams", "clear_nodes", "clear_mail", "clear_secrets"):
-                file.execute(_SQL[query])
-
-        await self._writer.run(write)

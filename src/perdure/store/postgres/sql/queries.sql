@@ -414,49 +414,12 @@ FROM pg_stat_replication WHERE replay_lsn IS NOT NULL AND NOT pg_is_in_recovery(
 SELECT id, gone, CASE WHEN NOT pg_is_in_recovery() THEN perdure.is_held_1(lock) END, seen > clock_timestamp() - make_interval(secs => $1)
 FROM perdure.node ORDER BY key;
 
--- restore_events: events of streams, copied from another store
-INSERT INTO perdure.event (stream, time, seq, slot, payload)
-SELECT s.key, e.time, e.seq, r.slot, e.payload
-FROM unnest($1::text[], $2::int[], $3::float8[], $4::bytea[]) AS e (stream, seq, time, payload)
-JOIN perdure.stream AS s ON s.id = e.stream JOIN perdure.rotation AS r ON r.part = 'event';
-
--- restore_answers: the same of final answers
-INSERT INTO perdure.answer (stream, time, seq, slot, payload)
-SELECT s.key, e.time, e.seq, r.slot, e.payload
-FROM unnest($1::text[], $2::int[], $3::float8[], $4::bytea[]) AS e (stream, seq, time, payload)
-JOIN perdure.stream AS s ON s.id = e.stream JOIN perdure.rotation AS r ON r.part = 'answer';
-
--- restore_generations: the ended generations of streams, copied from another store
-INSERT INTO perdure.generation (stream, generation, "end")
-SELECT s.key, g.generation, g."end"
-FROM unnest($1::text[], $2::int[], $3::int[]) AS g (stream, generation, "end")
-JOIN perdure.stream AS s ON s.id = g.stream;
-
--- restore_forwarded: the messages that wait for the next writers of streams, copied from another store
-WITH behind AS MATERIALIZED (
-    SELECT id, key, perdure.next_key_1(forwarded) AS next FROM perdure.stream WHERE id = ANY ($1::text[])
-), put AS (
-    INSERT INTO perdure.forward (stream, key, payload)
-    SELECT b.key, b.next - 1 + row_number() OVER (PARTITION BY b.key ORDER BY f.place), f.payload
-    FROM unnest($1::text[], $2::bytea[]) WITH ORDINALITY AS f (stream, payload, place) JOIN behind AS b ON b.id = f.stream
-    RETURNING stream, key)
-UPDATE perdure.stream AS s SET forwarded = x.newest FROM (SELECT stream, max(key) AS newest FROM put GROUP BY stream) AS x
-WHERE s.key = x.stream;
-
 -- skip_generations: the next generation of all streams that may still grow, behind some that another copy may have begun
 WITH ended AS (
     INSERT INTO perdure.generation (stream, generation, "end")
     SELECT key, generation, last FROM perdure.stream WHERE NOT sealed RETURNING stream)
 UPDATE perdure.stream SET generation = greatest(generation + 1, least(generation + $1::int, 999000))
 WHERE key IN (SELECT stream FROM ended);
-
--- clear_tables: forget everything, when a copy has failed
-TRUNCATE perdure.session, perdure.stream, perdure.event, perdure.answer, perdure.generation, perdure.call, perdure.ask,
-    perdure.reader, perdure.node, perdure.buried, perdure.mailbox, perdure.mail, perdure.forward, perdure.sender,
-    perdure.chain, perdure.secret;
-
--- clear_tally: no session is left to be counted
-UPDATE perdure.tally SET open = 0, ended = 0;
 
 -- keep_secret: a secret, unless there is one of that name
 INSERT INTO perdure.secret (name, value) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING;

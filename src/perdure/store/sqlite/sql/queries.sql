@@ -327,9 +327,6 @@ INSERT INTO generation (stream, generation, "end") SELECT key, generation, last 
 -- skip_generations: the next generation of all these streams, behind some that another copy of the store may have begun
 UPDATE stream SET generation = max(generation + 1, min(generation + :skipped, 999000)) WHERE sealed = 0;
 
--- put_generation: the end of a generation, copied from another store
-INSERT INTO generation (stream, generation, "end") VALUES (?, ?, ?);
-
 -- next_generation: a stream's new writer
 UPDATE stream SET node = ?, fence = ?, generation = ? WHERE id = ?;
 
@@ -516,18 +513,3 @@ SELECT count(CASE final WHEN 0 THEN 1 END), count(CASE final WHEN 1 THEN 1 END),
        coalesce(sum(CASE final WHEN 1 THEN max(0, length(payload) - :overhead) END), 0)
 FROM event WHERE (stream, seq) > (:stream, :seq)
     AND (stream, seq) <= (coalesce(:last_stream, 9223372036854775807), coalesce(:last_seq, 9223372036854775807));
-
--- clear_sessions: forget all sessions, when a copy has failed
-DELETE FROM session;
-
--- clear_streams: forget all streams, and with them all that is in them
-DELETE FROM stream;
-
--- clear_nodes: forget all nodes
-DELETE FROM node;
-
--- clear_mail: forget all messages
-DELETE FROM mail;
-
--- clear_secrets: forget all secrets
-DELETE FROM secret;
