@@ -172,7 +172,7 @@ def build(dist: Path) -> None:
   pip install '{wheel}[postgres,fastmcp]'
   pip install {sdist}
   npm install {packed}
-To publish them: docs/releasing.md""")
+To publish them: project/releasing.md""")
 
 
 def main() -> int:

@@ -36,7 +36,7 @@ from perdure.telemetry.prometheus import METRICS
 from proofs import checklist, promises, requirements
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("project/*.md"))]
 
 _MADE = re.compile(r"(<!-- made: (\w+) -->\n)(.*?)(<!-- /made -->)", re.DOTALL)
 
@@ -278,7 +278,7 @@ def rooms(_: str) -> str:
 def diagrams(_: str) -> str:
     theory = dict(re.findall(r"^\*\*(\w+)\.\*\* (.+?)(?=\n\n|\Z)", states.__doc__ or "", re.DOTALL | re.MULTILINE))
     return "\n".join(
-        f"## {name}\n\n{theory[name].strip()}\n\n```mermaid\n{_mermaid(moves, first)}```\n\n{_moves(moves)}"
+        f"### {name}\n\n{theory[name].strip()}\n\n```mermaid\n{_mermaid(moves, first)}```\n\n{_moves(moves)}"
         for name, moves, first in MACHINES
     )
 

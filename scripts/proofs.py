@@ -60,7 +60,7 @@ def checklist(body: str) -> str:
 
 def promises(body: str) -> str:
     # The store has promises of its own, with other numbers.
-    tests = [test for test in _tests() if "store" not in test.source.parts]
+    tests = [test for test in _tests() if "store" not in test.source.relative_to(ROOT).parts]
     return _with_proofs(body, _cited(r"\bpromises? (\d)\b", tests))
 
 

@@ -28,7 +28,8 @@ from tests.support.processes.starting_sync import Program, start
 from tests.support.stores.postgres import free_port
 
 OUTSIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "deploy/README.md", "bench/README.md")
-PAGES = [ROOT / name for name in OUTSIDE] + sorted((ROOT / "docs").glob("*.md"))
+SITE_PAGES = [ROOT / name for name in OUTSIDE] + sorted(ROOT.glob("docs/*.md"))
+PAGES = SITE_PAGES + sorted(ROOT.glob("project/*.md"))
 
 _FENCE = re.compile(r"^( *)```(\w+)([^\n`]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -127,7 +128,7 @@ def test_every_dependency_has_its_reason() -> None:
         lines = (ROOT / name).read_text().splitlines()
         wanted += [line for line in lines if line and not line.startswith("#")]
     names = {re.split(r"[\[<>=;! ]", requirement)[0] for requirement in wanted}
-    told = (ROOT / "docs" / "dependencies.md").read_text()
+    told = (ROOT / "project" / "dependencies.md").read_text()
     assert {name for name in names if f"`{name}`" not in told} == set()
 
 

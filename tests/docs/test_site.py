@@ -12,7 +12,7 @@ import pytest
 
 import perdure
 from perdure._core.site import SITE, see
-from tests.docs.test_docs import PAGES, anchors
+from tests.docs.test_docs import SITE_PAGES, anchors
 from tests.support.processes.node_programs import program
 from tests.support.processes.serving import ROOT
 
@@ -26,7 +26,7 @@ _POINTER = re.compile(r"""see\(["']([a-z]+)["'], ["']([a-z0-9-]+)["']\)""")
 def test_every_page_is_in_the_navigation_once() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
     named = re.findall(r": (\S+\.md)$", navigation, re.MULTILINE)
-    pages = [site_path(str(page.relative_to(ROOT))) for page in PAGES]
+    pages = [site_path(str(page.relative_to(ROOT))) for page in SITE_PAGES]
     assert sorted(named) == sorted([API, *map(str, pages)])
 
 

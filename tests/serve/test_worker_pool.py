@@ -572,7 +572,7 @@ async def test_a_store_of_one_process_is_refused(folder: Path) -> None:
     assert status == 2
     assert said == (
         "perdure: --workers 2 needs a store that processes share, and memory: is not one; use sqlite:PATH;"
-        " see https://perdure.example/docs/troubleshooting.html#several-processes-need-a-shared-store\n"
+        " see https://perdure.example/docs/errors.html#several-processes-need-a-shared-store\n"
     )
 
 

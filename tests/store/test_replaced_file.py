@@ -29,7 +29,7 @@ from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
-SEE = "see https://perdure.example/docs/troubleshooting.html#503-and-what-health-says"
+SEE = "see https://perdure.example/docs/errors.html#503-and-what-health-says"
 
 
 def _backup(path: Path) -> Path:

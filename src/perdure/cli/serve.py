@@ -154,7 +154,7 @@ def _check_shared(several: str, store: str) -> None:
     if store.startswith("memory:"):
         raise Misuse(
             f"{several} needs a store that processes share, and {store} is not one; use sqlite:PATH;"
-            f" {see('troubleshooting', 'several-processes-need-a-shared-store')}"
+            f" {see('errors', 'several-processes-need-a-shared-store')}"
         )
     if not HAS_FLOCK:
         raise Misuse(f"{several} cannot work here: {NO_FLOCK}; serve with one process")

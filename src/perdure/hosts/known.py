@@ -1,6 +1,6 @@
 """Knows the hosts: where each keeps its servers on which system, under which name, and what an entry looks like.
 
-Each host's documentation is the source; docs/hosts.md has the addresses.
+Each host's documentation is the source; docs/stdio.md has the addresses.
 """
 
 import re

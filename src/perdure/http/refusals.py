@@ -35,7 +35,7 @@ class Refusal(enum.Enum):
         421,
         INVALID_REQUEST,
         "Host {host} is not allowed here; allow it with --allowed-host, or allowed_hosts in perdure.Settings;"
-        f" {see('troubleshooting', '421-the-host-is-not-allowed')}",
+        f" {see('errors', '421-the-host-is-not-allowed')}",
     )
     TEST_HOST = (
         421,
@@ -47,7 +47,7 @@ class Refusal(enum.Enum):
         403,
         INVALID_REQUEST,
         "Origin {origin} is not allowed here; allow it with --allowed-origin, or a page with --cors-origin;"
-        f" {see('troubleshooting', 'a-page-gets-cors-errors')}",
+        f" {see('errors', 'a-page-gets-cors-errors')}",
     )
     HEADERS_TOO_LARGE = (431, LIMIT_REACHED, "The request's headers are larger than {limit} bytes")
     METHOD = (405, INVALID_REQUEST, "Method {method} is not served here; use POST, GET or DELETE")
@@ -81,7 +81,7 @@ class Refusal(enum.Enum):
     POSITION_UNKNOWN = (
         400,
         POSITION_LOST,
-        f"This session has no stream for the given Last-Event-ID; {see('troubleshooting', 'a-position-is-lost')}",
+        f"This session has no stream for the given Last-Event-ID; {see('errors', 'a-position-is-lost')}",
     )
     REPLAY_OFF = (400, POSITION_LOST, "Replay is switched off on this server (enable_replay)")
     TOO_MANY_SESSIONS = (503, LIMIT_REACHED, "This server holds {limit} sessions, as many as it may (max_sessions)")
@@ -195,7 +195,7 @@ class Refusal(enum.Enum):
     STORE_LOST = (
         503,
         STORE_UNAVAILABLE,
-        "This server has lost its log: {state}; " + see("troubleshooting", "503-and-what-health-says"),
+        "This server has lost its log: {state}; " + see("errors", "503-and-what-health-says"),
     )
     REISSUE_FAILED = (500, REISSUE_FAILED, "The session is gone, and no new one could be started in its place")
     STOPPING = (503, STOPPING, "This server is stopping")

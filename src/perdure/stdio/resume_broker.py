@@ -116,7 +116,7 @@ class ResumeBroker:
             self._is_told = True
             sentence = (
                 "the server has no resume broker: the session ends with this process;"
-                f" {see('troubleshooting', 'no-resume-broker')}"
+                f" {see('errors', 'no-resume-broker')}"
             )
             log_event(logging.INFO, "stdio.no_broker", sentence)
 

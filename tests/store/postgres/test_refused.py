@@ -172,7 +172,7 @@ async def test_a_role_with_the_rights_of_the_docs_serves() -> None:
         pass
     with connection(server_url()) as run:
         run(f"CREATE ROLE {role} LOGIN")
-        page = (ROOT / "docs" / "postgres.md").read_text()
+        page = (ROOT / "docs" / "deploying.md").read_text()
         for line in page.partition("```sql\n")[2].partition("```")[0].strip().splitlines():
             run(line.replace("perdure_app", role).replace("perdure", schema).rstrip(";"))
     async with open_store(in_database("postgres", schema, user=role)) as store:

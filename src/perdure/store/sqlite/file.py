@@ -356,7 +356,7 @@ class FileIdentity:
             self.lost = "was deleted" if found is None else "was replaced by another one"
         raise StoreReplaced(
             f"the SQLite file {self._path} {self.lost} while it was open; start the server again;"
-            f" {see('troubleshooting', '503-and-what-health-says')}"
+            f" {see('errors', '503-and-what-health-says')}"
         )
 
     def take_logs_away(self) -> None:
