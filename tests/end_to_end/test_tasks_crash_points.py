@@ -34,7 +34,7 @@ POINTS = {
     "between the row and the tool": at("perdure.sessions.exchange", "Exchange.start", "enter"),
     "between the second row and the tool": at("perdure.sessions.exchange", "Exchange.start", "enter", 2),
     "before the tool says anything": at("perdure.log.stream", "Stream.append", "enter"),
-    "before a handle is written": at("perdure.http.single_call_response", "MessageWriter.result", "enter"),
+    "before a handle is written": at("perdure.http.event_stream", "EventStream.result", "enter"),
     "before it is noted that there is a handle": at("perdure.sessions.session", "Session.show_to_client", "enter"),
     "when that is noted and the process does not know": at(
         "perdure.sessions.single_calls", "SingleCalls.facts", "enter"

@@ -32,6 +32,13 @@ def encode_event(position: bytes, payload: bytes) -> bytes:
     return b"id: %b\nevent: message\ndata: %b\n\n" % (position, payload)
 
 
+def encode_message(payload: bytes) -> bytes:
+    """One message without an id: a client cannot come back to it."""
+    if _LF in payload or _CR in payload:
+        payload = _continued(payload, b"\ndata: ")
+    return b"event: message\ndata: %b\n\n" % payload
+
+
 def encode_priming(position: bytes, retry_ms: int | None) -> bytes:
     """An id with empty data: nothing to handle, a position to come back to (SEP-1699)."""
     if _LF in position or _CR in position or _NUL in position:
@@ -48,6 +55,10 @@ def encode_retry(ms: int) -> bytes:
 def encode_comment(text: str) -> bytes:
     """A line that receivers skip: keep-alive, or a note for a person who reads the wire."""
     return b": %b\n\n" % _continued(text.encode("utf-8", "replace"), b"\n: ")
+
+
+KEEP_ALIVE = b": keep-alive\n\n"
+"""Keeps a silent connection open."""
 
 
 def _continued(text: bytes, line_start: bytes) -> bytes:

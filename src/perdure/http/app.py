@@ -317,7 +317,7 @@ class App:
             try:
                 response = await self._respond(scope, receive, send)
                 if isinstance(response, EventStreamResponse):
-                    response.breaks, response.expiry = scope.get(BREAK_OFF), expiry
+                    response.abort, response.expiry = scope.get(BREAK_OFF), expiry
                     response.watch(span, scope, self.counters)
                 if response is not None:
                     await response.send(receive, send)

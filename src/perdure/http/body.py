@@ -1,7 +1,6 @@
 """Reads a request: the headers that every one must have, its body within limits, and the media types."""
 
 import asyncio
-import contextlib
 import ipaddress
 from urllib.parse import urlsplit
 
@@ -155,13 +154,6 @@ def replayed_first(body: bytes, receive: Receive) -> Receive:
         return await receive()
 
     return receive_again
-
-
-async def left(receive: Receive) -> None:
-    """Wait until the client has left."""
-    with contextlib.suppress(OSError):
-        while (await receive())["type"] != "http.disconnect":
-            pass
 
 
 def accepts(headers: Headers) -> tuple[bool, bool]:

@@ -1,14 +1,22 @@
-"""Serves an event stream as a response: a reader, joined to the connection that it writes to."""
+"""Writes responses that are event streams, in any era: the head, frames, comments that keep them open, and the end."""
 
 import asyncio
 import contextlib
+import enum
+import json
 from collections.abc import Callable
 
+from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS
 from starlette.types import Receive, Scope, Send
 
+from perdure._core import sse
+from perdure._core.jsonrpc import JsonObject
 from perdure._core.states import ReaderState
 from perdure.http.credentials import Expiry
-from perdure.log.reader import Reader
+from perdure.http.refusals import Answer
+from perdure.log.chores import cancel_all
+from perdure.log.reader import Connection, Reader
+from perdure.sessions.messages import encode
 from perdure.sessions.session import Session
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.tracing import Request
@@ -17,24 +25,181 @@ BREAK_OFF = "perdure.break_off"
 """In the scope of a request: a function that breaks its connection off. A peer that takes nothing cannot be ended
 politely, and closing would wait for it."""
 
-STREAM_HEADERS = (
+END_SECONDS = 0.5
+"""For the last write of a request that is cancelled: the server that runs us has waited for as long as it means to."""
+
+_HEADERS = (
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 )
 
 
-class EventStreamResponse:
-    """The response, and the connection that its reader writes to. At rest it waits for its client to leave."""
+class Ending(enum.Enum):
+    """How a request ended, as far as its response was waited for."""
 
-    __slots__ = ("_reader", "_send", "_session", "_task", "breaks", "expiry")
+    WRITTEN = "written"
+    """All is written."""
+    LEFT = "left"
+    """The client closed the connection."""
+    STOPPED = "stopped"
+    """The process stops, or the server that runs it cancels the request."""
+    ASKED = "asked"
+    """A call waits for its client's input."""
+    LATE = "late"
+    """A call takes longer than its client waits for the answer itself."""
+
+
+class EventStream:
+    """One response. With its first frame it becomes an event stream; until then it may be a whole answer."""
+
+    __slots__ = ("_abort", "_ending", "_headers", "_receive", "_send", "_streams", "_task", "_timeout", "has_begun")
+
+    def __init__(
+        self,
+        receive: Receive,
+        send: Send,
+        *,
+        abort: Callable[[], None] | None = None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+        streams: bool = True,
+        timeout: float | None = None,
+    ) -> None:
+        """`abort`: breaks the connection off, where the server that runs us can do that. `streams`: the response may
+        become an event stream. `timeout`: seconds that one write may take; readers have a watch of their own."""
+        self._abort = abort
+        self._receive = receive
+        self._send = send
+        self._headers = headers
+        self._streams = streams
+        self._timeout = timeout
+        self._task: asyncio.Task[object] | None = None
+        self.has_begun = False
+        """The head is written: all that follows is a part of the event stream."""
+        self._ending: Ending | None = None
+
+    # Writing
+
+    async def begin(self) -> None:
+        """Write the head, unless it is written."""
+        if not self.has_begun:
+            self.has_begun = True
+            headers = [*_HEADERS, *self._headers]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def write(self, body: bytes, *, last: bool = False) -> None:
+        """Write frames. Without an event stream, what comes before the answer is left out."""
+        if not self._streams or not (body or last):
+            return
+        message = {"type": "http.response.body", "body": body, "more_body": not last}
+        if self._timeout is None:
+            await self.begin()
+            await self._send(message)
+        else:
+            async with asyncio.timeout(self._timeout):
+                await self.begin()
+                await self._send(message)
+
+    async def keep_alive(self) -> None:
+        await self.write(sse.KEEP_ALIVE)
+
+    async def answer(self, payload: bytes, status: int | None = None) -> None:
+        """Write a response as the last frame; or as JSON, if nothing came before it."""
+        if self.has_begun:
+            await self.write(sse.encode_message(payload), last=True)
+        else:
+            await Answer(status=status or _status(payload), body=payload).send(self._receive, self._send)
+
+    async def result(self, request_id: int | str, result: JsonObject) -> None:
+        await self.answer(encode({"jsonrpc": "2.0", "id": request_id, "result": result}), 200)
+
+    # Waiting
+
+    async def wait(self, reader: Reader | None = None, connection: Connection | None = None) -> Ending:
+        """Wait for the client to leave, for `finish`, or for a cancellation by the server that runs us; meanwhile a
+        reader writes, to this stream or to a `connection` in front of it.
+
+        uvicorn would log a traceback for each request that ends by a cancellation. So it is obeyed in order, unless the
+        reader is writing in this moment."""
+        self._ending, self._task = None, (task := asyncio.current_task())
+        try:
+            if reader is not None:
+                await reader.begin(connection or self)
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            if self._ending is not None:  # set in this task, in `begin`: the cancellation is still to come
+                await asyncio.sleep(0)
+            return Ending.LEFT
+        except asyncio.CancelledError:
+            if self._ending is None and reader is not None and reader.state is not ReaderState.RESTING:
+                raise
+            if task is not None and task.uncancel() > 0:
+                raise
+            return self._ending or Ending.STOPPED
+        finally:
+            self._task = None
+            if reader is not None:
+                reader.leave()
+
+    async def serve(self, writing: asyncio.Task[None], end: Callable[[], object]) -> Ending:
+        """Wait while a task writes, and cancel the task if the client leaves. If the request is cancelled, `end` makes
+        the task write its last frame. A peer that takes nothing is broken off."""
+        writing.add_done_callback(self._on_written)
+        try:
+            ending = await self.wait()
+            if ending is Ending.STOPPED:
+                end()
+                await asyncio.wait({writing}, timeout=END_SECONDS)
+                if not writing.done():
+                    raise asyncio.CancelledError
+        finally:
+            writing.remove_done_callback(self._on_written)
+            await cancel_all([writing])
+        failure = None if writing.cancelled() else writing.exception()
+        if isinstance(failure, TimeoutError) and self._abort is not None:
+            self._abort()
+            await left(self._receive)
+        elif failure is not None and not isinstance(failure, OSError):
+            raise failure
+        return ending
+
+    def _on_written(self, _: object) -> None:
+        self.finish()
+
+    def finish(self, ending: Ending = Ending.WRITTEN) -> None:
+        """Wait for the client no longer."""
+        if self._ending is None and self._task is not None:
+            self._ending = ending
+            self._task.cancel()
+
+    def abort(self) -> None:
+        if self._abort is not None:
+            self._abort()
+
+
+async def left(receive: Receive) -> None:
+    """Wait until the client has left."""
+    with contextlib.suppress(OSError):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+def _status(payload: bytes) -> int:
+    if b'"error"' not in payload:
+        return 200  # as nearly always
+    error = json.loads(payload).get("error")
+    return 200 if error is None else ERROR_CODE_HTTP_STATUS.get(error["code"], 200)
+
+
+class EventStreamResponse:
+    """Shows a stream of a session. At rest it waits for its client to leave."""
+
+    __slots__ = ("_reader", "_session", "abort", "expiry")
 
     def __init__(self, session: Session, reader: Reader) -> None:
         self._session = session
         self._reader = reader
-        self._send: Send
-        self._task: asyncio.Task[object] | None = None
-        self.breaks: Callable[[], None] | None = None
+        self.abort: Callable[[], None] | None = None
         """Breaks the connection off, where the server that runs us can do that."""
         self.expiry: Expiry | None = None
         """Of the token that the request showed: its client comes back with another."""
@@ -48,46 +213,16 @@ class EventStreamResponse:
 
     async def send(self, receive: Receive, send: Send) -> None:
         """Serve until the stream is over, another reader takes it, the token expires, or the client leaves."""
-        self._send = send
-        self._task = task = asyncio.current_task()
+        headers = ((b"mcp-session-id", self._session.id.encode()),)
+        stream = EventStream(receive, send, abort=self.abort, headers=headers)
         watch = None if self.expiry is None else self.expiry.watch(self._reader.end)
         try:
-            headers = [*STREAM_HEADERS, (b"mcp-session-id", self._session.id.encode())]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            del headers
-            await self._reader.begin(self)
-            while (await receive())["type"] != "http.disconnect":
-                pass
-        except asyncio.CancelledError:
-            # The reader's own (`finish`) ends here; any other cancellation goes on, unless it can be obeyed in order.
-            if self._reader.state is not ReaderState.FINISHED:
-                if not await self._ended_in_order():
-                    raise
-            elif task is not None and task.uncancel() > 0:
-                raise
+            await stream.begin()
+            if await stream.wait(self._reader) is Ending.STOPPED:
+                with contextlib.suppress(OSError):
+                    await stream.write(b"", last=True)
         finally:
             if watch is not None:
                 watch.cancel()
             self._reader.leave()
             self._session.touch()
-
-    async def _ended_in_order(self) -> bool:
-        """Complete the response if that needs no waiting: the server that runs us stops. It cancels what is open, and
-        uvicorn would log a traceback for each response that ends by that."""
-        if self._reader.state is not ReaderState.RESTING:
-            return False
-        self._reader.leave()
-        with contextlib.suppress(OSError):
-            await self.write(b"", last=True)
-        return True
-
-    def finish(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    def abort(self) -> None:
-        if self.breaks is not None:
-            self.breaks()
-
-    async def write(self, body: bytes, *, last: bool) -> None:
-        await self._send({"type": "http.response.body", "body": body, "more_body": not last})

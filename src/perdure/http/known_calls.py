@@ -3,12 +3,12 @@ answers what they ask, cancels them."""
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
 from starlette.requests import Request as HttpRequest
-from starlette.types import Receive
 
 from perdure._core import mail
 from perdure._core.codes import STOPPING
@@ -17,24 +17,22 @@ from perdure._core.single_calls import STATE_PREFIX
 from perdure._core.states import CallState
 from perdure._core.tasks import TaskFacts, handle_view, input_requests, task_view
 from perdure.http.access import SessionAccess
-from perdure.http.body import left
 from perdure.http.credentials import caller_of
+from perdure.http.event_stream import Ending, EventStream
 from perdure.http.modern_request import ModernRequest
 from perdure.http.refusals import Refusal, Refused
-from perdure.http.single_call_response import MessageWriter
 from perdure.runtime.tool_catalog import ToolCatalog
 from perdure.sessions.client_messages import cancel_call
 from perdure.sessions.client_messages import receive as receive_message
 from perdure.sessions.ledger import unknown_outcome
+from perdure.sessions.messages import encode
 from perdure.sessions.session import Session
 from perdure.sessions.single_calls import SingleCalls
 from perdure.store.base import SessionRecord
 
-KEEP_ALIVE = 15.0
-"""Seconds between two comments to a client that waits for a call that another request began: as the SDK's."""
-
 FIRST_SIGN = 1.0
-"""Seconds until the first of them, which tells such a client that its request has arrived."""
+"""Seconds until the first comment to a client that waits for a call that another request began: it shows that its
+request has arrived."""
 
 ANSWERED_SECONDS = 1.0
 """How long a request waits for the answers that it brought to arrive. Clients ask their users again for what is still
@@ -62,21 +60,23 @@ class KnownCalls:
         for waiting in self._joined:
             waiting.cancel()
 
-    async def write_round(self, record: SessionRecord, facts: TaskFacts | None, writer: MessageWriter) -> None:
+    async def write_round(
+        self, request_id: int | str, record: SessionRecord, facts: TaskFacts | None, response: EventStream
+    ) -> None:
         result: JsonObject = {"resultType": "input_required", "requestState": STATE_PREFIX + record.id}
         if facts is not None and facts.asks:
             result["inputRequests"] = input_requests(facts.asks)
-        await writer.result(self.stamped(result))
+        await response.result(request_id, self.stamped(result))
 
-    async def say_stopped(self, asked: ModernRequest, writer: MessageWriter, *, is_kept: bool) -> None:
+    async def say_stopped(self, asked: ModernRequest, response: EventStream, *, is_kept: bool) -> None:
         """The process stops, and the call is left to the next one: only a key finds it there."""
         request = asked.request
         if is_kept:
             message = "This server is stopping; ask again with the same key"
-            await writer.answer(error_payload(request.id, STOPPING, message), 503)
+            await response.answer(error_payload(request.id, STOPPING, message), 503)
         else:
             reason = "the server is stopping"
-            await writer.answer(
+            await response.answer(
                 unknown_outcome(request.id, method=request.method, reason=reason, params=request.params), 200
             )
 
@@ -98,50 +98,41 @@ class KnownCalls:
         asked: ModernRequest,
         record: SessionRecord,
         after: float | None,
-        writer: MessageWriter,
-        receive: Receive,
+        response: EventStream,
         *,
         gone: Refusal = Refusal.STORE_UNREADABLE,
     ) -> None:
         """Wait for the answer of a call, wherever it runs; until this process stops, or the client leaves. `gone`: what
         is said if the call's time passes in this moment."""
-        leaving = asyncio.create_task(left(receive))
         # What this request answers may still be on its way to the node that asked: its client is not asked that again.
         responses = asked.params.get("inputResponses")
         answered = frozenset(responses) if isinstance(responses, Mapping) else frozenset()
-        waiting = asyncio.create_task(self._outcome(asked, record, after, writer, answered, gone))
+        waiting = asyncio.create_task(self._outcome(asked, record, after, response, answered, gone))
         self._joined.add(waiting)
         caller = caller_of(asked.owner, asked.http.scope)
         self._context.work.take(caller, asked.size)
         try:
-            try:
-                await asyncio.wait({leaving, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            except asyncio.CancelledError:
-                # The server that runs us stops, and uvicorn would log a traceback: obeyed in order, as in `end_all`.
-                waiting.cancel()
-                await asyncio.wait({waiting})
-            if waiting.cancelled():
-                await self.say_stopped(asked, writer, is_kept=True)
-            elif waiting.done():
-                await waiting
+            ending = await response.serve(waiting, end=waiting.cancel)
+            if waiting.cancelled() and ending is not Ending.LEFT:
+                await self.say_stopped(asked, response, is_kept=True)
         finally:
             self._joined.discard(waiting)
             self._context.work.take(caller, -asked.size)
-            for task in (leaving, waiting):
-                task.cancel()
-            await asyncio.gather(leaving, waiting, return_exceptions=True)
 
     async def _outcome(
         self,
         asked: ModernRequest,
         record: SessionRecord,
         after: float | None,
-        writer: MessageWriter,
+        response: EventStream,
         answered: Collection[str],
         gone: Refusal,
     ) -> None:
         loop = asyncio.get_running_loop()
-        deadline, silent = None if after is None else loop.time() + after, FIRST_SIGN
+        deadline, silent = (
+            None if after is None else loop.time() + after,
+            min(FIRST_SIGN, self._settings.keepalive_interval),
+        )
         while True:
             seconds = silent if deadline is None else max(0.0, min(silent, deadline - loop.time()))
             with self._access.refusing(Refusal.STORE_UNREADABLE):
@@ -152,17 +143,17 @@ class KnownCalls:
                 raise Refused(gone)
             facts = replace(facts, asks={name: ask for name, ask in facts.asks.items() if name not in answered})
             if facts.is_over and facts.answer is not None:
-                await writer.response(facts.answer)
+                await response.answer(encode({**json.loads(facts.answer), "id": asked.request.id}))
                 return
             if facts.is_over or (deadline is not None and (facts.asks or loop.time() >= deadline)):
                 view = self.view(facts)
-                await writer.result(self.stamped({"resultType": "task", **handle_view(view)}))
+                await response.result(asked.request.id, self.stamped({"resultType": "task", **handle_view(view)}))
                 return
             if facts.asks:
-                await self.write_round(record, facts, writer)
+                await self.write_round(asked.request.id, record, facts, response)
                 return
-            await writer.keep_alive()
-            silent = KEEP_ALIVE
+            await response.keep_alive()
+            silent = self._settings.keepalive_interval
 
     async def run_again(self, record: SessionRecord, origin: HttpRequest) -> None:
         """Let a call go on that waits for its principal: this request brings the credentials."""

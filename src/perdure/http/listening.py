@@ -33,12 +33,11 @@ from perdure._core.extension import POSITION
 from perdure._core.limits import Caller, Full, Quota, weigh
 from perdure.errors import StoreError
 from perdure.http.access import SessionAccess, refuse_full
-from perdure.http.body import Headers, left, replayed_first
+from perdure.http.body import Headers, replayed_first
 from perdure.http.credentials import EXPIRY, Expiry, caller_of, principal_of
-from perdure.http.event_stream import BREAK_OFF, STREAM_HEADERS
+from perdure.http.event_stream import BREAK_OFF, EventStream
 from perdure.http.modern_request import read_request
 from perdure.http.refusals import Refusal, Refused
-from perdure.log.chores import cancel_all
 from perdure.sessions.change_feed import ChangeListener
 from perdure.sessions.changes import Changes
 from perdure.sessions.wanted import TooManyResources
@@ -49,12 +48,8 @@ ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 AT_ONCE = 64
 """Notifications in one write: a client that reads slowly is waited for in between."""
 
-END_SECONDS = 0.5
-"""For the last write to a listener that is cancelled: its server has waited for as long as it means to."""
-
 _EVENT = b"event: message\r\ndata: "
 _METHODS = tuple(method.encode() for method in sorted(METHODS))
-_KEEPALIVE = sse.encode_comment("keep-alive")
 
 Otherwise = Callable[[Scope, Receive, Send, Headers], Awaitable[None]]
 
@@ -174,54 +169,32 @@ class _Listening:
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write until the server ends it, the token expires, or the client leaves."""
-        breaks = scope.get(BREAK_OFF)
+        response = EventStream(receive, send, abort=scope.get(BREAK_OFF), timeout=self._timeout)
         expiry: Expiry | None = scope[EXPIRY]
         watch = None if expiry is None else expiry.watch(self.end)
-        writing = asyncio.create_task(self._write(send), name="perdure-listener")
-        leaving = asyncio.create_task(left(receive), name="perdure-listener-left")
         try:
-            await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            # The server that runs us stops, and uvicorn would log a traceback: obeyed in order, if its client reads.
-            self.end()
-            await asyncio.wait({writing}, timeout=END_SECONDS)
-            if not writing.done():
-                raise
+            await response.serve(asyncio.create_task(self._write(response), name="perdure-listener"), end=self.end)
         finally:
             if watch is not None:
                 watch.cancel()
-            await cancel_all([writing, leaving])
-        failure = None if writing.cancelled() else writing.exception()
-        if isinstance(failure, TimeoutError):
-            if breaks is not None:
-                breaks()  # a peer that takes nothing cannot be ended politely
-                await left(receive)
-        elif failure is not None and not isinstance(failure, OSError):
-            raise failure
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, response: EventStream) -> None:
         for source in self.sources:
             source.watch(self._wake.set)
-        async with asyncio.timeout(self._timeout):
-            await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
-        await self._send(send, self._acknowledgement())
+        await response.write(self._acknowledgement())
         while True:
             self._wake.clear()
             if due := [told for source in self.sources for told in source.take()]:
                 for start in range(0, len(due), AT_ONCE):
-                    await self._send(send, b"".join(map(self._frame, due[start : start + AT_ONCE])))
+                    await response.write(b"".join(map(self._frame, due[start : start + AT_ONCE])))
             elif self.is_ended or all(source.is_over for source in self.sources):
-                return await self._send(send, self._completion(), last=True)
+                return await response.write(self._completion(), last=True)
             else:
                 try:
                     async with asyncio.timeout(self._keepalive):
                         await self._wake.wait()
                 except TimeoutError:
-                    await self._send(send, _KEEPALIVE)
-
-    async def _send(self, send: Send, body: bytes, *, last: bool = False) -> None:
-        async with asyncio.timeout(self._timeout):
-            await send({"type": "http.response.body", "body": body, "more_body": not last})
+                    await response.keep_alive()
 
     @property
     def honoured(self) -> Mapping[str, Any]:
@@ -353,4 +326,4 @@ def hearing_changes(send: Send, tell: Callable[[str, Mapping[str, Any] | None], 
 
 
 def _framed(message: Mapping[str, Any]) -> bytes:
-    return b"event: message\ndata: %b\n\n" % json.dumps(message, separators=(",", ":")).encode()
+    return sse.encode_message(json.dumps(message, separators=(",", ":")).encode())

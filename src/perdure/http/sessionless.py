@@ -20,9 +20,10 @@ from perdure._core.states import EXCHANGE, ExchangeState, ExchangeStep, advance
 from perdure.http.access import SessionAccess, refuse_full
 from perdure.http.body import Headers, replayed_first
 from perdure.http.credentials import EXPIRY, caller_of, principal_of
+from perdure.http.event_stream import EventStream
 from perdure.http.listening import LISTEN, ListeningHandler, hearing_changes
 from perdure.http.modern_request import read_request
-from perdure.http.refusals import Answer, Refusal, Refused
+from perdure.http.refusals import Refusal, Refused
 from perdure.http.single_call_endpoint import SingleCallEndpoint
 from perdure.sessions.ledger import unknown_outcome
 from perdure.telemetry.events import log_event
@@ -68,12 +69,9 @@ class _Exchange:
 
     async def finish(self, receive: Receive) -> None:
         """Give what is owed."""
-        body = last_word(self.body, listens=self.listens)
-        if self.state is ExchangeState.LAST:
-            frame = b"event: message\r\ndata: %b\r\n\r\n" % body
-            await self.send({"type": "http.response.body", "body": frame, "more_body": False})
-        else:
-            await Answer(status=200, body=body).send(receive, self.send)
+        response = EventStream(receive, self.send)
+        response.has_begun = self.state is ExchangeState.LAST
+        await response.answer(last_word(self.body, listens=self.listens), 200)
 
 
 def last_word(body: bytes, *, listens: bool) -> bytes:

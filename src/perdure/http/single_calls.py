@@ -38,10 +38,11 @@ from perdure._core.tasks import handle_view
 from perdure.errors import StoreError, TooManySessions
 from perdure.http.access import SessionAccess
 from perdure.http.credentials import caller_of, while_good
+from perdure.http.event_stream import Ending, EventStream
 from perdure.http.known_calls import KnownCalls
 from perdure.http.modern_request import ModernRequest, needs_tasks, read_key
 from perdure.http.refusals import Refusal, Refused
-from perdure.http.single_call_response import CallReader, MessageWriter, Outcome
+from perdure.http.single_call_response import CallReader
 from perdure.log.reader import Reader
 from perdure.runtime.tool_catalog import ToolCatalog
 from perdure.sessions.ledger import Call, progress_token
@@ -111,21 +112,21 @@ class SingleCallHandler:
 
     async def __call__(self, asked: ModernRequest, receive: Receive, send: Send) -> bool:
         """Answer a call; `False` if it is one for the SDK's own handler."""
-        writer = MessageWriter(asked.request.id, receive, send, streams=not self._settings.json_response)
+        response = EventStream(receive, send, streams=not self._settings.json_response)
         try:
-            return await self._answer(asked, writer, receive)
+            return await self._answer(asked, response)
         except Refused as refused:
-            if not writer.has_begun:
+            if not response.has_begun:
                 raise
             self._context.counters.requests_refused += 1
-            await writer.answer(refused.answering(asked.request.id).answer.body)
+            await response.answer(refused.answering(asked.request.id).answer.body)
             return True
 
-    async def _answer(self, asked: ModernRequest, writer: MessageWriter, receive: Receive) -> bool:
+    async def _answer(self, asked: ModernRequest, response: EventStream) -> bool:
         key = read_key(asked)
         state = asked.params.get("requestState")
         if isinstance(state, str) and state.startswith(STATE_PREFIX):
-            await self._go_on(asked, state.removeprefix(STATE_PREFIX), writer, receive)
+            await self._go_on(asked, state.removeprefix(STATE_PREFIX), response)
             return True
         name = str(asked.params.get("name"))
         if key is None and self._is_plain(name, asked.client):
@@ -145,7 +146,7 @@ class SingleCallHandler:
         if support is TaskSupport.REQUIRED:
             after = min(after, REQUIRED_AFTER)
         try:
-            await self._serve(asked, key, after if as_task else None, writer, receive)
+            await self._serve(asked, key, after if as_task else None, response)
         except Refused as refused:
             if key is None and not as_task and refused.refusal in _NO_ROOM:
                 return False  # nothing of it need be kept: its tool runs, and cannot ask
@@ -158,9 +159,7 @@ class SingleCallHandler:
         no_task = rule is TaskSupport.NEVER or (rule is TaskSupport.OPTIONAL and not client.takes_tasks)
         return no_task and not client.takes_asks
 
-    async def _serve(
-        self, asked: ModernRequest, key: str | None, after: float | None, writer: MessageWriter, receive: Receive
-    ) -> None:
+    async def _serve(self, asked: ModernRequest, key: str | None, after: float | None, response: EventStream) -> None:
         """Begin a call, or join the one with the same key. `after`: when its client gets a handle, if it may."""
         call = self._as_call(asked)
         if key is not None:
@@ -169,7 +168,7 @@ class SingleCallHandler:
         for _ in range(BEGIN_MOST):
             begun = await self._begin(call)
             if begun is not None:
-                await self._show(asked, *begun, after, writer, receive)
+                await self._show(asked, *begun, after, response)
                 return
             assert call.names is not None, "calls without a key are never there already"
             with self._access.refusing(Refusal.STORE_UNREADABLE):
@@ -179,7 +178,7 @@ class SingleCallHandler:
                 if row.digest != call.digest:
                     raise Refused(Refusal.KEY_TAKEN)
                 self._context.counters.calls_joined += 1
-                await self._known.join(asked, record, after, writer, receive)
+                await self._known.join(asked, record, after, response)
                 return
             await self._known.refuse_given_up(call.names[0], asked.owner, call.digest)
         if record is not None:  # without a row
@@ -278,30 +277,29 @@ class SingleCallHandler:
         session: Session,
         call: Call,
         after: float | None,
-        writer: MessageWriter,
-        receive: Receive,
+        response: EventStream,
     ) -> None:
         has_key = session.record.initialized
         try:
             with session.in_use(), call.stream.kept_whole():
                 self._access.credentials.bring(session.id, asked.http.scope)
-                outcome = await self._read(asked, session, call, after, writer, receive, begins=True)
-                if outcome is Outcome.LATE and not await self._end_late(session, call, writer):
+                ending = await self._read(asked, session, call, after, response, begins=True)
+                if ending is Ending.LATE and not await self._end_late(session, call, response):
                     # The store fails, and cannot keep what a handle stands for: the answer itself is waited for.
-                    after, outcome = None, await self._read(asked, session, call, None, writer, receive)
-                match outcome:
-                    case Outcome.ANSWERED | Outcome.LATE:
+                    after, ending = None, await self._read(asked, session, call, None, response)
+                match ending:
+                    case Ending.WRITTEN | Ending.LATE:
                         pass
-                    case _ if await self._answer_unkept(session, call, writer):
+                    case _ if await self._answer_unkept(session, call, response):
                         pass
-                    case Outcome.LEFT:
+                    case Ending.LEFT:
                         await self._on_left(session, call)
-                    case _ if after is not None and await self._hand_out(session, writer):
+                    case _ if after is not None and await self._hand_out(session, call, response):
                         pass
-                    case Outcome.ASKED:
-                        await self._round(session, writer)
+                    case Ending.ASKED:
+                        await self._round(session, call, response)
                     case _:
-                        await self._known.say_stopped(asked, writer, is_kept=has_key)
+                        await self._known.say_stopped(asked, response, is_kept=has_key)
         finally:
             self._calls.leave(session)
 
@@ -311,14 +309,13 @@ class SingleCallHandler:
         session: Session,
         call: Call,
         after: float | None,
-        writer: MessageWriter,
-        receive: Receive,
+        response: EventStream,
         *,
         begins: bool = False,
-    ) -> Outcome:
+    ) -> Ending:
         """Show a call to its client, on from where the last reader was. `begins`: its tool runs from now on."""
         hub, stream = self._context.hub, call.stream
-        connection = CallReader(writer, token=progress_token(asked.request) is not None)
+        connection = CallReader(response, token=progress_token(asked.request) is not None)
         cursor = stream.readers.delivered
         reader = Reader(
             hub,
@@ -334,22 +331,22 @@ class SingleCallHandler:
             session.exchange.start(call, asked.http)
         self._shown.add(connection)
         try:
-            return await connection.read(reader, receive, after=after)
+            return await connection.read(reader, after=after)
         finally:
             self._shown.discard(connection)
 
-    async def _end_late(self, session: Session, call: Call, writer: MessageWriter) -> bool:
+    async def _end_late(self, session: Session, call: Call, response: EventStream) -> bool:
         """A call takes longer than its client waits: give a handle, unless the answer is there by now. Tells whether
         the client has the one or the other."""
-        return await self._answer_unkept(session, call, writer) or await self._hand_out(session, writer)
+        return await self._answer_unkept(session, call, response) or await self._hand_out(session, call, response)
 
-    async def _answer_unkept(self, session: Session, call: Call, writer: MessageWriter) -> bool:
+    async def _answer_unkept(self, session: Session, call: Call, response: EventStream) -> bool:
         """Give the answer that came in the same moment in which its reader ended, and that is not kept. Tells whether
         there is one: none, if another process has taken the call over."""
         finals = call.stream.tail.finals
         if session.record.initialized or not call.stream.is_over or not finals:
             return False
-        await writer.answer(finals[-1].payload)
+        await response.answer(finals[-1].payload)
         return True
 
     async def _on_left(self, session: Session, call: Call) -> None:
@@ -358,7 +355,7 @@ class SingleCallHandler:
             return
         session.exchange.cancel(call.request.id, incarnation=1, params={"reason": "the client has left"})
 
-    async def _hand_out(self, session: Session, writer: MessageWriter) -> bool:
+    async def _hand_out(self, session: Session, call: Call, response: EventStream) -> bool:
         """Give the client a handle in place of the answer, if the store has what it stands for. Tells whether."""
         try:
             await session.show_to_client()
@@ -372,15 +369,15 @@ class SingleCallHandler:
             raise Refused(Refusal.NO_TASK)
         self._context.counters.tasks_handed_out += 1
         view = handle_view(self._known.view(facts))
-        await writer.result(self._known.stamped({"resultType": "task", **view}))
+        await response.result(call.request.id, self._known.stamped({"resultType": "task", **view}))
         return True
 
-    async def _round(self, session: Session, writer: MessageWriter) -> None:
+    async def _round(self, session: Session, call: Call, response: EventStream) -> None:
         """Ask a client without tasks what its call wants to know; it comes again with the answers."""
         with self._access.refusing(Refusal.STORE_FAILS):
             await session.show_to_client()
             facts = await self._calls.facts(session.record)
-        await self._known.write_round(session.record, facts, writer)
+        await self._known.write_round(call.request.id, session.record, facts, response)
 
     def hand_out(self) -> None:
         """The process is about to stop: clients that take handles get theirs now, and go on elsewhere."""
@@ -403,12 +400,12 @@ class SingleCallHandler:
                 await self._known.cancel_call(record, "it was cancelled by its key")
             elif await self._calls.given_up(self._names(asked, given)[0], asked.owner) is None:
                 raise Refused(Refusal.NO_KEY)
-        writer = MessageWriter(asked.request.id, receive, send, streams=False)
-        await writer.result(self._known.stamped({"resultType": "complete"}))
+        response = EventStream(receive, send, streams=False)
+        await response.result(asked.request.id, self._known.stamped({"resultType": "complete"}))
 
     # Rounds
 
-    async def _go_on(self, asked: ModernRequest, handle: str, writer: MessageWriter, receive: Receive) -> None:
+    async def _go_on(self, asked: ModernRequest, handle: str, response: EventStream) -> None:
         """A further round of a call: its client brings what it was asked for."""
         with self._access.refusing(Refusal.STORE_UNREADABLE):
             record = await self._calls.find(handle, asked.owner)
@@ -417,7 +414,7 @@ class SingleCallHandler:
         if record is None or row is None or row.digest != call_digest(asked.request.method, begun):
             raise Refused(Refusal.BAD_STATE)
         await self._known.take_responses(record, asked)
-        await self._known.join(asked, record, None, writer, receive, gone=Refusal.BAD_STATE)
+        await self._known.join(asked, record, None, response, gone=Refusal.BAD_STATE)
 
 
 def _check_param_headers(asked: ModernRequest, tool: JsonObject) -> InboundLadderRejection | None:

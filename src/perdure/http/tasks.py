@@ -8,10 +8,10 @@ from perdure._core.states import CallState
 from perdure._core.tasks import TaskFacts
 from perdure.http.access import SessionAccess
 from perdure.http.credentials import caller_of, while_good
+from perdure.http.event_stream import EventStream
 from perdure.http.known_calls import KnownCalls, needs_its_client
 from perdure.http.modern_request import ModernRequest, needs_tasks
 from perdure.http.refusals import Refusal, Refused
-from perdure.http.single_call_response import MessageWriter
 from perdure.sessions.single_calls import SingleCalls
 from perdure.store.base import SessionRecord
 
@@ -44,8 +44,8 @@ class TaskHandler:
             case _:
                 with self._access.refusing(Refusal.STORE_FAILS):
                     await self._known.cancel_call(record, "it was cancelled as a task")
-        writer = MessageWriter(asked.request.id, receive, send, streams=False)
-        await writer.result(self._known.stamped(answer))
+        response = EventStream(receive, send, streams=False)
+        await response.result(asked.request.id, self._known.stamped(answer))
 
     def _task_id(self, asked: ModernRequest) -> object:
         if not asked.client.takes_tasks:

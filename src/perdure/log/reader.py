@@ -68,8 +68,6 @@ _CLOSE_SECONDS = 1.0
 
 _logger = logging.getLogger("perdure")
 
-_KEEPALIVE = sse.encode_comment("keep-alive")
-
 _OPEN = (ReaderState.STARTING, ReaderState.RESTING, ReaderState.PUMPING)
 
 
@@ -172,7 +170,7 @@ class Reader:
 
     def keep_alive(self) -> None:
         if self.state is ReaderState.RESTING:
-            self.preamble += _KEEPALIVE
+            self.preamble += sse.KEEP_ALIVE
             self.wake()
 
     def stop_here(self) -> None:
