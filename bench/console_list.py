@@ -32,7 +32,8 @@ from perdure._core.ids import NodeId, SessionId, StreamId
 from perdure._core.principals import token_principal
 from perdure._core.states import SessionState
 from perdure.store import open_store
-from perdure.store.base import PutSession, SessionRecord
+from perdure.store.records import SessionRecord
+from perdure.store.steps import PutSession
 
 CLIENTS = 4
 PAGES = 30

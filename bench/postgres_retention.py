@@ -24,12 +24,13 @@ import asyncpg
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
-from perdure.store.base import Append, CallEnd, CallRecord, Event, OpenStream, PutSession, SessionRecord, StreamRecord
 from perdure.store.postgres import sql_files
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.connections import Connections, Connector
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.postgres.sweep import MARGIN, Sweep, Sweeps
+from perdure.store.records import CallRecord, Event, SessionRecord, StreamRecord
+from perdure.store.steps import Append, CallEnd, OpenStream, PutSession
 from perdure.store.time_limit import TimeLimit
 
 DAY = 86_400.0

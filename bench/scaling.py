@@ -31,7 +31,8 @@ from bench.wire import Client
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.states import SessionState
 from perdure.store import open_store
-from perdure.store.base import OpenStream, PutSession, SessionRecord, StreamRecord
+from perdure.store.records import SessionRecord, StreamRecord
+from perdure.store.steps import OpenStream, PutSession
 
 CALLERS = 16
 RESUMES = 20

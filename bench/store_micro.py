@@ -18,18 +18,9 @@ from pathlib import Path
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.states import CallState, SessionState
 from perdure.store import open_store
-from perdure.store.base import (
-    Append,
-    CallEnd,
-    CallRecord,
-    Event,
-    OpenStream,
-    PutSession,
-    SessionRecord,
-    Step,
-    Store,
-    StreamRecord,
-)
+from perdure.store.interface import Store
+from perdure.store.records import CallRecord, Event, SessionRecord, StreamRecord
+from perdure.store.steps import Append, CallEnd, OpenStream, PutSession, Step
 
 ROUNDS = 9
 STREAMS = 50

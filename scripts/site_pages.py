@@ -50,8 +50,8 @@ CHAPTERS: Mapping[str, tuple[str, ...]] = {
         "StateUnusable",
     ),
 }
-#: `perdure.Store` is `perdure.store.base.Store`, whose module has the promises.
-MODULES = {"A store of your own": "perdure.store.base", "Testing a store": "perdure.testing"}
+#: `perdure.Store` is `perdure.store.interface.Store`, whose module has the promises.
+MODULES = {"A store of your own": "perdure.store.interface", "Testing a store": "perdure.testing"}
 
 #: The search takes a minus before a word for "not", so an error's code would find every page that does not name it.
 CODES = """<script>

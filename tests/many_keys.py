@@ -37,7 +37,8 @@ from perdure._core.states import CallState
 from perdure.admin.queries import find
 from perdure.http.app import CALL_KEYS
 from perdure.store import Store, open_store
-from perdure.store.base import Append, CallEnd, KeptCall, OpenStream, PutSession, Step, StreamRecord
+from perdure.store.records import KeptCall, StreamRecord
+from perdure.store.steps import Append, CallEnd, OpenStream, PutSession, Step
 from tests.support.clients.modern_peer import TAKES_TASKS, CallPeer, result_of, said
 from tests.support.processes.cluster import GATE_FILE_TOOLS
 from tests.support.processes.serving import Served, serving

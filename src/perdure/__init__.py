@@ -34,7 +34,7 @@ if _typing.TYPE_CHECKING:
     from perdure.http.app import App
     from perdure.settings import Settings
     from perdure.store import open_store
-    from perdure.store.base import Store
+    from perdure.store.interface import Store
 
 __all__ = [
     "App",
@@ -98,7 +98,7 @@ _HOMES = {
     "PendingCall": "perdure.client.pending",
     "Settings": "perdure.settings",
     "StateStore": "perdure.client.memory",
-    "Store": "perdure.store.base",
+    "Store": "perdure.store.interface",
     "connect": "perdure.client.connect",
     "open_store": "perdure.store",
 }

@@ -31,7 +31,7 @@ from perdure.sessions.housekeeping import Housekeeping
 from perdure.sessions.registry import SessionRegistry, has_kept_calls, numbers
 from perdure.sessions.tool_hints import ToolHints
 from perdure.settings import Settings
-from perdure.store.base import Liveness, Store
+from perdure.store.interface import Liveness, Store
 from perdure.store.time_limit import within_time
 from perdure.telemetry import prometheus as metrics
 from perdure.telemetry.counters import Counters

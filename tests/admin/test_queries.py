@@ -15,7 +15,7 @@ from perdure._core.text import printable
 from perdure.admin import queries
 from perdure.admin.queries import list_object, message_of, show_object
 from perdure.admin.text import SEALED_SHOWN, WHAT, cut, list_lines, show_lines, span, summary, tail_line, width
-from perdure.store.base import (
+from perdure.store.records import (
     AskRecord,
     CallRecord,
     Event,

@@ -14,7 +14,9 @@ import pytest
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId
 from perdure._core.principals import user_principal
 from perdure._core.states import SessionState
-from perdure.store import SqliteStore, base
+from perdure.store import SqliteStore
+from perdure.store.records import CallRecord, Event, SessionRecord, StreamRecord
+from perdure.store.steps import Append, OpenStream, PutSession, Step
 from tests.support.clients.chromium import Browser
 from tests.support.clients.console_page import BUILT, VIOLATIONS, Page, axe, build, open_page
 from tests.support.clients.raw_http import Peer
@@ -44,10 +46,10 @@ async def fill(path: Path) -> None:
     await store.open()
     now, node = time.time(), NodeId("a" * 22)
     fence = await store.join(node)
-    steps: list[base.Step] = []
+    steps: list[Step] = []
     for number in range(MANY):
         is_evil = number == 0
-        record = base.SessionRecord(
+        record = SessionRecord(
             id=SessionId(f"{number:05d}{'x' * 38}"),
             owner=user_principal(EVIL if is_evil else ("alice" if number % 10 else "bob")),
             state=SessionState.ACTIVE if number % 2 else SessionState.DORMANT,
@@ -61,9 +63,9 @@ async def fill(path: Path) -> None:
             created=now - 3600 - number,
             active=now - 10 * number,
         )
-        steps.append(base.PutSession(record=record))
+        steps.append(PutSession(record=record))
     session, stream = SessionId(f"{0:05d}{'x' * 38}"), StreamId("c" * 22)
-    call = base.CallRecord(
+    call = CallRecord(
         session=session,
         incarnation=1,
         request_id=EVIL,
@@ -72,21 +74,21 @@ async def fill(path: Path) -> None:
         request=message(id=1, method="tools/call", params={"name": EVIL}),
         principal="",
     )
-    opened = base.StreamRecord(id=stream, session=session, kind=Kind.CALL, node=node, fence=fence, opened=now - 60)
+    opened = StreamRecord(id=stream, session=session, kind=Kind.CALL, node=node, fence=fence, opened=now - 60)
     payloads = [
         message(method="notifications/progress", params={"progressToken": 1, "progress": 1, "message": EVIL}),
         message(method=EVIL, params={EVIL: EVIL}),
         message(method="notifications/message", params={"data": "a" * 70_000 + EVIL}),
         EVIL.encode(),
     ]
-    events = tuple(base.Event(seq, now - 50 + seq, payload, False) for seq, payload in enumerate(payloads, 1))
+    events = tuple(Event(seq, now - 50 + seq, payload, False) for seq, payload in enumerate(payloads, 1))
     failed = dataclasses.replace(opened, id=StreamId("d" * 22))
-    answer = base.Event(1, now - 40, message(id=2, result={"isError": True, "content": []}), True)
+    answer = Event(1, now - 40, message(id=2, result={"isError": True, "content": []}), True)
     steps += [
-        base.OpenStream(record=failed, calls=()),
-        base.Append(stream=failed.id, fence=fence, events=(answer,), seal=True),
-        base.OpenStream(record=opened, calls=(call,)),
-        base.Append(stream=stream, fence=fence, events=events),
+        OpenStream(record=failed, calls=()),
+        Append(stream=failed.id, fence=fence, events=(answer,), seal=True),
+        OpenStream(record=opened, calls=(call,)),
+        Append(stream=stream, fence=fence, events=events),
     ]
     assert not any(await store.commit(steps))
     await store.leave(node)

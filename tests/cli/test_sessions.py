@@ -25,22 +25,17 @@ from perdure._core.states import CallState, SessionState
 from perdure.admin.queries import PAGE, find
 from perdure.errors import Misuse, StoreError
 from perdure.store import SqliteStore, Store, existing_store, open_store
-from perdure.store.base import (
+from perdure.store.records import AskRecord, CallRecord, Event, ReaderRecord, SessionRecord, StreamRecord
+from perdure.store.steps import (
     Append,
-    AskRecord,
     CallEnd,
-    CallRecord,
     EndSession,
-    Event,
     OpenAsk,
     OpenStream,
     PutReader,
     PutSession,
     Reached,
-    ReaderRecord,
-    SessionRecord,
     Step,
-    StreamRecord,
     Trim,
 )
 from tests.cli.test_process import exchange, hello, open_session, port_of

@@ -15,10 +15,10 @@ import asyncpg
 import pytest
 
 from perdure.store import open_store
-from perdure.store.base import PutSession
 from perdure.store.postgres.sql_files import VERSION
 from perdure.store.postgres.sweep import SLOTS
 from perdure.store.sqlite.sql_files import schema_version
+from perdure.store.steps import PutSession
 from perdure.testing._values import NODE
 from tests.cli.test_process import hello
 from tests.cli.test_process import refused as refused_server

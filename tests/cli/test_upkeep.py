@@ -18,9 +18,11 @@ import pytest
 
 from perdure._core.ids import SKIPPED, Kind, StreamId
 from perdure.store import open_store
-from perdure.store.base import KEPT_GENERATIONS, OpenStream, PutSession, Store, stream_by_id
+from perdure.store.interface import Store, stream_by_id
+from perdure.store.records import KEPT_GENERATIONS
 from perdure.store.sqlite import backup
 from perdure.store.sqlite.file import BACKUP_ID
+from perdure.store.steps import OpenStream, PutSession
 from perdure.testing._values import NODE, SESSION, a_call, a_session, a_stream, an_append, an_end, put, some_events
 from tests.cli.test_sessions import ended, lines, names, objects, refusal, start
 from tests.support.processes.starting import Program, start_other

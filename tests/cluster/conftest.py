@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perdure.store.base import Store
+from perdure.store.interface import Store
 from tests.support.clients.wire_client import Peer
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer

@@ -20,7 +20,9 @@ from perdure._core.ids import Kind, NodeId, Position, SessionId, StreamId, parse
 from perdure.log.stream import RUN_AHEAD
 from perdure.serve.token_file import FileTokens
 from perdure.store import SqliteStore
-from perdure.store.base import Append, Event, SessionRecord, StreamRecord, stream_by_id
+from perdure.store.interface import stream_by_id
+from perdure.store.records import Event, SessionRecord, StreamRecord
+from perdure.store.steps import Append
 from tests.cluster.conftest import Pair
 from tests.support.clients.wire_client import Message, Peer
 from tests.support.servers.in_process import serve, until
@@ -339,7 +341,7 @@ async def test_a_record_from_before_a_change_of_ours_does_not_undo_it(tmp_path: 
 
 async def test_ends_of_generations_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Promise 6: a home that moves to and fro leaves a row each time; the oldest go."""
-    monkeypatch.setattr("perdure.store.base.KEPT_GENERATIONS", 3)
+    monkeypatch.setattr("perdure.store.records.KEPT_GENERATIONS", 3)
     path = tmp_path / "log.db"
     async with serve(ToolServer().server, store=SharedStore(path)) as site:
         peer = await site.join()

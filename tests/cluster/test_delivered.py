@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perdure._core.ids import SessionId
-from perdure.store.base import Store, stream_by_id
+from perdure.store.interface import Store, stream_by_id
 from tests.cluster.conftest import Pair, Start
 from tests.support.clients.wire_client import Peer, Web, Wire, notices_of
 from tests.support.processes.cluster import cluster

@@ -25,7 +25,8 @@ from perdure._core.ids import (
 from perdure.cluster.node import Peers
 from perdure.errors import StoreUnavailable
 from perdure.store import MemoryStore
-from perdure.store.base import Event, Followed, PutReader, ReaderRecord
+from perdure.store.records import Event, Followed, ReaderRecord
+from perdure.store.steps import PutReader
 from tests.cluster.conftest import Pair, Start
 from tests.support.clients.wire_client import Web, notices_of, progress_of, text_of
 from tests.support.processes.serving import BASIC_TOOLS, serving

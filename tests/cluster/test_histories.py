@@ -17,7 +17,8 @@ from typing import ClassVar
 import pytest
 
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId
-from perdure.store.base import Followed, HintListener
+from perdure.store.interface import HintListener
+from perdure.store.records import Followed
 from tests.cluster.conftest import Pair, Start
 from tests.support.clients.wire_client import Message, Peer, Wire, progress_of, text_of
 from tests.support.stores.shared import SharedStore

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from perdure._core.ids import parse_position
-from perdure.store.base import Release, stream_by_id
+from perdure.store.interface import stream_by_id
+from perdure.store.steps import Release
 from tests.support.clients.wire_client import (
     Message,
     Peer,

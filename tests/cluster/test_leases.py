@@ -16,7 +16,9 @@ import pytest
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.states import ClaimState
 from perdure.store import MemoryStore
-from perdure.store.base import Append, Liveness, Refusals, SessionRecord, Step, Store, StreamRecord
+from perdure.store.interface import Liveness, Store
+from perdure.store.records import SessionRecord, StreamRecord
+from perdure.store.steps import Append, Refusals, Step
 from tests.support.clients.wire_client import Ended, Peer, progress_of, text_of
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.stores.dead_node import DeadNode, Library

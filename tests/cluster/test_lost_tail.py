@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perdure._core.ids import parse_position
-from perdure.store.base import stream_by_id
+from perdure.store.interface import stream_by_id
 from tests.cluster.conftest import Node, Start
 from tests.support.clients.wire_client import Ended, Message, Peer, Wire, gaps_of, notices_of, progress_of, text_of
 from tests.support.servers.in_process import until

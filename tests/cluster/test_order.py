@@ -16,7 +16,9 @@ from perdure._core.ids import SessionId, StreamId
 from perdure._core.states import LogState
 from perdure.cluster.watcher import Watcher
 from perdure.log.stream import RUN_AHEAD
-from perdure.store.base import MAX_FORWARDED, Forward, Forwarded, stream_by_id
+from perdure.store.interface import stream_by_id
+from perdure.store.records import MAX_FORWARDED, Forwarded
+from perdure.store.steps import Forward
 from tests.cluster.conftest import Pair, Start
 from tests.support.clients.wire_client import Peer, Web, notices_of, progress_of
 from tests.support.processes.cluster import Cluster, cluster

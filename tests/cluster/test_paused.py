@@ -11,7 +11,9 @@ import pytest
 
 from perdure._core.ids import parse_position
 from perdure._core.states import CallState
-from perdure.store.base import Append, CallEnd, Event, stream_by_id
+from perdure.store.interface import stream_by_id
+from perdure.store.records import Event
+from perdure.store.steps import Append, CallEnd
 from tests.support.clients.wire_client import Peer, Web, progress_of, text_of
 from tests.support.processes.serving import BASIC_TOOLS, Served, serving
 from tests.support.stores.dead_node import DeadNode

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from perdure._core.ids import Kind, SessionId
-from perdure.store.base import MailReceived, SessionRecord
+from perdure.store.records import SessionRecord
+from perdure.store.steps import MailReceived
 from tests.cluster.conftest import Node, Pair, Start
 from tests.support.clients.wire_client import Ended, Message, Peer, Wire, answer_of, gaps_of, progress_of, text_of
 from tests.support.servers.in_process import Site, serve, until

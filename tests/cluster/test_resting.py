@@ -11,7 +11,8 @@ import pytest
 from perdure._core.ids import SessionId, StreamId
 from perdure._core.states import SessionState
 from perdure.store import MemoryStore
-from perdure.store.base import Refusals, Release, SessionRecord, Step, StreamRecord
+from perdure.store.records import SessionRecord, StreamRecord
+from perdure.store.steps import Refusals, Release, Step
 from tests.cluster.conftest import Pair, Start
 from tests.support.clients.wire_client import HandshakeFailed, Peer, progress_of
 from tests.support.servers.in_process import serve, until

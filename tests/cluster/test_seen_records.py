@@ -10,7 +10,7 @@ import pytest
 
 from perdure._core.ids import SessionId
 from perdure.store import SqliteStore
-from perdure.store.base import SessionRecord
+from perdure.store.records import SessionRecord
 from tests.cluster.conftest import Node, Pair, Start
 
 pytestmark = pytest.mark.anyio

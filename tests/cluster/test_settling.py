@@ -29,22 +29,9 @@ from perdure._core.ids import (
 from perdure._core.states import CallState
 from perdure.errors import StoreError
 from perdure.serve.token_file import FileTokens
-from perdure.store.base import (
-    Append,
-    AskRecord,
-    CallRecord,
-    Event,
-    Forward,
-    OpenAsk,
-    OpenStream,
-    PutCall,
-    PutSession,
-    Refusals,
-    SendMail,
-    Step,
-    StreamRecord,
-    stream_by_id,
-)
+from perdure.store.interface import stream_by_id
+from perdure.store.records import AskRecord, CallRecord, Event, StreamRecord
+from perdure.store.steps import Append, Forward, OpenAsk, OpenStream, PutCall, PutSession, Refusals, SendMail, Step
 from tests.support.clients.wire_client import Message, Peer, progress_of, text_of
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.stores.dead_node import DeadNode, Left, Library, life_of, logged_by_call, progress_of_call

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perdure._core.ids import NodeId
-from perdure.store.base import OpenStream, PutSession
+from perdure.store.steps import OpenStream, PutSession
 from perdure.testing._values import a_session, a_stream
 from tests.cluster.conftest import Start
 from tests.cluster.test_order import test_a_home_that_moves_while_tools_speak_changes_nothing_in_their_order

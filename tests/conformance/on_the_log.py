@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from perdure._core.extension import CALLS
 from perdure._core.ids import RecordKind
 from perdure.http.body import replayed
-from perdure.store.base import Store
+from perdure.store.interface import Store
 from tests.support.clients.modern_requests import TASKS
 
 CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"

@@ -10,7 +10,7 @@ from perdure._core.histograms import CALL_BUCKETS
 from perdure._core.ids import NodeId
 from perdure.console.node_watch import Seen
 from perdure.console.pulse import WINDOW, Meter, quantile
-from perdure.store.base import NodeRecord
+from perdure.store.records import NodeRecord
 from perdure.telemetry.prometheus import Snapshot
 
 

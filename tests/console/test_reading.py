@@ -23,20 +23,8 @@ from perdure.console.live import MAX_READERS
 from perdure.console.payloads import MAX_SHOWN
 from perdure.console.store_view import StoreView
 from perdure.store import SqliteStore
-from perdure.store.base import (
-    Append,
-    AskRecord,
-    CallEnd,
-    CallRecord,
-    Event,
-    OpenAsk,
-    OpenStream,
-    PutSession,
-    SessionRecord,
-    Step,
-    StreamRecord,
-    Trim,
-)
+from perdure.store.records import AskRecord, CallRecord, Event, SessionRecord, StreamRecord
+from perdure.store.steps import Append, CallEnd, OpenAsk, OpenStream, PutSession, Step, Trim
 from tests.support.clients.raw_http import Answer
 from tests.support.processes.console_process import Console, consoling
 from tests.support.processes.starting import start

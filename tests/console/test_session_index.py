@@ -15,8 +15,9 @@ from perdure.console.node_watch import GONE_SECONDS, MAX_GONE, PAUSE, NodeWatch
 from perdure.console.session_index import OUTLINES, SessionIndex, arrange, trim
 from perdure.console.session_view import newest
 from perdure.console.store_view import StoreView
-from perdure.store import SqliteStore, base
-from perdure.store.base import CallRecord, OpenStream, Outline, PutSession, SessionRecord, StreamRecord
+from perdure.store import SqliteStore
+from perdure.store.records import CallRecord, Outline, SessionRecord, StreamRecord
+from perdure.store.steps import OpenStream, PutSession
 from tests.console.test_reading import NODE, NOON, a_session, fill
 
 pytestmark = pytest.mark.anyio
@@ -149,7 +150,7 @@ async def test_nodes_that_are_gone_are_shown_for_a_while_and_the_last_ones_of_ma
 async def test_events_are_counted_up_to_a_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, told: tuple[int, bool]
 ) -> None:
-    monkeypatch.setattr(base, "MAX_COUNTED", most)
+    monkeypatch.setattr("perdure.store.sqlite.reads.MAX_COUNTED", most)
     async with SqliteStore(str(tmp_path / "perdure.db")) as store:
         await fill(store)
         assert (await store.extent())[1:3] == told

@@ -14,7 +14,7 @@ import pytest
 from perdure._core.codes import OUTCOME_UNKNOWN
 from perdure._core.ids import SessionId, StreamId, parse_position
 from perdure._core.states import CallState, LogState
-from perdure.store.base import Store, stream_by_id
+from perdure.store.interface import Store, stream_by_id
 from tests.support.clients.wire_client import Peer, Wire, gaps_of, notices_of, progress_of, text_of
 from tests.support.servers.in_process import serve, until
 from tests.support.servers.tool_server import ToolServer

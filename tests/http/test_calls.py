@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from perdure.store import MemoryStore
-from perdure.store.base import Append, Refusals, Step, Store
+from perdure.store.interface import Store
+from perdure.store.steps import Append, Refusals, Step
 from tests.support.clients.wire_client import Ended, Peer, progress_of, text_of
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer

@@ -13,7 +13,9 @@ import pytest
 
 from perdure._core.ids import StreamId
 from perdure.store import MemoryStore
-from perdure.store.base import Event, Refusals, Step, Store, stream_by_id
+from perdure.store.interface import Store, stream_by_id
+from perdure.store.records import Event
+from perdure.store.steps import Refusals, Step
 from perdure.testing._values import count_open
 from tests.support.clients.raw_http import Peer as RawPeer
 from tests.support.clients.wire_client import Ended, Peer, gaps_of, notices_of, progress_of, text_of

@@ -35,7 +35,8 @@ from perdure.sessions import changes as all_changes
 from perdure.sessions import hearing, task_count
 from perdure.sessions.changes import SECRET, Changes
 from perdure.store import MemoryStore
-from perdure.store.base import Release, SessionRecord
+from perdure.store.records import SessionRecord
+from perdure.store.steps import Release
 from tests.support.clients.listeners import GAP, POSITION, SUBSCRIPTION, Listener, listening, publish, wanted
 from tests.support.clients.modern_peer import CallPeer, result_of
 from tests.support.clients.modern_requests import modern

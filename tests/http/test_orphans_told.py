@@ -14,7 +14,7 @@ from perdure._core.losses import MAX_TAKEN, ORPHAN
 from perdure.sessions import orphans
 from perdure.sessions.orphans import MOST_TOLD
 from perdure.store import MemoryStore
-from perdure.store.base import Reached
+from perdure.store.steps import Reached
 from tests.support.clients.wire_client import Message, Peer, Wire, progress_of, text_of
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer

@@ -11,7 +11,7 @@ import pytest
 
 from perdure.runtime.server import Hosted, Started
 from perdure.store import MemoryStore
-from perdure.store.base import Store
+from perdure.store.interface import Store
 from tests.support.clients.raw_http import message, progress, text_of
 from tests.support.servers.fake_runtime import FakeRuntimes
 from tests.support.servers.in_process import until

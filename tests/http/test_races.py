@@ -14,7 +14,8 @@ import perdure
 from perdure import Settings
 from perdure._core.ids import SessionId, StreamId
 from perdure.store import MemoryStore
-from perdure.store.base import Event, Loaded, Refusals, Step, StreamRecord
+from perdure.store.records import Event, Loaded, StreamRecord
+from perdure.store.steps import Refusals, Step
 from tests.support.clients.wire_client import Peer, Wire, notices_of, progress_of, text_of
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer

@@ -10,7 +10,7 @@ import pytest
 from mcp.server.auth.provider import AccessToken, TokenVerifier
 
 from perdure._core.ids import SessionId
-from perdure.store.base import SessionRecord
+from perdure.store.records import SessionRecord
 from tests.support.clients.wire_client import (
     CAPABILITIES,
     Ended,

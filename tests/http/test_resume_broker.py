@@ -23,7 +23,8 @@ from perdure._core.ids import SessionId
 from perdure._core.states import SessionState
 from perdure.http.resume_tokens import REQUESTS
 from perdure.store import MemoryStore
-from perdure.store.base import SessionRecord, Store
+from perdure.store.interface import Store
+from perdure.store.records import SessionRecord
 from tests.runtime.test_own_auth import GUARDED
 from tests.support.clients.token_holder import REJECTED, Holder, joined
 from tests.support.clients.wire_client import Peer, Web

@@ -6,7 +6,8 @@ import pytest
 
 from perdure._core.ids import SessionId, StreamId
 from perdure.store import MemoryStore
-from perdure.store.base import Event, stream_by_id
+from perdure.store.interface import stream_by_id
+from perdure.store.records import Event
 from tests.support.clients.wire_client import Peer, Wire, gaps_of, notices_of, progress_of, text_of
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer

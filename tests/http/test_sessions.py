@@ -15,7 +15,7 @@ from perdure.log.reader import Reader
 from perdure.log.stream import Stream
 from perdure.sessions.session import Session
 from perdure.store import MemoryStore
-from perdure.store.base import Store
+from perdure.store.interface import Store
 from tests.support.clients.wire_client import SESSION_VERSIONS, Ended, Peer, text_of
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer

@@ -17,15 +17,8 @@ from perdure._core.single_calls import MAX_KEY, STATE_PREFIX
 from perdure.errors import StoreUnavailable
 from perdure.http.known_calls import MAX_RESPONSES
 from perdure.store import MemoryStore
-from perdure.store.base import (
-    ChangeSession,
-    KeptCall,
-    OpenAsk,
-    OpenStream,
-    Refusals,
-    SessionRecord,
-    Step,
-)
+from perdure.store.records import KeptCall, SessionRecord
+from perdure.store.steps import ChangeSession, OpenAsk, OpenStream, Refusals, Step
 from tests.support.clients.modern_requests import modern
 from tests.support.clients.raw_http import Exchange, Peer
 from tests.support.clients.task_client import OUTCOME_UNKNOWN, TAKES_TASKS, Message, call_params, response_in, said

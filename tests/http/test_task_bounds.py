@@ -14,7 +14,8 @@ from perdure._core.extension import KEY
 from perdure._core.ids import RecordKind, StreamId
 from perdure.sessions import housekeeping, task_count
 from perdure.store import MemoryStore
-from perdure.store.base import SessionRecord, Store, StreamRecord
+from perdure.store.interface import Store
+from perdure.store.records import SessionRecord, StreamRecord
 from tests.http.test_bounds import LIMIT, Names, bearer, refused
 from tests.support.clients.modern_peer import (
     ALL_ASKS,

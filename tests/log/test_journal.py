@@ -19,17 +19,9 @@ from perdure.errors import StaleFence, StoreError, StoreUnavailable
 from perdure.log.journal import GROUP_BYTES, GROUP_STEPS, Journal, Steps
 from perdure.settings import Settings
 from perdure.store import MemoryStore, SqliteStore
-from perdure.store.base import (
-    Append,
-    Event,
-    OpenStream,
-    PutSession,
-    Refusals,
-    SessionLimits,
-    Step,
-    StreamRecord,
-    stream_by_id,
-)
+from perdure.store.interface import stream_by_id
+from perdure.store.records import Event, StreamRecord
+from perdure.store.steps import Append, OpenStream, PutSession, Refusals, SessionLimits, Step
 from perdure.store.time_limit import within_time
 from perdure.telemetry.counters import Counters
 from perdure.testing._values import a_call, a_session, count_open

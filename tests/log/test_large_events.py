@@ -11,7 +11,7 @@ import pytest
 from perdure._core.ids import SessionId, StreamId
 from perdure.log.stream import RUN_AHEAD_BYTES
 from perdure.store import MemoryStore, SqliteStore
-from perdure.store.base import READ_BYTES, Event, SessionRecord, StreamRecord
+from perdure.store.records import READ_BYTES, Event, SessionRecord, StreamRecord
 from tests.support.clients.raw_http import SessionPeer, progress, text_of
 from tests.support.clients.wire_client import progress_of
 from tests.support.clients.wire_client import text_of as result_of

@@ -14,18 +14,8 @@ from perdure.log.journal import Journal, Steps
 from perdure.log.stream import Stream, Streams
 from perdure.settings import Settings
 from perdure.store import MemoryStore
-from perdure.store.base import (
-    Append,
-    CallEnd,
-    Event,
-    Forward,
-    OpenStream,
-    PutSession,
-    Refusals,
-    SendMail,
-    Step,
-    StreamRecord,
-)
+from perdure.store.records import Event, StreamRecord
+from perdure.store.steps import Append, CallEnd, Forward, OpenStream, PutSession, Refusals, SendMail, Step
 from perdure.telemetry.counters import Counters
 from perdure.testing._values import a_call, a_session, messages, numbers
 from tests.support.servers.in_process import until

@@ -12,7 +12,8 @@ from perdure._core.states import ReaderState
 from perdure.log.reader import Reader
 from perdure.log.stream import Stream
 from perdure.store import MemoryStore
-from perdure.store.base import Event, Reached, Refusals, Step
+from perdure.store.records import Event
+from perdure.store.steps import Reached, Refusals, Step
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.dead_node import life_of

@@ -14,7 +14,8 @@ from perdure.log.journal import Journal
 from perdure.log.stream import Stream, Streams
 from perdure.settings import Settings
 from perdure.store import MemoryStore
-from perdure.store.base import CallEnd, Event, OpenStream, PutSession, Step, StreamRecord
+from perdure.store.records import Event, StreamRecord
+from perdure.store.steps import CallEnd, OpenStream, PutSession, Step
 from perdure.telemetry.counters import Counters
 from perdure.testing._values import a_session
 from tests.support.servers.in_process import until

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perdure.log.stream import TAIL_BYTES, Tail
-from perdure.store.base import Event
+from perdure.store.records import Event
 
 
 def filled(*payloads: bytes, last: int = 0) -> Tail:

@@ -25,7 +25,7 @@ from perdure._core.states import SessionState
 from perdure.runtime.base import CallEnded, Flow, Runtime, Runtimes
 from perdure.runtime.server import host
 from perdure.settings import Settings
-from perdure.store.base import SessionRecord
+from perdure.store.records import SessionRecord
 from tests.support.servers.fake_runtime import Broken, FakeRuntimes
 from tests.support.servers.in_process import until
 

@@ -23,7 +23,7 @@ from perdure.runtime.base import CallEnded
 from perdure.runtime.sdk_call import CallRuntime
 from perdure.runtime.server import host
 from perdure.settings import Settings
-from perdure.store.base import SessionRecord
+from perdure.store.records import SessionRecord
 from tests.support.clients.modern_requests import modern
 from tests.support.servers.asking_tools import server as asking_tools
 from tests.support.servers.fastmcp_asking_tools import server as fastmcp_asking_tools

@@ -19,8 +19,31 @@ from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
-from perdure.store import base
+from perdure.store.interface import Store, stream_by_id
 from perdure.store.memory import MemoryStore
+from perdure.store.records import Event, Forwarded, NodeRecord, SessionRecord, StreamRecord
+from perdure.store.steps import (
+    Append,
+    ChangeSession,
+    CloseAsk,
+    DropStream,
+    EndSession,
+    Forward,
+    LeaveReader,
+    MailReceived,
+    MoveReader,
+    OpenAsk,
+    OpenStream,
+    PutCall,
+    PutReader,
+    PutSession,
+    Reached,
+    Release,
+    SendMail,
+    Step,
+    Stick,
+    Trim,
+)
 from perdure.testing import _values as values
 from perdure.testing._values import (
     NODE,
@@ -73,10 +96,10 @@ class _Twins(RuleBasedStateMachine):
         self.now = START
         self._name = f"machine-{next(_names)}"
         self._runner = asyncio.Runner()
-        self.history: list[tuple[base.Step, base.Step]] = []
+        self.history: list[tuple[Step, Step]] = []
         """Steps that may be put again."""
         self.model = MemoryStore()
-        self.store: base.Store = type(self).make(self._name)
+        self.store: Store = type(self).make(self._name)
         self.run(self.store.open())
         self.fences: list[tuple[Fence, Fence]] = []
         """In the model and in the store; a writer is a place in this list."""
@@ -102,7 +125,7 @@ class _Twins(RuleBasedStateMachine):
         wanted, seen = self.both(self._picture)
         assert seen == wanted, f"the store shows {seen}, where the model shows {wanted}"
 
-    async def _picture(self, store: base.Store) -> dict[str, Any]:
+    async def _picture(self, store: Store) -> dict[str, Any]:
         seen = await values.picture(store, sessions=SESSIONS)
         asked: dict[str, Awaitable[Any]] = {"going on": values.count_open(store), "dormant": store.longest_dormant()}
         for session in SESSIONS:
@@ -119,13 +142,13 @@ class _Twins(RuleBasedStateMachine):
         asked["nodes"] = store.nodes()
         for name, answer in (await values.together(store, asked)).items():
             match answer:  # fences, keys and beats are each store's own
-                case [base.Forwarded(), *_]:
+                case [Forwarded(), *_]:
                     seen[name] = [message.payload for message in answer]
-                case [base.StreamRecord(), *_]:
+                case [StreamRecord(), *_]:
                     seen[name] = [stream.id for stream in answer]
-                case [base.NodeRecord(), *_]:
+                case [NodeRecord(), *_]:
                     seen[name] = sorted(node.id for node in answer)
-                case base.SessionRecord():
+                case SessionRecord():
                     seen[name] = answer.active
                 case _:
                     seen[name] = answer
@@ -134,21 +157,21 @@ class _Twins(RuleBasedStateMachine):
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(work)
 
-    def both(self, ask: Callable[[base.Store], Coroutine[Any, Any, T]]) -> tuple[T, T]:
+    def both(self, ask: Callable[[Store], Coroutine[Any, Any, T]]) -> tuple[T, T]:
         return self.run(ask(self.model)), self.run(ask(self.store))
 
     def agree(
-        self, ask: Callable[[base.Store], Coroutine[Any, Any, T]], key: Callable[[T], object] | None = None
+        self, ask: Callable[[Store], Coroutine[Any, Any, T]], key: Callable[[T], object] | None = None
     ) -> tuple[T, T]:
         """Ask both for the same; `key` gives what must be equal in the two answers, which is all of them otherwise."""
         ours, theirs = self.both(ask)
         assert (key(ours) == key(theirs)) if key else (ours == theirs), f"{theirs}, where the model has {ours}"
         return ours, theirs
 
-    def put(self, step: base.Step) -> None:
+    def put(self, step: Step) -> None:
         self.put_pairs([(step, step)])
 
-    def put_pairs(self, steps: Sequence[tuple[base.Step, base.Step]], *, patient: bool = False) -> bool:
+    def put_pairs(self, steps: Sequence[tuple[Step, Step]], *, patient: bool = False) -> bool:
         """Commit each store's own spelling of the same steps; whether none was refused."""
         wanted = [type(refusal) for refusal in self.model.commit_now([step for step, _ in steps])]
         theirs = [step for _, step in steps]
@@ -157,9 +180,7 @@ class _Twins(RuleBasedStateMachine):
         self.history += steps
         return set(wanted) <= {type(None)}
 
-    def write(
-        self, step: base.Append | base.PutCall | base.Release, writer: int | None = None, *, patient: bool = False
-    ) -> None:
+    def write(self, step: Append | PutCall | Release, writer: int | None = None, *, patient: bool = False) -> None:
         """What shows a fence, with that of a writer, the right one if none is given.
 
         A stream that was let go of has none, and is left alone.
@@ -168,15 +189,15 @@ class _Twins(RuleBasedStateMachine):
         if record is None or record.node:
             ours, theirs = self.fences_of(step.stream, writer)
             self.put_pairs([(replace(step, fence=ours), replace(step, fence=theirs))], patient=patient)
-        if isinstance(step, base.Release):
+        if isinstance(step, Release):
             self.history.clear()
 
     def fences_of(self, stream: str, writer: int | None) -> tuple[Fence, Fence]:
         place = self.writer.get(stream, 0) if writer is None else writer
         return self.fences[place % len(self.fences)]
 
-    def stream(self, stream: str) -> base.StreamRecord | None:
-        return self.run(base.stream_by_id(self.model, StreamId(stream)))
+    def stream(self, stream: str) -> StreamRecord | None:
+        return self.run(stream_by_id(self.model, StreamId(stream)))
 
     def join(self, node: NodeId) -> None:
         self.nodes.append((node, len(self.fences)))
@@ -192,7 +213,7 @@ class _Twins(RuleBasedStateMachine):
         self.history.clear()
 
 
-def _puts(step: type[base.Step], **fields: Any) -> Any:
+def _puts(step: type[Step], **fields: Any) -> Any:
     """A rule that puts a step of this kind."""
 
     def put(self: _Twins, **drawn: Any) -> None:
@@ -204,19 +225,19 @@ def _puts(step: type[base.Step], **fields: Any) -> Any:
 
 
 class _SessionRules(_Twins):
-    stick = _puts(base.Stick, session=sessions, request=sticky_requests)
+    stick = _puts(Stick, session=sessions, request=sticky_requests)
 
     @rule(session=sessions, state=going_on)
     def put_session(self, session: SessionId, state: SessionState) -> None:
-        self.put(base.PutSession(record=a_session(session, active=self.now, state=state)))
+        self.put(PutSession(record=a_session(session, active=self.now, state=state)))
 
     @rule(session=sessions, back=few, state=st.none() | going_on, initialized=st.none() | flags)
     def change_session(self, session: SessionId, back: int, **changed: Any) -> None:
-        self.put(base.ChangeSession(session=session, active=self.now - back, **changed))
+        self.put(ChangeSession(session=session, active=self.now - back, **changed))
 
     @rule(session=sessions, reason=st.sampled_from(["deleted", "expired"]))
     def end_session(self, session: SessionId, reason: str) -> None:
-        self.put(base.EndSession(session=session, time=self.now, reason=reason))
+        self.put(EndSession(session=session, time=self.now, reason=reason))
 
     @rule(session=sessions)
     def reattach(self, session: SessionId) -> None:
@@ -235,7 +256,7 @@ class _SessionRules(_Twins):
 
 
 class _StreamRules(_Twins):
-    drop_stream = _puts(base.DropStream, stream=streams)
+    drop_stream = _puts(DropStream, stream=streams)
 
     @rule(stream=streams, session=sessions, calls=st.lists(requests, unique_by=coerce_id, max_size=3), node=places)
     def open_stream(self, stream: StreamId, session: SessionId, calls: Sequence[int | str], node: int) -> None:
@@ -244,9 +265,9 @@ class _StreamRules(_Twins):
         name, writer = self.nodes[node]
         kind = Kind.CALL if calls else Kind.STANDALONE
         record = a_stream(Fence(0), stream, session=session, kind=kind, opened=self.now, node=name)
-        ours, theirs = (base.OpenStream(record=replace(record, fence=f), calls=rows) for f in self.fences[writer])
+        ours, theirs = (OpenStream(record=replace(record, fence=f), calls=rows) for f in self.fences[writer])
         known = self.stream(stream)
-        self.put(base.PutSession(record=a_session(session, active=self.now)))
+        self.put(PutSession(record=a_session(session, active=self.now)))
         if self.put_pairs([(ours, theirs)]) and known is None:
             self.writer[stream] = writer
 
@@ -259,8 +280,7 @@ class _StreamRules(_Twins):
         last = record.last if record else 0
         self.now += 1
         events = [
-            base.Event(last + place, self.now, b"%d" % (last + place), place in answers)
-            for place in range(1, count + 1)
+            Event(last + place, self.now, b"%d" % (last + place), place in answers) for place in range(1, count + 1)
         ]
         ends = (an_end(end),) if answers else ()
         seal = bool(count) and count in answers
@@ -276,11 +296,11 @@ class _StreamRules(_Twins):
 
     @rule(writer=stale, stream=streams, request_id=requests, state=running, attempt=st.integers(1, 2))
     def put_call(self, writer: int | None, **fields: Any) -> None:
-        self.write(base.PutCall(fence=Fence(0), incarnation=1, progress=self.now, **fields), writer)
+        self.write(PutCall(fence=Fence(0), incarnation=1, progress=self.now, **fields), writer)
 
     @rule(stream=streams, writer=stale)
     def release(self, stream: StreamId, writer: int | None) -> None:
-        self.write(base.Release(stream=stream, fence=Fence(0)), writer)
+        self.write(Release(stream=stream, fence=Fence(0)), writer)
 
     @rule(stream=streams, node=places, writer=stale)
     def claim(self, stream: StreamId, node: int, writer: int | None) -> None:
@@ -296,7 +316,7 @@ class _StreamRules(_Twins):
     @rule(stream=streams, kept=few)
     def trim(self, stream: StreamId, kept: int) -> None:
         record = self.stream(stream)
-        self.put(base.Trim(stream=stream, through=max(0, record.last - kept) if record else kept))
+        self.put(Trim(stream=stream, through=max(0, record.last - kept) if record else kept))
 
     @rule(events=st.floats(0, 1), answers=st.floats(0, 1))
     def sweep(self, events: float, answers: float) -> None:
@@ -312,19 +332,19 @@ class _StreamRules(_Twins):
 class _ReaderRules(_Twins):
     """Rules of asks and readers."""
 
-    close_ask = _puts(base.CloseAsk, session=sessions, id=asks)
-    move_reader = _puts(base.MoveReader, stream=streams, reader=readers, seq=few)
-    leave_reader = _puts(base.LeaveReader, stream=streams, reader=readers)
-    reach = _puts(base.Reached, stream=streams, generation=some, through=few, unread=flags)
+    close_ask = _puts(CloseAsk, session=sessions, id=asks)
+    move_reader = _puts(MoveReader, stream=streams, reader=readers, seq=few)
+    leave_reader = _puts(LeaveReader, stream=streams, reader=readers)
+    reach = _puts(Reached, stream=streams, generation=some, through=few, unread=flags)
 
     @rule(stream=streams, ask=asks)
     def open_ask(self, stream: StreamId, ask: str) -> None:
         if (record := self.stream(stream)) is not None:
-            self.put(base.OpenAsk(record=an_ask(ask, stream=stream, session=record.session)))
+            self.put(OpenAsk(record=an_ask(ask, stream=stream, session=record.session)))
 
     @rule(stream=streams, reader=readers, seq=few, node=places)
     def put_reader(self, stream: StreamId, reader: str, seq: int, node: int) -> None:
-        self.put(base.PutReader(record=a_reader(reader, stream=stream, seq=seq, node=self.nodes[node][0])))
+        self.put(PutReader(record=a_reader(reader, stream=stream, seq=seq, node=self.nodes[node][0])))
 
 
 class StoreMachine(_SessionRules, _StreamRules, _ReaderRules):
@@ -333,12 +353,12 @@ class StoreMachine(_SessionRules, _StreamRules, _ReaderRules):
     @rule(node=st.none() | places, message=short)
     def post(self, node: int | None, message: bytes) -> None:
         """To a node, or to one that is not known."""
-        self.put(base.SendMail(node=NodeId("unknown") if node is None else self.nodes[node][0], message=message))
+        self.put(SendMail(node=NodeId("unknown") if node is None else self.nodes[node][0], message=message))
         self.history.clear()  # a message that is posted twice is two
 
     @rule(stream=streams, node=places, first=st.integers(1, 4), payloads=st.lists(short, max_size=3).map(tuple))
     def forward(self, node: int, **fields: Any) -> None:
-        self.put(base.Forward(node=self.nodes[node][0], sender="s", **fields))
+        self.put(Forward(node=self.nodes[node][0], sender="s", **fields))
 
     @rule(stream=streams, count=some)
     def take_forwarded(self, stream: StreamId, count: int) -> None:
@@ -349,10 +369,10 @@ class StoreMachine(_SessionRules, _StreamRules, _ReaderRules):
         if record is None or not record.node or record.sealed or not ours or len(ours) != len(theirs):
             return
         place = min(count, len(ours))
-        events = tuple(base.Event(record.last + n, self.now, ours[n - 1].payload) for n in range(1, place + 1))
+        events = tuple(Event(record.last + n, self.now, ours[n - 1].payload) for n in range(1, place + 1))
         fences = self.fences[self.writer[stream]]
         one, other = (
-            base.Append(stream=record.id, fence=fence, events=events, taken=waiting[place - 1].key)
+            Append(stream=record.id, fence=fence, events=events, taken=waiting[place - 1].key)
             for fence, waiting in zip(fences, (ours, theirs), strict=True)
         )
         self.put_pairs([(one, other)])
@@ -363,7 +383,7 @@ class StoreMachine(_SessionRules, _StreamRules, _ReaderRules):
         ours, theirs = self.both(lambda store: store.mail(name))
         if ours and len(ours) == len(theirs):
             place = min(count, len(ours)) - 1
-            one, other = (base.MailReceived(node=name, through=mail[place].key) for mail in (ours, theirs))
+            one, other = (MailReceived(node=name, through=mail[place].key) for mail in (ours, theirs))
             self.put_pairs([(one, other)])
 
     @rule()

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from perdure._core.ids import Fence, NodeId, StreamId
-from perdure.store.base import DropStream, OpenStream, PutReader, Refusals, SendMail
 from perdure.store.sqlite import SqliteStore
+from perdure.store.steps import DropStream, OpenStream, PutReader, Refusals, SendMail
 from perdure.testing._values import a_call, a_reader, a_stream, an_append, put, some_events
 
 

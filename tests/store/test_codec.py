@@ -12,11 +12,15 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from perdure._core.ids import Fence, NodeId, StreamId
 from perdure._core.states import SessionStep
-from perdure.store.base import (
+from perdure.store.codec import PLAIN, Codec
+from perdure.store.interface import Store
+from perdure.store.memory import MemoryStore
+from perdure.store.records import Event
+from perdure.store.sqlite import SqliteStore
+from perdure.store.steps import (
     Append,
     ChangeSession,
     EndSession,
-    Event,
     Forward,
     OpenAsk,
     OpenStream,
@@ -24,11 +28,7 @@ from perdure.store.base import (
     SendMail,
     Step,
     Stick,
-    Store,
 )
-from perdure.store.codec import PLAIN, Codec
-from perdure.store.memory import MemoryStore
-from perdure.store.sqlite import SqliteStore
 from perdure.testing import check_store
 from perdure.testing._values import (
     NODE,

@@ -1,4 +1,4 @@
-"""Both stores keep the promises of `perdure.store.base`: the public suite, as anyone would run it on their own."""
+"""Both stores keep the promises of `perdure.store.interface`: the public suite, as anyone would run it on their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.store.base import Store
+from perdure.store.interface import Store
 from perdure.store.memory import MemoryStore
 from perdure.store.sqlite import SqliteStore
 from perdure.store.sqlite.file import Sync

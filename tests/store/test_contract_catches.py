@@ -12,39 +12,40 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from perdure._core.chains import Chain
-from perdure._core.ids import Fence, NodeId, SessionId, StreamId
+from perdure._core.ids import Fence, Generation, NodeId, SessionId, StreamId
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, ClaimState, SessionState
 from perdure.errors import StaleFence
-from perdure.store.base import (
+from perdure.store.memory import MemoryStore
+from perdure.store.memory.nodes import MemoryLiveness
+from perdure.store.records import (
     MAX_MAIL,
-    Append,
     CallRecord,
-    DropStream,
-    EndSession,
     Event,
     Followed,
-    Forward,
-    Generation,
     Loaded,
     Mail,
+    Overview,
+    SessionRecord,
+    StreamRecord,
+)
+from perdure.store.steps import (
+    Append,
+    DropStream,
+    EndSession,
+    Forward,
     MailReceived,
     OpenStream,
-    Overview,
     PutCall,
     PutSession,
     Reached,
     Refusals,
     Release,
     SendMail,
-    SessionRecord,
     Step,
     StepRefusal,
-    StreamRecord,
     Trim,
 )
-from perdure.store.memory import MemoryStore
-from perdure.store.memory.nodes import MemoryLiveness
 from perdure.testing import check_store
 from perdure.testing._values import count_open
 from tests.store.machine import store_machine

@@ -13,12 +13,12 @@ import pytest
 
 from perdure._core.ids import Kind, StreamId
 from perdure.store import Store, open_store, upkeep_of
-from perdure.store.base import Forward, OpenAsk, OpenStream, PutReader, PutSession, SendMail, Trim
 from perdure.store.invariants import COUNTED, INVARIANTS, MOST_SHOWN, Verdict
 from perdure.store.postgres import sql_files as postgres_sql
 from perdure.store.postgres.checking import check_schema
 from perdure.store.sqlite import sql_files as sqlite_sql
 from perdure.store.sqlite.checking import INTEGRITY, check_file
+from perdure.store.steps import Forward, OpenAsk, OpenStream, PutReader, PutSession, SendMail, Trim
 from perdure.testing._values import (
     NODE,
     OTHER,

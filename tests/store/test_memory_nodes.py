@@ -9,8 +9,8 @@ import pytest
 
 from perdure._core.ids import NodeId, StreamId
 from perdure._core.states import ClaimState
-from perdure.store.base import OpenStream, PutSession
 from perdure.store.memory import MemoryStore
+from perdure.store.steps import OpenStream, PutSession
 from perdure.testing._values import a_session, a_stream, count_open, put
 
 pytestmark = pytest.mark.anyio

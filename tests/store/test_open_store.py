@@ -8,7 +8,7 @@ import pytest
 
 from perdure.errors import BadSetting
 from perdure.store import MemoryStore, SqliteStore, open_store
-from perdure.store.base import PutSession
+from perdure.store.steps import PutSession
 from perdure.testing._values import NODE, SESSION, a_session, put
 
 pytestmark = pytest.mark.anyio

@@ -17,9 +17,9 @@ import pytest
 from perdure._core.ids import NodeId, SessionId
 from perdure.errors import StoreError, StoreReplaced
 from perdure.store import SqliteStore, existing_store, upkeep_of
-from perdure.store.base import PutSession
 from perdure.store.sqlite.backup import back_up
 from perdure.store.sqlite.sql_files import schema_version
+from perdure.store.steps import PutSession
 from perdure.testing._values import NODE, a_session, put
 from tests.support.clients.wire_client import Peer, Web, progress_of, text_of
 from tests.support.processes.serving import Served, log_lines, serving

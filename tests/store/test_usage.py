@@ -12,22 +12,9 @@ import pytest
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.states import CallState, SessionState
 from perdure.store import open_store
-from perdure.store.base import (
-    Append,
-    CallEnd,
-    CallRecord,
-    Event,
-    OpenStream,
-    PutReader,
-    PutSession,
-    ReaderRecord,
-    SessionRecord,
-    Store,
-    StreamRecord,
-    Trim,
-    Usage,
-    usage_of,
-)
+from perdure.store.interface import Store, usage_of
+from perdure.store.records import CallRecord, Event, ReaderRecord, SessionRecord, StreamRecord, Usage
+from perdure.store.steps import Append, CallEnd, OpenStream, PutReader, PutSession, Trim
 from tests.support.stores.postgres import store_url
 
 pytestmark = pytest.mark.anyio

@@ -12,8 +12,10 @@ import pytest
 from perdure._core.ids import NodeId, SessionId
 from perdure._core.states import ClaimState
 from perdure.errors import StoreTooNew, StoreUnavailable
-from perdure.store.base import Event, Liveness, PutSession, Refusals, SessionRecord, Step, Store
+from perdure.store.interface import Liveness, Store
 from perdure.store.memory import MemoryStore
+from perdure.store.records import Event, SessionRecord
+from perdure.store.steps import PutSession, Refusals, Step
 from perdure.store.time_limit import CALLS, within_time
 from perdure.testing import check_store
 from perdure.testing._values import NODE, SESSION, STREAM, a_session, put

@@ -16,8 +16,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from perdure.store import MemoryStore, SqliteStore, Store, open_store
-from perdure.store.base import OpenStream, PutSession
 from perdure.store.sqlite import meter
+from perdure.store.steps import OpenStream, PutSession
 from perdure.testing._values import NODE, a_call, a_session, a_stream, an_append, an_end, put, some_events
 from tests.support.processes.serving import ROOT
 from tests.support.servers.in_process import serve, until

@@ -23,7 +23,7 @@ from perdure._core.ids import NodeId
 from perdure._core.states import SessionState
 from perdure.errors import Misuse
 from perdure.store import MemoryStore, SqliteStore
-from perdure.store.base import NodeRecord
+from perdure.store.records import NodeRecord
 from perdure.telemetry import prometheus as metrics
 from perdure.telemetry.counters import BUCKETS, Counters, Histogram
 from perdure.telemetry.prometheus import Snapshot

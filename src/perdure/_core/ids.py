@@ -39,7 +39,7 @@ generation, which has six digits in a position: a fence takes 60 bits, and is a 
 SKIPPED = range(100, 600)
 """Generations that are skipped when a store was put back from a copy, at random: more than a stream has new writers
 between a copy and its return, and other ones if the same copy is put back twice. It is far less than the number of ends
-that are kept of one stream (`store.base.KEPT_GENERATIONS`), so positions from before the copy stay known."""
+that are kept of one stream (`store.records.KEPT_GENERATIONS`), so positions from before the copy stay known."""
 
 _PRIMING_BYTES = 6
 

@@ -18,8 +18,20 @@ from perdure._core.jsonrpc import JsonObject
 from perdure._core.principals import is_called, readable
 from perdure._core.states import SESSION, CallState, IllegalStep, SessionState, SessionStep, advance
 from perdure.errors import Misuse
-from perdure.store import base
-from perdure.store.base import SessionRecord, Store, StreamRecord
+from perdure.store.interface import Store, stream_by_id, usage_of
+from perdure.store.records import (
+    NO_USAGE,
+    AskRecord,
+    CallRecord,
+    Event,
+    KeptRecord,
+    Outline,
+    ReaderRecord,
+    SessionRecord,
+    StreamRecord,
+    Usage,
+)
+from perdure.store.steps import EndSession, SendMail
 
 PAGE = 100
 """Sessions read at a time: a record may carry a quarter of a mebibyte of sticky requests."""
@@ -108,14 +120,12 @@ async def listed(
     store: Store, records: Sequence[SessionRecord], *, living: Collection[NodeId] | None = None
 ) -> list[JsonObject]:
     """Sessions and single calls as they are in a list."""
-    usage = await base.usage_of(store, [record.id for record in records]) if records else {}
-    found = (_listed(store, record, usage.get(record.id, base.NO_USAGE), living) for record in records)
+    usage = await usage_of(store, [record.id for record in records]) if records else {}
+    found = (_listed(store, record, usage.get(record.id, NO_USAGE), living) for record in records)
     return await asyncio.gather(*found)
 
 
-async def _listed(
-    store: Store, record: SessionRecord, usage: base.Usage, living: Collection[NodeId] | None
-) -> JsonObject:
+async def _listed(store: Store, record: SessionRecord, usage: Usage, living: Collection[NodeId] | None) -> JsonObject:
     streams = usage.streams
     # By stream, because a session may have thousands of calls that have ended, and a few that have not.
     of = [
@@ -127,12 +137,12 @@ async def _listed(
     return list_object(record, streams=streams, calls=calls, usage=usage, living=living)
 
 
-def is_clients(record: SessionRecord | base.Outline) -> bool:
+def is_clients(record: SessionRecord | Outline) -> bool:
     """Whether a record is of a session or a call. Others are the server's own."""
     return record.kind in (RecordKind.SESSION, RecordKind.CALL)
 
 
-def shown_kind(record: SessionRecord | base.Outline) -> Shown:
+def shown_kind(record: SessionRecord | Outline) -> Shown:
     if record.kind is RecordKind.SESSION:
         return Shown.SESSION
     return Shown.TASK if record.initialized else Shown.CALL
@@ -159,7 +169,7 @@ async def show_session(
     """The session whose id is or begins with this text, and the nodes that have joined the store. `living` as for
     `list_sessions`."""
     record = await find(store, text)
-    usage = (await base.usage_of(store, [record.id])).get(record.id, base.NO_USAGE)
+    usage = (await usage_of(store, [record.id])).get(record.id, NO_USAGE)
     streams = usage.streams
     joined = await _joined(store)
     session = show_object(
@@ -193,8 +203,8 @@ async def end_session(store: Store, text: str, *, now: float, living: Callable[[
         raise Misuse(f"{name} is {record.state.value}; it can be ended once its handshake is done") from None
     message = mail.encode(mail.Ended(session=record.id, reason=step.value))
     # Mail to a node that has left meanwhile is refused, and that node needs none.
-    posts = [base.SendMail(node=node.id, message=message) for node in await store.nodes()]
-    await store.commit([base.EndSession(session=record.id, time=now, reason=step.value), *posts])
+    posts = [SendMail(node=node.id, message=message) for node in await store.nodes()]
+    await store.commit([EndSession(session=record.id, time=now, reason=step.value), *posts])
     if is_call:  # of which nothing is kept
         return f"{name} has ended: {step.value}"
     return f"{name} has ended: {(await store.session(record.id) or record).ended}"
@@ -205,14 +215,14 @@ async def _cancel_call(store: Store, record: SessionRecord, living: Sequence[Nod
     `None` if the call has ended, or if no node is left that could take the message."""
     if (row := await _open_row(store, record.id)) is None:
         return None
-    stream = await base.stream_by_id(store, row.stream)
+    stream = await stream_by_id(store, row.stream)
     writer = None if stream is None else stream.node
     # Any node sends the message on to the one that runs the call. What a dead node gets goes to the one that buries it.
     joined = [node.id for node in await store.nodes()]
     to = next(iter(sorted(joined, key=lambda node: (node not in living, node != writer))), None)
     params = {"requestId": row.request_id, "reason": "an operator ended it"}
     message = mail.Cancelled(session=record.id, incarnation=1, request_id=row.request_id, params=params)
-    if to is None or any(await store.commit([base.SendMail(node=to, message=mail.encode(message))])):
+    if to is None or any(await store.commit([SendMail(node=to, message=mail.encode(message))])):
         return None
     if not living:
         return "ends when a server starts: none runs that could cancel it"
@@ -226,7 +236,7 @@ async def _cancel_call(store: Store, record: SessionRecord, living: Sequence[Nod
     )
 
 
-async def _open_row(store: Store, session: SessionId) -> base.CallRecord | None:
+async def _open_row(store: Store, session: SessionId) -> CallRecord | None:
     return next((row for row in await store.calls(session) if row.state in UNENDED), None)
 
 
@@ -260,8 +270,8 @@ def list_object(
     record: SessionRecord,
     *,
     streams: Sequence[StreamRecord],
-    calls: Sequence[base.CallRecord],
-    usage: base.Usage = base.NO_USAGE,
+    calls: Sequence[CallRecord],
+    usage: Usage = NO_USAGE,
     living: Collection[NodeId] | None = None,
 ) -> JsonObject:
     """A session or single call in a list: `calls` that have not ended, `streams` that are not sealed, `readers` that
@@ -291,9 +301,7 @@ def _client(record: SessionRecord) -> str | None:
     return " ".join(named) or None
 
 
-def _reader(
-    stream: StreamRecord, row: base.ReaderRecord | None, living: Collection[NodeId] | None
-) -> JsonObject | None:
+def _reader(stream: StreamRecord, row: ReaderRecord | None, living: Collection[NodeId] | None) -> JsonObject | None:
     """The reader that is connected to a stream. The first reader of a call came with it and has no row; the stream says
     if it was lost. A row of a node that has died is of no reader."""
     if stream.sealed:
@@ -310,7 +318,7 @@ def _reader(
 
 
 def _single_call(
-    record: SessionRecord, streams: Sequence[StreamRecord], calls: Sequence[base.CallRecord]
+    record: SessionRecord, streams: Sequence[StreamRecord], calls: Sequence[CallRecord]
 ) -> JsonObject | None:
     """How the call of a record for one call is; `None` for a session, and for a call of which only the record is
     left."""
@@ -330,10 +338,10 @@ def show_object(
     record: SessionRecord,
     *,
     streams: Sequence[StreamRecord],
-    calls: Sequence[base.CallRecord],
-    asks: Sequence[base.AskRecord],
-    readers: Mapping[StreamId, base.ReaderRecord],
-    kept: Mapping[StreamId, base.KeptRecord],
+    calls: Sequence[CallRecord],
+    asks: Sequence[AskRecord],
+    readers: Mapping[StreamId, ReaderRecord],
+    kept: Mapping[StreamId, KeptRecord],
     has_token: bool,
     newest: float = 0.0,
     living: Collection[NodeId] | None = None,
@@ -375,7 +383,7 @@ def show_object(
     }
 
 
-def _call_object(call: base.CallRecord, node: NodeId | None) -> JsonObject:
+def _call_object(call: CallRecord, node: NodeId | None) -> JsonObject:
     return {
         **_picked(call, "request_id", "incarnation", "method"),
         "name": subject_of(call),
@@ -385,7 +393,7 @@ def _call_object(call: base.CallRecord, node: NodeId | None) -> JsonObject:
     }
 
 
-def subject_of(call: base.CallRecord) -> str | None:
+def subject_of(call: CallRecord) -> str | None:
     """The tool, prompt or resource that a call asks for. A resource is forgotten once the call has ended."""
     if call.name:
         return call.name
@@ -397,12 +405,12 @@ def subject_of(call: base.CallRecord) -> str | None:
 # What `tail` shows: one object for each thing that is seen, told apart by `what`.
 
 
-def opened(stream: StreamRecord, calls: Sequence[base.CallRecord]) -> JsonObject:
+def opened(stream: StreamRecord, calls: Sequence[CallRecord]) -> JsonObject:
     asked = [{**_picked(call, "request_id", "method"), "name": subject_of(call)} for call in calls]
     return {"what": "opened", "time": stream.opened, **_of(stream), "calls": asked}
 
 
-def appended(stream: StreamRecord, event: base.Event) -> JsonObject:
+def appended(stream: StreamRecord, event: Event) -> JsonObject:
     message = {"seq": event.seq, "final": event.final, "message": message_of(event.payload)}
     return {"what": "event", "time": event.time, **_of(stream), **message}
 
@@ -427,7 +435,7 @@ class _Cursor:
     record: StreamRecord
     shown: int
     announced: bool
-    page: list[base.Event] = field(default_factory=list)
+    page: list[Event] = field(default_factory=list)
     """Read and not yet shown, the last one first."""
 
 

@@ -13,7 +13,8 @@ from perdure.cluster.settler import Settler
 from perdure.cluster.watcher import Watcher
 from perdure.errors import HeldElsewhere, StoreLost
 from perdure.log.chores import cancel_all
-from perdure.store.base import Liveness, Overview
+from perdure.store.interface import Liveness
+from perdure.store.records import Overview
 from perdure.telemetry.events import log_event
 from perdure.telemetry.prometheus import has_left
 

@@ -23,7 +23,9 @@ from perdure.log.journal import Journal, Steps
 from perdure.log.reader import BATCH, Reader
 from perdure.log.stream import Stream
 from perdure.sessions.context import OtherNodes, mail_to
-from perdure.store.base import Followed, LeaveReader, MoveReader, PutReader, ReaderRecord, Step, Store, StreamRecord
+from perdure.store.interface import Store
+from perdure.store.records import Followed, ReaderRecord, StreamRecord
+from perdure.store.steps import LeaveReader, MoveReader, PutReader, Step
 from perdure.telemetry.events import log_event
 
 _ENDS_AT_ONCE = 500

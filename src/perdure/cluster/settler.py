@@ -36,7 +36,19 @@ from perdure.sessions.ledger import logged_in, progress_token, unknown_outcome
 from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
 from perdure.sessions.tool_hints import ToolHints
-from perdure.store import base
+from perdure.store.interface import paged, stream_by_id
+from perdure.store.records import CallRecord, Event, SessionRecord, StreamRecord
+from perdure.store.steps import (
+    CallEnd,
+    ChangeSession,
+    CloseAsk,
+    DropStream,
+    EndSession,
+    MailReceived,
+    PutCall,
+    Release,
+    Step,
+)
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.events import log_event
 
@@ -50,7 +62,7 @@ CallKey = tuple[SessionId, int, int | str]
 class AbandonedCall:
     """A call that its node left behind."""
 
-    row: base.CallRecord
+    row: CallRecord
 
     @cached_property
     def request(self) -> Request | None:
@@ -65,13 +77,13 @@ class AbandonedCall:
     def key(self) -> CallKey:
         return self.row.session, self.row.incarnation, coerce_id(self.row.request_id)
 
-    def ended(self, step: CallStep) -> base.CallEnd:
+    def ended(self, step: CallStep) -> CallEnd:
         row, state = self.row, advance(CALL, self.row.state, step)
-        return base.CallEnd(incarnation=row.incarnation, request_id=row.request_id, state=state)
+        return CallEnd(incarnation=row.incarnation, request_id=row.request_id, state=state)
 
-    def changed(self, step: CallStep, stream: Stream) -> base.PutCall:
+    def changed(self, step: CallStep, stream: Stream) -> PutCall:
         row = self.row
-        return base.PutCall(
+        return PutCall(
             stream=stream.id,
             fence=stream.fence,
             incarnation=row.incarnation,
@@ -111,7 +123,7 @@ async def said_before(
     progress = [] if token is None or row.progress is None else [row.progress]
     logged: Counter[bytes] = Counter()
     # What waits is read first: the home may append it meanwhile.
-    waiting = base.paged(lambda after: context.store.forwarded(standalone, after=after))
+    waiting = paged(lambda after: context.store.forwarded(standalone, after=after))
     elsewhere = () if token is None else (waiting, _events(context, standalone))
     for messages in (*elsewhere, own := _events(context, row.stream)):
         async for message in messages:
@@ -125,11 +137,11 @@ async def said_before(
     return max(progress, default=None), logged
 
 
-def _events(context: ServerContext, stream: StreamId) -> AsyncIterator[base.Event]:
-    return base.paged(lambda after: context.store.read(stream, after=after, limit=1_000))
+def _events(context: ServerContext, stream: StreamId) -> AsyncIterator[Event]:
+    return paged(lambda after: context.store.read(stream, after=after, limit=1_000))
 
 
-_Settle = Callable[[base.StreamRecord, SettleRequest], Awaitable[bool]]
+_Settle = Callable[[StreamRecord, SettleRequest], Awaitable[bool]]
 """Settles the calls that wait on a stream; `False` if none does any more."""
 
 
@@ -196,7 +208,7 @@ class WaitingCalls:
         row = await context.store.open_call(
             cancelled.session, incarnation=cancelled.incarnation, request_id=cancelled.request_id
         )
-        record = None if row is None else await base.stream_by_id(context.store, row.stream)
+        record = None if row is None else await stream_by_id(context.store, row.stream)
         if row is None or record is None:
             return
         tools, key = ToolHints(self._sessions), AbandonedCall(row=row).key
@@ -206,7 +218,7 @@ class WaitingCalls:
         if record.node and record.node != context.node:
             context.journal.put(Steps(mail_to([record.node], cancelled)))
 
-    async def _waiting_streams(self, session_id: SessionId) -> Sequence[base.StreamRecord]:
+    async def _waiting_streams(self, session_id: SessionId) -> Sequence[StreamRecord]:
         rows = await self._context.store.calls(session_id)
         streams = {row.stream for row in rows if row.state is CallState.WAITING}
         return await stream_ends(self._context.store, list(streams)) if streams else ()
@@ -263,15 +275,15 @@ class Settler:
         yet. What fails does not hold up the rest, and is tried again by the next round. `has_left`: it was stopped."""
         context, tools = self._context, ToolHints(self._sessions)
         cancelled = set()  # by their clients, of which the dead node has not read
-        async for _, raw in base.paged(lambda after: context.store.mail(dead, after=after)):
+        async for _, raw in paged(lambda after: context.store.mail(dead, after=after)):
             if isinstance(message := mail.decode(raw), mail.Cancelled):
                 cancelled.add((message.session, message.incarnation, coerce_id(message.request_id)))
         occasion = Occasion.NODE_LEFT if has_left else Occasion.NODE_DIED
         by = SettleRequest(occasion=occasion, tools=tools, cancelled=frozenset(cancelled))
-        homes: list[base.StreamRecord] = []
+        homes: list[StreamRecord] = []
         failures: list[Exception] = []
         # All of a session are settled in one go, and reported once.
-        calls: dict[SessionId, list[base.StreamRecord]] = {}
+        calls: dict[SessionId, list[StreamRecord]] = {}
         for record in await context.store.written_by(dead):
             if record.kind is Kind.STANDALONE:
                 homes.append(record)
@@ -349,7 +361,7 @@ class Settler:
         if suspects := [record.id for record in await context.store.written_by(context.node) if self._is_left(record)]:
             # Some may be about to begin: they are written, and their callers have not gone on yet. Or they have just
             # ended. Behind a step of this moment neither is so.
-            await journal.write(base.MailReceived(node=context.node, through=0))
+            await journal.write(MailReceived(node=context.node, through=0))
             await asyncio.sleep(0)
             for record in await stream_ends(context.store, suspects):
                 if self._is_left(record) and not record.sealed and record.node == context.node:
@@ -380,7 +392,7 @@ class Settler:
             if (session := self._sessions.held(session_id)) is not None:
                 session.exchange.asks.repeat(partial(_was_asked_on, streams), why="the question was lost")
 
-    def _is_left(self, record: base.StreamRecord) -> bool:
+    def _is_left(self, record: StreamRecord) -> bool:
         """Whether no writer of a call's stream is in memory, and the stream is not being settled."""
         stream = self._sessions.streams.of(record.session).get(record.id)
         is_written = stream is not None and stream.writer is not None
@@ -388,7 +400,7 @@ class Settler:
 
     # A call's stream
 
-    async def settle_waiting(self, record: base.StreamRecord, by: SettleRequest) -> bool:
+    async def settle_waiting(self, record: StreamRecord, by: SettleRequest) -> bool:
         """Settle calls that wait on a stream; `False` if none does any more, or they are being settled already and
         this brings no credentials for that.
 
@@ -404,7 +416,7 @@ class Settler:
         await self._settle(record, by)
         return True
 
-    async def _settle(self, record: base.StreamRecord, by: SettleRequest) -> None:
+    async def _settle(self, record: StreamRecord, by: SettleRequest) -> None:
         context, store = self._context, self._context.store
         # What is left when the store fails is finished without the credentials: their request is over by then.
         progress = self._in_progress.setdefault(record.id, _InProgress(by=replace(by, origin=None)))
@@ -417,11 +429,11 @@ class Settler:
             elif (claimed := await self._claim(record)) is None:
                 pass  # another node was faster
             elif owner is None or owner.state is SessionState.ENDED:
-                self._put(base.DropStream(stream=record.id))
+                self._put(DropStream(stream=record.id))
             elif owner.state is SessionState.OPENING:
                 # Its client does not know of it.
                 reason = SessionStep.HANDSHAKE_FAILED.value
-                self._put(base.EndSession(session=owner.id, time=context.clock(), reason=reason))
+                self._put(EndSession(session=owner.id, time=context.clock(), reason=reason))
             else:
                 # Seen behind a claim, no other node can end them.
                 rows = [row for row in await store.calls_on(record.id) if CALL[row.state]]
@@ -430,12 +442,12 @@ class Settler:
                 await self._settle_calls(owner, progress.stream, progress, by)
         self._in_progress.pop(record.id, None)
 
-    async def _claim(self, record: base.StreamRecord) -> base.StreamRecord | None:
+    async def _claim(self, record: StreamRecord) -> StreamRecord | None:
         held = self._sessions.streams.of(record.session).get(record.id)
         known = 0 if held is None else held.generation
         return await self._context.store.claim(record.id, node=self._context.node, held=record.fence, known=known)
 
-    def _take_over(self, claimed: base.StreamRecord, rows: Sequence[base.CallRecord], *, by: SettleRequest) -> Stream:
+    def _take_over(self, claimed: StreamRecord, rows: Sequence[CallRecord], *, by: SettleRequest) -> Stream:
         context, session = self._context, self._sessions.held(claimed.session)
         stream = self._sessions.streams.write(claimed, owed=len(rows), calls=rows)
         context.hub.registry.on_claimed(stream)
@@ -450,7 +462,7 @@ class Settler:
         return stream
 
     async def _settle_calls(
-        self, owner: base.SessionRecord, stream: Stream, progress: _InProgress, by: SettleRequest
+        self, owner: SessionRecord, stream: Stream, progress: _InProgress, by: SettleRequest
     ) -> None:
         verdicts = [await self._verdict(owner, call, by) for call in progress.calls]
         session = await self._sessions.load(owner.id) if Verdict.RERUN in verdicts else None
@@ -490,7 +502,7 @@ class Settler:
                         self._answer_unknown(owner, call, stream, REASONS.get(by.occasion, DIED))
                 del progress.calls[0]
 
-    async def _verdict(self, owner: base.SessionRecord, call: AbandonedCall, by: SettleRequest) -> Verdict:
+    async def _verdict(self, owner: SessionRecord, call: AbandonedCall, by: SettleRequest) -> Verdict:
         if call.key in by.cancelled:
             return Verdict.CANCEL
         if owner.kind is RecordKind.CALL and not owner.initialized:
@@ -506,16 +518,16 @@ class Settler:
 
     # What becomes of a call
 
-    def _end_of(self, owner: base.SessionRecord) -> base.Step | None:
+    def _end_of(self, owner: SessionRecord) -> Step | None:
         """What the end of its call changes in the record of a single call, which may not be in memory."""
         if owner.kind is RecordKind.SESSION:
             return None
         now = self._context.clock()
         if owner.initialized:
-            return base.ChangeSession(session=owner.id, active=now, state=SessionState.DORMANT)
-        return base.EndSession(session=owner.id, time=now, reason="its connection broke")
+            return ChangeSession(session=owner.id, active=now, state=SessionState.DORMANT)
+        return EndSession(session=owner.id, time=now, reason="its connection broke")
 
-    def _answer_unknown(self, owner: base.SessionRecord, call: AbandonedCall, stream: Stream, reason: str) -> None:
+    def _answer_unknown(self, owner: SessionRecord, call: AbandonedCall, stream: Stream, reason: str) -> None:
         row = call.row
         params = None if call.request is None else call.request.params
         payload = unknown_outcome(row.request_id, method=row.method, reason=reason, params=params)
@@ -559,7 +571,7 @@ class Settler:
             sentence = f"a request that was interrupted runs again ({row.method})"
             log_event(logging.INFO, "call.rerun", sentence, session=row.session, stream=row.stream, call=row.request_id)
 
-    async def _withdraw_asks(self, owner: base.SessionRecord, stream: Stream, by: SettleRequest) -> None:
+    async def _withdraw_asks(self, owner: SessionRecord, stream: Stream, by: SettleRequest) -> None:
         """Cancel what dead nodes had asked, on this stream or on the standalone one: no node waits for the answers."""
         context = self._context
         living = {context.node, *context.nodes.others}
@@ -570,7 +582,7 @@ class Settler:
             params = {"requestId": ask.id, "reason": DIED}
             cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
             payload = json.dumps(cancelled, separators=(",", ":")).encode()
-            close = base.CloseAsk(session=owner.id, id=ask.id)
+            close = CloseAsk(session=owner.id, id=ask.id)
             if ask.stream == stream.id:
                 stream.append(payload, also=close)
             elif (session := await self._sessions.load(owner.id)) is not None:
@@ -579,12 +591,12 @@ class Settler:
 
     # Homes
 
-    async def _settle_homes(self, homes: Sequence[base.StreamRecord], by: SettleRequest) -> list[Exception]:
+    async def _settle_homes(self, homes: Sequence[StreamRecord], by: SettleRequest) -> list[Exception]:
         """A session with subscriptions, or in use here, gets a new home at once; the others when they are loaded.
 
         Gives what went wrong with single ones.
         """
-        releases: list[base.Step] = []
+        releases: list[Step] = []
         failures: list[Exception] = []
         waited_for = {record.id for home in homes[:1] for record in await self._context.store.forwarded_to(home.node)}
         for record in homes:
@@ -596,18 +608,18 @@ class Settler:
             await self._context.store.commit(releases[start : start + _RELEASE_AT_ONCE])
         return failures
 
-    async def _bring_home(self, record: base.StreamRecord, by: SettleRequest, *, needed: bool) -> Sequence[base.Step]:
+    async def _bring_home(self, record: StreamRecord, by: SettleRequest, *, needed: bool) -> Sequence[Step]:
         """Become the home of a session that needs one now (`needed`: messages wait for it). Gives what lets go of the
         home of one that needs none: such a session rests from now on, or it would expire without a word."""
         held = self._sessions.held(record.session)
         owner = await self._context.store.session(record.session) if held is None else held.record
         subscribes = owner is not None and owner.state is SessionState.ACTIVE and bool(owner.sticky)
-        let_go = base.Release(stream=record.id, fence=record.fence)
+        let_go = Release(stream=record.id, fence=record.fence)
         if held is None and not subscribes and not needed:
             if owner is None or owner.state is not SessionState.ACTIVE:
                 return (let_go,)
             state = advance(SESSION, owner.state, SessionStep.GRACE_PASSED)
-            return base.ChangeSession(session=owner.id, state=state), let_go
+            return ChangeSession(session=owner.id, state=state), let_go
         session = await self._sessions.load(record.session)
         if session is None:
             return (let_go,)
@@ -624,7 +636,7 @@ class Settler:
         """Send mail to all other nodes that live."""
         self._put(*mail_to(self._context.nodes.others, message))
 
-    def _put(self, *steps: base.Step) -> None:
+    def _put(self, *steps: Step) -> None:
         if steps:
             self._context.journal.put(Steps(steps))
 

@@ -19,7 +19,9 @@ from perdure.log.journal import Steps
 from perdure.sessions.changes import Changes
 from perdure.sessions.context import ServerContext, mail_to
 from perdure.sessions.registry import SessionRegistry
-from perdure.store.base import Followed, MailReceived, Overview, StreamRecord, stream_by_id
+from perdure.store.interface import stream_by_id
+from perdure.store.records import Followed, Overview, StreamRecord
+from perdure.store.steps import MailReceived
 from perdure.telemetry.events import log_event
 
 _ROUNDS_UNKNOWN = 3

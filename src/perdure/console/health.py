@@ -10,7 +10,7 @@ from perdure.console.kept import Kept
 from perdure.console.node_watch import NodeWatch
 from perdure.console.session_index import SessionIndex
 from perdure.console.store_view import StoreView
-from perdure.store.base import Extent
+from perdure.store.records import Extent
 
 PAUSE = 15.0
 """Seconds between two looks: sizes change slowly, and with PostgreSQL a check makes connections of its own."""

@@ -9,7 +9,7 @@ from perdure._core.jsonrpc import JsonObject
 from perdure.console.kept import Kept
 from perdure.console.session_index import SessionIndex
 from perdure.console.store_view import StoreView
-from perdure.store.base import NodeRecord
+from perdure.store.records import NodeRecord
 from perdure.telemetry.prometheus import Snapshot, has_left, read_facts
 
 PAUSE = 1.0

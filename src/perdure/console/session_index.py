@@ -22,7 +22,7 @@ from perdure.admin.queries import Shown, is_clients, listed, shown_kind, subject
 from perdure.console.kept import Kept
 from perdure.console.store_view import StoreView
 from perdure.store import Store
-from perdure.store.base import OpenCall, Outline
+from perdure.store.records import OpenCall, Outline
 
 MAX_INDEXED = 500_000
 """Records in the index, those without activity for longest left out. Each takes about 350 bytes: a hundred thousand are

@@ -13,7 +13,8 @@ from perdure.console.payloads import fit, without_secrets
 from perdure.console.store_view import StoreView
 from perdure.errors import Misuse, StoreUnavailable
 from perdure.store import Store
-from perdure.store.base import StreamRecord, stream_by_id
+from perdure.store.interface import stream_by_id
+from perdure.store.records import StreamRecord
 
 MAX_STREAMS = 1_000
 """Streams of one session that are shown, and their calls: those that are not over, and the newest of the others. A

@@ -20,7 +20,7 @@ from perdure.http.refusals import Refusal, Refused, session_gone
 from perdure.log.reader import Reader
 from perdure.log.stream import Stream
 from perdure.sessions.session import Session, SessionHistory
-from perdure.store.base import Event
+from perdure.store.records import Event
 from perdure.telemetry import tracing as spans
 
 

@@ -44,9 +44,10 @@ from perdure.sessions.ledger import name_of
 from perdure.sessions.registry import SessionInfo, has_kept_calls, numbers, running_calls
 from perdure.settings import Settings
 from perdure.store import open_store
-from perdure.store.base import NodeRecord, Store, Survey, survey_of
+from perdure.store.interface import Store, survey_of
 from perdure.store.owner import claim_for
 from perdure.store.postgres.address import without_password
+from perdure.store.records import NodeRecord, Survey
 from perdure.telemetry import prometheus as metrics
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.counters import Counters

@@ -17,7 +17,7 @@ from perdure.log.hub import warning_frames
 from perdure.log.reader import BATCH
 from perdure.log.stream import Stream
 from perdure.sessions.session import Found, Session, catch_up, find_stream, is_taken, look_how_far
-from perdure.store.base import Event
+from perdure.store.records import Event
 
 
 class _Start(NamedTuple):

@@ -28,7 +28,7 @@ from perdure.sessions.ledger import unknown_outcome
 from perdure.sessions.messages import encode
 from perdure.sessions.session import Session
 from perdure.sessions.single_calls import SingleCalls
-from perdure.store.base import SessionRecord
+from perdure.store.records import SessionRecord
 
 FIRST_SIGN = 1.0
 """Seconds until the first comment to a client that waits for a call that another request began: it shows that its

@@ -24,7 +24,7 @@ from perdure.log.stream import Stream
 from perdure.sessions.client_messages import receive
 from perdure.sessions.ledger import Call, Duplicate, Intake
 from perdure.sessions.session import Session
-from perdure.store.base import paged
+from perdure.store.interface import paged
 from perdure.telemetry import tracing as spans
 
 MAX_HANDSHAKE = 64 << 10

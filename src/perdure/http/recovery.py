@@ -28,7 +28,7 @@ from perdure.http.refusals import Refusal, Refused, session_gone
 from perdure.sessions.context import ServerContext
 from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
-from perdure.store.base import SessionRecord
+from perdure.store.records import SessionRecord
 from perdure.telemetry.events import log_event
 
 REISSUES = 200

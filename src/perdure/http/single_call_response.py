@@ -5,7 +5,7 @@ import asyncio
 from perdure._core import sse
 from perdure.http.event_stream import Ending, EventStream
 from perdure.log.reader import Reader
-from perdure.store.base import Event
+from perdure.store.records import Event
 
 _ASK = b'{"jsonrpc":"2.0","id":"ask-'
 """What every ask begins with (`sessions.messages.encode_ask`): a client of this revision is not asked on a stream."""

@@ -18,7 +18,7 @@ from perdure.http.listening import ListenRequest, ListenSource
 from perdure.http.modern_request import needs_tasks
 from perdure.http.refusals import Refusal, Refused
 from perdure.sessions.single_calls import SingleCalls
-from perdure.store.base import SessionRecord
+from perdure.store.records import SessionRecord
 
 METHOD = "notifications/tasks"
 TASK_IDS = "taskIds"

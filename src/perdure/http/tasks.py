@@ -13,7 +13,7 @@ from perdure.http.known_calls import KnownCalls, needs_its_client
 from perdure.http.modern_request import ModernRequest, needs_tasks
 from perdure.http.refusals import Refusal, Refused
 from perdure.sessions.single_calls import SingleCalls
-from perdure.store.base import SessionRecord
+from perdure.store.records import SessionRecord
 
 
 class TaskHandler:

@@ -17,7 +17,7 @@ from perdure.log.journal import Journal, Steps
 from perdure.log.reader import Reader
 from perdure.log.stream import Stream
 from perdure.settings import Settings
-from perdure.store.base import Reached, Step
+from perdure.store.steps import Reached, Step
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.events import PeerLog
 

@@ -42,8 +42,9 @@ from perdure.errors import (
 )
 from perdure.log.turns import Turns
 from perdure.settings import Settings
-from perdure.store.base import Append, Forward, OpenStream, PutSession, Refusals, Step, Store
 from perdure.store.codec import weigh
+from perdure.store.interface import Store
+from perdure.store.steps import Append, Forward, OpenStream, PutSession, Refusals, Step
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.events import log_event
 

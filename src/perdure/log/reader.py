@@ -25,7 +25,7 @@ from perdure._core.limits import Caller
 from perdure._core.states import READER, ReaderState, ReaderStep, advance
 from perdure.errors import StoreUnavailable
 from perdure.log.stream import Stream
-from perdure.store.base import READ_BYTES, Event
+from perdure.store.records import READ_BYTES, Event
 from perdure.telemetry.events import SHORT
 from perdure.telemetry.tracing import Replay
 

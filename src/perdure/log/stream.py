@@ -30,18 +30,8 @@ from perdure._core.states import (
 from perdure.errors import Behind, PerdureError, SessionEnded
 from perdure.log.journal import Journal, Steps
 from perdure.log.turns import AHEAD
-from perdure.store.base import (
-    Append,
-    CallEnd,
-    CallRecord,
-    Event,
-    Followed,
-    OpenStream,
-    ReaderRecord,
-    Step,
-    StreamRecord,
-    Trim,
-)
+from perdure.store.records import CallRecord, Event, Followed, ReaderRecord, StreamRecord
+from perdure.store.steps import Append, CallEnd, OpenStream, Step, Trim
 from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from perdure._core.changes import ChangeFilter
 from perdure._core.jsonrpc import Envelope, JsonObject
-from perdure.store.base import SessionRecord
+from perdure.store.records import SessionRecord
 
 
 class Flow(Protocol):

@@ -18,7 +18,7 @@ from mcp.server.request_state import AESGCMRequestStateCodec, RequestStateBounda
 
 from perdure._core.key_ring import ring
 from perdure.errors import Misuse, StoreError
-from perdure.store.base import Store
+from perdure.store.interface import Store
 from perdure.telemetry.events import log_event
 
 KEYS = "PERDURE_STATE_KEYS"

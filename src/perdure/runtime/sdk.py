@@ -43,7 +43,7 @@ from perdure._core.ids import RecordKind
 from perdure._core.jsonrpc import Envelope, Notification, Request
 from perdure.runtime.base import CallEnded, Flow, Outlet, Runtime
 from perdure.runtime.sdk_call import CallRuntime
-from perdure.store.base import SessionRecord
+from perdure.store.records import SessionRecord
 
 _CLOSE_SECONDS = 1.0
 """How long handlers may take to stop. One that does not stop (a blocked thread, a shield) is left to itself, so that

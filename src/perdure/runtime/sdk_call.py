@@ -43,7 +43,7 @@ from perdure._core.jsonrpc import Envelope, JsonObject, Notification, Request, R
 from perdure._core.revisions import is_sessionless
 from perdure._core.single_calls import Client
 from perdure.runtime.base import CallEnded, Flow, Outlet
-from perdure.store.base import SessionRecord
+from perdure.store.records import SessionRecord
 
 if TYPE_CHECKING:
     from perdure.runtime.sdk import SdkRuntimes

@@ -34,7 +34,8 @@ from perdure.log.chores import OnDemand
 from perdure.log.journal import Steps
 from perdure.log.stream import Stream
 from perdure.sessions.context import ServerContext
-from perdure.store.base import Append, ChangeSession, DropStream, Event, Followed, Release, Step, StreamRecord
+from perdure.store.records import Event, Followed, StreamRecord
+from perdure.store.steps import Append, ChangeSession, DropStream, Release, Step
 from perdure.telemetry.events import log_event
 
 _AT_ONCE = 256

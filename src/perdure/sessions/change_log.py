@@ -17,7 +17,8 @@ from perdure._core.states import SessionState
 from perdure.log.chores import OnDemand, cancel_all
 from perdure.log.stream import Stream
 from perdure.sessions.context import ServerContext
-from perdure.store.base import Event, OpenStream, PutSession, Release, SessionRecord, Step
+from perdure.store.records import Event, SessionRecord
+from perdure.store.steps import OpenStream, PutSession, Release, Step
 from perdure.telemetry.events import log_event
 
 OnShown = Callable[[StreamId, int, Sequence[Change]], None]

@@ -13,7 +13,7 @@ from perdure._core.losses import read_call
 from perdure.errors import NodeGone, StoreUnavailable
 from perdure.sessions.context import mail_to
 from perdure.sessions.exchange import node_of_ask
-from perdure.store.base import stream_by_id
+from perdure.store.interface import stream_by_id
 from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:

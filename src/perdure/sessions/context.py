@@ -17,7 +17,9 @@ from perdure.log.journal import Journal
 from perdure.runtime.base import Runtimes
 from perdure.sessions.call_watch import CallWatch
 from perdure.settings import Settings
-from perdure.store.base import SendMail, Step, Store, StreamRecord
+from perdure.store.interface import Store
+from perdure.store.records import StreamRecord
+from perdure.store.steps import SendMail, Step
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.events import PeerLog
 

@@ -27,7 +27,8 @@ from perdure.log.stream import Stream
 from perdure.runtime.base import CallEnded, Flow, Runtime
 from perdure.sessions.ledger import Call, Calls, name_of, unknown_outcome
 from perdure.sessions.messages import encode_answer, encode_ask, encode_notification
-from perdure.store.base import AskRecord, CloseAsk, OpenAsk, Step
+from perdure.store.records import AskRecord
+from perdure.store.steps import CloseAsk, OpenAsk, Step
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.events import CallIds, current_call, log_event
 

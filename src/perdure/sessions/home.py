@@ -24,7 +24,9 @@ from perdure.log.stream import RUN_AHEAD, Stream
 from perdure.log.turns import AHEAD
 from perdure.runtime.base import Flow
 from perdure.sessions.context import ServerContext, mail_to
-from perdure.store.base import Event, Forward, Step, StreamRecord, stream_by_id
+from perdure.store.interface import stream_by_id
+from perdure.store.records import Event, StreamRecord
+from perdure.store.steps import Forward, Step
 from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:

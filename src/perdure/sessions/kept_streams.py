@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from perdure._core.ids import StreamId
 from perdure._core.retention import Cutoffs, Limits, StreamUsage, answers_to_drop, events_to_trim
 from perdure.log.stream import Stream, StreamWriter
-from perdure.store.base import DropStream, KeptRecord, Step, Trim
+from perdure.store.records import KeptRecord
+from perdure.store.steps import DropStream, Step, Trim
 
 _ALL = (1 << 62) - 1
 """Beyond every sequence number, and still an integer of the database's."""

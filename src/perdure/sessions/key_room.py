@@ -10,7 +10,7 @@ from collections.abc import Callable
 from perdure._core.ids import RecordKind
 from perdure._core.limits import Caller
 from perdure.sessions.caller_checks import CallerChecks
-from perdure.store.base import Store
+from perdure.store.interface import Store
 
 KEY_SHARE = 10
 """A caller may have a tenth of all keys: nobody uses up the room of all others."""

@@ -27,7 +27,8 @@ from perdure._core.states import CALL, CallState, CallStep, SessionState, advanc
 from perdure.errors import IdTaken, SessionEnded
 from perdure.log.stream import Stream
 from perdure.sessions.messages import encode
-from perdure.store.base import CallEnd, CallRecord, DropStream, OpenStream, Step
+from perdure.store.records import CallRecord
+from perdure.store.steps import CallEnd, DropStream, OpenStream, Step
 
 if TYPE_CHECKING:
     from perdure.sessions.session import Session

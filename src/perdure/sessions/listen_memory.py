@@ -19,7 +19,7 @@ from perdure._core.states import SessionState
 from perdure.log.journal import Steps
 from perdure.sessions.change_log import plain_record
 from perdure.sessions.context import ServerContext
-from perdure.store.base import ChangeSession, EndSession, PutSession
+from perdure.store.steps import ChangeSession, EndSession, PutSession
 
 _FORGOTTEN = "forgotten"
 

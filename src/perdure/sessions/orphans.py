@@ -32,7 +32,9 @@ from perdure.log.stream import Stream
 from perdure.sessions.context import mail_to
 from perdure.sessions.ledger import Call, name_of
 from perdure.sessions.messages import encode_notification
-from perdure.store.base import Reached, Step, StreamRecord, paged, stream_by_id
+from perdure.store.interface import paged, stream_by_id
+from perdure.store.records import StreamRecord
+from perdure.store.steps import Reached, Step
 from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:

@@ -24,18 +24,9 @@ from perdure.sessions.context import ServerContext, Stamp
 from perdure.sessions.ledger import Call, Intake
 from perdure.sessions.messages import encode
 from perdure.sessions.session import Session
-from perdure.store.base import (
-    EndSession,
-    Loaded,
-    OpenAsk,
-    OpenStream,
-    PutSession,
-    SessionLimits,
-    SessionRecord,
-    Step,
-    StreamRecord,
-    measures_of,
-)
+from perdure.store.interface import measures_of
+from perdure.store.records import Loaded, SessionRecord, StreamRecord
+from perdure.store.steps import EndSession, OpenAsk, OpenStream, PutSession, SessionLimits, Step
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.events import log_event
 from perdure.telemetry.prometheus import Snapshot, snapshot

@@ -28,23 +28,9 @@ from perdure.sessions.home import Home, NoHome, look_at
 from perdure.sessions.kept_streams import KeptStreams
 from perdure.sessions.ledger import Call
 from perdure.sessions.orphans import Orphans
-from perdure.store.base import (
-    ChangeSession,
-    EndSession,
-    Event,
-    Followed,
-    KeptRecord,
-    LeaveReader,
-    Release,
-    SessionRecord,
-    Step,
-    Stick,
-    StreamRecord,
-    changed,
-    paged,
-    stream_by_id,
-    with_sticky,
-)
+from perdure.store.interface import paged, stream_by_id
+from perdure.store.records import Event, Followed, KeptRecord, SessionRecord, StreamRecord
+from perdure.store.steps import ChangeSession, EndSession, LeaveReader, Release, Step, Stick, changed, with_sticky
 from perdure.telemetry.events import log_event
 
 

@@ -26,15 +26,8 @@ from perdure.sessions.messages import encode, encode_ask
 from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
 from perdure.sessions.task_count import TaskCount
-from perdure.store.base import (
-    CallRecord,
-    EndSession,
-    Event,
-    KeptCall,
-    PutSession,
-    SessionLimits,
-    SessionRecord,
-)
+from perdure.store.records import CallRecord, Event, KeptCall, SessionRecord
+from perdure.store.steps import EndSession, PutSession, SessionLimits
 
 LOOK_AGAIN = 2.0
 """Seconds after which a request that waits for a call looks again, should it have missed a hint."""

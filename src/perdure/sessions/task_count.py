@@ -11,7 +11,7 @@ from collections.abc import Callable
 from perdure._core.ids import RecordKind
 from perdure._core.states import SessionState
 from perdure.errors import StoreError
-from perdure.store.base import Store
+from perdure.store.interface import Store
 
 COUNT_SECONDS = 5.0
 """Seconds after which the store is asked again, because other processes begin calls as well."""

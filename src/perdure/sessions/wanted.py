@@ -18,7 +18,8 @@ from perdure.errors import PerdureError
 from perdure.log.journal import Steps
 from perdure.log.stream import Stream
 from perdure.sessions.context import ServerContext
-from perdure.store.base import AskRecord, CloseAsk, OpenAsk
+from perdure.store.records import AskRecord
+from perdure.store.steps import CloseAsk, OpenAsk
 
 _ID_BYTES = 16
 

@@ -4,7 +4,7 @@ from typing import TypeVar
 from urllib.parse import parse_qsl
 
 from perdure.errors import BadSetting
-from perdure.store.base import Store
+from perdure.store.interface import Store
 from perdure.store.memory import MemoryStore
 from perdure.store.postgres.address import without_password
 from perdure.store.sqlite.file import Sync

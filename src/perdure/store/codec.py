@@ -10,7 +10,21 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from perdure._core import sticky
-from perdure.store import base
+from perdure.store.records import AskRecord, CallRecord, Event, Forwarded, Mail, SessionRecord
+from perdure.store.steps import (
+    Append,
+    ChangeSession,
+    DropStream,
+    EndSession,
+    Forward,
+    OpenAsk,
+    OpenStream,
+    PutSession,
+    SendMail,
+    Step,
+    Stick,
+    Trim,
+)
 
 R = TypeVar("R")
 
@@ -52,7 +66,7 @@ class Payloads:
         self.is_plain = codec is PLAIN
         self.overhead = codec.overhead
 
-    def encode_steps(self, steps: Sequence[base.Step]) -> Sequence[base.Step]:
+    def encode_steps(self, steps: Sequence[Step]) -> Sequence[Step]:
         return steps if self.is_plain else [_changed(step, self._encode) for step in steps]
 
     def decode(self, record: R) -> R:
@@ -89,54 +103,54 @@ class Payloads:
 def _changed(value: Any, change: Callable[[bytes], bytes]) -> Any:
     """Give a step or a record with each of its payloads changed. What has none is given as it is."""
     match value:
-        case base.Event() | base.Forwarded():
+        case Event() | Forwarded():
             return value._replace(payload=change(value.payload))
-        case base.Mail():
+        case Mail():
             return value._replace(message=change(value.message))
-        case base.SendMail():
+        case SendMail():
             return replace(value, message=change(value.message))
-        case base.CallRecord() | base.AskRecord() | base.Stick():
+        case CallRecord() | AskRecord() | Stick():
             return replace(value, request=change(value.request))
-        case base.SessionRecord():
+        case SessionRecord():
             params, result = change(value.client_params), change(value.result)
             return replace(value, client_params=params, result=result, sticky=tuple(map(change, value.sticky)))
-        case base.ChangeSession(result=bytes(result)):
+        case ChangeSession(result=bytes(result)):
             return replace(value, result=change(result))
-        case base.Forward():
+        case Forward():
             return replace(value, payloads=tuple(map(change, value.payloads)))
-        case base.Append():
+        case Append():
             return replace(value, events=tuple(_changed(event, change) for event in value.events))
-        case base.OpenStream():
+        case OpenStream():
             return replace(value, calls=tuple(_changed(call, change) for call in value.calls))
-        case base.PutSession() | base.OpenAsk():
+        case PutSession() | OpenAsk():
             return replace(value, record=_changed(value.record, change))
     return value
 
 
-def weigh(steps: Sequence[base.Step]) -> tuple[int, int, bool]:
+def weigh(steps: Sequence[Step]) -> tuple[int, int, bool]:
     """Give how many rows and bytes the steps write, nearly; and whether they forget anything."""
     count = size = 0
     forget = False
     for step in steps:
         count += 1
         # The steps of every call, without copies of them.
-        if type(step) is base.Append:
+        if type(step) is Append:
             count += len(step.events)
             size += sum([len(event.payload) for event in step.events])
-        elif type(step) is base.OpenStream:
+        elif type(step) is OpenStream:
             count += len(step.calls)
             size += sum([len(call.request) for call in step.calls])
-        elif type(step) is base.PutSession:
+        elif type(step) is PutSession:
             size += len(step.record.client_params) + len(step.record.result)
-        elif isinstance(step, base.Trim | base.DropStream | base.EndSession):
+        elif isinstance(step, Trim | DropStream | EndSession):
             forget = True
         else:
-            count += len(step.payloads) if type(step) is base.Forward else 0
+            count += len(step.payloads) if type(step) is Forward else 0
             size += _size(step)
     return count, size, forget
 
 
-def _size(step: base.Step) -> int:
+def _size(step: Step) -> int:
     size = 0
 
     def weighed(payload: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 Each rule is a query in `sql/checks.sql` of a store, under the same name; it gives a sentence for each place where the
 rule is broken. All of them see one moment of the store, also while servers write it. The numbers are those of the
-promises in `store.base`.
+promises in `store.interface`.
 """
 
 from collections.abc import Mapping, Sequence

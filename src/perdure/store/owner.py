@@ -9,7 +9,7 @@ import os
 from perdure._core.owner import Owner
 from perdure._core.site import see
 from perdure.errors import Misuse
-from perdure.store.base import Store
+from perdure.store.interface import Store
 
 _PREFIX = "server-"
 _NOBODY = b"null"

@@ -4,10 +4,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from perdure._core.ids import NodeId, RecordKind, SessionId, StreamId
+from perdure._core.ids import Generation, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.states import SessionState
-from perdure.store import base, rows
+from perdure.store import rows
 from perdure.store.codec import Payloads
+from perdure.store.records import (
+    FORWARDED_AT_ONCE,
+    MAIL_AT_ONCE,
+    AskRecord,
+    CallRecord,
+    Forwarded,
+    KeptRecord,
+    Mail,
+    NodeRecord,
+    OpenCall,
+    Outline,
+    ReaderRecord,
+    StreamRecord,
+)
 
 T = TypeVar("T")
 
@@ -30,28 +44,28 @@ class RecordReads(ABC):
 
     # Streams
 
-    async def streams(self, session: SessionId) -> Sequence[base.StreamRecord]:
+    async def streams(self, session: SessionId) -> Sequence[StreamRecord]:
         return await self._all("streams_of_session", rows.stream_record, session)
 
-    async def written_by(self, node: NodeId) -> Sequence[base.StreamRecord]:
+    async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
         return await self._all("streams_of_node", rows.stream_record, node)
 
-    async def unread(self, session: SessionId) -> Sequence[base.StreamRecord]:
+    async def unread(self, session: SessionId) -> Sequence[StreamRecord]:
         return await self._all("unread_streams", rows.stream_record, session)
 
-    async def kept(self, session: SessionId) -> Sequence[base.KeptRecord]:
+    async def kept(self, session: SessionId) -> Sequence[KeptRecord]:
         return await self._all("kept_of_session", rows.kept_record, session, self._payloads.overhead)
 
-    async def generations(self, stream: StreamId) -> Sequence[base.Generation]:
+    async def generations(self, stream: StreamId) -> Sequence[Generation]:
         return await self._all("generations_of_stream", rows.generation, stream)
 
-    async def forwarded(self, stream: StreamId, *, after: int = 0) -> Sequence[base.Forwarded]:
-        return await self._all("read_forwarded", base.Forwarded._make, stream, after, base.FORWARDED_AT_ONCE)
+    async def forwarded(self, stream: StreamId, *, after: int = 0) -> Sequence[Forwarded]:
+        return await self._all("read_forwarded", Forwarded._make, stream, after, FORWARDED_AT_ONCE)
 
-    async def forwarded_to(self, node: NodeId) -> Sequence[base.StreamRecord]:
+    async def forwarded_to(self, node: NodeId) -> Sequence[StreamRecord]:
         return await self._all("forwarded_to", rows.stream_record, node)
 
-    async def reader(self, stream: StreamId) -> base.ReaderRecord | None:
+    async def reader(self, stream: StreamId) -> ReaderRecord | None:
         return await self._one("reader_of_stream", rows.reader_record, stream)
 
     # Sessions, their calls and asks
@@ -59,19 +73,19 @@ class RecordReads(ABC):
     async def count_states(self, kind: RecordKind = RecordKind.SESSION) -> Mapping[SessionState, int]:
         return dict(await self._all("count_states", lambda row: (SessionState(row[0]), row[1]), kind.value))
 
-    async def outlines(self, *, after: SessionId | None, limit: int) -> Sequence[base.Outline]:
+    async def outlines(self, *, after: SessionId | None, limit: int) -> Sequence[Outline]:
         return await self._all("outlines_after", rows.outline, after or "", limit)
 
-    async def open_calls(self, *, limit: int) -> Sequence[base.OpenCall]:
+    async def open_calls(self, *, limit: int) -> Sequence[OpenCall]:
         return await self._all("open_calls", rows.open_call, limit)
 
-    async def calls(self, session: SessionId) -> Sequence[base.CallRecord]:
+    async def calls(self, session: SessionId) -> Sequence[CallRecord]:
         return await self._all("calls_of_session", rows.call_record, session)
 
-    async def calls_on(self, stream: StreamId) -> Sequence[base.CallRecord]:
+    async def calls_on(self, stream: StreamId) -> Sequence[CallRecord]:
         return await self._all("calls_of_stream", rows.call_record, stream)
 
-    async def asks(self, session: SessionId) -> Sequence[base.AskRecord]:
+    async def asks(self, session: SessionId) -> Sequence[AskRecord]:
         return await self._all("asks_of_session", rows.ask_record, session)
 
     # Secrets and nodes
@@ -80,8 +94,8 @@ class RecordReads(ABC):
         decode = self._payloads.decode_one
         return dict(await self._all("all_secrets", lambda row: (str(row[0]), decode(bytes(row[1])))))
 
-    async def nodes(self) -> Sequence[base.NodeRecord]:
+    async def nodes(self) -> Sequence[NodeRecord]:
         return await self._all("all_nodes", rows.node_record)
 
-    async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[base.Mail]:
-        return await self._all("read_mail", base.Mail._make, node, after, base.MAIL_AT_ONCE)
+    async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[Mail]:
+        return await self._all("read_mail", Mail._make, node, after, MAIL_AT_ONCE)

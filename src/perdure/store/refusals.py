@@ -14,7 +14,8 @@ from perdure.errors import (
     TooManyCalls,
     TooManySessions,
 )
-from perdure.store import base
+from perdure.store.records import MAX_MAIL
+from perdure.store.steps import Append, Forward, OpenStream, PutSession, SendMail, StepRefusal
 
 
 class Why(StrEnum):
@@ -54,37 +55,37 @@ _STALE = {
 }
 
 
-def refusal(step: Any, why: Why, what: object = "") -> base.StepRefusal:
+def refusal(step: Any, why: Why, what: object = "") -> StepRefusal:
     """Give the named refusal of a step. `what` is what the store has in place of what the step supposes."""
     match why, step:
-        case Why.ENDED, base.OpenStream():
+        case Why.ENDED, OpenStream():
             return SessionEnded(f"session {step.record.session[:8]} has ended")
-        case Why.CHANGED, base.OpenStream():
+        case Why.CHANGED, OpenStream():
             return StaleRecord(f"session {step.record.session[:8]} has revision {what}, not {step.seen}")
-        case Why.TAKEN, base.OpenStream():
+        case Why.TAKEN, OpenStream():
             return IdTaken(f"request {what} of session {step.record.session[:8]} runs already")
-        case Why.CALLS, base.OpenStream():
+        case Why.CALLS, OpenStream():
             return TooManyCalls(f"session {step.record.session[:8]} has {what} calls running")
-        case Why.FENCED | Why.SEALED, base.OpenStream():
+        case Why.FENCED | Why.SEALED, OpenStream():
             return StaleFence(f"stream {step.record.id} is there already: it {_STALE[why].format(what)}")
-        case Why.CALLER, base.PutSession():
+        case Why.CALLER, PutSession():
             return TooManySessions(f"the caller has {what} sessions", of_caller=True)
-        case Why.ALL, base.PutSession():
+        case Why.ALL, PutSession():
             return TooManySessions(f"there are {what} sessions", of_caller=False)
-        case Why.GONE, base.Append():
+        case Why.GONE, Append():
             return Behind(f"stream {step.stream} is not there", last=0)
-        case Why.BEHIND, base.Append():
+        case Why.BEHIND, Append():
             return Behind(f"stream {step.stream} ends at {what}, before {step.events[-1].seq}", last=int(str(what)))
-        case Why.BEHIND, base.Forward():
+        case Why.BEHIND, Forward():
             return Behind(f"message {step.first - 1} for stream {step.stream} is not there", last=int(str(what)))
-        case Why.GONE, base.Forward():
+        case Why.GONE, Forward():
             return SessionEnded(f"stream {step.stream} is not there")
-        case Why.NOBODY, base.Forward():
+        case Why.NOBODY, Forward():
             return NodeGone(f"no node writes stream {step.stream}")
-        case Why.FULL, base.Forward():
+        case Why.FULL, Forward():
             return MailFull(f"{what} messages wait for stream {step.stream}")
-        case Why.NOBODY, base.SendMail():
+        case Why.NOBODY, SendMail():
             return NodeGone(f"there is no node {step.node}")
-        case Why.FULL, base.SendMail():
-            return MailFull(f"{base.MAX_MAIL} messages wait for node {step.node}")
+        case Why.FULL, SendMail():
+            return MailFull(f"{MAX_MAIL} messages wait for node {step.node}")
     return StaleFence(f"fence {step.fence} may not write stream {step.stream}: it {_STALE[why].format(what)}")

@@ -11,11 +11,24 @@ from dataclasses import fields
 from typing import Any, TypeVar, cast
 
 from perdure._core.chains import Chain
-from perdure._core.ids import Kind, RecordKind
+from perdure._core.ids import Generation, Kind, RecordKind
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.states import CallState, SessionState
 from perdure.errors import StoreTooNew
-from perdure.store import base
+from perdure.store.records import (
+    PLAIN_VERSION,
+    RECORD_VERSION,
+    AskRecord,
+    CallRecord,
+    KeptRecord,
+    NodeRecord,
+    OpenCall,
+    Outline,
+    ReaderRecord,
+    SessionRecord,
+    StreamRecord,
+    record_version,
+)
 
 R = TypeVar("R")
 
@@ -27,26 +40,26 @@ Row = tuple[Any, ...]
 
 def named_values(value: Any) -> dict[str, object]:
     """Give the fields of a record, or of a step, by their names."""
-    found: dict[str, object] = {"record": base.record_version(value)}
+    found: dict[str, object] = {"record": record_version(value)}
     for name in value.__dataclass_fields__:
         field = getattr(value, name)
         found[name] = field.value if isinstance(field, enum.Enum) else field
     return found
 
 
-def session_values(record: base.SessionRecord) -> dict[str, object]:
+def session_values(record: SessionRecord) -> dict[str, object]:
     return named_values(record) | {"owner": loose(record.owner), "sticky": sticky_text(record.sticky)}
 
 
-def stream_row(record: base.StreamRecord, *, listed: bool, seen: int | None) -> Row:
+def stream_row(record: StreamRecord, *, listed: bool, seen: int | None) -> Row:
     """With the session once more, at the end, and its revision: it is looked up, too."""
-    row = (record.id, base.PLAIN_VERSION, record.session, record.kind.value, record.node, record.fence, record.opened)
+    row = (record.id, PLAIN_VERSION, record.session, record.kind.value, record.node, record.fence, record.opened)
     return (*row, record.generation, record.last, record.sealed, listed, record.session, seen)
 
 
-def call_row(key: int, place: int, record: base.CallRecord) -> Row:
+def call_row(key: int, place: int, record: CallRecord) -> Row:
     id_ = request_id_text(record.request_id)
-    row = (key, record.incarnation, id_, record.session, id_key(record.request_id), place, base.record_version(record))
+    row = (key, record.incarnation, id_, record.session, id_key(record.request_id), place, record_version(record))
     said = (loose(record.method), record.request, loose(record.principal))
     return (*row, *said, record.attempt, record.progress, record.state.value, record.digest, loose(record.name))
 
@@ -95,10 +108,10 @@ def record_maker(kind: Callable[..., R], what: str = "", /, **changes: Callable[
 
     def record(row: Row) -> R:
         values = dict(zip(names, row[1:] if what else row, strict=True))
-        if what and row[0] > base.RECORD_VERSION:
+        if what and row[0] > RECORD_VERSION:
             raise StoreTooNew(
                 f"the record of {what.format_map(values)} has version {row[0]}, written by a newer release; this one"
-                f" knows versions up to {base.RECORD_VERSION}"
+                f" knows versions up to {RECORD_VERSION}"
             )
         for name, change in changes.items():
             values[name] = change(values[name])
@@ -108,7 +121,7 @@ def record_maker(kind: Callable[..., R], what: str = "", /, **changes: Callable[
 
 
 session_record = record_maker(
-    base.SessionRecord,
+    SessionRecord,
     "session {id}",
     owner=strict,
     state=SessionState,
@@ -116,9 +129,9 @@ session_record = record_maker(
     sticky=sticky_requests,
     kind=RecordKind,
 )
-stream_record = record_maker(base.StreamRecord, "stream {id}", kind=Kind, sealed=bool, unread=bool)
+stream_record = record_maker(StreamRecord, "stream {id}", kind=Kind, sealed=bool, unread=bool)
 call_record = record_maker(
-    base.CallRecord,
+    CallRecord,
     "call {request_id} of stream {stream}",
     request_id=json.loads,
     method=strict,
@@ -128,12 +141,12 @@ call_record = record_maker(
 )
 
 
-def outline(row: Row) -> base.Outline:
+def outline(row: Row) -> Outline:
     """By hand, because a list may have a hundred thousand."""
     record, id_, owner, state, version, initialized, created, active, kind, call = row
-    if record > base.RECORD_VERSION:
-        session_record((record, id_, *(None for _ in fields(base.SessionRecord)[1:])))  # which refuses it by name
-    return base.Outline(
+    if record > RECORD_VERSION:
+        session_record((record, id_, *(None for _ in fields(SessionRecord)[1:])))  # which refuses it by name
+    return Outline(
         id_,
         strict(owner),
         SessionState(state),
@@ -146,14 +159,14 @@ def outline(row: Row) -> base.Outline:
     )
 
 
-def open_call(row: Row) -> base.OpenCall:
+def open_call(row: Row) -> OpenCall:
     session, stream, method, state, attempt, node = row
-    return base.OpenCall(session, stream, strict(method), CallState(state), attempt, node)
+    return OpenCall(session, stream, strict(method), CallState(state), attempt, node)
 
 
-ask_record = record_maker(base.AskRecord, "ask {id}")
-reader_record = record_maker(base.ReaderRecord, "reader of stream {stream}")
+ask_record = record_maker(AskRecord, "ask {id}")
+reader_record = record_maker(ReaderRecord, "reader of stream {stream}")
 chain_record = record_maker(Chain, "the chain of session {session}")
-node_record = record_maker(base.NodeRecord)  # of any version: it tells which one the node writes
-kept_record = record_maker(base.KeptRecord)
-generation = record_maker(base.Generation)
+node_record = record_maker(NodeRecord)  # of any version: it tells which one the node writes
+kept_record = record_maker(KeptRecord)
+generation = record_maker(Generation)

@@ -22,7 +22,7 @@ from operator import attrgetter
 from typing import Any, Self, TypeVar, cast
 
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.store.base import Liveness, Store
+from perdure.store.interface import Liveness, Store
 
 T = TypeVar("T")
 

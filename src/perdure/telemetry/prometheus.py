@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from perdure._core.ids import NodeId
 from perdure._core.states import SessionState
-from perdure.store.base import Measures, NodeRecord, Survey
+from perdure.store.records import Measures, NodeRecord, Survey
 from perdure.telemetry.counters import BUCKETS, CALL_BUCKETS, HELP, OUTCOMES, Counters
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"

@@ -1,4 +1,4 @@
-"""Tests whether a store keeps the promises of `perdure.store.base`; uses `store` and the rooms below it.
+"""Tests whether a store keeps the promises of `perdure.store.interface`; uses `store` and the rooms below it.
 
     def make(name: str) -> Store:
         return MyStore(f"/somewhere/{name}")      # the same name: the same data

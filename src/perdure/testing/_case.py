@@ -7,7 +7,9 @@ from typing import Any
 
 from perdure._core.ids import Fence, Kind, NodeId, StreamId
 from perdure.errors import Behind, StaleFence
-from perdure.store import base
+from perdure.store.interface import Store, stream_by_id
+from perdure.store.records import Event, SessionRecord, StreamRecord
+from perdure.store.steps import Append, OpenStream, PutSession, Refusals, Step, StepRefusal
 from perdure.testing import _values as values
 from perdure.testing._values import NODE, SESSION, STREAM, a_call, a_session, a_stream
 
@@ -19,9 +21,9 @@ class Case:
     A class of checks has one method for each thing promised, named after the promise. Each runs on a case of its own.
     """
 
-    store: base.Store
+    store: Store
     fence: Fence
-    again: Callable[[], base.Store] | None
+    again: Callable[[], Store] | None
     hang: Callable[[], AbstractContextManager[object]] | None
     patience: float
     """Seconds within which something must happen that no promise gives a time for."""
@@ -39,7 +41,7 @@ class Case:
         return True
 
     @asynccontextmanager
-    async def elsewhere(self) -> AsyncIterator[base.Store]:
+    async def elsewhere(self) -> AsyncIterator[Store]:
         """The store as another process opens it; the same object, where no other process can."""
         if self.again is None or not self.store.shared:
             yield self.store
@@ -47,16 +49,16 @@ class Case:
         async with self.again() as store:
             yield store
 
-    async def put(self, *steps: base.Step) -> base.Refusals:
+    async def put(self, *steps: Step) -> Refusals:
         return await values.put(self.store, *steps)
 
-    async def accept(self, *steps: base.Step) -> None:
+    async def accept(self, *steps: Step) -> None:
         """Commit steps of which none is refused."""
         accepted(await self.put(*steps))
 
     def append(
         self, first: int = 0, last: int = 0, *, fence: Fence | None = None, stream: str = STREAM, **more: Any
-    ) -> base.Append:
+    ) -> Append:
         """The step that adds events with these numbers, or one, or none."""
         of_events = {name: more.pop(name) for name in ("time", "final") if name in more}
         events = values.some_events(first, last or first, **of_events) if first else ()
@@ -64,34 +66,34 @@ class Case:
 
     async def open_stream(self, *names: str, kind: Kind = Kind.CALL) -> None:
         """With requests of their own: no two streams run one id."""
-        await self.accept(base.PutSession(record=a_session()))
+        await self.accept(PutSession(record=a_session()))
         for name in names or (STREAM,):
             ids: tuple[int | str, ...] = (1, "one") if name == STREAM else (f"{name} 1", f"{name} 2")
             calls = tuple(a_call(id_, stream=name) for id_ in ids) if kind is Kind.CALL else ()
-            await self.accept(base.OpenStream(record=a_stream(self.fence, name, kind=kind), calls=calls))
+            await self.accept(OpenStream(record=a_stream(self.fence, name, kind=kind), calls=calls))
 
     async def numbers(self, stream: str = STREAM) -> list[int]:
         return await values.numbers(self.store, stream)
 
-    async def events(self, *, after: int = 0, page: int = 1_000) -> list[base.Event]:
+    async def events(self, *, after: int = 0, page: int = 1_000) -> list[Event]:
         return await values.all_events(self.store, after=after, page=page)
 
     async def messages(self, node: NodeId = NODE) -> list[bytes]:
         return await values.messages(self.store, node)
 
-    async def sessions(self, *, page: int = 100) -> list[base.SessionRecord]:
+    async def sessions(self, *, page: int = 100) -> list[SessionRecord]:
         return await values.all_sessions(self.store, page=page)
 
     async def picture(self, *sessions: str) -> dict[str, Any]:
         return await values.picture(self.store, sessions=sessions or (SESSION,))
 
-    async def record(self, name: str = STREAM) -> base.StreamRecord:
-        record = await base.stream_by_id(self.store, StreamId(name))
+    async def record(self, name: str = STREAM) -> StreamRecord:
+        record = await stream_by_id(self.store, StreamId(name))
         if record is None:
             raise AssertionError(f"stream {name} is gone")
         return record
 
-    async def claim(self, name: str = STREAM) -> base.StreamRecord:
+    async def claim(self, name: str = STREAM) -> StreamRecord:
         """Take a stream that can be had, as its present fence says."""
         held = await self.record(name)
         claimed = await self.store.claim(held.id, node=NODE, held=held.fence)
@@ -104,7 +106,7 @@ class SessionCase(Case):
     """A case in which a session and its neighbour are open."""
 
     async def set_up(self) -> None:
-        await self.put(base.PutSession(record=a_session()), base.PutSession(record=a_session("neighbour")))
+        await self.put(PutSession(record=a_session()), PutSession(record=a_session("neighbour")))
 
 
 class StreamCase(Case):
@@ -119,17 +121,17 @@ def same(what: str, seen: object, wanted: object) -> None:
         raise AssertionError(f"{what}: {seen!r}, where {wanted!r} was promised")
 
 
-def accepted(refusals: base.Refusals) -> None:
+def accepted(refusals: Refusals) -> None:
     same("refusals", list(refusals), [None] * len(refusals))
 
 
-def behind(refusals: base.Refusals, last: int) -> None:
+def behind(refusals: Refusals, last: int) -> None:
     """The only step, because the store has nothing behind that number."""
     refused(refusals, 0, why=Behind)
     same("the last that the store has", [refusal.last for refusal in refusals if isinstance(refusal, Behind)], [last])
 
 
-def refused(refusals: base.Refusals, *places: int, why: type[base.StepRefusal] = StaleFence) -> None:
+def refused(refusals: Refusals, *places: int, why: type[StepRefusal] = StaleFence) -> None:
     """These steps for this reason, and no other step."""
     seen = {place: type(refusal).__name__ for place, refusal in enumerate(refusals) if refusal is not None}
     same("refused steps", seen, dict.fromkeys(places, why.__name__))

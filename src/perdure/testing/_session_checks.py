@@ -12,7 +12,36 @@ from perdure._core.ids import Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.retention import MAX_ENDED_OF_CALLER, MAX_ENDED_PARAMS, Cutoffs
 from perdure._core.states import CallState, ClaimState, SessionState, SessionStep
 from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, StaleRecord, TooManyCalls, TooManySessions
-from perdure.store import base
+from perdure.store.interface import Liveness, Store
+from perdure.store.records import (
+    MAIL_AT_ONCE,
+    MAX_MAIL,
+    Event,
+    Followed,
+    KeptCall,
+    Loaded,
+    Mail,
+    OpenCall,
+    Outline,
+    SessionRecord,
+)
+from perdure.store.steps import (
+    Append,
+    ChangeSession,
+    EndSession,
+    Forward,
+    MailReceived,
+    OpenAsk,
+    OpenStream,
+    PutReader,
+    PutSession,
+    Reached,
+    SendMail,
+    SessionLimits,
+    StepRefusal,
+    Stick,
+    Trim,
+)
 from perdure.testing._case import Case, SessionCase, StreamCase, accepted, refused, same
 from perdure.testing._values import (
     NODE,
@@ -38,11 +67,11 @@ from perdure.testing._values import (
 )
 
 
-def _listed(kept: base.KeptCall | None) -> base.KeptCall | None:
+def _listed(kept: KeptCall | None) -> KeptCall | None:
     return kept and kept._replace(recent=tuple(kept.recent), asks=tuple(kept.asks))
 
 
-def _unowned(name: str, address: str) -> base.SessionRecord:
+def _unowned(name: str, address: str) -> SessionRecord:
     return replace(a_session(name, owner=""), address=address)
 
 
@@ -51,9 +80,9 @@ class CallChecks(SessionCase):
 
     def _opening(
         self, name: str, *ids: int | str, incarnation: int = 1, session: str = SESSION, most_calls: int | None = None
-    ) -> base.OpenStream:
+    ) -> OpenStream:
         calls = tuple(a_call(id_, stream=name, session=session, incarnation=incarnation) for id_ in ids)
-        return base.OpenStream(record=a_stream(self.fence, name, session=session), calls=calls, most_calls=most_calls)
+        return OpenStream(record=a_stream(self.fence, name, session=session), calls=calls, most_calls=most_calls)
 
     async def promise_12_no_two_calls_run_under_one_id(self) -> None:
         """8 and "8" are one id, as for the SDK."""
@@ -103,7 +132,7 @@ class CallChecks(SessionCase):
                 refused(await store.commit([step]), 0)
 
     async def promise_12_a_session_that_has_ended_opens_no_stream(self) -> None:
-        await self.put(base.EndSession(session=SESSION, time=1.0, reason="why"))
+        await self.put(EndSession(session=SESSION, time=1.0, reason="why"))
         late, unknown = self._opening("late", 1), self._opening("unknown", 1, session="unknown")
         refused(await self.put(late, self._opening("fine", 1, session="neighbour")), 0, why=SessionEnded)
         refused(await self.put(unknown), 0, why=SessionEnded)
@@ -118,39 +147,39 @@ class CallChecks(SessionCase):
         async with self.elsewhere() as elsewhere:
             refused(await elsewhere.commit([stale]), 0, why=StaleRecord)
         same("all that is there", await self.picture(), before)
-        await self.accept(base.ChangeSession(session=SESSION, state=SessionState.DORMANT))
+        await self.accept(ChangeSession(session=SESSION, state=SessionState.DORMANT))
         await self.accept(seen)  # it is there already
         refused(await self.put(replace(self._opening("second", 9), seen=seen.seen)), 0, why=StaleRecord)
         await self.accept(replace(self._opening("second", 9), seen=await self._revision()))
 
     async def promise_21_whatever_changes_a_record_raises_its_revision_and_its_use_does_not(self) -> None:
         seen = [await self._revision()]
-        stick = base.Stick(session=SESSION, request=a_sticky("resources/subscribe", uri="a://revised"))
-        for step in (base.ChangeSession(session=SESSION, initialized=True, state=SessionState.DORMANT), stick):
+        stick = Stick(session=SESSION, request=a_sticky("resources/subscribe", uri="a://revised"))
+        for step in (ChangeSession(session=SESSION, initialized=True, state=SessionState.DORMANT), stick):
             await self.accept(step)
             seen.append(await self._revision())
         await self.store.reattach(SESSION)
         seen.append(await self._revision())
         same("a revision that rises with each change", seen, sorted(set(seen)))
-        await self.accept(base.ChangeSession(session=SESSION, active=99.0))
+        await self.accept(ChangeSession(session=SESSION, active=99.0))
         same("the revision of a session that was used", await self._revision(), seen[-1])
 
     async def promise_21_a_session_is_loaded_as_it_is_read(self) -> None:
         same("a session that is not there", await self.store.load(SessionId("not there")), None)
         record = await self.store.session(SESSION)
         assert record is not None
-        same("without its standalone stream", await self.store.load(SESSION), base.Loaded(record, None))
+        same("without its standalone stream", await self.store.load(SESSION), Loaded(record, None))
         standalone = a_stream(self.fence, record.standalone, kind=Kind.STANDALONE)
-        await self.accept(base.OpenStream(record=standalone))
-        await self.accept(base.ChangeSession(session=SESSION, initialized=True, result=b'{"changed":true}'))
+        await self.accept(OpenStream(record=standalone))
+        await self.accept(ChangeSession(session=SESSION, initialized=True, result=b'{"changed":true}'))
         same(
             "with it",
             await self.store.load(SESSION),
-            base.Loaded(replace(record, initialized=True, result=b'{"changed":true}'), standalone),
+            Loaded(replace(record, initialized=True, result=b'{"changed":true}'), standalone),
         )
-        await self.accept(base.EndSession(session=SESSION, time=5.0, reason="deleted"))
+        await self.accept(EndSession(session=SESSION, time=5.0, reason="deleted"))
         ended = await self.store.session(SESSION)
-        same("once it has ended", await self.store.load(SESSION), None if ended is None else base.Loaded(ended, None))
+        same("once it has ended", await self.store.load(SESSION), None if ended is None else Loaded(ended, None))
 
     async def _revision(self) -> int:
         record = await self.store.session(SESSION)
@@ -174,30 +203,30 @@ class SessionChecks(Case):
 
     async def a_session_is_changed_where_something_is_said_and_nowhere_else(self) -> None:
         record = replace(a_session(state=SessionState.OPENING), version="", result=b"", initialized=False, active=5.0)
-        await self.put(base.PutSession(record=record), base.PutSession(record=a_session()))
+        await self.put(PutSession(record=record), PutSession(record=a_session()))
         same("a session that was put twice", await self.store.session(SESSION), record)
         for change, changed in (
-            (base.ChangeSession(session=SESSION), {}),
-            (base.ChangeSession(session=SESSION, state=SessionState.ACTIVE), {"state": SessionState.ACTIVE}),
-            (base.ChangeSession(session=SESSION, version="2025-06-18"), {"version": "2025-06-18"}),
-            (base.ChangeSession(session=SESSION, result=b"{}"), {"result": b"{}"}),
-            (base.ChangeSession(session=SESSION, initialized=True), {"initialized": True}),
-            (base.ChangeSession(session=SESSION, active=7.5), {"active": 7.5}),
-            (base.ChangeSession(session=SESSION, active=6.0), {}),
-            (base.ChangeSession(session=SESSION, result=b"", initialized=False), {"result": b"", "initialized": False}),
+            (ChangeSession(session=SESSION), {}),
+            (ChangeSession(session=SESSION, state=SessionState.ACTIVE), {"state": SessionState.ACTIVE}),
+            (ChangeSession(session=SESSION, version="2025-06-18"), {"version": "2025-06-18"}),
+            (ChangeSession(session=SESSION, result=b"{}"), {"result": b"{}"}),
+            (ChangeSession(session=SESSION, initialized=True), {"initialized": True}),
+            (ChangeSession(session=SESSION, active=7.5), {"active": 7.5}),
+            (ChangeSession(session=SESSION, active=6.0), {}),
+            (ChangeSession(session=SESSION, result=b"", initialized=False), {"result": b"", "initialized": False}),
         ):
-            await self.accept(change, base.ChangeSession(session=SessionId("unknown"), active=9.0))
+            await self.accept(change, ChangeSession(session=SessionId("unknown"), active=9.0))
             record = replace(record, **changed)
             same("the session", await self.store.session(SESSION), record)
         same("sessions", [session.id for session in await self.sessions()], [SESSION])
 
     async def sessions_are_listed_by_id_a_page_at_a_time(self) -> None:
         ids = [f"s{number:02d}" for number in range(25)]
-        await self.put(*(base.PutSession(record=a_session(id_)) for id_ in reversed(ids)))
+        await self.put(*(PutSession(record=a_session(id_)) for id_ in reversed(ids)))
         same("a page", [session.id for session in await self.store.sessions(after=None, limit=3)], ids[:3])
         same("all pages", [session.id for session in await self.sessions(page=4)], ids)
         odd = replace(a_session("odd"), incarnation=5, sticky=(), owner="\ud83d another owner", active=3.5)
-        await self.put(base.PutSession(record=odd))
+        await self.put(PutSession(record=odd))
         same("a record", await self.store.session(odd.id), odd)
 
     async def sessions_are_counted_by_their_states(self) -> None:
@@ -207,8 +236,8 @@ class SessionChecks(Case):
             ("c", "", SessionState.OPENING),
             ("d", "alice", SessionState.ACTIVE),
         ):
-            await self.put(base.PutSession(record=a_session(name, owner=owner, state=state)))
-        await self.put(base.EndSession(session=SessionId("d"), time=1.0, reason="why"))
+            await self.put(PutSession(record=a_session(name, owner=owner, state=state)))
+        await self.put(EndSession(session=SessionId("d"), time=1.0, reason="why"))
         states = {state: count for state, count in (await self.store.count_states()).items() if count}
         same("sessions by state", states, dict.fromkeys(SessionState, 1))
 
@@ -219,9 +248,9 @@ class SessionChecks(Case):
             ("old", SessionState.DORMANT, 5.0),
             ("older, and active", SessionState.ACTIVE, 1.0),
         ):
-            await self.put(base.PutSession(record=a_session(name, state=state, active=active)))
+            await self.put(PutSession(record=a_session(name, state=state, active=active)))
         same("the first", await self.store.longest_dormant(), a_session("old", state=SessionState.DORMANT, active=5.0))
-        await self.put(base.EndSession(session=SessionId("old"), time=0.0, reason="why"))
+        await self.put(EndSession(session=SessionId("old"), time=0.0, reason="why"))
         same("the next", await self.store.longest_dormant(), a_session("young", state=SessionState.DORMANT, active=9.0))
 
     async def the_longest_dormant_session_of_one_caller_is_its_own(self) -> None:
@@ -232,7 +261,7 @@ class SessionChecks(Case):
             replace(_unowned("of here", "192.0.2.1"), state=dormant, active=3.0),
             replace(_unowned("of there", "192.0.2.2"), state=dormant, active=4.0),
         ]
-        await self.put(*(base.PutSession(record=record) for record in records))
+        await self.put(*(PutSession(record=record) for record in records))
         callers = (("alice", ""), ("bob", ""), ("", "192.0.2.1"), ("", "192.0.2.2"))
         same("each caller's", [await self.store.longest_dormant(*caller) for caller in callers], records)
         same("of all", await self.store.longest_dormant(), records[1])
@@ -298,11 +327,11 @@ class ChainChecks(SessionCase):
     async def promise_13_a_chain_ends_with_its_session(self) -> None:
         """However it ends; and one that has ended, or never was, gets none."""
         names = ("ended", "swept", "kept")
-        await self.put(*(base.PutSession(record=a_session(name, active=5.0)) for name in names))
-        await self.put(base.ChangeSession(session=SessionId("kept"), active=20.0, state=SessionState.DORMANT))
+        await self.put(*(PutSession(record=a_session(name, active=5.0)) for name in names))
+        await self.put(ChangeSession(session=SessionId("kept"), active=20.0, state=SessionState.DORMANT))
         for name in names:
             await self.store.put_chain(a_chain(name, session=name))
-        await self.put(base.EndSession(session=SessionId("ended"), time=30.0, reason="why"))
+        await self.put(EndSession(session=SessionId("ended"), time=30.0, reason="why"))
         same("the chain of one that ended", await self.store.chain("ended"), None)
         same("a late change", await self.store.change_chain(a_chain("ended", session="ended"), None), False)
         same("a late chain", await self.store.put_chain(a_chain("late", session="ended")), False)
@@ -313,13 +342,13 @@ class ChainChecks(SessionCase):
         same("the chain of one that goes on", await self.store.chain("kept"), a_chain("kept", session="kept"))
 
     async def nothing_changes_after_the_end_of_a_session(self) -> None:
-        await self.put(base.EndSession(session=SESSION, time=4.0, reason="first"))
+        await self.put(EndSession(session=SESSION, time=4.0, reason="first"))
         ended = an_ended_session(active=4.0, ended="first")
         for step in (
-            base.EndSession(session=SESSION, time=9.0, reason="second"),
-            base.ChangeSession(session=SESSION, active=9.0, state=SessionState.ACTIVE, initialized=False),
-            base.Stick(session=SESSION, request=a_sticky("resources/subscribe", uri="late://1")),
-            base.PutSession(record=a_session()),
+            EndSession(session=SESSION, time=9.0, reason="second"),
+            ChangeSession(session=SESSION, active=9.0, state=SessionState.ACTIVE, initialized=False),
+            Stick(session=SESSION, request=a_sticky("resources/subscribe", uri="late://1")),
+            PutSession(record=a_session()),
         ):
             await self.accept(step)
             same("the session", await self.store.session(SESSION), ended)
@@ -344,53 +373,51 @@ class ChainChecks(SessionCase):
             a_sticky("resources/unsubscribe", uri="never://subscribed"),
             a_sticky("resources/subscribe", uri="a://2"),
         ):
-            await self.accept(base.Stick(session=SESSION, request=request))
+            await self.accept(Stick(session=SESSION, request=request))
             wanted = sticky.after(wanted, request)
             found = await self.store.session(SESSION)
             same("sticky requests", found and found.sticky, wanted)
-        await self.accept(base.Stick(session=SessionId("unknown"), request=a_sticky("logging/setLevel")))
+        await self.accept(Stick(session=SessionId("unknown"), request=a_sticky("logging/setLevel")))
 
 
 class LimitChecks(Case):
     """Promise 14."""
 
     async def promise_14_a_session_beyond_the_limit_for_all_is_refused(self) -> None:
-        limits = base.SessionLimits(total=2, caller=9)
-        first, second = (base.PutSession(record=a_session(name, owner=name), limits=limits) for name in ("a", "b"))
-        third = base.PutSession(record=a_session("c", owner="c"), limits=limits)
+        limits = SessionLimits(total=2, caller=9)
+        first, second = (PutSession(record=a_session(name, owner=name), limits=limits) for name in ("a", "b"))
+        third = PutSession(record=a_session("c", owner="c"), limits=limits)
         await self.accept(first, second)
-        opened = base.OpenStream(record=a_stream(self.fence, "stream of c", session="c"))
+        opened = OpenStream(record=a_stream(self.fence, "stream of c", session="c"))
         [full, gone] = await self.put(third, opened)
         same("why", (type(full), getattr(full, "of_caller", None)), (TooManySessions, False))
         same("why its stream is refused", type(gone), SessionEnded)
         same("sessions", [session.id for session in await self.sessions()], ["a", "b"])
         await self.accept(first)  # it is there already (5)
-        await self.accept(base.EndSession(session=SessionId("a"), time=1.0, reason="why"), third)
+        await self.accept(EndSession(session=SessionId("a"), time=1.0, reason="why"), third)
         same("open sessions", await count_open(self.store), 2)
 
     async def promise_14_a_caller_beyond_its_own_limit_is_refused_first(self) -> None:
         """By its name or, where it has none, by its address; callers with neither share the limit for all."""
-        limits = base.SessionLimits(total=3, caller=1)
+        limits = SessionLimits(total=3, caller=1)
         for mine, more, other in (
             (a_session("a", owner="alice"), a_session("b", owner="alice"), a_session("c", owner="bob")),
             (_unowned("d", "192.0.2.1"), _unowned("e", "192.0.2.1"), _unowned("f", "192.0.2.2")),
         ):
-            await self.accept(base.PutSession(record=mine, limits=limits))
-            [full] = await self.put(base.PutSession(record=more, limits=limits))
+            await self.accept(PutSession(record=mine, limits=limits))
+            [full] = await self.put(PutSession(record=more, limits=limits))
             same("why", (type(full), getattr(full, "of_caller", None)), (TooManySessions, True))
-            await self.accept(base.PutSession(record=other, limits=limits))
+            await self.accept(PutSession(record=other, limits=limits))
             for record in (mine, other):
-                await self.put(base.EndSession(session=record.id, time=1.0, reason="why"))
-        [*within, full] = await self.put(
-            *(base.PutSession(record=_unowned(name, ""), limits=limits) for name in "ghij")
-        )
+                await self.put(EndSession(session=record.id, time=1.0, reason="why"))
+        [*within, full] = await self.put(*(PutSession(record=_unowned(name, ""), limits=limits) for name in "ghij"))
         accepted(within)
         same("why", (type(full), getattr(full, "of_caller", None)), (TooManySessions, False))
 
     async def promise_14_of_many_that_come_at_once_so_many_get_in(self) -> None:
-        limits = base.SessionLimits(total=3, caller=3)
+        limits = SessionLimits(total=3, caller=3)
         async with self.elsewhere() as other:
-            puts = [base.PutSession(record=a_session(f"s{number:02d}"), limits=limits) for number in range(20)]
+            puts = [PutSession(record=a_session(f"s{number:02d}"), limits=limits) for number in range(20)]
             commits = [store.commit([put]) for store, put in zip([self.store, other] * 10, puts, strict=True)]
             refusals = [refusal for [refusal] in await asyncio.gather(*commits)]
         same("refused", sum(isinstance(refusal, TooManySessions) for refusal in refusals), 17)
@@ -405,19 +432,19 @@ class LimitChecks(Case):
             ("expired, and large", long, SessionStep.WINDOW_PASSED.value, b""),
         ):
             record = replace(a_session(name), client_params=params)
-            await self.put(base.PutSession(record=record), base.EndSession(session=record.id, time=4.0, reason=reason))
+            await self.put(PutSession(record=record), EndSession(session=record.id, time=4.0, reason=reason))
             wanted = replace(an_ended_session(name, active=4.0, ended=reason), client_params=kept)
             same("the record", await self.store.session(record.id), wanted)
 
     async def promise_14_of_a_callers_ended_sessions_the_newest_are_kept(self) -> None:
-        await self.put(base.PutSession(record=a_session("another's", owner="another")))
-        await self.put(base.EndSession(session=SessionId("another's"), time=0.0, reason="why"))
+        await self.put(PutSession(record=a_session("another's", owner="another")))
+        await self.put(EndSession(session=SessionId("another's"), time=0.0, reason="why"))
         names = [f"s{number:04d}" for number in range(MAX_ENDED_OF_CALLER + 1)]
         for start in range(0, len(names), 100):
             some = names[start : start + 100]
-            await self.put(*(base.PutSession(record=a_session(name)) for name in some))
+            await self.put(*(PutSession(record=a_session(name)) for name in some))
             times = enumerate(some, start)
-            await self.store.commit([base.EndSession(session=SessionId(i), time=n, reason="why") for n, i in times])
+            await self.store.commit([EndSession(session=SessionId(i), time=n, reason="why") for n, i in times])
         kept = [session.id for session in await self.sessions(page=500)]
         same("kept records", kept, sorted(["another's", *names[1:]]))
 
@@ -430,17 +457,17 @@ class SingleCallChecks(Case):
     """What is promised of requests that have no session of their own."""
 
     async def promise_22_single_calls_and_sessions_are_counted_and_limited_apart(self) -> None:
-        limits = base.SessionLimits(total=1, caller=1), base.SessionLimits(total=None, caller=1)
+        limits = SessionLimits(total=1, caller=1), SessionLimits(total=None, caller=1)
         records = a_session("s", owner="alice"), a_single_call("c", owner="alice")
         for record, limit in zip(records, limits, strict=True):
-            await self.accept(base.PutSession(record=record, limits=limit))
+            await self.accept(PutSession(record=record, limits=limit))
         for more, limit in zip(
             (a_session("s2", owner="alice"), a_single_call("c2", owner="alice")), limits, strict=True
         ):
-            [full] = await self.put(base.PutSession(record=more, limits=limit))
+            [full] = await self.put(PutSession(record=more, limits=limit))
             same("why", (type(full), getattr(full, "of_caller", None)), (TooManySessions, True))
-        await self.accept(base.PutSession(record=a_single_call("c3", owner="bob"), limits=limits[1]))
-        [full] = await self.put(base.PutSession(record=a_session("s3", owner="bob"), limits=limits[0]))
+        await self.accept(PutSession(record=a_single_call("c3", owner="bob"), limits=limits[1]))
+        [full] = await self.put(PutSession(record=a_session("s3", owner="bob"), limits=limits[0]))
         same("why", (type(full), getattr(full, "of_caller", None)), (TooManySessions, False))
         same("the record", await self.store.session(records[1].id), records[1])
         for kind, count in ((RecordKind.SESSION, 1), (RecordKind.CALL, 2)):
@@ -450,15 +477,15 @@ class SingleCallChecks(Case):
         fence, task = await self.store.join(NODE), a_single_call("b", owner="\ud83d bob")
         ended = a_single_call("c", state=SessionState.DORMANT)
         records = [a_session("a", owner="alice", active=3.5), task, ended, a_session("d", state=SessionState.DORMANT)]
-        await self.accept(*(base.PutSession(record=record) for record in records))
+        await self.accept(*(PutSession(record=record) for record in records))
         for record in (task, ended):
             name = f"of {record.id}"
             calls = (a_call(session=record.id, stream=name),)
-            await self.accept(base.OpenStream(record=a_stream(fence, name, session=record.id), calls=calls))
+            await self.accept(OpenStream(record=a_stream(fence, name, session=record.id), calls=calls))
         await self.accept(self.append(1, stream="of c", fence=fence, final=True, ends=(an_end(),), seal=True))
         states = [None, CallState.RUNNING, CallState.ANSWERED, None]
         wanted = [
-            base.Outline(r.id, r.owner, r.state, r.version, r.initialized, r.created, r.active, r.kind, call)
+            Outline(r.id, r.owner, r.state, r.version, r.initialized, r.created, r.active, r.kind, call)
             for r, call in zip(records, states, strict=True)
         ]
         same("a page", list(await self.store.outlines(after=None, limit=3)), wanted[:3])
@@ -469,33 +496,31 @@ class SingleCallChecks(Case):
         same("of none", list(await self.store.open_calls(limit=9)), [])
         for name in ("c", "b", "a"):
             calls = (a_call(session=name, stream=f"of {name}"),)
-            opened = base.OpenStream(record=a_stream(fence, f"of {name}", session=name), calls=calls)
-            await self.accept(base.PutSession(record=a_session(name)), opened)
+            opened = OpenStream(record=a_stream(fence, f"of {name}", session=name), calls=calls)
+            await self.accept(PutSession(record=a_session(name)), opened)
         await self.accept(self.append(1, stream="of b", fence=fence, final=True, ends=(an_end(),), seal=True))
         await self.accept(replace(a_put_call(fence, attempt=2), stream=StreamId("of c")))
-        running = base.OpenCall(SessionId("a"), StreamId("of a"), "tools/call", CallState.RUNNING, 1, NODE)
-        waiting = base.OpenCall(SessionId("c"), StreamId("of c"), "tools/call", CallState.WAITING, 2, NODE)
+        running = OpenCall(SessionId("a"), StreamId("of a"), "tools/call", CallState.RUNNING, 1, NODE)
+        waiting = OpenCall(SessionId("c"), StreamId("of c"), "tools/call", CallState.WAITING, 2, NODE)
         same("all", list(await self.store.open_calls(limit=9)), [running, waiting])
         same("some", list(await self.store.open_calls(limit=1)), [running])
 
     async def the_extent_tells_how_many_events_there_are_and_since_when(self) -> None:
         fence = await self.store.join(NODE)
         same("of nothing", (await self.store.extent())[1::2], (0, None))
-        await self.accept(
-            base.PutSession(record=a_session()), base.OpenStream(record=a_stream(fence), calls=(a_call(),))
-        )
+        await self.accept(PutSession(record=a_session()), OpenStream(record=a_stream(fence), calls=(a_call(),)))
         await self.accept(self.append(1, 2, fence=fence, time=4.0), self.append(3, fence=fence, time=5.0, final=True))
         same("events, and the oldest", (await self.store.extent())[1::2], (3, 4.0))
-        await self.accept(base.Trim(stream=STREAM, through=2))
+        await self.accept(Trim(stream=STREAM, through=2))
         extent = await self.store.extent()
         same("events behind a trim", extent.events, 1 if extent.is_exact else max(extent.events, 1))
         same("the oldest behind a trim", extent.oldest, 5.0)
 
     async def promise_22_a_single_call_that_ends_leaves_no_record(self) -> None:
         fence, call = await self.store.join(NODE), a_single_call()
-        opened = base.OpenStream(record=a_stream(fence, session=call.id), calls=(a_call(session=call.id),))
-        await self.accept(base.PutSession(record=call), opened)
-        end = base.EndSession(session=call.id, time=1.0, reason="why")
+        opened = OpenStream(record=a_stream(fence, session=call.id), calls=(a_call(session=call.id),))
+        await self.accept(PutSession(record=call), opened)
+        end = EndSession(session=call.id, time=1.0, reason="why")
         await self.accept(end)
         await self.accept(end)
         same("the record", await self.store.session(call.id), None)
@@ -508,7 +533,7 @@ class SingleCallChecks(Case):
             a_single_call(name, state=SessionState.DORMANT, active=at) for name, at in (("o", 5.0), ("y", 9.0))
         )
         session = a_session("s", state=SessionState.DORMANT, active=1.0)
-        await self.accept(*(base.PutSession(record=record) for record in (old, young, session)))
+        await self.accept(*(PutSession(record=record) for record in (old, young, session)))
         same("the call", await self.store.longest_dormant(kind=RecordKind.CALL), old)
         same("the caller's call", await self.store.longest_dormant("owner", kind=RecordKind.CALL), old)
         same("the session", await self.store.longest_dormant(), session)
@@ -519,15 +544,15 @@ class SingleCallChecks(Case):
 
     async def promise_22_records_that_are_no_sessions_are_counted_apart_and_leave_nothing(self) -> None:
         others = [replace(a_single_call(kind.value), kind=kind) for kind in (RecordKind.KEY, RecordKind.MARK)]
-        await self.accept(*(base.PutSession(record=record) for record in (a_single_call("c"), *others)))
+        await self.accept(*(PutSession(record=record) for record in (a_single_call("c"), *others)))
         for record in others:
             same("the record", await self.store.session(record.id), record)
             same("how many", dict(await self.store.count_states(record.kind)), {record.state: 1})
             same("of the caller", await self.store.count_of("owner", "", kind=record.kind), 1)
             same("of another", await self.store.count_of("owner", "elsewhere", kind=record.kind), 0)
-            same("as a call", (await self.store.single_call(record.id, recent=1)), base.KeptCall(record, None))
+            same("as a call", (await self.store.single_call(record.id, recent=1)), KeptCall(record, None))
         same("the calls", dict(await self.store.count_states(RecordKind.CALL)), {SessionState.ACTIVE: 1})
-        await self.accept(base.EndSession(session=others[0].id, time=1.0, reason="why"))
+        await self.accept(EndSession(session=others[0].id, time=1.0, reason="why"))
         same("what is left", [record.id for record in await self.sessions()], ["c", "mark"])
         await self.store.sweep(Cutoffs(events=0.0, answers=0.0, calls=math.inf))
         same("what is left", [record.id for record in await self.sessions()], [])
@@ -535,19 +560,19 @@ class SingleCallChecks(Case):
     async def promise_22_a_call_that_was_given_up_leaves_its_key(self) -> None:
         """In one commit; a request with the same key opens no stream behind it (21)."""
         fence, call = await self.store.join(NODE), a_single_call(state=SessionState.DORMANT)
-        opened = base.OpenStream(
+        opened = OpenStream(
             record=a_stream(fence, session=call.id), calls=(a_call(session=call.id),), seen=0, unique=True
         )
-        await self.accept(base.PutSession(record=call), opened)
+        await self.accept(PutSession(record=call), opened)
         key = replace(call, kind=RecordKind.KEY, result=b"digest", client_params=b"", revision=1)
-        end = base.EndSession(session=call.id, time=1.0, reason="why", unused_since=call.active)
-        await self.accept(end, base.PutSession(record=key))
+        end = EndSession(session=call.id, time=1.0, reason="why", unused_since=call.active)
+        await self.accept(end, PutSession(record=key))
         same("a call in use", await self.store.session(call.id), call)
         await self.accept(self.append(1, fence=fence, final=True, ends=(an_end(),), seal=True))
-        await self.accept(end, base.PutSession(record=key))
+        await self.accept(end, PutSession(record=key))
         found = await self.store.session(call.id)
         same("the key", (found, None if found is None else found.revision), (key, 1))
-        refused(await self.put(base.PutSession(record=call), opened), 1, why=StaleRecord)
+        refused(await self.put(PutSession(record=call), opened), 1, why=StaleRecord)
         same("its streams", list(await self.store.streams(call.id)), [])
 
     async def promise_22_the_calls_of_a_caller_that_were_delivered_are_found_first(self) -> None:
@@ -555,11 +580,11 @@ class SingleCallChecks(Case):
         for name, at in (("a", 1.0), ("b", 2.0)):
             call = a_single_call(name, state=SessionState.DORMANT, active=at)
             stream = a_stream(fence, f"of {name}", session=call.id)
-            opened = base.OpenStream(record=stream, calls=(a_call(session=call.id, stream=stream.id),))
-            await self.accept(base.PutSession(record=call), opened)
+            opened = OpenStream(record=stream, calls=(a_call(session=call.id, stream=stream.id),))
+            await self.accept(PutSession(record=call), opened)
             await self.accept(self.append(1, stream=stream.id, fence=fence, final=True, ends=(an_end(),), seal=True))
         longest = partial(self.store.longest_dormant, "owner", kind=RecordKind.CALL)
-        unread = base.Reached(stream=StreamId("of a"), generation=1, through=0, unread=True)
+        unread = Reached(stream=StreamId("of a"), generation=1, through=0, unread=True)
         await self.accept(unread)
         for delivered, name in ((False, "a"), (True, "b")):
             found = await longest(delivered=delivered)
@@ -567,7 +592,7 @@ class SingleCallChecks(Case):
         await self.accept(replace(unread, stream=StreamId("of b")))
         same("none", await longest(delivered=True), None)
         kept = await self.store.bytes_of("owner", "")
-        await self.accept(base.EndSession(session=SessionId("a"), time=1.0, reason="why"))
+        await self.accept(EndSession(session=SessionId("a"), time=1.0, reason="why"))
         less = await self.store.bytes_of("owner", "")
         same("bytes", 0 < less < kept, True)
         same("of another", await self.store.bytes_of("owner", "elsewhere"), 0)
@@ -575,32 +600,32 @@ class SingleCallChecks(Case):
     async def promise_22_a_single_call_is_shown_as_its_pieces_show_it(self) -> None:
         """What is read in one go is what other reads give piece by piece."""
         fence, call = await self.store.join(NODE), a_single_call()
-        opened = base.OpenStream(record=a_stream(fence, session=call.id), calls=(a_call(session=call.id),))
+        opened = OpenStream(record=a_stream(fence, session=call.id), calls=(a_call(session=call.id),))
         ask = an_ask(session=call.id)
         same("a call that is not there", await self.store.single_call(call.id, recent=3), None)
-        await self.accept(base.PutSession(record=call), opened, base.PutSession(record=a_session()))
-        seen = base.KeptCall(a_session(), None)
+        await self.accept(PutSession(record=call), opened, PutSession(record=a_session()))
+        seen = KeptCall(a_session(), None)
         same("a session", await self.store.single_call(SESSION, recent=3), seen)
-        seen = base.KeptCall(call, opened.calls[0], (), ())
+        seen = KeptCall(call, opened.calls[0], (), ())
         same("a call that has said nothing", _listed(await self.store.single_call(call.id, recent=3)), seen)
         said = some_events(1, 5, time=1.0)
-        await self.accept(an_append(fence, said), base.OpenAsk(record=ask))
-        seen = base.KeptCall(call, opened.calls[0], said[2:], (ask,))
+        await self.accept(an_append(fence, said), OpenAsk(record=ask))
+        seen = KeptCall(call, opened.calls[0], said[2:], (ask,))
         same("a call that runs", _listed(await self.store.single_call(call.id, recent=3)), seen)
-        final = base.Event(6, 2.0, b"answer", True)
+        final = Event(6, 2.0, b"answer", True)
         await self.accept(an_append(fence, (final,), ends=(an_end(),), seal=True))
         ended = replace(opened.calls[0], state=CallState.ANSWERED, request=b"")
-        seen = base.KeptCall(call, ended, (final,), ())
+        seen = KeptCall(call, ended, (final,), ())
         same("a call that has ended", _listed(await self.store.single_call(call.id, recent=3)), seen)
 
     async def a_call_keeps_its_name_and_what_stands_for_its_request_when_it_has_ended(self) -> None:
         fence, call = await self.store.join(NODE), a_single_call()
         row = replace(a_call(session=call.id), digest=bytes(range(32)), name="\ud800 bake")
-        opened = base.OpenStream(record=a_stream(fence, session=call.id), calls=(row,))
-        await self.accept(base.PutSession(record=call), opened)
-        await self.accept(base.ChangeSession(session=call.id, state=SessionState.DORMANT, active=3.0))
-        final = base.Event(1, 1.0, b"answer", True)
-        await self.accept(base.Append(stream=STREAM, fence=fence, events=(final,), ends=(an_end(),), seal=True))
+        opened = OpenStream(record=a_stream(fence, session=call.id), calls=(row,))
+        await self.accept(PutSession(record=call), opened)
+        await self.accept(ChangeSession(session=call.id, state=SessionState.DORMANT, active=3.0))
+        final = Event(1, 1.0, b"answer", True)
+        await self.accept(Append(stream=STREAM, fence=fence, events=(final,), ends=(an_end(),), seal=True))
         await self.reopen()
         ended = replace(row, state=CallState.ANSWERED, request=b"")
         same("the row", list(await self.store.calls(call.id)), [ended])
@@ -638,9 +663,9 @@ class MailChecks(StreamCase):
         async with self.elsewhere() as elsewhere:
             await elsewhere.join(OTHER)
             told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
-            came: list[base.Followed] = []
+            came: list[Followed] = []
 
-            def on_hint(streams: Sequence[StreamId], enclosed: Sequence[base.Followed]) -> None:
+            def on_hint(streams: Sequence[StreamId], enclosed: Sequence[Followed]) -> None:
                 came.extend(enclosed)
                 told.put_nowait(streams)
 
@@ -648,11 +673,11 @@ class MailChecks(StreamCase):
             self.store.hint(OTHER, [StreamId("grown"), STREAM])
             await self._told(told, "grown")
             same("what came with it", came, [])
-            news = base.Followed(a_stream(self.fence, "grown"), [base.Event(1, 0.5, b"new", True)])
+            news = Followed(a_stream(self.fence, "grown"), [Event(1, 0.5, b"new", True)])
             self.store.hint(OTHER, [StreamId("grown")], [news])
             await self._told(told, "grown")
             same("what came with it, if anything did", [*came, news][0], news)
-            await self.accept(base.SendMail(node=OTHER, message=b"look"))
+            await self.accept(SendMail(node=OTHER, message=b"look"))
             await self._told(told)
             stop()
             self.store.hint(OTHER, [STREAM])
@@ -672,7 +697,7 @@ class MailChecks(StreamCase):
         async with self.elsewhere() as elsewhere:
             for number in range(3):
                 before = self.store.stamp()
-                accepted(await put(elsewhere, base.ChangeSession(session=SESSION, active=float(number))))
+                accepted(await put(elsewhere, ChangeSession(session=SESSION, active=float(number))))
                 assert self.store.stamp() != before, f"the stamp {before!r} stayed, though another process has written"
                 before = self.store.stamp()
                 await elsewhere.reattach(SESSION)
@@ -680,50 +705,50 @@ class MailChecks(StreamCase):
 
     async def promise_10_mail_stays_until_it_was_received(self) -> None:
         await self.store.join(OTHER)
-        await self.put(*(base.SendMail(node=NODE, message=b"%d" % number) for number in range(5)))
-        await self.put(base.SendMail(node=OTHER, message=b"theirs"))
+        await self.put(*(SendMail(node=NODE, message=b"%d" % number) for number in range(5)))
+        await self.put(SendMail(node=OTHER, message=b"theirs"))
         await self.reopen()
         mail = list(await self.store.mail(NODE))
         same("mail", [message for _, message in mail], [b"0", b"1", b"2", b"3", b"4"])
         same("keys in order", [key for key, _ in mail], sorted({key for key, _ in mail}))
         same("mail read before", list(await self.store.mail(NODE)), mail)
         for _ in range(2):
-            await self.put(base.MailReceived(node=NODE, through=mail[2].key))
+            await self.put(MailReceived(node=NODE, through=mail[2].key))
             same("mail that was not received", list(await self.store.mail(NODE)), mail[3:])
-        await self.put(base.SendMail(node=NODE, message=b"late"), base.MailReceived(node=NODE, through=mail[4].key))
+        await self.put(SendMail(node=NODE, message=b"late"), MailReceived(node=NODE, through=mail[4].key))
         same("mail that came meanwhile", await self.messages(), [b"late"])
         same("the other's mail", await self.messages(OTHER), [b"theirs"])
         same("mail of an unknown node", list(await self.store.mail(NodeId("unknown"))), [])
 
     async def promise_10_mail_is_read_a_page_at_a_time_and_has_a_limit(self) -> None:
         await self.store.join(OTHER)
-        posts = [base.SendMail(node=NODE, message=b"%d" % number) for number in range(base.MAX_MAIL + 100)]
+        posts = [SendMail(node=NODE, message=b"%d" % number) for number in range(MAX_MAIL + 100)]
         # Many commits: one of so many steps may take a store longer than one operation may.
-        refusals: list[base.StepRefusal | None] = []
+        refusals: list[StepRefusal | None] = []
         for start in range(0, len(posts), 500):
             refusals += await self.put(*posts[start : start + 500])
-        refused(refusals, *range(base.MAX_MAIL, base.MAX_MAIL + 100), why=MailFull)
-        await self.accept(base.SendMail(node=OTHER, message=b"theirs"))
+        refused(refusals, *range(MAX_MAIL, MAX_MAIL + 100), why=MailFull)
+        await self.accept(SendMail(node=OTHER, message=b"theirs"))
         page = list(await self.store.mail(NODE))
-        wanted = [post.message for post in posts[: base.MAIL_AT_ONCE]]
+        wanted = [post.message for post in posts[:MAIL_AT_ONCE]]
         same("the first page", [message for _, message in page], wanted)
         (after, _), *_ = await self.store.mail(NODE, after=page[-1].key)
         same("the next page begins later", after > page[-1].key, True)
-        await self.put(base.MailReceived(node=NODE, through=page[-1].key + base.MAX_MAIL * 2))
+        await self.put(MailReceived(node=NODE, through=page[-1].key + MAX_MAIL * 2))
         await self.accept(*posts[:64])
 
     async def promise_10_mail_becomes_visible_in_the_order_of_its_keys(self) -> None:
         """Three nodes post at once to a fourth, which takes away what it has read: nothing unread goes with that."""
         each = 60
 
-        async def post(store: base.Store, sender: int) -> None:
+        async def post(store: Store, sender: int) -> None:
             for number in range(each):
-                mail = base.SendMail(node=NODE, message=b"%d %d" % (sender, number))
+                mail = SendMail(node=NODE, message=b"%d %d" % (sender, number))
                 accepted(await store.commit([mail]))
                 for _ in range((number * 7 + sender) % 3):
                     await asyncio.sleep(0)
 
-        seen: list[base.Mail] = []
+        seen: list[Mail] = []
         async with self.elsewhere() as second, self.elsewhere() as third:
             stores = enumerate((self.store, second, third))
             posting = [asyncio.create_task(post(store, sender)) for sender, store in stores]
@@ -732,7 +757,7 @@ class MailChecks(StreamCase):
                 over = all(task.done() for task in posting)  # what is read after that is the rest
                 while page := await self.store.mail(NODE, after=seen[-1].key if seen else 0):
                     seen += page
-                    await self.put(base.MailReceived(node=NODE, through=page[-1].key))
+                    await self.put(MailReceived(node=NODE, through=page[-1].key))
                 await asyncio.sleep(0)
             await asyncio.gather(*posting)
         for sender in range(3):
@@ -742,9 +767,9 @@ class MailChecks(StreamCase):
         same("keys in order", [key for key, _ in seen], sorted({key for key, _ in seen}))
 
     async def promise_10_mail_is_received_together_with_what_came_of_it_or_not_at_all(self) -> None:
-        await self.put(base.SendMail(node=NODE, message=b"say it"))
+        await self.put(SendMail(node=NODE, message=b"say it"))
         (mail,) = await self.store.mail(NODE)
-        done = (self.append(1), base.MailReceived(node=NODE, through=mail.key))
+        done = (self.append(1), MailReceived(node=NODE, through=mail.key))
         for _ in range(2):
             await self.accept(*done)
             same("mail", await self.messages(), [])
@@ -753,8 +778,8 @@ class MailChecks(StreamCase):
     async def promise_10_a_message_for_an_unknown_node_is_refused_and_its_neighbours_are_not(self) -> None:
         refusals = await self.put(
             self.append(1),
-            base.SendMail(node=NodeId("unknown"), message=b"lost"),
-            base.SendMail(node=NODE, message=b"found"),
+            SendMail(node=NodeId("unknown"), message=b"lost"),
+            SendMail(node=NODE, message=b"found"),
         )
         refused(refusals, 1, why=NodeGone)
         same("events", await self.numbers(), [1])
@@ -763,16 +788,16 @@ class MailChecks(StreamCase):
     async def promise_10_the_heir_gets_the_mail_of_the_node_it_buries(self) -> None:
         await self.store.join(OTHER)
         for number in range(3):
-            await self.put(base.SendMail(node=OTHER, message=b"theirs %d" % number))
-            await self.put(base.SendMail(node=NODE, message=b"ours %d" % number))
+            await self.put(SendMail(node=OTHER, message=b"theirs %d" % number))
+            await self.put(SendMail(node=NODE, message=b"ours %d" % number))
         ours = list(await self.store.mail(NODE))
         await self.store.leave(OTHER)
         await self.store.bury(OTHER, heir=NODE)
         inherited = [message for message in await self.messages() if message.startswith(b"theirs")]
         same("mail of the node that was buried", inherited, [b"theirs 0", b"theirs 1", b"theirs 2"])
-        await self.put(base.MailReceived(node=NODE, through=ours[-1].key))
+        await self.put(MailReceived(node=NODE, through=ours[-1].key))
         same("mail that the heir had not seen", await self.messages(), inherited)
-        refused(await self.put(base.SendMail(node=OTHER, message=b"late")), 0, why=NodeGone)
+        refused(await self.put(SendMail(node=OTHER, message=b"late")), 0, why=NodeGone)
         same("nodes", [node.id for node in await self.store.nodes()], [NODE])
         await self.store.bury(OTHER, heir=NODE)
         same("mail, after another burial", await self.messages(), inherited)
@@ -784,7 +809,7 @@ class LivenessChecks(StreamCase):
     now = 1_000.0
     """The time on a monotonic clock that stands still until a check sets it."""
 
-    def _view(self, node: NodeId, store: base.Store | None = None) -> base.Liveness:
+    def _view(self, node: NodeId, store: Store | None = None) -> Liveness:
         return (store or self.store).liveness(node, lease=LEASE, monotonic=lambda: self.now)
 
     async def promise_11_a_node_that_lives_is_never_dead(self) -> None:
@@ -811,7 +836,7 @@ class LivenessChecks(StreamCase):
             theirs, third = self._view(OTHER, elsewhere), self._view(THIRD)
             left = a_stream(fence, "left behind", node=OTHER)
             reader = a_reader(stream="read", node=OTHER)
-            accepted(await put(elsewhere, base.OpenStream(record=left), base.PutReader(record=reader)))
+            accepted(await put(elsewhere, OpenStream(record=left), PutReader(record=reader)))
             for view in (mine, theirs, third):
                 await view.beat(b"{}")
             same("dead nodes", list(await mine.dead()), [])
@@ -875,8 +900,8 @@ class LivenessChecks(StreamCase):
             theirs = self._view(OTHER, elsewhere)
             await theirs.beat(b'{"beat":1}')
             seen = {node.id: node.beat for node in await self.store.nodes()}
-            accepted(await put(elsewhere, base.PutReader(record=a_reader(stream="read", node=OTHER))))
-            await self.accept(base.SendMail(node=OTHER, message=b"theirs"))
+            accepted(await put(elsewhere, PutReader(record=a_reader(stream="read", node=OTHER))))
+            await self.accept(SendMail(node=OTHER, message=b"theirs"))
             await theirs.beat(b'{"beat":2}')
             same("streams it read", await self.store.bury(OTHER, heir=NODE, beat=seen[OTHER]), None)
             same("nodes", {node.id for node in await self.store.nodes()}, {NODE, OTHER})
@@ -901,16 +926,16 @@ class LivenessChecks(StreamCase):
             theirs = self._view(OTHER, elsewhere)
             for view in (mine, theirs):
                 await view.beat(b'{"told":true}')
-            await self.accept(base.SendMail(node=NODE, message=b"one"), base.SendMail(node=NODE, message=b"two"))
-            accepted(await put(elsewhere, base.OpenStream(record=a_stream(fence, "left behind", node=OTHER))))
+            await self.accept(SendMail(node=NODE, message=b"one"), SendMail(node=NODE, message=b"two"))
+            accepted(await put(elsewhere, OpenStream(record=a_stream(fence, "left behind", node=OTHER))))
             seen = await mine.overview(mail_after=0)
             same("nodes", list(seen.nodes), list(await self.store.nodes()))
             same("dead nodes", dict(seen.dead), {})
             same("whether mail waits", seen.has_mail, True)
             first, second = await self.store.mail(NODE)
             same("whether more mail waits", (await mine.overview(mail_after=first.key)).has_mail, True)
-            await self.accept(base.MailReceived(node=NODE, through=second.key))
-            forward = base.Forward(stream=StreamId("theirs"), node=OTHER, sender="s", first=1, payloads=(b"{}",))
+            await self.accept(MailReceived(node=NODE, through=second.key))
+            forward = Forward(stream=StreamId("theirs"), node=OTHER, sender="s", first=1, payloads=(b"{}",))
             accepted(await put(elsewhere, forward))
             same("whether messages wait", (await mine.overview(mail_after=second.key)).has_forwarded, True)
             await elsewhere.leave(OTHER)

@@ -12,7 +12,30 @@ from perdure._core.ids import Generation, Kind, NodeId, StreamId
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
 from perdure.errors import MailFull, NodeGone, SessionEnded, StoreError, StoreUnavailable
-from perdure.store import base
+from perdure.store.interface import Store, stream_by_id
+from perdure.store.records import FORWARDED_AT_ONCE, MAX_FORWARDED, MAX_FORWARDED_BYTES, READ_BYTES, Event, KeptRecord
+from perdure.store.steps import (
+    CallEnd,
+    ChangeSession,
+    CloseAsk,
+    DropStream,
+    EndSession,
+    Forward,
+    LeaveReader,
+    MailReceived,
+    MoveReader,
+    OpenAsk,
+    OpenStream,
+    PutReader,
+    PutSession,
+    Reached,
+    Refusals,
+    Release,
+    SendMail,
+    Step,
+    Stick,
+    Trim,
+)
 from perdure.store.time_limit import CALLS, within_time
 from perdure.testing._case import Case, StreamCase, accepted, behind, refused, same
 from perdure.testing._values import (
@@ -62,10 +85,10 @@ class LogChecks(StreamCase):
 
     async def promise_3_what_was_committed_is_there_after_reopening(self) -> None:
         await self.open_stream("standalone", kind=Kind.STANDALONE)
-        await self.put(self.append(1, 3), base.Trim(stream=STREAM, through=1))
-        await self.put(base.OpenAsk(record=an_ask()), base.PutReader(record=a_reader(seq=2)))
+        await self.put(self.append(1, 3), Trim(stream=STREAM, through=1))
+        await self.put(OpenAsk(record=an_ask()), PutReader(record=a_reader(seq=2)))
         await self.claim("standalone")
-        await self.put(base.SendMail(node=NODE, message=b"for later"))
+        await self.put(SendMail(node=NODE, message=b"for later"))
         before = await self.picture()
         if await self.reopen():
             same("all that is there", await self.picture(), before)
@@ -94,7 +117,7 @@ class LogChecks(StreamCase):
         """Their events and the revision of their session may be left out; what is given is as `read` gives it."""
         await self.open_stream("a", "b", "quiet")
         await self.accept(self.append(1, 9, stream="a"), self.append(1, 4, stream="b"))
-        await self.accept(base.Trim(stream=StreamId("a"), through=2))
+        await self.accept(Trim(stream=StreamId("a"), through=2))
         await self.accept(self.append(5, 5, stream="b", final=True, seal=True))
         after = {StreamId("a"): 0, StreamId("b"): 3, StreamId("quiet"): 0, StreamId("not there"): 0}
         followed = await self.store.follow(after, limit=5)
@@ -115,9 +138,9 @@ class LogChecks(StreamCase):
         same("streams of no names", dict(await self.store.follow({}, limit=5)), {})
 
     async def promise_4_one_answer_is_bounded_in_bytes_and_the_rest_follows(self) -> None:
-        quarter = base.READ_BYTES // 4
-        sizes = [quarter] * 4 + [quarter - 1] * 5 + [2 * base.READ_BYTES] * 2 + [1]
-        events = [base.Event(seq, 0.0, b"x" * size) for seq, size in enumerate(sizes, 1)]
+        quarter = READ_BYTES // 4
+        sizes = [quarter] * 4 + [quarter - 1] * 5 + [2 * READ_BYTES] * 2 + [1]
+        events = [Event(seq, 0.0, b"x" * size) for seq, size in enumerate(sizes, 1)]
         accepted(await self.store.commit([an_append(self.fence, events)]))
         answers: list[int] = []
         while answer := await self.store.read(STREAM, after=sum(answers), limit=100):
@@ -127,7 +150,7 @@ class LogChecks(StreamCase):
 
     async def promise_4_commits_are_made_in_the_order_they_were_asked_for(self) -> None:
         """Patient commits that are under way, and commits at once between them: a wrong order would leave a hole."""
-        waiting: list[asyncio.Task[base.Refusals]] = []
+        waiting: list[asyncio.Task[Refusals]] = []
         for seq in range(1, 201):
             step = self.append(seq)
             done = self.store.commit_now([step]) if seq % 3 else None
@@ -142,13 +165,13 @@ class LogChecks(StreamCase):
 
     async def promise_5_of_a_commit_that_is_partly_known_the_rest_is_added(self) -> None:
         await self.put(self.append(1, 3))
-        await self.put(base.Trim(stream=STREAM, through=2))
+        await self.put(Trim(stream=STREAM, through=2))
         await self.accept(self.append(1, 5))
         same("events", await self.numbers(), [3, 4, 5])
 
     async def promise_5_a_call_keeps_its_first_end(self) -> None:
         for state in (CallState.CANCELLED, CallState.ANSWERED):
-            unknown = base.CallEnd(incarnation=7, request_id=1, state=state)
+            unknown = CallEnd(incarnation=7, request_id=1, state=state)
             await self.accept(self.append(ends=(an_end(1, state), unknown)))
         states = [call.state for call in await self.store.calls(SESSION)]
         same("states", states, [CallState.CANCELLED, CallState.RUNNING])
@@ -168,8 +191,8 @@ class HistoryChecks(Case):
         payloads = [b"", b"\x00", b"a\r\nb\n\nc", bytes(range(256)), "ж\u2028😀".encode(), b"x" * (2 << 20)]
         ids: list[int | str] = [8, "9", -1, 0, 2**70, "", "\ud800", "a'b\"c\x00", "😀"]
         calls = tuple(a_call(id_) for id_ in ids)
-        await self.put(base.PutSession(record=a_session()), base.OpenStream(record=a_stream(self.fence), calls=calls))
-        events = [base.Event(seq, 0.25, payload) for seq, payload in enumerate(payloads, 1)]
+        await self.put(PutSession(record=a_session()), OpenStream(record=a_stream(self.fence), calls=calls))
+        events = [Event(seq, 0.25, payload) for seq, payload in enumerate(payloads, 1)]
         await self.accept(an_append(self.fence, events))
         same("payloads", [event.payload for event in await self.events()], payloads)
         same("request ids", [repr(call.request_id) for call in await self.store.calls(SESSION)], [repr(i) for i in ids])
@@ -179,20 +202,20 @@ class HistoryChecks(Case):
         same("calls that were ended", ended, ["9"])
 
     async def promise_5_committing_again_changes_nothing(self) -> None:
-        history: list[base.Step] = [
-            base.PutSession(record=a_session()),
-            base.OpenStream(record=a_stream(self.fence), calls=(a_call(1),)),
-            base.OpenStream(record=a_stream(self.fence, "other"), calls=(a_call(2, stream="other"),)),
+        history: list[Step] = [
+            PutSession(record=a_session()),
+            OpenStream(record=a_stream(self.fence), calls=(a_call(1),)),
+            OpenStream(record=a_stream(self.fence, "other"), calls=(a_call(2, stream="other"),)),
             self.append(1, 3),
-            base.Trim(stream=STREAM, through=2),
-            base.OpenAsk(record=an_ask("open")),
-            base.OpenAsk(record=an_ask("closed")),
-            base.CloseAsk(session=SESSION, id="closed"),
-            base.PutReader(record=a_reader("first")),
-            base.PutReader(record=a_reader("second", seq=2)),
-            base.LeaveReader(stream=STREAM, reader="first"),
-            base.Reached(stream=STREAM, generation=1, through=2, unread=True),
-            base.Reached(stream=STREAM, generation=1, through=3),
+            Trim(stream=STREAM, through=2),
+            OpenAsk(record=an_ask("open")),
+            OpenAsk(record=an_ask("closed")),
+            CloseAsk(session=SESSION, id="closed"),
+            PutReader(record=a_reader("first")),
+            PutReader(record=a_reader("second", seq=2)),
+            LeaveReader(stream=STREAM, reader="first"),
+            Reached(stream=STREAM, generation=1, through=2, unread=True),
+            Reached(stream=STREAM, generation=1, through=3),
             self.append(4, 6, final=True, ends=(an_end(),), seal=True),
         ]
         await self._repeat(history, self.accept)
@@ -203,22 +226,22 @@ class HistoryChecks(Case):
     async def promise_5_repeated_changes_to_sessions_calls_and_writers_change_nothing(self) -> None:
         """Some are refused the second time, because the stream is not theirs any more; that changes nothing either."""
         put_call = a_put_call(self.fence)
-        history: list[base.Step] = [
-            base.PutSession(record=a_session(state=SessionState.OPENING)),
-            base.ChangeSession(session=SESSION, state=SessionState.ACTIVE, version="2025-06-18", active=2.0),
-            base.ChangeSession(session=SESSION, result=b"{}"),
-            base.Stick(session=SESSION, request=a_sticky("resources/subscribe", uri="a://1")),
-            base.Stick(session=SESSION, request=a_sticky("logging/setLevel", level="debug")),
-            base.OpenStream(record=a_stream(self.fence), calls=(a_call(1),)),
+        history: list[Step] = [
+            PutSession(record=a_session(state=SessionState.OPENING)),
+            ChangeSession(session=SESSION, state=SessionState.ACTIVE, version="2025-06-18", active=2.0),
+            ChangeSession(session=SESSION, result=b"{}"),
+            Stick(session=SESSION, request=a_sticky("resources/subscribe", uri="a://1")),
+            Stick(session=SESSION, request=a_sticky("logging/setLevel", level="debug")),
+            OpenStream(record=a_stream(self.fence), calls=(a_call(1),)),
             put_call,
             replace(put_call, state=CallState.RUNNING, attempt=2, progress=3.0),
-            base.ChangeSession(session=SESSION, state=SessionState.DORMANT, active=1.0),
-            base.Release(stream=STREAM, fence=self.fence),
-            base.MailReceived(node=NODE, through=1_000),
+            ChangeSession(session=SESSION, state=SessionState.DORMANT, active=1.0),
+            Release(stream=STREAM, fence=self.fence),
+            MailReceived(node=NODE, through=1_000),
         ]
         await self._repeat(history, self.put)
 
-    async def _repeat(self, history: list[base.Step], commit: Callable[..., Awaitable[object]]) -> None:
+    async def _repeat(self, history: list[Step], commit: Callable[..., Awaitable[object]]) -> None:
         for step in history:
             await self.accept(step)
         before = await self.picture()
@@ -253,7 +276,7 @@ class WriterChecks(StreamCase):
             for events in ((2, 2), (4, 4)):
                 refused(await self.put(self.append(*events, lost=lost)), 0)
         same("events", await self.numbers(), [1])
-        await self.put(base.DropStream(stream=STREAM))
+        await self.put(DropStream(stream=STREAM))
         for lost in (False, True):
             behind(await self.put(self.append(2, lost=lost)), 0)
 
@@ -261,7 +284,7 @@ class WriterChecks(StreamCase):
         behind(await self.put(self.append(2)), 0)
         behind(await self.put(an_append(self.fence, [*some_events(1, 1), *some_events(3, 3)])), 0)
         await self.accept(self.append(1, 3))
-        await self.put(base.Trim(stream=STREAM, through=2))
+        await self.put(Trim(stream=STREAM, through=2))
         behind(await self.put(self.append(9, 12, final=True, ends=(an_end(),), seal=True)), 3)
         same("events", await self.numbers(), [3])
         same("the stream", await self.record(), replace(a_stream(self.fence), last=3))
@@ -274,7 +297,7 @@ class WriterChecks(StreamCase):
         claimed = await self.claim()
         for lost in (False, True):
             refused(await self.put(self.append(9, lost=lost)), 0)
-        await self.accept(base.Release(stream=STREAM, fence=claimed.fence))
+        await self.accept(Release(stream=STREAM, fence=claimed.fence))
         for lost in (False, True):
             refused(await self.put(self.append(9, fence=claimed.fence, lost=lost)), 0)
         same("events", await self.numbers(), [1, 2])
@@ -300,8 +323,8 @@ class WriterChecks(StreamCase):
 
     async def promise_4_a_stream_that_was_lost_is_opened_again_by_its_writer(self) -> None:
         """With its calls, whose ends are written although their rows were gone."""
-        await self.put(base.DropStream(stream=STREAM))
-        opening = base.OpenStream(record=a_stream(self.fence), calls=(a_call(1), a_call("one")))
+        await self.put(DropStream(stream=STREAM))
+        opening = OpenStream(record=a_stream(self.fence), calls=(a_call(1), a_call("one")))
         ends = tuple(an_end(id_) for id_ in (1, "one"))
         answer = self.append(8, 9, final=True, ends=ends, seal=True, lost=True)
         for _ in range(2):
@@ -328,7 +351,7 @@ class WriterChecks(StreamCase):
 
     async def promise_2_a_stream_is_let_go_of_by_its_writer_alone(self) -> None:
         claimed = await self.claim()
-        release = base.Release(stream=STREAM, fence=self.fence)
+        release = Release(stream=STREAM, fence=self.fence)
         refused(await self.put(release, replace(release, stream=StreamId("no"))), 0, 1)
         same("the writer", (await self.record()).node, NODE)
         await self.accept(replace(release, fence=claimed.fence))
@@ -409,7 +432,7 @@ class WriterChecks(StreamCase):
         await self.accept(self.append(1, final=True, seal=True))
         same("claiming what is sealed", await self.store.claim(STREAM, node=OTHER, held=self.fence), None)
         same("the writer", (await self.record()).node, NODE)
-        await self.put(base.DropStream(stream=STREAM))
+        await self.put(DropStream(stream=STREAM))
         same("claiming what is gone", await self.store.claim(STREAM, node=OTHER, held=self.fence), None)
 
     async def streams_are_found_by_who_writes_them(self) -> None:
@@ -417,7 +440,7 @@ class WriterChecks(StreamCase):
         await self.open_stream("z", "sealed", "a", "taken", "released")
         await self.put(self.append(1, final=True, stream="sealed", seal=True))
         taken = await self.store.claim(StreamId("taken"), node=OTHER, held=self.fence)
-        await self.put(base.Release(stream=StreamId("released"), fence=self.fence))
+        await self.put(Release(stream=StreamId("released"), fence=self.fence))
         same("streams written", [stream.id for stream in await self.store.written_by(NODE)], [STREAM, "z", "a"])
         same("streams of the other", list(await self.store.written_by(OTHER)), [taken])
         same("streams of an unknown node", list(await self.store.written_by(NodeId("unknown"))), [])
@@ -428,15 +451,15 @@ class ForwardChecks(StreamCase):
 
     def _forward(
         self, *payloads: bytes, first: int = 1, stream: str = STREAM, node: NodeId = OTHER, sender: str = "sender"
-    ) -> base.Forward:
-        return base.Forward(stream=StreamId(stream), node=node, sender=sender, first=first, payloads=payloads)
+    ) -> Forward:
+        return Forward(stream=StreamId(stream), node=node, sender=sender, first=first, payloads=payloads)
 
     async def _waiting(self, stream: str = STREAM) -> list[bytes]:
         """What waits for a stream, page by page."""
         found: list[bytes] = []
         after = 0
         while page := await self.store.forwarded(StreamId(stream), after=after):
-            same("messages of a page at most", len(page) <= base.FORWARDED_AT_ONCE, True)
+            same("messages of a page at most", len(page) <= FORWARDED_AT_ONCE, True)
             found += [message.payload for message in page]
             after = page[-1].key
         return found
@@ -487,18 +510,18 @@ class ForwardChecks(StreamCase):
 
     async def promise_16_what_waits_for_a_stream_has_a_limit_in_messages(self) -> None:
         await self.open_stream("another")
-        await self.accept(self._forward(*[b"x"] * (base.MAX_FORWARDED - 1)))
+        await self.accept(self._forward(*[b"x"] * (MAX_FORWARDED - 1)))
         await self.accept(self._forward(b"last", node=NODE, sender="ours"))
-        refused(await self.put(self._forward(b"too much", first=base.MAX_FORWARDED)), 0, why=MailFull)
-        same("messages that wait", len(await self._waiting()), base.MAX_FORWARDED)
+        refused(await self.put(self._forward(b"too much", first=MAX_FORWARDED)), 0, why=MailFull)
+        same("messages that wait", len(await self._waiting()), MAX_FORWARDED)
         await self.accept(self._forward(b"theirs", stream="another"))
         first = (await self.store.forwarded(STREAM))[0].key
         await self.accept(self.append(1, taken=first))
-        await self.accept(self._forward(b"room again", first=base.MAX_FORWARDED))
+        await self.accept(self._forward(b"room again", first=MAX_FORWARDED))
 
     async def promise_16_what_waits_for_a_stream_has_a_limit_in_bytes(self) -> None:
         """One sender alone may say more at once: it would wait for ever otherwise."""
-        half = b"x" * (base.MAX_FORWARDED_BYTES // 2)
+        half = b"x" * (MAX_FORWARDED_BYTES // 2)
         await self.accept(self._forward(half), self._forward(half, first=2))
         refused(await self.put(self._forward(b"x", first=3)), 0, why=MailFull)
         await self.open_stream("another")
@@ -509,11 +532,11 @@ class ForwardChecks(StreamCase):
         await self.accept(self._forward(b"1"))
         same("streams of the writer", [s.id for s in await self.store.forwarded_to(NODE)], [STREAM])
         same("streams of another node", [s.id for s in await self.store.forwarded_to(OTHER)], [])
-        await self.accept(base.Release(stream=STREAM, fence=self.fence))
+        await self.accept(Release(stream=STREAM, fence=self.fence))
         refused(await self.put(self._forward(b"2", first=2)), 0, why=NodeGone)
         await self.accept(self._forward(b"1"))  # it is there already
         same("streams that no node writes", [s.id for s in await self.store.forwarded_to(OTHER)], [STREAM])
-        await self.put(base.DropStream(stream=STREAM))
+        await self.put(DropStream(stream=STREAM))
         refused(await self.put(self._forward(b"2", first=2)), 0, why=SessionEnded)
         same("what waits for a stream that is gone", await self._waiting(), [])
         same("streams for which messages wait", list(await self.store.forwarded_to(NODE)), [])
@@ -540,7 +563,7 @@ class ForgettingChecks(StreamCase):
         answers = some_events(1, 3, final=True) + some_events(4, 6, final=True)
         await self.put(an_append(self.fence, answers, seal=True))
         for through in (5, 1_000):
-            await self.put(base.Trim(stream=STREAM, through=through))
+            await self.put(Trim(stream=STREAM, through=through))
             same("events", await self.numbers(), [3, 6])
         same("the highest number ever", (await self.record()).last, 6)
 
@@ -548,14 +571,14 @@ class ForgettingChecks(StreamCase):
         await self.open_stream("dropped")
         for stream in ("dropped", STREAM):
             await self.put(self.append(1, 2, final=True, stream=stream))
-            await self.put(base.OpenAsk(record=an_ask(stream, stream=stream)))
-            await self.put(base.PutReader(record=a_reader(stream=stream)))
-        await self.put(base.DropStream(stream=StreamId("dropped")))
+            await self.put(OpenAsk(record=an_ask(stream, stream=stream)))
+            await self.put(PutReader(record=a_reader(stream=stream)))
+        await self.put(DropStream(stream=StreamId("dropped")))
         same("streams", [stream.id for stream in await self.store.streams(SESSION)], [STREAM])
         same("asks", [ask.id for ask in await self.store.asks(SESSION)], [STREAM])
         same("calls", {call.stream for call in await self.store.calls(SESSION)}, {STREAM})
         same("events of the dropped stream", await self.numbers("dropped"), [])
-        await self.put(base.EndSession(session=SESSION, time=9.0, reason="why"))
+        await self.put(EndSession(session=SESSION, time=9.0, reason="why"))
         ended = an_ended_session(active=9.0, ended="why")
         lists = ("streams", "calls", "asks", "kept", "unread")
         nothing: dict[str, object] = {f"{SESSION}: {what}": [] for what in lists}
@@ -564,7 +587,7 @@ class ForgettingChecks(StreamCase):
         same("its reader", await self.store.reader(STREAM), None)
 
     async def promise_7_sweeping_forgets_events_before_answers_and_sessions_last(self) -> None:
-        await self.put(base.ChangeSession(session=SESSION, active=30.0))
+        await self.put(ChangeSession(session=SESSION, active=30.0))
         await self.put(self.append(1, 2, time=10.0))
         await self.put(self.append(3, 4, time=20.0, final=True, seal=True))
         same("rows swept too early", await self.store.sweep(Cutoffs(events=10.0, answers=0.0)), 0)
@@ -582,12 +605,12 @@ class ForgettingChecks(StreamCase):
         for name in ("z", "read", "a"):
             await self.open_stream(name)
             await self.put(self.append(1, 3, stream=name))
-            await self.put(base.Reached(stream=StreamId(name), generation=1, through=2, unread=True))
-        await self.put(base.Reached(stream=StreamId("read"), generation=1, through=3))
+            await self.put(Reached(stream=StreamId(name), generation=1, through=2, unread=True))
+        await self.put(Reached(stream=StreamId("read"), generation=1, through=3))
         seen = [(stream.id, stream.delivered) for stream in await self.store.unread(SESSION)]
         same("the unread streams and how far they were read", seen, [("z", 2), ("a", 2)])
         z = StreamId("z")
-        await self.put(base.DropStream(stream=z), base.Reached(stream=z, generation=1, through=1))
+        await self.put(DropStream(stream=z), Reached(stream=z, generation=1, through=1))
         same("the unread streams", [stream.id for stream in await self.store.unread(SESSION)], ["a"])
 
     async def what_is_retained_of_sealed_streams_is_known_in_numbers(self) -> None:
@@ -595,10 +618,10 @@ class ForgettingChecks(StreamCase):
             await self.open_stream(name)
             answers = some_events(1, 3, final=True) + some_events(4, 5, final=True)
             await self.put(an_append(self.fence, answers, stream=name, seal=name != "running"))
-        await self.put(base.Trim(stream=StreamId("a"), through=2))
+        await self.put(Trim(stream=StreamId("a"), through=2))
         wanted = [
-            base.KeptRecord(stream=StreamId("z"), opened=0.0, events=3, answers=2, event_bytes=21, answer_bytes=14),
-            base.KeptRecord(stream=StreamId("a"), opened=0.0, events=1, answers=2, event_bytes=7, answer_bytes=14),
+            KeptRecord(stream=StreamId("z"), opened=0.0, events=3, answers=2, event_bytes=21, answer_bytes=14),
+            KeptRecord(stream=StreamId("a"), opened=0.0, events=1, answers=2, event_bytes=7, answer_bytes=14),
         ]
         same("what is kept", list(await self.store.kept(SESSION)), wanted)
 
@@ -618,11 +641,11 @@ class UseChecks(Case):
         for name, active in (("old", 1.0), ("young", 9.0)):
             record = a_stream(self.fence, name, session=name, node=NodeId("buried"))
             await self.put(
-                base.PutSession(record=a_session(name, active=active)),
-                base.OpenStream(record=record, calls=(a_call(stream=name, session=name),)),
-                base.OpenStream(record=replace(record, id=StreamId(f"{name}-standalone"), kind=Kind.STANDALONE)),
+                PutSession(record=a_session(name, active=active)),
+                OpenStream(record=record, calls=(a_call(stream=name, session=name),)),
+                OpenStream(record=replace(record, id=StreamId(f"{name}-standalone"), kind=Kind.STANDALONE)),
                 self.append(1, 5, time=active, stream=name),
-                base.OpenAsk(record=an_ask(stream=name, session=name)),
+                OpenAsk(record=an_ask(stream=name, session=name)),
             )
         young = await self.picture("young")
         await self.store.sweep(Cutoffs(events=5.0, answers=5.0))
@@ -633,18 +656,18 @@ class UseChecks(Case):
 
     async def promise_17_no_time_ends_a_session_that_a_node_uses(self) -> None:
         """Its home, a call that runs, a reader: each of them keeps it, however old its last activity is."""
-        end = base.EndSession(session=SESSION, time=9.0, reason="why", unused_since=5.0)
+        end = EndSession(session=SESSION, time=9.0, reason="why", unused_since=5.0)
         home = a_stream(self.fence, "home", kind=Kind.STANDALONE)
         dormant = a_session(active=5.0, state=SessionState.DORMANT)
-        await self.put(base.PutSession(record=dormant), base.OpenStream(record=home))
+        await self.put(PutSession(record=dormant), OpenStream(record=home))
         await self._is_left_alone(end, "a session with a home")
-        await self.put(base.Release(stream=home.id, fence=self.fence))
-        await self.put(base.OpenStream(record=a_stream(self.fence), calls=(a_call(),)))
+        await self.put(Release(stream=home.id, fence=self.fence))
+        await self.put(OpenStream(record=a_stream(self.fence), calls=(a_call(),)))
         await self._is_left_alone(end, "a session with a running call")
         await self.put(self.append(1, time=90.0, final=True, ends=(an_end(),), seal=True))
-        await self.put(base.PutReader(record=a_reader(stream="home")))
+        await self.put(PutReader(record=a_reader(stream="home")))
         await self._is_left_alone(end, "a session with a reader")
-        await self.put(base.LeaveReader(stream=home.id, reader="reader-1"))
+        await self.put(LeaveReader(stream=home.id, reader="reader-1"))
         same("of those that may go", await self.store.longest_dormant(), dormant)
         await self.put(replace(end, unused_since=4.9))
         same("a session used since", len(await self.sessions()), 1)
@@ -656,14 +679,14 @@ class UseChecks(Case):
         node = NodeId("another")
         fence = await self.store.join(node)
         record = a_stream(fence, "home", kind=Kind.STANDALONE, node=node)
-        await self.put(base.PutSession(record=a_session(active=5.0)), base.OpenStream(record=record))
+        await self.put(PutSession(record=a_session(active=5.0)), OpenStream(record=record))
         await self.store.sweep(Cutoffs(events=80.0, answers=80.0))
         same("sessions of a node that is there", len(await self.sessions()), 1)
         await self.store.bury(node, heir=NODE)
         await self.store.sweep(Cutoffs(events=80.0, answers=80.0))
         same("sessions of a node that is buried", await self.sessions(), [])
 
-    async def _is_left_alone(self, end: base.EndSession, what: str) -> None:
+    async def _is_left_alone(self, end: EndSession, what: str) -> None:
         await self.put(end)
         await self.store.sweep(Cutoffs(events=80.0, answers=80.0))
         same(f"{what}: its state", [session.ended for session in await self.sessions()], [""])
@@ -685,7 +708,7 @@ class _Hanging:
 
     keeps_time = False
 
-    def __init__(self, store: base.Store) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
 
     def __getattr__(self, name: str) -> object:
@@ -715,7 +738,7 @@ class ReadingChecks(StreamCase):
         hang = self.hang
         if hang is None and self.store.keeps_time:
             raise AssertionError("the store says that it keeps its time; give `check_store` a `hang` to show it with")
-        store = within_time(self.store if hang else cast("base.Store", _Hanging(self.store)), _SHORT)
+        store = within_time(self.store if hang else cast("Store", _Hanging(self.store)), _SHORT)
         step = self.append(1)
         with hang() if hang else contextlib.nullcontext():
             calls = (
@@ -735,16 +758,16 @@ class ReadingChecks(StreamCase):
         same("events, when it goes on", await self.numbers(), [1])
 
     async def the_newest_reader_stays_when_an_older_one_leaves(self) -> None:
-        await self.put(base.PutReader(record=a_reader("old")), base.PutReader(record=a_reader("new", seq=3)))
-        await self.put(base.MoveReader(stream=STREAM, reader="old", seq=9))
-        await self.put(base.LeaveReader(stream=STREAM, reader="old"))
+        await self.put(PutReader(record=a_reader("old")), PutReader(record=a_reader("new", seq=3)))
+        await self.put(MoveReader(stream=STREAM, reader="old", seq=9))
+        await self.put(LeaveReader(stream=STREAM, reader="old"))
         same("the reader", await self.store.reader(STREAM), a_reader("new", seq=3))
-        await self.put(base.MoveReader(stream=STREAM, reader="new", seq=5))
+        await self.put(MoveReader(stream=STREAM, reader="new", seq=5))
         same("the reader that has got further", await self.store.reader(STREAM), a_reader("new", seq=5))
-        await self.put(base.LeaveReader(stream=STREAM, reader="new"))
+        await self.put(LeaveReader(stream=STREAM, reader="new"))
         same("the reader", await self.store.reader(STREAM), None)
-        await self.put(base.PutReader(record=a_reader(stream="not there")))
-        await self.put(base.OpenAsk(record=an_ask(stream="not there")))
+        await self.put(PutReader(record=a_reader(stream="not there")))
+        await self.put(OpenAsk(record=an_ask(stream="not there")))
         same("the reader of no stream", await self.store.reader(StreamId("not there")), None)
         same("asks of no stream", list(await self.store.asks(SESSION)), [])
 
@@ -752,10 +775,10 @@ class ReadingChecks(StreamCase):
         """Whichever node tells it, and in whatever order: a reader from further back takes nothing away."""
         await self.put(self.append(1, 5))
         for through, reached in ((2, 2), (1, 2), (4, 4), (9, 5)):
-            await self.put(base.Reached(stream=STREAM, generation=1, through=through))
+            await self.put(Reached(stream=STREAM, generation=1, through=through))
             same(f"how far readers have got, told {through}", (await self.record()).delivered, reached)
-        await self.put(base.Reached(stream=StreamId("not there"), generation=1, through=1))
-        same("the stream that is not there", await base.stream_by_id(self.store, StreamId("not there")), None)
+        await self.put(Reached(stream=StreamId("not there"), generation=1, through=1))
+        same("the stream that is not there", await stream_by_id(self.store, StreamId("not there")), None)
 
     async def promise_19_an_event_in_the_place_of_a_lost_one_is_unread(self) -> None:
         """A reader was shown 5, of which the store got 3; another writer gave the numbers 4 and 5 to other events."""
@@ -763,5 +786,5 @@ class ReadingChecks(StreamCase):
         claimed = await self.claim()
         await self.put(self.append(4, 6, fence=claimed.fence))
         for what, generation, reached in (("the lost ones", 1, 3), ("what never was", 7, 3), ("the new ones", 2, 5)):
-            await self.put(base.Reached(stream=STREAM, generation=generation, through=5))
+            await self.put(Reached(stream=STREAM, generation=generation, through=5))
             same(f"how far readers have got, told of {what}", (await self.record()).delivered, reached)

@@ -9,9 +9,11 @@ from typing import Any
 from perdure._core.chains import Chain
 from perdure._core.ids import Fence, Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.states import CallState, SessionState
-from perdure.store import base
+from perdure.store.interface import Store
+from perdure.store.records import AskRecord, CallRecord, Event, ReaderRecord, SessionRecord, StreamRecord
+from perdure.store.steps import Append, CallEnd, PutCall, Refusals, Step
 
-Make = Callable[[str], base.Store]
+Make = Callable[[str], Store]
 """Gives a store that is not open yet. Called with the same name again, it gives one on the same data."""
 
 NODE = NodeId("node")
@@ -22,8 +24,8 @@ STREAM = StreamId("stream")
 
 def a_session(
     id_: str = SESSION, *, active: float = 0.0, state: SessionState = SessionState.ACTIVE, owner: str = "owner"
-) -> base.SessionRecord:
-    return base.SessionRecord(
+) -> SessionRecord:
+    return SessionRecord(
         id=SessionId(id_),
         owner=owner,
         state=state,
@@ -39,7 +41,7 @@ def a_session(
     )
 
 
-def an_ended_session(id_: str = SESSION, *, active: float, ended: str) -> base.SessionRecord:
+def an_ended_session(id_: str = SESSION, *, active: float, ended: str) -> SessionRecord:
     """What is left of a session that has not expired."""
     record = a_session(id_, active=active, state=SessionState.ENDED)
     return replace(record, ended=ended, client_params=b"", result=b"", sticky=())
@@ -47,7 +49,7 @@ def an_ended_session(id_: str = SESSION, *, active: float, ended: str) -> base.S
 
 def a_single_call(
     id_: str = "call", *, active: float = 0.0, state: SessionState = SessionState.ACTIVE, owner: str = "owner"
-) -> base.SessionRecord:
+) -> SessionRecord:
     """A request of a revision without sessions."""
     record = a_session(id_, active=active, state=state, owner=owner)
     return replace(record, version="2026-07-28", sticky=(), standalone=StreamId(""), kind=RecordKind.CALL)
@@ -65,16 +67,14 @@ def a_stream(
     kind: Kind = Kind.CALL,
     opened: float = 0.0,
     node: NodeId = NODE,
-) -> base.StreamRecord:
-    return base.StreamRecord(
-        id=StreamId(id_), session=SessionId(session), kind=kind, node=node, fence=fence, opened=opened
-    )
+) -> StreamRecord:
+    return StreamRecord(id=StreamId(id_), session=SessionId(session), kind=kind, node=node, fence=fence, opened=opened)
 
 
 def a_call(
     request_id: int | str = 1, *, stream: str = STREAM, session: str = SESSION, incarnation: int = 1
-) -> base.CallRecord:
-    return base.CallRecord(
+) -> CallRecord:
+    return CallRecord(
         session=SessionId(session),
         incarnation=incarnation,
         request_id=request_id,
@@ -85,47 +85,47 @@ def a_call(
     )
 
 
-def an_end(request_id: int | str = 1, state: CallState = CallState.ANSWERED) -> base.CallEnd:
-    return base.CallEnd(incarnation=1, request_id=request_id, state=state)
+def an_end(request_id: int | str = 1, state: CallState = CallState.ANSWERED) -> CallEnd:
+    return CallEnd(incarnation=1, request_id=request_id, state=state)
 
 
-def a_put_call(fence: Fence, *, state: CallState = CallState.WAITING, **more: Any) -> base.PutCall:
+def a_put_call(fence: Fence, *, state: CallState = CallState.WAITING, **more: Any) -> PutCall:
     values: dict[str, Any] = {"incarnation": 1, "request_id": 1, "attempt": 1, "progress": None} | more
-    return base.PutCall(stream=STREAM, fence=fence, state=state, **values)
+    return PutCall(stream=STREAM, fence=fence, state=state, **values)
 
 
-def an_ask(id_: str = "ask-1", *, stream: str = STREAM, session: str = SESSION) -> base.AskRecord:
-    return base.AskRecord(
+def an_ask(id_: str = "ask-1", *, stream: str = STREAM, session: str = SESSION) -> AskRecord:
+    return AskRecord(
         session=SessionId(session), id=id_, stream=StreamId(stream), request=b'{"method":"roots/list"}', node=NODE
     )
 
 
-def a_reader(name: str = "reader-1", *, stream: str = STREAM, seq: int = 0, node: NodeId = NODE) -> base.ReaderRecord:
-    return base.ReaderRecord(stream=StreamId(stream), reader=name, node=node, seq=seq)
+def a_reader(name: str = "reader-1", *, stream: str = STREAM, seq: int = 0, node: NodeId = NODE) -> ReaderRecord:
+    return ReaderRecord(stream=StreamId(stream), reader=name, node=node, seq=seq)
 
 
 def a_chain(name: str = "name", *, session: str = SESSION, current: str = "current", next_: str = "") -> Chain:
     return Chain(name=name, session=SessionId(session), holder="holder", current=current, next=next_)
 
 
-def some_events(first: int, last: int, *, time: float = 0.0, final: bool = False) -> tuple[base.Event, ...]:
+def some_events(first: int, last: int, *, time: float = 0.0, final: bool = False) -> tuple[Event, ...]:
     """Events with these numbers; with `final`, the last of them is an answer."""
-    return tuple(base.Event(seq, time, b"event %d" % seq, final and seq == last) for seq in range(first, last + 1))
+    return tuple(Event(seq, time, b"event %d" % seq, final and seq == last) for seq in range(first, last + 1))
 
 
-def an_append(fence: Fence, events: Iterable[base.Event], *, stream: str = STREAM, **more: Any) -> base.Append:
-    return base.Append(stream=StreamId(stream), fence=fence, events=tuple(events), **more)
+def an_append(fence: Fence, events: Iterable[Event], *, stream: str = STREAM, **more: Any) -> Append:
+    return Append(stream=StreamId(stream), fence=fence, events=tuple(events), **more)
 
 
-async def put(store: base.Store, *steps: base.Step) -> base.Refusals:
+async def put(store: Store, *steps: Step) -> Refusals:
     """Commit as a server does: at once if that is possible, else with patience."""
     done = store.commit_now(steps)
     return await store.commit(steps) if done is None else done
 
 
-async def all_events(store: base.Store, stream: str = STREAM, *, after: int = 0, page: int = 1_000) -> list[base.Event]:
+async def all_events(store: Store, stream: str = STREAM, *, after: int = 0, page: int = 1_000) -> list[Event]:
     """The retained events, fetched page by page."""
-    found: list[base.Event] = []
+    found: list[Event] = []
     while more := await store.read(StreamId(stream), after=after, limit=page):
         if more[0].seq <= after or len(more) > page:
             raise AssertionError(f"{len(more)} events from {more[0].seq} on, where {page} after {after} were asked for")
@@ -134,27 +134,27 @@ async def all_events(store: base.Store, stream: str = STREAM, *, after: int = 0,
     return found
 
 
-async def messages(store: base.Store, node: NodeId = NODE) -> list[bytes]:
+async def messages(store: Store, node: NodeId = NODE) -> list[bytes]:
     return [mail.message for mail in await store.mail(node)]
 
 
-async def numbers(store: base.Store, stream: str = STREAM) -> list[int]:
+async def numbers(store: Store, stream: str = STREAM) -> list[int]:
     return [event.seq for event in await all_events(store, stream)]
 
 
-async def all_sessions(store: base.Store, *, page: int = 100) -> list[base.SessionRecord]:
-    found: list[base.SessionRecord] = []
+async def all_sessions(store: Store, *, page: int = 100) -> list[SessionRecord]:
+    found: list[SessionRecord] = []
     while more := await store.sessions(after=found[-1].id if found else None, limit=page):
         found += more
     return found
 
 
-async def count_open(store: base.Store) -> int:
+async def count_open(store: Store) -> int:
     """How many sessions have not ended."""
     return sum(count for state, count in (await store.count_states()).items() if state is not SessionState.ENDED)
 
 
-async def together(store: base.Store, asked: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
+async def together(store: Store, asked: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
     """Give several answers of a store by name.
 
     A store that others share is somewhere else: it is asked for all at once, which takes as long as asking for a few.
@@ -166,7 +166,7 @@ async def together(store: base.Store, asked: Mapping[str, Awaitable[Any]]) -> di
     }
 
 
-async def picture(store: base.Store, *, sessions: Sequence[str] = (SESSION,)) -> dict[str, Any]:
+async def picture(store: Store, *, sessions: Sequence[str] = (SESSION,)) -> dict[str, Any]:
     """All that a store shows of some sessions, as plain values."""
     asked: dict[str, Awaitable[Any]] = {"sessions": all_sessions(store)}
     for session in map(SessionId, sessions):

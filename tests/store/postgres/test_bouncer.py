@@ -19,9 +19,10 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from perdure._core.ids import NodeId, StreamId
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.store.base import PutSession, SendMail, Step, Store
+from perdure.store.interface import Store
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.store import PostgresStore
+from perdure.store.steps import PutSession, SendMail, Step
 from perdure.testing import check_store
 from perdure.testing._values import NODE, OTHER, SESSION, a_session, an_append, numbers, some_events
 from tests.store.machine import store_machine

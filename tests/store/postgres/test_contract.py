@@ -1,4 +1,4 @@
-"""The PostgreSQL store keeps the promises of `perdure.store.base`, on every version of the server that is here."""
+"""The PostgreSQL store keeps the promises of `perdure.store.interface`, on every version of the server that is here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from perdure.store.base import Store
+from perdure.store.interface import Store
 from perdure.store.postgres.store import PostgresStore
 from perdure.testing import check_store
 from tests.store.machine import store_machine

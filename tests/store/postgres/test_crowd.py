@@ -12,12 +12,12 @@ import asyncpg
 import pytest
 
 from perdure._core.ids import NodeId, StreamId
-from perdure.store.base import PutSession
 from perdure.store.postgres import wakeups
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.ear import channel_of
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.postgres.wakeups import APART, CROWD, POLL
+from perdure.store.steps import PutSession
 from perdure.testing._values import OTHER, a_session
 from tests.support.servers.in_process import until
 from tests.support.stores.postgres import server_url, store_url

@@ -14,9 +14,9 @@ import pytest
 
 from perdure.errors import BadSetting, StoreUnavailable
 from perdure.store import existing_store, open_store
-from perdure.store.base import OpenStream, PutSession
 from perdure.store.postgres.address import each_host, for_writing, parse_address
 from perdure.store.postgres.store import PostgresStore
+from perdure.store.steps import OpenStream, PutSession
 from perdure.testing._values import NODE, STREAM, a_session, a_stream, an_append, some_events
 from tests.support.processes.starting import ROOT
 from tests.support.servers.in_process import until

@@ -11,9 +11,9 @@ import asyncpg
 import pytest
 
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.store.base import PutSession
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.store import PostgresStore
+from perdure.store.steps import PutSession
 from perdure.testing._values import NODE, a_session
 from tests.support.proxies.postgres_proxy import postgres_proxy
 from tests.support.servers.in_process import until

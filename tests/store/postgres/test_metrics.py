@@ -14,12 +14,12 @@ import pytest
 from perdure._core.ids import NodeId
 from perdure._core.retention import Cutoffs
 from perdure.errors import StoreUnavailable
-from perdure.store.base import OpenStream, PutSession
 from perdure.store.postgres import meter
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.store import READERS, PostgresStore
 from perdure.store.postgres.sweep import SLOTS
 from perdure.store.postgres.wakeups import CROWD
+from perdure.store.steps import OpenStream, PutSession
 from perdure.telemetry.prometheus import METRICS
 from perdure.testing._values import NODE, STREAM, a_session, a_stream, an_append, some_events
 from tests.cluster.conftest import Node, Pair

@@ -13,12 +13,13 @@ import pytest
 
 from perdure._core.ids import Fence, SessionId, StreamId
 from perdure._core.retention import Cutoffs
-from perdure.store.base import DropStream, EndSession, Event, OpenStream, PutSession, Step, Trim
 from perdure.store.postgres import sql_files
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.connections import Connections, Connector
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.postgres.sweep import MARGIN, SHORTEST, SLOTS, SPANS, Sweep, Sweeps, spans
+from perdure.store.records import Event
+from perdure.store.steps import DropStream, EndSession, OpenStream, PutSession, Step, Trim
 from perdure.store.time_limit import TimeLimit
 from perdure.testing._values import (
     NODE,

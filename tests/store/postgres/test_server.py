@@ -16,9 +16,9 @@ from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.leases import FREE_SHARE
 from perdure._core.states import ClaimState
 from perdure.errors import StoreUnavailable
-from perdure.store.base import ChangeSession, OpenStream, PutSession, SendMail
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.store import PostgresStore
+from perdure.store.steps import ChangeSession, OpenStream, PutSession, SendMail
 from perdure.testing._values import (
     NODE,
     OTHER,

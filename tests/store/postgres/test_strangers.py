@@ -17,11 +17,12 @@ import pytest
 
 from perdure._core.ids import NodeId
 from perdure.errors import StoreError
-from perdure.store.base import Append, Event, OpenStream, PutSession
 from perdure.store.postgres import sql_files
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.ear import channel_of
 from perdure.store.postgres.store import PostgresStore
+from perdure.store.records import Event
+from perdure.store.steps import Append, OpenStream, PutSession
 from perdure.testing._values import NODE, OTHER, STREAM, a_session, a_stream
 from tests.support.processes.nodes_behind_proxies import town
 from tests.support.proxies.pgbouncer import bouncing

@@ -15,9 +15,9 @@ import pytest
 from perdure._core.ids import Fence
 from perdure._core.retention import Cutoffs
 from perdure._core.states import SessionState
-from perdure.store.base import EndSession, OpenStream, PutSession, SendMail, Stick
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.store import PostgresStore
+from perdure.store.steps import EndSession, OpenStream, PutSession, SendMail, Stick
 from perdure.testing._values import NODE, OTHER, SESSION, a_call, a_session, a_sticky, a_stream
 from tests.support.servers.in_process import until
 from tests.support.stores.postgres import server_url

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from perdure._core.ids import Fence
 from perdure.errors import StoreUnavailable
-from perdure.store.base import Event, OpenStream, PutSession
+from perdure.store.records import Event
 from perdure.store.sqlite import SqliteStore
+from perdure.store.steps import OpenStream, PutSession
 from perdure.testing._values import NODE, a_session, a_stream, an_append, numbers, put
 
 ROOM = 1 << 20

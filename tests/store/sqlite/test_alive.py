@@ -16,10 +16,11 @@ from perdure._core.ids import NodeId
 from perdure._core.states import ClaimState
 from perdure._files.locks import flock
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.store.base import Liveness, PutSession, Release, stream_by_id
+from perdure.store.interface import Liveness, stream_by_id
 from perdure.store.sqlite import SqliteStore
 from perdure.store.sqlite import locks as _sqlite_locks
 from perdure.store.sqlite.locks import Locks
+from perdure.store.steps import PutSession, Release
 from perdure.testing._values import NODE, STREAM, a_session, put
 from tests.store.processes import process
 from tests.support.servers.in_process import until

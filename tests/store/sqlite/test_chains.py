@@ -10,8 +10,8 @@ import pytest
 
 from perdure._core import chains
 from perdure._core.chains import Action, Token
-from perdure.store.base import PutSession
 from perdure.store.sqlite import SqliteStore
+from perdure.store.steps import PutSession
 from perdure.testing._values import SESSION, a_session, put
 
 pytestmark = pytest.mark.anyio

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from perdure.errors import StoreError, StoreTooNew, StoreUnavailable
-from perdure.store.base import RECORD_VERSION, OpenStream, PutSession
+from perdure.store.records import RECORD_VERSION
 from perdure.store.sqlite import SqliteStore
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.file import NAMED, bring_up_to_date, failure
+from perdure.store.steps import OpenStream, PutSession
 from perdure.testing._values import NODE, SESSION, a_call, a_session, a_stream, picture
 
 pytestmark = pytest.mark.anyio

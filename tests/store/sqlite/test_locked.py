@@ -14,8 +14,8 @@ import pytest
 
 from perdure._core.ids import NodeId
 from perdure.errors import StoreUnavailable
-from perdure.store.base import OpenStream, PutSession
 from perdure.store.sqlite import SqliteStore
+from perdure.store.steps import OpenStream, PutSession
 from perdure.testing._values import NODE, a_session, a_stream, an_append, numbers, put, some_events
 
 pytestmark = pytest.mark.anyio

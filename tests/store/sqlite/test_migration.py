@@ -11,24 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
+from perdure._core.ids import Fence, Generation, Kind, NodeId, SessionId, StreamId
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
 from perdure.errors import IdTaken
-from perdure.store.base import (
-    Append,
-    AskRecord,
-    CallEnd,
-    CallRecord,
-    Event,
-    Generation,
-    OpenStream,
-    SessionRecord,
-    StreamRecord,
-)
+from perdure.store.records import AskRecord, CallRecord, Event, SessionRecord, StreamRecord
 from perdure.store.sqlite import SqliteStore
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.file import APPLICATION_ID
+from perdure.store.steps import Append, CallEnd, OpenStream
 from perdure.testing._values import count_open
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,8 @@ import pytest
 
 from perdure._core.ids import NodeId, StreamId
 from perdure._core.states import CallState
-from perdure.store.base import (
+from perdure.store.sqlite import SqliteStore
+from perdure.store.steps import (
     CallEnd,
     DropStream,
     LeaveReader,
@@ -22,7 +23,6 @@ from perdure.store.base import (
     PutSession,
     Trim,
 )
-from perdure.store.sqlite import SqliteStore
 from perdure.testing._values import (
     NODE,
     SESSION,

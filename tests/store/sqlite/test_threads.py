@@ -12,10 +12,11 @@ import pytest
 from perdure._core.ids import Fence, StreamId
 from perdure._core.retention import Cutoffs
 from perdure.errors import StoreUnavailable
-from perdure.store.base import DropStream, EndSession, Event, OpenStream, PutSession, Release, Trim
+from perdure.store.records import Event
 from perdure.store.sqlite import SqliteStore
 from perdure.store.sqlite import sweep as sweep_module
 from perdure.store.sqlite import writing_connection as _sqlite_checkpoints
+from perdure.store.steps import DropStream, EndSession, OpenStream, PutSession, Release, Trim
 from perdure.testing._values import (
     NODE,
     SESSION,

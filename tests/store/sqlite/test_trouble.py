@@ -16,9 +16,10 @@ import pytest
 
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.store import upkeep_of
-from perdure.store.base import Event, OpenStream, PutSession, Step
+from perdure.store.records import Event
 from perdure.store.sqlite import SqliteStore
 from perdure.store.sqlite.writer import WRITER_FAILED
+from perdure.store.steps import OpenStream, PutSession, Step
 from perdure.testing._values import NODE, a_session, a_stream, all_sessions, an_append, numbers, put, some_events
 
 pytestmark = pytest.mark.anyio

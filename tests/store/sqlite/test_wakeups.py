@@ -12,10 +12,11 @@ import pytest
 
 from perdure._core.ids import NodeId, StreamId
 from perdure.errors import StoreTooNew
-from perdure.store.base import ChangeSession, Followed, PutSession
+from perdure.store.records import Followed
 from perdure.store.sqlite import SqliteStore
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite import wakeups as _sqlite_hints
+from perdure.store.steps import ChangeSession, PutSession
 from perdure.testing._values import NODE, SESSION, STREAM, a_session, put
 from tests.store.processes import process
 

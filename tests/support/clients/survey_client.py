@@ -22,7 +22,8 @@ from mcp.server.mcpserver.tools import Tool
 from pydantic import BaseModel
 
 from perdure._core.ids import SessionId, StreamId, parse_position
-from perdure.store.base import Event, Store
+from perdure.store.interface import Store
+from perdure.store.records import Event
 from tests.support.clients.raw_http import Answer, Peer, SessionPeer, message
 from tests.support.clients.recording_client import ENDED, Told
 from tests.support.clients.soak_call import BUSY

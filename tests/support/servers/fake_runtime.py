@@ -10,7 +10,7 @@ from typing import Any
 
 from perdure._core.jsonrpc import Envelope, Notification, Request
 from perdure.runtime.base import CallEnded, Outlet
-from perdure.store.base import SessionRecord
+from perdure.store.records import SessionRecord
 
 
 class Broken(BaseException):

@@ -27,7 +27,7 @@ import perdure
 from perdure import App, Settings
 from perdure.serve.connection import Connection, listen
 from perdure.store import MemoryStore
-from perdure.store.base import Store
+from perdure.store.interface import Store
 from tests.support.clients.wire_client import Web
 from tests.support.stores.shared import SharedStore
 

@@ -11,7 +11,7 @@ from mcp.server.auth.provider import TokenVerifier
 
 import perdure
 from perdure.settings import Settings
-from perdure.store.base import Store
+from perdure.store.interface import Store
 from tests.support.clients.raw_http import Peer, SessionPeer
 from tests.support.servers.gated_tools import server as gated
 from tests.support.servers.in_process import under_uvicorn

@@ -18,17 +18,9 @@ from perdure._core.ids import Fence, Kind, NodeId, Position, SessionId, StreamId
 from perdure._core.states import CallState
 from perdure.assembly import ServerProcess
 from perdure.cluster.remote_readers import RemoteReaders
-from perdure.store.base import (
-    Append,
-    AskRecord,
-    CallRecord,
-    Event,
-    OpenAsk,
-    OpenStream,
-    Step,
-    Store,
-    StreamRecord,
-)
+from perdure.store.interface import Store
+from perdure.store.records import AskRecord, CallRecord, Event, StreamRecord
+from perdure.store.steps import Append, OpenAsk, OpenStream, Step
 from tests.support.servers.in_process import Site
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.shared import SharedStore

@@ -8,22 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 from perdure._core.chains import Chain
-from perdure._core.ids import Fence, NodeId, RecordKind, SessionId, StreamId
+from perdure._core.ids import Fence, Generation, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.retention import Cutoffs
 from perdure._core.states import ClaimState, SessionState
 from perdure.errors import StoreUnavailable
-from perdure.store.base import (
+from perdure.store.interface import HintListener, Liveness, Store
+from perdure.store.records import (
     AskRecord,
     CallRecord,
     Event,
     Extent,
     Followed,
     Forwarded,
-    Generation,
-    HintListener,
     KeptCall,
     KeptRecord,
-    Liveness,
     Loaded,
     Mail,
     NodeRecord,
@@ -31,12 +29,10 @@ from perdure.store.base import (
     Outline,
     Overview,
     ReaderRecord,
-    Refusals,
     SessionRecord,
-    Step,
-    Store,
     StreamRecord,
 )
+from perdure.store.steps import Refusals, Step
 
 
 class Fault(enum.Enum):

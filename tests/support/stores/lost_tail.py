@@ -13,7 +13,7 @@ from pathlib import Path
 import asyncpg
 
 from perdure.store import MemoryStore, SqliteStore
-from perdure.store.base import Store
+from perdure.store.interface import Store
 from perdure.store.postgres.address import parse_address
 from tests.support.stores.postgres import connection
 from tests.support.stores.shared import ON_POSTGRES, shared_address

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure.store import SqliteStore
-from perdure.store.base import Append, OpenStream, PutCall, Refusals, Release, Step, StreamRecord
+from perdure.store.records import StreamRecord
+from perdure.store.steps import Append, OpenStream, PutCall, Refusals, Release, Step
 
 BITS = 62
 

@@ -11,30 +11,45 @@ from dataclasses import dataclass, field, replace
 from perdure._core.ids import Fence, Generation, NodeId, StreamId, new_fence
 from perdure._core.leases import Leases
 from perdure._core.states import ClaimState
-from perdure.store import base
 from perdure.store.codec import Codec, Payloads
+from perdure.store.interface import HintListener
+from perdure.store.records import (
+    FORWARDED_AT_ONCE,
+    MAIL_AT_ONCE,
+    RECORD_VERSION,
+    CallRecord,
+    Event,
+    Followed,
+    Forwarded,
+    Mail,
+    NodeRecord,
+    Overview,
+    ReaderRecord,
+    StreamRecord,
+    next_key,
+)
 
 
 @dataclass(slots=True)
 class StreamRow:
     """A stream with all that goes when it goes."""
 
-    record: base.StreamRecord
-    events: list[base.Event] = field(default_factory=list)
+    record: StreamRecord
+    events: list[Event] = field(default_factory=list)
     generations: list[Generation] = field(default_factory=list)
-    calls: dict[tuple[int, int | str], base.CallRecord] = field(default_factory=dict)
-    reader: base.ReaderRecord | None = None
-    forwarded: list[base.Forwarded] = field(default_factory=list)
+    calls: dict[tuple[int, int | str], CallRecord] = field(default_factory=dict)
+    reader: ReaderRecord | None = None
+    forwarded: list[Forwarded] = field(default_factory=list)
     senders: dict[NodeId, tuple[str, int]] = field(default_factory=dict)
     """The sender of each node, and the number of its last message."""
 
 
 @dataclass(slots=True)
 class NodeRow:
-    record: base.NodeRecord
+    record: NodeRecord
     left: bool = False
     holding: bool = False
-    mail: list[base.Mail] = field(default_factory=list)
+    mail: list[Mail] = field(default_factory=list)
 
 
 class MemoryNodes:
@@ -45,7 +60,7 @@ class MemoryNodes:
         self._offset = wall() - time.monotonic()
         self._streams: dict[StreamId, StreamRow] = {}
         self._nodes: dict[NodeId, NodeRow] = {}
-        self._subscriptions: dict[object, tuple[NodeId, base.HintListener, asyncio.AbstractEventLoop]] = {}
+        self._subscriptions: dict[object, tuple[NodeId, HintListener, asyncio.AbstractEventLoop]] = {}
         self._key = 0
         self._writes = 0
 
@@ -56,7 +71,7 @@ class MemoryNodes:
 
     async def join(self, node: NodeId) -> Fence:
         self._writes += 1
-        self._nodes[node] = NodeRow(base.NodeRecord(id=node, record=base.RECORD_VERSION, beat=0, facts=b"{}"))
+        self._nodes[node] = NodeRow(NodeRecord(id=node, record=RECORD_VERSION, beat=0, facts=b"{}"))
         return self._new_fence()
 
     async def leave(self, node: NodeId) -> None:
@@ -67,13 +82,13 @@ class MemoryNodes:
             if not (row.mail or self._read_by(node) or await self.written_by(node)):
                 del self._nodes[node]
 
-    async def nodes(self) -> Sequence[base.NodeRecord]:
+    async def nodes(self) -> Sequence[NodeRecord]:
         return [row.record for row in self._nodes.values()]
 
-    async def written_by(self, node: NodeId) -> Sequence[base.StreamRecord]:
+    async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
         return [row.record for row in self._streams.values() if row.record.node == node and not row.record.sealed]
 
-    async def bury(self, node: NodeId, *, heir: NodeId, beat: int | None = None) -> Sequence[base.StreamRecord] | None:
+    async def bury(self, node: NodeId, *, heir: NodeId, beat: int | None = None) -> Sequence[StreamRecord] | None:
         row = self._nodes.get(node)
         if row is not None and beat not in (None, row.record.beat):
             return None
@@ -93,28 +108,28 @@ class MemoryNodes:
 
     # Mail
 
-    async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[base.Mail]:
+    async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[Mail]:
         row = self._nodes.get(node)
         mail = [mail for mail in row.mail if mail.key > after] if row else []
-        return self._payloads.decode_all(mail[: base.MAIL_AT_ONCE])
+        return self._payloads.decode_all(mail[:MAIL_AT_ONCE])
 
     def _put_mail(self, node: NodeId, message: bytes) -> None:
         if (row := self._nodes.get(node)) is not None:
-            row.mail.append(base.Mail(self._next_key(), message))
+            row.mail.append(Mail(self._next_key(), message))
             self.hint(node, ())
 
     def _next_key(self) -> int:
-        self._key = base.next_key(self._key, now=time.time())
+        self._key = next_key(self._key, now=time.time())
         return self._key
 
     # Forwarded messages
 
-    async def forwarded(self, stream: StreamId, *, after: int = 0) -> Sequence[base.Forwarded]:
+    async def forwarded(self, stream: StreamId, *, after: int = 0) -> Sequence[Forwarded]:
         row = self._streams.get(stream)
         messages = [message for message in row.forwarded if message.key > after] if row else []
-        return self._payloads.decode_all(messages[: base.FORWARDED_AT_ONCE])
+        return self._payloads.decode_all(messages[:FORWARDED_AT_ONCE])
 
-    async def forwarded_to(self, node: NodeId) -> Sequence[base.StreamRecord]:
+    async def forwarded_to(self, node: NodeId) -> Sequence[StreamRecord]:
         waited_for = [row.record for row in self._streams.values() if row.forwarded]
         return [record for record in waited_for if record.node == node or record.node not in self._nodes]
 
@@ -124,17 +139,17 @@ class MemoryNodes:
 
     # Wake-ups
 
-    def subscribe(self, node: NodeId, listener: base.HintListener) -> Callable[[], None]:
+    def subscribe(self, node: NodeId, listener: HintListener) -> Callable[[], None]:
         key = object()
         self._subscriptions[key] = (node, listener, asyncio.get_running_loop())
         return lambda: self._subscriptions.pop(key, None) and None
 
-    def hint(self, node: NodeId, streams: Sequence[StreamId], enclosed: Sequence[base.Followed] = ()) -> None:
+    def hint(self, node: NodeId, streams: Sequence[StreamId], enclosed: Sequence[Followed] = ()) -> None:
         for key, (whose, _, loop) in self._subscriptions.items():
             if whose == node and not loop.is_closed():
                 loop.call_soon(self._tell, key, tuple(streams), tuple(enclosed))
 
-    def _tell(self, key: object, streams: Sequence[StreamId], enclosed: Sequence[base.Followed]) -> None:
+    def _tell(self, key: object, streams: Sequence[StreamId], enclosed: Sequence[Followed]) -> None:
         if (subscription := self._subscriptions.get(key)) is not None:
             subscription[1](streams, enclosed)
 
@@ -201,9 +216,9 @@ class MemoryLiveness:
         silent, living = self._leases.observe(beats, asked=asked, now=self._monotonic()), self._store._living()
         return [node for node in beats if (node in silent or node not in living) and node != self._node]
 
-    async def overview(self, *, mail_after: int) -> base.Overview:
+    async def overview(self, *, mail_after: int) -> Overview:
         dead, nodes = await self.dead(), [row.record for row in self._store._nodes.values()]
-        return base.Overview(nodes, {record.id: record.beat for record in nodes if record.id in dead})
+        return Overview(nodes, {record.id: record.beat for record in nodes if record.id in dead})
 
     def hold(self, holding: bool) -> None:
         if self._node in self._store._living():

@@ -14,13 +14,29 @@ from perdure._core.chains import Chain
 from perdure._core.ids import Generation, RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.states import SessionState
-from perdure.store import base
+from perdure.store.interface import Opens, load_apart, single_call_apart
 from perdure.store.memory.writes import MemoryWrites, call_key, caller
+from perdure.store.records import (
+    READ_BYTES,
+    AskRecord,
+    CallRecord,
+    Event,
+    Extent,
+    Followed,
+    KeptCall,
+    KeptRecord,
+    Loaded,
+    OpenCall,
+    Outline,
+    ReaderRecord,
+    SessionRecord,
+    StreamRecord,
+)
 
 _seq = attrgetter("seq")
 
 
-class MemoryStore(MemoryWrites, base.Opens):
+class MemoryStore(MemoryWrites, Opens):
     """Keeps everything in dictionaries. This part reads; `MemoryWrites` and `MemoryNodes` have the rest."""
 
     shared = False
@@ -31,37 +47,37 @@ class MemoryStore(MemoryWrites, base.Opens):
 
     # Events
 
-    async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[base.Event]:
+    async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
         found = self._streams.get(stream)
         if found is None:
             return ()
         start = bisect.bisect_right(found.events, after, key=_seq)
         events = self._payloads.decode_all(found.events[start : start + limit])
         sizes = itertools.accumulate(len(event.payload) for event in events)
-        return events[: 1 + sum(1 for size in sizes if size < base.READ_BYTES)]
+        return events[: 1 + sum(1 for size in sizes if size < READ_BYTES)]
 
-    async def streams(self, session: SessionId) -> Sequence[base.StreamRecord]:
+    async def streams(self, session: SessionId) -> Sequence[StreamRecord]:
         return [stream.record for stream in self._of_session.get(session, {}).values()]
 
-    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, base.StreamRecord]:
+    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
         return {stream: self._streams[stream].record for stream in streams if stream in self._streams}
 
-    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, base.Followed]:
+    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
         """Without the events: to read them later costs little here."""
-        return {stream: base.Followed(record) for stream, record in (await self.streams_by_id(list(after))).items()}
+        return {stream: Followed(record) for stream, record in (await self.streams_by_id(list(after))).items()}
 
-    async def unread(self, session: SessionId) -> Sequence[base.StreamRecord]:
+    async def unread(self, session: SessionId) -> Sequence[StreamRecord]:
         return [stream for stream in await self.streams(session) if stream.unread]
 
-    async def kept(self, session: SessionId) -> Sequence[base.KeptRecord]:
-        found: list[base.KeptRecord] = []
+    async def kept(self, session: SessionId) -> Sequence[KeptRecord]:
+        found: list[KeptRecord] = []
         for stream in self._of_session.get(session, {}).values():
             if stream.record.sealed:
                 events, answers = (
                     [self._payloads.size(event.payload) for event in stream.events if event.final is final]
                     for final in (False, True)
                 )
-                kept = base.KeptRecord(
+                kept = KeptRecord(
                     stream=stream.record.id,
                     opened=stream.record.opened,
                     events=len(events),
@@ -72,9 +88,9 @@ class MemoryStore(MemoryWrites, base.Opens):
                 found.append(kept)
         return found
 
-    async def extent(self) -> base.Extent:
+    async def extent(self) -> Extent:
         events = [event for stream in self._streams.values() for event in stream.events]
-        return base.Extent(None, len(events), True, min((event.time for event in events), default=None))
+        return Extent(None, len(events), True, min((event.time for event in events), default=None))
 
     async def generations(self, stream: StreamId) -> Sequence[Generation]:
         found = self._streams.get(stream)
@@ -82,25 +98,25 @@ class MemoryStore(MemoryWrites, base.Opens):
 
     # Sessions
 
-    async def session(self, session: SessionId) -> base.SessionRecord | None:
+    async def session(self, session: SessionId) -> SessionRecord | None:
         return self._payloads.decode(self._sessions.get(session))
 
-    async def load(self, session: SessionId) -> base.Loaded | None:
-        return await base.load_apart(self, session)
+    async def load(self, session: SessionId) -> Loaded | None:
+        return await load_apart(self, session)
 
-    async def single_call(self, session: SessionId, *, recent: int) -> base.KeptCall | None:
-        return await base.single_call_apart(self, session, recent)
+    async def single_call(self, session: SessionId, *, recent: int) -> KeptCall | None:
+        return await single_call_apart(self, session, recent)
 
-    async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[base.SessionRecord]:
+    async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
         ids = sorted(i for i in self._sessions if after is None or i > after)
         return self._payloads.decode_all([self._sessions[i] for i in ids[:limit]])
 
-    async def outlines(self, *, after: SessionId | None, limit: int) -> Sequence[base.Outline]:
+    async def outlines(self, *, after: SessionId | None, limit: int) -> Sequence[Outline]:
         return [await self._outline(record) for record in await self.sessions(after=after, limit=limit)]
 
-    async def _outline(self, record: base.SessionRecord) -> base.Outline:
+    async def _outline(self, record: SessionRecord) -> Outline:
         calls = await self.calls(record.id) if record.kind is RecordKind.CALL else ()
-        return base.Outline(
+        return Outline(
             *(record.id, record.owner, record.state, record.version, record.initialized),
             *(record.created, record.active, record.kind, calls[0].state if calls else None),
         )
@@ -115,7 +131,7 @@ class MemoryStore(MemoryWrites, base.Opens):
         *,
         kind: RecordKind = RecordKind.SESSION,
         delivered: bool = False,
-    ) -> base.SessionRecord | None:
+    ) -> SessionRecord | None:
         dormant = [s for s in self._sessions.values() if s.state is SessionState.DORMANT and s.kind is kind]
         unused = [session for session in dormant if not self._in_use(session)]
         wanted = [session for session in unused if owner is None or caller(session) == (owner, address)]
@@ -145,31 +161,31 @@ class MemoryStore(MemoryWrites, base.Opens):
 
     # Ledger, asks, readers
 
-    async def calls(self, session: SessionId) -> Sequence[base.CallRecord]:
+    async def calls(self, session: SessionId) -> Sequence[CallRecord]:
         streams = self._of_session.get(session, {}).values()
         return self._payloads.decode_all([call for stream in streams for call in stream.calls.values()])
 
-    async def calls_on(self, stream: StreamId) -> Sequence[base.CallRecord]:
+    async def calls_on(self, stream: StreamId) -> Sequence[CallRecord]:
         found = self._streams.get(stream)
         return self._payloads.decode_all(list(found.calls.values())) if found else []
 
-    async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> base.CallRecord | None:
+    async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:
         key = (session, incarnation, coerce_id(request_id))
         stream = self._open_calls.get(key)
         calls = stream.calls.values() if stream else ()
         return self._payloads.decode(next((call for call in calls if call_key(call) == key), None))
 
-    async def open_calls(self, *, limit: int) -> Sequence[base.OpenCall]:
-        found: list[base.OpenCall] = []
+    async def open_calls(self, *, limit: int) -> Sequence[OpenCall]:
+        found: list[OpenCall] = []
         for key, row in sorted(self._open_calls.items(), key=lambda item: item[0][0])[:limit]:
             call = next(call for call in row.calls.values() if call_key(call) == key)
             writer = row.record.node
-            found.append(base.OpenCall(call.session, call.stream, call.method, call.state, call.attempt, writer))
+            found.append(OpenCall(call.session, call.stream, call.method, call.state, call.attempt, writer))
         return found
 
-    async def asks(self, session: SessionId) -> Sequence[base.AskRecord]:
+    async def asks(self, session: SessionId) -> Sequence[AskRecord]:
         return self._payloads.decode_all(list(self._asks.get(session, {}).values()))
 
-    async def reader(self, stream: StreamId) -> base.ReaderRecord | None:
+    async def reader(self, stream: StreamId) -> ReaderRecord | None:
         found = self._streams.get(stream)
         return found.reader if found else None

@@ -12,10 +12,45 @@ from perdure._core.ids import Fence, Generation, NodeId, RecordKind, SessionId, 
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
-from perdure.store import base
+from perdure.store import records, steps
 from perdure.store.codec import PLAIN, Codec
 from perdure.store.memory.nodes import MemoryNodes, StreamRow
+from perdure.store.records import (
+    MAX_FORWARDED,
+    MAX_FORWARDED_BYTES,
+    MAX_MAIL,
+    AskRecord,
+    CallRecord,
+    Forwarded,
+    SessionRecord,
+    StreamRecord,
+)
 from perdure.store.refusals import Why, refusal
+from perdure.store.steps import (
+    Append,
+    ChangeSession,
+    CloseAsk,
+    DropStream,
+    EndSession,
+    Forward,
+    LeaveReader,
+    MailReceived,
+    MoveReader,
+    OpenAsk,
+    OpenStream,
+    PutCall,
+    PutReader,
+    PutSession,
+    Reached,
+    Refusals,
+    Release,
+    SendMail,
+    Step,
+    StepRefusal,
+    Stick,
+    Trim,
+    with_sticky,
+)
 
 _OPEN = (CallState.RUNNING, CallState.WAITING)
 
@@ -25,67 +60,67 @@ class MemoryWrites(MemoryNodes):
 
     def __init__(self, *, codec: Codec = PLAIN, wall: Callable[[], float] = time.time) -> None:
         super().__init__(codec, wall)
-        self._sessions: dict[SessionId, base.SessionRecord] = {}
+        self._sessions: dict[SessionId, SessionRecord] = {}
         self._of_session: dict[SessionId, dict[StreamId, StreamRow]] = {}
-        self._asks: dict[SessionId, dict[str, base.AskRecord]] = {}
+        self._asks: dict[SessionId, dict[str, AskRecord]] = {}
         self._chains: dict[SessionId, Chain] = {}
         self._chain_names: dict[str, SessionId] = {}
         self._secrets: dict[str, bytes] = {}
         self._open_calls: dict[tuple[SessionId, int, int | str], StreamRow] = {}
         """Where each call that has not ended is, by its id as ids are compared."""
 
-    async def commit(self, steps: Sequence[base.Step]) -> base.Refusals:
+    async def commit(self, steps: Sequence[Step]) -> Refusals:
         return self.commit_now(steps)
 
-    def commit_now(self, steps: Sequence[base.Step]) -> base.Refusals:
+    def commit_now(self, steps: Sequence[Step]) -> Refusals:
         self._writes += 1
         return [self._apply(step) for step in self._payloads.encode_steps(steps)]
 
-    def _apply(self, step: base.Step) -> base.StepRefusal | None:
+    def _apply(self, step: Step) -> StepRefusal | None:
         match step:
-            case base.Append():
+            case Append():
                 return self._append(step)
-            case base.OpenStream():
+            case OpenStream():
                 return self._open(step)
-            case base.Forward():
+            case Forward():
                 return self._forward(step)
-            case base.PutCall():
+            case PutCall():
                 return self._put_call(step)
-            case base.Release():
+            case Release():
                 return self._release(step)
-            case base.SendMail():
+            case SendMail():
                 return self._deliver(step)
-            case base.MailReceived() if node := self._nodes.get(step.node):
+            case MailReceived() if node := self._nodes.get(step.node):
                 node.mail = [mail for mail in node.mail if mail.key > step.through]
-            case base.PutSession():
+            case PutSession():
                 return self._put_session(step)
-            case base.ChangeSession() if session := self._going_on(step.session):
-                self._sessions[session.id] = base.changed(session, step)
-            case base.Stick() if session := self._going_on(step.session):
+            case ChangeSession() if session := self._going_on(step.session):
+                self._sessions[session.id] = steps.changed(session, step)
+            case Stick() if session := self._going_on(step.session):
                 sticky = self._payloads.stick(session.sticky, step.request)
-                self._sessions[session.id] = base.with_sticky(session, sticky)
-            case base.EndSession():
+                self._sessions[session.id] = with_sticky(session, sticky)
+            case EndSession():
                 self._end(step)
-            case base.Trim() if found := self._streams.get(step.stream):
+            case Trim() if found := self._streams.get(step.stream):
                 found.events = [e for e in found.events if e.final or e.seq > step.through]
-            case base.DropStream():
+            case DropStream():
                 self._drop(step.stream)
-            case base.OpenAsk(record=ask) if ask.stream in self._streams:
+            case OpenAsk(record=ask) if ask.stream in self._streams:
                 self._asks.setdefault(ask.session, {}).setdefault(ask.id, ask)
-            case base.CloseAsk():
+            case CloseAsk():
                 self._asks.get(step.session, {}).pop(step.id, None)
-            case base.PutReader(record=reader) if found := self._streams.get(reader.stream):
+            case PutReader(record=reader) if found := self._streams.get(reader.stream):
                 found.reader = reader
-            case base.MoveReader() | base.LeaveReader() if found := self._streams.get(step.stream):
+            case MoveReader() | LeaveReader() if found := self._streams.get(step.stream):
                 if found.reader is not None and found.reader.reader == step.reader:
-                    found.reader = replace(found.reader, seq=step.seq) if isinstance(step, base.MoveReader) else None
-            case base.Reached() if found := self._streams.get(step.stream):
+                    found.reader = replace(found.reader, seq=step.seq) if isinstance(step, MoveReader) else None
+            case Reached() if found := self._streams.get(step.stream):
                 found.record = _reached(found, step)
         return None
 
     # Steps of sessions
 
-    def _put_session(self, step: base.PutSession) -> base.StepRefusal | None:
+    def _put_session(self, step: PutSession) -> StepRefusal | None:
         record, limits = step.record, step.limits
         if record.id in self._sessions:
             return None
@@ -100,7 +135,7 @@ class MemoryWrites(MemoryNodes):
         self._sessions[record.id] = record
         return None
 
-    def _end(self, step: base.EndSession) -> None:
+    def _end(self, step: EndSession) -> None:
         if step.unused_since is not None:
             found = self._sessions.get(step.session)
             if found is None or found.active > step.unused_since or self._in_use(found):
@@ -135,11 +170,11 @@ class MemoryWrites(MemoryNodes):
                 del self._sessions[min(sessions, key=attrgetter("active")).id]
                 return  # one has ended, so one was too many
 
-    def _going_on(self, session: SessionId) -> base.SessionRecord | None:
+    def _going_on(self, session: SessionId) -> SessionRecord | None:
         record = self._sessions.get(session)
         return None if record is None or record.state is SessionState.ENDED else record
 
-    def _in_use(self, session: base.SessionRecord) -> bool:
+    def _in_use(self, session: SessionRecord) -> bool:
         return any(
             (not stream.record.sealed and stream.record.node in self._nodes)
             or (stream.reader is not None and stream.reader.node in self._nodes)
@@ -148,7 +183,7 @@ class MemoryWrites(MemoryNodes):
 
     # Steps of streams
 
-    def _open(self, step: base.OpenStream) -> base.StepRefusal | None:
+    def _open(self, step: OpenStream) -> StepRefusal | None:
         record = step.record
         if (there := self._streams.get(record.id)) is not None:
             if step.unique and there.record.fence != record.fence:
@@ -173,7 +208,7 @@ class MemoryWrites(MemoryNodes):
         self._of_session.setdefault(record.session, {})[record.id] = stream
         return None
 
-    def _append(self, step: base.Append) -> base.StepRefusal | None:
+    def _append(self, step: Append) -> StepRefusal | None:
         stream = self._streams.get(step.stream)
         if stream is None:
             return refusal(step, Why.GONE)
@@ -194,7 +229,7 @@ class MemoryWrites(MemoryNodes):
                 self._open_calls.pop(call_key(call), None)
         return None
 
-    def _put_call(self, step: base.PutCall) -> base.StepRefusal | None:
+    def _put_call(self, step: PutCall) -> StepRefusal | None:
         stream = self._streams.get(step.stream)
         if stream is None or (refused := _not_written(stream, step)) is not None:
             return refusal(step, Why.GONE) if stream is None else refused
@@ -204,7 +239,7 @@ class MemoryWrites(MemoryNodes):
             stream.calls[call.incarnation, call.request_id] = changed
         return None
 
-    def _release(self, step: base.Release) -> base.StepRefusal | None:
+    def _release(self, step: Release) -> StepRefusal | None:
         stream = self._streams.get(step.stream)
         if stream is None or (refused := _not_written(stream, step)) is not None:
             return refusal(step, Why.GONE) if stream is None else refused
@@ -226,15 +261,15 @@ class MemoryWrites(MemoryNodes):
 
     # Mail and forwarded messages
 
-    def _deliver(self, step: base.SendMail) -> base.StepRefusal | None:
+    def _deliver(self, step: SendMail) -> StepRefusal | None:
         if (row := self._nodes.get(step.node)) is None:
             return refusal(step, Why.NOBODY)
-        if len(row.mail) >= base.MAX_MAIL:
+        if len(row.mail) >= MAX_MAIL:
             return refusal(step, Why.FULL)
         self._put_mail(step.node, step.message)
         return None
 
-    def _forward(self, step: base.Forward) -> base.StepRefusal | None:
+    def _forward(self, step: Forward) -> StepRefusal | None:
         if (row := self._streams.get(step.stream)) is None:
             return refusal(step, Why.GONE)
         sender, last = row.senders.get(step.node, ("", 0))
@@ -247,10 +282,10 @@ class MemoryWrites(MemoryNodes):
         if step.first > last + 1:
             return refusal(step, Why.BEHIND, last)
         size = sum(map(self._payloads.size, [*new, *(payload for _, payload in row.forwarded)]))
-        full = len(row.forwarded) + len(new) > base.MAX_FORWARDED or size > base.MAX_FORWARDED_BYTES
+        full = len(row.forwarded) + len(new) > MAX_FORWARDED or size > MAX_FORWARDED_BYTES
         if row.forwarded and full:
             return refusal(step, Why.FULL, len(row.forwarded))
-        row.forwarded += [base.Forwarded(self._next_key(), payload) for payload in new]
+        row.forwarded += [Forwarded(self._next_key(), payload) for payload in new]
         row.senders[step.node] = (step.sender, step.first + len(step.payloads) - 1)
         return None
 
@@ -263,19 +298,19 @@ class MemoryWrites(MemoryNodes):
     async def secrets(self) -> Mapping[str, bytes]:
         return dict(self._secrets)
 
-    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> base.StreamRecord | None:
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
         found = self._streams.get(stream)
         if found is None or found.record.fence != held or found.record.sealed:
             return None
         self._writes += 1
         before = found.record
         found.generations.append(Generation(generation=before.generation, end=before.last))
-        del found.generations[: -base.KEPT_GENERATIONS]
+        del found.generations[: -records.KEPT_GENERATIONS]
         generation = max(before.generation, known) + 1
         found.record = replace(before, node=node, fence=self._new_fence(generation), generation=generation)
         return found.record
 
-    async def reattach(self, session: SessionId) -> base.SessionRecord | None:
+    async def reattach(self, session: SessionId) -> SessionRecord | None:
         if (record := self._going_on(session)) is None:
             return None
         self._writes += 1
@@ -318,35 +353,35 @@ class MemoryWrites(MemoryNodes):
         for session in list(self._sessions.values()):
             before = cutoffs.answers if session.kind is RecordKind.SESSION else cutoffs.calls
             if session.active < before and not self._in_use(session):
-                self._end(base.EndSession(session=session.id, time=session.active, reason=""))
+                self._end(EndSession(session=session.id, time=session.active, reason=""))
                 self._sessions.pop(session.id, None)
                 rows += 1
         self._writes += 1
         return rows
 
 
-def caller(session: base.SessionRecord) -> tuple[str, str]:
+def caller(session: SessionRecord) -> tuple[str, str]:
     """Give the name that opened a session, or the address."""
     return session.owner, session.address
 
 
-def call_key(call: base.CallRecord) -> tuple[SessionId, int, int | str]:
+def call_key(call: CallRecord) -> tuple[SessionId, int, int | str]:
     """Give what no two running calls share (12)."""
     return call.session, call.incarnation, coerce_id(call.request_id)
 
 
-def _reached(stream: StreamRow, step: base.Reached) -> base.StreamRecord:
+def _reached(stream: StreamRow, step: Reached) -> StreamRecord:
     record = stream.record
     ends = {ended.generation: ended.end for ended in stream.generations} | {record.generation: record.last}
     through = min(step.through, ends.get(step.generation, 0))
     return replace(record, delivered=max(record.delivered, through), unread=step.unread)
 
 
-def _not_written(stream: StreamRow, step: base.Append | base.PutCall | base.Release) -> base.StepRefusal | None:
+def _not_written(stream: StreamRow, step: Append | PutCall | Release) -> StepRefusal | None:
     """Give the refusal of a step whose writer is not the stream's."""
     record = stream.record
     if record.fence != step.fence:
         return refusal(step, Why.FENCED, record.fence)
     if record.sealed:
         return refusal(step, Why.SEALED)
-    return None if record.node or isinstance(step, base.Release) else refusal(step, Why.RELEASED)
+    return None if record.node or isinstance(step, Release) else refusal(step, Why.RELEASED)

@@ -1,9 +1,9 @@
 """Checks a whole PostgreSQL schema: that the rules of `store.invariants` hold in it."""
 
-from perdure.store.base import RECORD_VERSION
 from perdure.store.invariants import COUNTED, INVARIANTS, MOST_SHOWN, OWN_WORD, Fault, Verdict, faults_of
 from perdure.store.postgres import sql_files
 from perdure.store.postgres.connections import Connection
+from perdure.store.records import RECORD_VERSION
 
 _VALUES = {"unanswered": (OWN_WORD,), "records": (RECORD_VERSION,)}
 

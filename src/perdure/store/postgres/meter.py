@@ -9,12 +9,12 @@ import time
 from collections.abc import Mapping, Sequence
 
 from perdure.errors import StoreError
-from perdure.store.base import Measures, Survey
 from perdure.store.postgres.connections import Connections, Connector
 from perdure.store.postgres.ear import Ear
 from perdure.store.postgres.sweep import SLOTS, Sweeps, is_slot
 from perdure.store.postgres.wakeups import Hints
 from perdure.store.postgres.writer import Writer
+from perdure.store.records import Measures, Survey
 
 SURVEY_SECONDS = 60.0
 """Seconds for which the sizes of tables are not asked for again: they change slowly, and the server looks at each file

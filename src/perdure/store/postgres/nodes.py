@@ -14,10 +14,10 @@ from perdure._core.leases import Leases
 from perdure._core.states import ClaimState
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.store import rows
-from perdure.store.base import Overview
 from perdure.store.postgres import processes
 from perdure.store.postgres.ear import Ear
 from perdure.store.postgres.failures import BURIED, is_unknown
+from perdure.store.records import Overview
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

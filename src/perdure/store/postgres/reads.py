@@ -7,24 +7,36 @@ from typing import Any, TypeVar
 from perdure._core.chains import Chain
 from perdure._core.ids import RecordKind, SessionId, StreamId
 from perdure._core.states import SessionState
-from perdure.store import base, rows
+from perdure.store import rows
 from perdure.store.postgres.connections import Connections
 from perdure.store.postgres.steps import MAX_SEQ, caller_key, id_key
 from perdure.store.record_reads import RecordReads
+from perdure.store.records import (
+    READ_BYTES,
+    CallRecord,
+    Event,
+    Followed,
+    KeptCall,
+    Loaded,
+    ReaderRecord,
+    SessionRecord,
+    StreamRecord,
+    Usage,
+)
 
 T = TypeVar("T")
 
 MAX_READ = 500
 """Events read in one go: more would be sized by the server for an answer that is full."""
 
-STREAM_COLUMNS = len(fields(base.StreamRecord)) + 1
+STREAM_COLUMNS = len(fields(StreamRecord)) + 1
 """Of a stream's row: its record, behind the record's version."""
 
-SESSION_COLUMNS = len(fields(base.SessionRecord)) + 1
-CALL_COLUMNS = len(fields(base.CallRecord)) + 1
+SESSION_COLUMNS = len(fields(SessionRecord)) + 1
+CALL_COLUMNS = len(fields(CallRecord)) + 1
 
 session_record = rows.record_maker(
-    base.SessionRecord,
+    SessionRecord,
     "session {id}",
     owner=rows.strict,
     state=SessionState,
@@ -41,57 +53,57 @@ class Reads(RecordReads):
     _readers: Connections
     _queries: Mapping[str, str]
 
-    async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[base.Event]:
-        bounds = (min(max(after, 0), MAX_SEQ), min(limit, MAX_READ), base.READ_BYTES, self._payloads.overhead)
-        return await self._all("read_events", base.Event._make, stream, *bounds)
+    async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
+        bounds = (min(max(after, 0), MAX_SEQ), min(limit, MAX_READ), READ_BYTES, self._payloads.overhead)
+        return await self._all("read_events", Event._make, stream, *bounds)
 
-    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, base.StreamRecord]:
+    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
         if not streams:
             return {}
         found = await self._all("streams_by_id", rows.stream_record, list(streams))
         return {record.id: record for record in found}
 
-    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, base.Followed]:
+    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
         numbers = [min(max(number, 0), MAX_SEQ) for number in after.values()]
-        bounds = (min(limit, MAX_READ), base.READ_BYTES, self._payloads.overhead)
+        bounds = (min(limit, MAX_READ), READ_BYTES, self._payloads.overhead)
         found = await self._all("follow_streams", self._followed, list(after), numbers, *bounds)
         return {followed.record.id: followed for followed in found}
 
-    def _followed(self, row: Any) -> base.Followed:
+    def _followed(self, row: Any) -> Followed:
         """A stream's events come as columns, because each of many rows would repeat its record."""
         revision, *columns = row[STREAM_COLUMNS:]
-        events = [] if columns[0] is None else [base.Event._make(event) for event in zip(*columns, strict=True)]
-        return base.Followed(rows.stream_record(row[:STREAM_COLUMNS]), self._payloads.decode_all(events), revision)
+        events = [] if columns[0] is None else [Event._make(event) for event in zip(*columns, strict=True)]
+        return Followed(rows.stream_record(row[:STREAM_COLUMNS]), self._payloads.decode_all(events), revision)
 
-    async def session(self, session: SessionId) -> base.SessionRecord | None:
+    async def session(self, session: SessionId) -> SessionRecord | None:
         return await self._one("session_by_id", session_record, session)
 
-    async def load(self, session: SessionId) -> base.Loaded | None:
+    async def load(self, session: SessionId) -> Loaded | None:
         return await self._one("load_session", self._loaded, session)
 
-    def _loaded(self, row: Any) -> base.Loaded:
+    def _loaded(self, row: Any) -> Loaded:
         record = self._payloads.decode(session_record(row[:SESSION_COLUMNS]))
         has_standalone = row[SESSION_COLUMNS] is not None
-        return base.Loaded(record, rows.stream_record(row[SESSION_COLUMNS:]) if has_standalone else None)
+        return Loaded(record, rows.stream_record(row[SESSION_COLUMNS:]) if has_standalone else None)
 
-    async def single_call(self, session: SessionId, *, recent: int) -> base.KeptCall | None:
-        found = await self._readers.fetch(self._queries["single_call"], session, min(recent, MAX_READ), base.READ_BYTES)
+    async def single_call(self, session: SessionId, *, recent: int) -> KeptCall | None:
+        found = await self._readers.fetch(self._queries["single_call"], session, min(recent, MAX_READ), READ_BYTES)
         return self._kept_call(found[0]) if found else None
 
-    def _kept_call(self, row: Any) -> base.KeptCall:
+    def _kept_call(self, row: Any) -> KeptCall:
         """Events and asks come as columns, as in `_followed`."""
         decode = self._payloads
         record = decode.decode(session_record(row[:SESSION_COLUMNS]))
         call, rest = row[SESSION_COLUMNS : SESSION_COLUMNS + CALL_COLUMNS], row[SESSION_COLUMNS + CALL_COLUMNS :]
         if call[0] is None:
-            return base.KeptCall(record, None)
-        events = [base.Event._make(event) for event in zip(*(column or () for column in rest[:4]), strict=True)]
+            return KeptCall(record, None)
+        events = [Event._make(event) for event in zip(*(column or () for column in rest[:4]), strict=True)]
         asks = [rows.ask_record(ask) for ask in zip(*(column or () for column in rest[4:]), strict=True)]
-        return base.KeptCall(
+        return KeptCall(
             record, decode.decode(rows.call_record(call)), decode.decode_all(events), decode.decode_all(asks)
         )
 
-    async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[base.SessionRecord]:
+    async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
         return await self._all("sessions_after", session_record, after or "", limit)
 
     async def longest_dormant(
@@ -101,7 +113,7 @@ class Reads(RecordReads):
         *,
         kind: RecordKind = RecordKind.SESSION,
         delivered: bool = False,
-    ) -> base.SessionRecord | None:
+    ) -> SessionRecord | None:
         if owner is None:
             return await self._one("longest_dormant", session_record, kind.value)
         query = "longest_delivered_of" if delivered else "longest_dormant_of"
@@ -117,16 +129,16 @@ class Reads(RecordReads):
         [[number]] = await self._readers.fetch(self._queries[query], *values)
         return int(number)
 
-    async def usage(self, sessions: Sequence[SessionId]) -> Mapping[SessionId, base.Usage]:
-        streams: dict[SessionId, list[base.StreamRecord]] = {}
+    async def usage(self, sessions: Sequence[SessionId]) -> Mapping[SessionId, Usage]:
+        streams: dict[SessionId, list[StreamRecord]] = {}
         for stream in await self._all("streams_of_sessions", rows.stream_record, list(sessions)):
             streams.setdefault(stream.session, []).append(stream)
-        readers: dict[SessionId, list[base.ReaderRecord]] = {}
+        readers: dict[SessionId, list[ReaderRecord]] = {}
         for session, *row in await self._readers.fetch(self._queries["readers_of_sessions"], list(sessions)):
             readers.setdefault(session, []).append(rows.reader_record(tuple(row)))
         newest = await self._readers.fetch(self._queries["newest_of_sessions"], list(sessions))
         found = {session: (streams.get(session, ()), time, readers.get(session, ())) for session, time in newest}
-        return {session: base.Usage(*usage) for session, usage in found.items()}
+        return {session: Usage(*usage) for session, usage in found.items()}
 
     async def chain(self, name: str) -> Chain | None:
         return await self._one("chain_by_name", _chain_record, name)
@@ -134,7 +146,7 @@ class Reads(RecordReads):
     async def chain_of(self, session: SessionId) -> Chain | None:
         return await self._one("chain_of_session", _chain_record, session)
 
-    async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> base.CallRecord | None:
+    async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:
         return await self._one("call_by_id", rows.call_record, session, incarnation, id_key(request_id))
 
     async def _all(self, query: str, record: Callable[[Any], T], *values: Any) -> Sequence[T]:

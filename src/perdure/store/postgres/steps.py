@@ -7,8 +7,31 @@ from typing import Any, Final
 from perdure._core import retention
 from perdure._core.ids import NodeId, SessionId
 from perdure._core.states import CallState
-from perdure.store import base, rows
+from perdure.store import rows
 from perdure.store.codec import Payloads
+from perdure.store.records import MAX_FORWARDED, MAX_FORWARDED_BYTES, MAX_MAIL, RECORD_VERSION
+from perdure.store.steps import (
+    Append,
+    ChangeSession,
+    CloseAsk,
+    DropStream,
+    EndSession,
+    Forward,
+    LeaveReader,
+    MailReceived,
+    MoveReader,
+    OpenAsk,
+    OpenStream,
+    PutCall,
+    PutReader,
+    PutSession,
+    Reached,
+    Release,
+    SendMail,
+    Step,
+    Stick,
+    Trim,
+)
 
 _OPEN = (CallState.RUNNING, CallState.WAITING)
 
@@ -39,20 +62,20 @@ def caller_key(owner: str, address: str) -> bytes:
 
 # --- Order ----------------------------------------------------------------------------------------------------------
 
-_SESSION_STEPS = (base.ChangeSession, base.Stick, base.CloseAsk)
+_SESSION_STEPS = (ChangeSession, Stick, CloseAsk)
 _STREAM_STEPS = (
-    base.Append,
-    base.Trim,
-    base.PutCall,
-    base.Release,
-    base.Reached,
-    base.MoveReader,
-    base.LeaveReader,
-    base.Forward,
+    Append,
+    Trim,
+    PutCall,
+    Release,
+    Reached,
+    MoveReader,
+    LeaveReader,
+    Forward,
 )
 
 
-def lock_order(steps: Sequence[base.Step]) -> list[int]:
+def lock_order(steps: Sequence[Step]) -> list[int]:
     """Give the places of the steps in an order in which two commits seldom wait for each other.
 
     Rows are locked in the order of the steps, until the commit. Steps about different sessions or streams may change
@@ -71,7 +94,7 @@ def lock_order(steps: Sequence[base.Step]) -> list[int]:
     highest = 0
     for place, step in enumerate(steps):
         rank, name = _rank(step)
-        if rank < 0 or (isinstance(step, base.OpenStream | base.PutSession) and highest > rank):
+        if rank < 0 or (isinstance(step, OpenStream | PutSession) and highest > rank):
             end_run()
             highest = 0
         if rank < 0:
@@ -83,15 +106,15 @@ def lock_order(steps: Sequence[base.Step]) -> list[int]:
     return order
 
 
-def _rank(step: base.Step) -> tuple[int, str]:
+def _rank(step: Step) -> tuple[int, str]:
     match step:
-        case base.PutSession():
+        case PutSession():
             return 0, step.record.id
-        case base.OpenStream() | base.OpenAsk():
+        case OpenStream() | OpenAsk():
             return 1, step.record.session
-        case base.PutReader():
+        case PutReader():
             return 2, step.record.stream
-        case base.SendMail() | base.MailReceived():
+        case SendMail() | MailReceived():
             return 3, step.node
     if isinstance(step, _SESSION_STEPS):
         return 1, step.session
@@ -117,13 +140,13 @@ class CommitArguments:
         self._answers: tuple[list[int], list[int], list[float], list[bytes]] = ([], [], [], [])
         self._mail: tuple[list[int], list[str], list[bytes]] = ([], [], [])
 
-    def add(self, step: base.Step) -> None:
+    def add(self, step: Step) -> None:
         _ADD[type(step)](self, step)
 
     def values(self, writer: int, members: Sequence[NodeId]) -> tuple[Any, ...]:
         pools = (self._texts, self._numbers, self._times, self._blobs)
         steps = ("".join(self._kinds), *pools, *self._events, *self._answers, *self._mail)
-        return (writer, members, *steps, base.MAX_MAIL)
+        return (writer, members, *steps, MAX_MAIL)
 
     def _put(
         self,
@@ -139,7 +162,7 @@ class CommitArguments:
         self._times.extend(times)
         self._blobs.extend(blobs)
 
-    def append(self, step: base.Append) -> None:
+    def append(self, step: Append) -> None:
         events = step.events
         first = last = 0
         if events and not step.lost:
@@ -163,11 +186,11 @@ class CommitArguments:
             times.append(event.time)
             payloads.append(event.payload)
 
-    def open_stream(self, step: base.OpenStream) -> None:
+    def open_stream(self, step: OpenStream) -> None:
         record = step.record
         listed = not any(call.state in _OPEN for call in step.calls)
         most = -1 if step.most_calls is None else step.most_calls
-        numbers = (base.RECORD_VERSION, record.fence, record.generation, record.last)
+        numbers = (RECORD_VERSION, record.fence, record.generation, record.last)
         seen = -1 if step.seen is None else step.seen
         flags = (int(record.sealed), int(listed), most, len(step.calls), seen, int(step.unique))
         texts = (record.id, record.session, record.kind.value, record.node)
@@ -179,12 +202,12 @@ class CommitArguments:
             said = (stored(call.method), call.request, stored(call.principal))
             self._blobs += (id_key(call.request_id), *said, call.digest, stored(call.name))
 
-    def put_call(self, step: base.PutCall) -> None:
+    def put_call(self, step: PutCall) -> None:
         texts = (step.stream, rows.request_id_text(step.request_id), step.state.value)
-        numbers = (step.fence, base.RECORD_VERSION, step.incarnation, step.attempt, int(step.progress is not None))
+        numbers = (step.fence, RECORD_VERSION, step.incarnation, step.attempt, int(step.progress is not None))
         self._put("p", texts, numbers, (step.progress or 0.0,))
 
-    def put_session(self, step: base.PutSession) -> None:
+    def put_session(self, step: PutSession) -> None:
         record, limits = step.record, step.limits
         self._sticky.setdefault(record.id, record.sticky)
         most: tuple[int, ...] = (0, 0, 0, 0)
@@ -192,7 +215,7 @@ class CommitArguments:
             has_caller = int(bool(record.owner or record.address))
             most = (1, has_caller, limits.caller, -1 if limits.total is None else limits.total)
         texts = (record.id, record.state.value, record.version, record.standalone, record.ended, record.kind.value)
-        numbers: tuple[int, ...] = (base.RECORD_VERSION, int(record.initialized), record.incarnation, *most)
+        numbers: tuple[int, ...] = (RECORD_VERSION, int(record.initialized), record.incarnation, *most)
         caller = caller_key(record.owner, record.address)
         blobs = (stored(record.owner), stored(record.address), caller, record.client_params, record.result)
         self._put(
@@ -203,42 +226,42 @@ class CommitArguments:
             (*blobs, *record.sticky),
         )
 
-    def change_session(self, step: base.ChangeSession) -> None:
+    def change_session(self, step: ChangeSession) -> None:
         initialized = -1 if step.initialized is None else int(step.initialized)
         flags = (int(step.version is not None), int(step.result is not None), initialized)
         texts = (step.session, "" if step.state is None else step.state.value, step.version or "")
         active = float("-inf") if step.active is None else step.active
-        self._put("c", texts, (base.RECORD_VERSION, *flags), (active,), (step.result or b"",))
+        self._put("c", texts, (RECORD_VERSION, *flags), (active,), (step.result or b"",))
 
-    def stick(self, step: base.Stick) -> None:
+    def stick(self, step: Stick) -> None:
         seen = self._sticky.get(step.session)
         if seen is None:  # there is no such session, or it has ended
             self._put("-")
             return
         after = self._sticky[step.session] = self._payloads.stick(seen, step.request)
-        self._put("k", (step.session,), (base.RECORD_VERSION, len(seen), len(after)), blobs=(*seen, *after))
+        self._put("k", (step.session,), (RECORD_VERSION, len(seen), len(after)), blobs=(*seen, *after))
 
-    def end_session(self, step: base.EndSession) -> None:
+    def end_session(self, step: EndSession) -> None:
         keeps = retention.keeps_params(step.reason, retention.MAX_ENDED_PARAMS)
         params = retention.MAX_ENDED_PARAMS + self._payloads.overhead if keeps else -1
         numbers = (int(step.unused_since is not None), params, retention.MAX_ENDED_OF_CALLER, retention.MAX_ENDED)
         self._put("e", (step.session, step.reason), numbers, (step.time, step.unused_since or 0.0))
 
-    def open_ask(self, step: base.OpenAsk) -> None:
+    def open_ask(self, step: OpenAsk) -> None:
         record = step.record
         texts = (record.session, record.id, record.stream, record.node)
-        self._put("q", texts, (base.RECORD_VERSION,), blobs=(record.request,))
+        self._put("q", texts, (RECORD_VERSION,), blobs=(record.request,))
 
-    def put_reader(self, step: base.PutReader) -> None:
+    def put_reader(self, step: PutReader) -> None:
         record = step.record
-        self._put("h", (record.stream, record.reader, record.node), (base.RECORD_VERSION, record.seq))
+        self._put("h", (record.stream, record.reader, record.node), (RECORD_VERSION, record.seq))
 
-    def forward(self, step: base.Forward) -> None:
-        limits = (self._payloads.overhead, base.MAX_FORWARDED, base.MAX_FORWARDED_BYTES)
+    def forward(self, step: Forward) -> None:
+        limits = (self._payloads.overhead, MAX_FORWARDED, MAX_FORWARDED_BYTES)
         numbers = (step.first, len(step.payloads), *limits)
         self._put("f", (step.stream, step.node, step.sender), numbers, blobs=step.payloads)
 
-    def send_mail(self, step: base.SendMail) -> None:
+    def send_mail(self, step: SendMail) -> None:
         places, nodes, messages = self._mail
         places.append(len(self._kinds))
         nodes.append(step.node)
@@ -254,24 +277,24 @@ def _plain(kind: str, texts: Sequence[str], numbers: Sequence[str] = ()) -> Call
     return lambda arguments, step: arguments.put(kind, step, texts, numbers)
 
 
-_ADD: Mapping[type[base.Step], Callable[[CommitArguments, Any], None]] = {
-    base.Append: CommitArguments.append,
-    base.OpenStream: CommitArguments.open_stream,
-    base.PutCall: CommitArguments.put_call,
-    base.Release: _plain("r", ("stream",), ("fence",)),
-    base.PutSession: CommitArguments.put_session,
-    base.ChangeSession: CommitArguments.change_session,
-    base.Stick: CommitArguments.stick,
-    base.EndSession: CommitArguments.end_session,
-    base.Trim: _plain("t", ("stream",), ("through",)),
-    base.DropStream: _plain("d", ("stream",)),
-    base.OpenAsk: CommitArguments.open_ask,
-    base.CloseAsk: _plain("Q", ("session", "id")),
-    base.PutReader: CommitArguments.put_reader,
-    base.MoveReader: _plain("m", ("stream", "reader"), ("seq",)),
-    base.LeaveReader: _plain("l", ("stream", "reader")),
-    base.Reached: _plain("R", ("stream",), ("generation", "through", "unread")),
-    base.Forward: CommitArguments.forward,
-    base.SendMail: CommitArguments.send_mail,
-    base.MailReceived: _plain("T", ("node",), ("through",)),
+_ADD: Mapping[type[Step], Callable[[CommitArguments, Any], None]] = {
+    Append: CommitArguments.append,
+    OpenStream: CommitArguments.open_stream,
+    PutCall: CommitArguments.put_call,
+    Release: _plain("r", ("stream",), ("fence",)),
+    PutSession: CommitArguments.put_session,
+    ChangeSession: CommitArguments.change_session,
+    Stick: CommitArguments.stick,
+    EndSession: CommitArguments.end_session,
+    Trim: _plain("t", ("stream",), ("through",)),
+    DropStream: _plain("d", ("stream",)),
+    OpenAsk: CommitArguments.open_ask,
+    CloseAsk: _plain("Q", ("session", "id")),
+    PutReader: CommitArguments.put_reader,
+    MoveReader: _plain("m", ("stream", "reader"), ("seq",)),
+    LeaveReader: _plain("l", ("stream", "reader")),
+    Reached: _plain("R", ("stream",), ("generation", "through", "unread")),
+    Forward: CommitArguments.forward,
+    SendMail: CommitArguments.send_mail,
+    MailReceived: _plain("T", ("node",), ("through",)),
 }

@@ -23,18 +23,9 @@ from perdure._core.chains import Chain
 from perdure._core.ids import FENCE_BYTES, Fence, NodeId, SessionId, StreamId, new_fence
 from perdure._core.retention import Cutoffs
 from perdure.errors import StoreError
-from perdure.store import base, rows
-from perdure.store.base import (
-    HintListener,
-    Liveness,
-    Opens,
-    Refusals,
-    SendMail,
-    SessionRecord,
-    Step,
-    StreamRecord,
-)
+from perdure.store import records, rows
 from perdure.store.codec import PLAIN, Codec, Payloads
+from perdure.store.interface import HintListener, Liveness, Opens
 from perdure.store.postgres import processes, sql_files
 from perdure.store.postgres.address import for_writing, parse_address, without_password
 from perdure.store.postgres.connections import Connections, Connector
@@ -48,6 +39,16 @@ from perdure.store.postgres.steps import stored
 from perdure.store.postgres.sweep import Sweep
 from perdure.store.postgres.wakeups import HINT, Hints
 from perdure.store.postgres.writer import Writer
+from perdure.store.records import (
+    MAX_COUNTED,
+    OLDEST_STREAMS,
+    RECORD_VERSION,
+    Extent,
+    Followed,
+    SessionRecord,
+    StreamRecord,
+)
+from perdure.store.steps import Refusals, SendMail, Step
 from perdure.store.time_limit import TimeLimit
 
 READERS = 4
@@ -123,7 +124,7 @@ class PostgresStore(Reads, Opens):
             hints=self._hints,
             connectors=(self._connector, self._direct),
         )
-        #: What the metrics ask for (`base.Measured`).
+        #: What the metrics ask for (`Measured`).
         self.measures, self.survey = meter.measures, meter.survey
         self._sweeps = meter.sweeps
         self._is_open = False
@@ -185,7 +186,7 @@ class PostgresStore(Reads, Opens):
         return None
 
     async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
-        values = (stream, node, held, known, secrets.randbits(8 * FENCE_BYTES), base.KEPT_GENERATIONS)
+        values = (stream, node, held, known, secrets.randbits(8 * FENCE_BYTES), records.KEPT_GENERATIONS)
         return await self._holding.as_members(lambda members: self._one("claim", rows.stream_record, *values, members))
 
     async def reattach(self, session: SessionId) -> SessionRecord | None:
@@ -199,7 +200,7 @@ class PostgresStore(Reads, Opens):
     async def put_chain(self, chain: Chain) -> bool:
         secrets_ = (stored(chain.holder), chain.current, chain.next)
         [(put,)] = await self._readers.fetch(
-            self._queries["put_chain"], chain.session, chain.name, base.RECORD_VERSION, *secrets_
+            self._queries["put_chain"], chain.session, chain.name, RECORD_VERSION, *secrets_
         )
         return bool(put)
 
@@ -207,7 +208,7 @@ class PostgresStore(Reads, Opens):
         where = (seen.name, seen.current, seen.next)
         if chain is None:
             return bool(await self._readers.fetch(self._queries["drop_chain"], *where))
-        changed = (base.RECORD_VERSION, chain.current, chain.next)
+        changed = (RECORD_VERSION, chain.current, chain.next)
         return bool(await self._readers.fetch(self._queries["change_chain"], *changed, *where))
 
     async def sweep(self, cutoffs: Cutoffs) -> int:
@@ -220,12 +221,12 @@ class PostgresStore(Reads, Opens):
             with contextlib.suppress(StoreError):
                 await self._readers.fetch(self._queries["end_sweep"])
 
-    async def extent(self) -> base.Extent:
+    async def extent(self) -> Extent:
         """What was trimmed counts until its slot is emptied."""
-        [(events,)] = await self._readers.fetch(self._queries["count_events"], base.MAX_COUNTED)
-        [(oldest,)] = await self._readers.fetch(self._queries["oldest_retained"], base.OLDEST_STREAMS)
+        [(events,)] = await self._readers.fetch(self._queries["count_events"], MAX_COUNTED)
+        [(oldest,)] = await self._readers.fetch(self._queries["oldest_retained"], OLDEST_STREAMS)
         size = sum((await self.survey()).sizes.values())
-        return base.Extent(size, min(events, base.MAX_COUNTED), False, oldest)
+        return Extent(size, min(events, MAX_COUNTED), False, oldest)
 
     async def probe(self, size: int) -> None:
         """Two commits: what comes and goes within one need not be written at all."""
@@ -237,7 +238,7 @@ class PostgresStore(Reads, Opens):
     def subscribe(self, node: NodeId, listener: HintListener) -> Callable[[], None]:
         return self._hints.subscribe(node, listener)
 
-    def hint(self, node: NodeId, streams: Sequence[StreamId], enclosed: Sequence[base.Followed] = ()) -> None:
+    def hint(self, node: NodeId, streams: Sequence[StreamId], enclosed: Sequence[Followed] = ()) -> None:
         if self._is_open:
             self._hints.hint(node, streams)  # nothing that another role could make up comes with it
 
@@ -275,7 +276,7 @@ class PostgresStore(Reads, Opens):
     async def _put_node(self, node: NodeId, wall: float | None) -> float:
         """Write that a node is there; gives the store's time."""
         lock = None if self._ear.is_deaf else self._ear.lock
-        values = (node, base.RECORD_VERSION, lock, self._writer.name, b"{}", wall, self._process)
+        values = (node, RECORD_VERSION, lock, self._writer.name, b"{}", wall, self._process)
         [(told,)] = await self._readers.fetch(self._queries["join"], *values)
         return float(told)
 

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from perdure._core.ids import NodeId, StreamId
 from perdure.errors import StoreError
-from perdure.store.base import HintListener
+from perdure.store.interface import HintListener
 from perdure.store.postgres.ear import Ear
 
 APART = 0.01

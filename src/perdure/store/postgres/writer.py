@@ -12,13 +12,13 @@ import asyncpg
 from perdure._core.histograms import Histogram
 from perdure._core.ids import SessionId
 from perdure.errors import StoreUnavailable
-from perdure.store import base
 from perdure.store.codec import Payloads
 from perdure.store.postgres.connections import Connection, Connector
 from perdure.store.postgres.failures import AGAIN, NAMED, failure, is_unknown
 from perdure.store.postgres.nodes import Holding
 from perdure.store.postgres.steps import CommitArguments, lock_order
 from perdure.store.refusals import Why, refusal
+from perdure.store.steps import Refusals, Step, StepRefusal, Stick
 from perdure.store.time_limit import TimeLimit
 
 TRIES = 20
@@ -65,7 +65,7 @@ class Writer:
             connection, self._connection = self._connection, None
         await self._connector.aclose([] if connection is None else [connection])
 
-    async def commit(self, steps: Sequence[base.Step]) -> base.Refusals:
+    async def commit(self, steps: Sequence[Step]) -> Refusals:
         if not self._is_open:
             raise StoreUnavailable(f"the database {self._connector.shown} is closed")
         self._asked += 1
@@ -86,7 +86,7 @@ class Writer:
     def waiting(self) -> int:
         return self._asked - self.busy
 
-    async def _commit(self, steps: Sequence[base.Step]) -> base.Refusals:
+    async def _commit(self, steps: Sequence[Step]) -> Refusals:
         async with self._turn:
             try:
                 if self._connection is not None and self._connection.is_closed():
@@ -118,10 +118,10 @@ class Writer:
             raise
         return connection
 
-    async def _attempts(self, connection: Connection, steps: Sequence[base.Step]) -> base.Refusals:
+    async def _attempts(self, connection: Connection, steps: Sequence[Step]) -> Refusals:
         encoded = self._payloads.encode_steps(steps)
         order = lock_order(encoded)
-        sticks = {step.session for step in encoded if type(step) is base.Stick}
+        sticks = {step.session for step in encoded if type(step) is Stick}
         for attempt in range(1, TRIES + 1):
             members = self._holding.members()
             arguments = CommitArguments(self._payloads, await self._sticky(connection, sticks) if sticks else {})
@@ -147,8 +147,8 @@ class Writer:
         return {session: tuple(requests) for session, requests in found}
 
 
-def _refusals(steps: Sequence[base.Step], order: Sequence[int], found: Sequence[Any]) -> base.Refusals:
-    refusals: list[base.StepRefusal | None] = [None] * len(steps)
+def _refusals(steps: Sequence[Step], order: Sequence[int], found: Sequence[Any]) -> Refusals:
+    refusals: list[StepRefusal | None] = [None] * len(steps)
     for start in range(0, len(found), 3):
         place = order[int(found[start])]
         refusals[place] = refusal(steps[place], Why(found[start + 1]), found[start + 2])

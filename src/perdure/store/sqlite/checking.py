@@ -4,8 +4,8 @@ import contextlib
 import sqlite3
 from collections.abc import Sequence
 
-from perdure.store.base import RECORD_VERSION
 from perdure.store.invariants import COUNTED, INVARIANTS, MOST_SHOWN, OWN_WORD, Fault, Verdict, faults_of
+from perdure.store.records import RECORD_VERSION
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.file import rollback
 

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from perdure.store.base import Survey
+from perdure.store.records import Survey
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.file import pragma
 from perdure.store.sqlite.reads import ReaderPool

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from perdure._core.ids import Fence, NodeId
 from perdure._core.states import ClaimState
 from perdure.store import rows
-from perdure.store.base import RECORD_VERSION, NodeRecord, Overview, StreamRecord
+from perdure.store.records import RECORD_VERSION, NodeRecord, Overview, StreamRecord
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.locks import Locks
 from perdure.store.sqlite.reads import ReaderPool

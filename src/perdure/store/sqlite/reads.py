@@ -12,9 +12,21 @@ from typing import Any, TypeVar
 from perdure._core.chains import Chain
 from perdure._core.ids import RecordKind, SessionId, StreamId
 from perdure.errors import StoreUnavailable
-from perdure.store import base, rows
+from perdure.store import rows
 from perdure.store.codec import Payloads
 from perdure.store.record_reads import RecordReads
+from perdure.store.records import (
+    MAX_COUNTED,
+    OLDEST_STREAMS,
+    READ_BYTES,
+    CallRecord,
+    Event,
+    Extent,
+    Followed,
+    SessionRecord,
+    StreamRecord,
+    Usage,
+)
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.file import NAMED, STUCK, FileIdentity, failure, open_reader, refuse_newer
 from perdure.store.time_limit import TimeLimit
@@ -95,9 +107,9 @@ class Reads(RecordReads):
 
     _readers: ReaderPool
 
-    async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[base.Event]:
-        found: list[base.Event] = []
-        room = base.READ_BYTES
+    async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
+        found: list[Event] = []
+        room = READ_BYTES
         while True:
             page = min(limit - len(found), MAX_READ)
             last = found[-1].seq if found else after
@@ -108,20 +120,20 @@ class Reads(RecordReads):
             if len(more) < page or len(found) >= limit or room <= 0:
                 return found
 
-    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, base.StreamRecord]:
-        found: dict[StreamId, base.StreamRecord] = {}
+    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
+        found: dict[StreamId, StreamRecord] = {}
         for start in range(0, len(streams), MAX_READ):
             found |= await self._readers.run(partial(_streams, ids=streams[start : start + MAX_READ]))
         return found
 
-    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, base.Followed]:
+    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
         """Without the events: to read them later costs little here."""
-        return {stream: base.Followed(record) for stream, record in (await self.streams_by_id(list(after))).items()}
+        return {stream: Followed(record) for stream, record in (await self.streams_by_id(list(after))).items()}
 
-    async def session(self, session: SessionId) -> base.SessionRecord | None:
+    async def session(self, session: SessionId) -> SessionRecord | None:
         return await self._one("session_by_id", rows.session_record, session)
 
-    async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[base.SessionRecord]:
+    async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
         return await self._all("sessions_after", rows.session_record, after or "", limit)
 
     async def longest_dormant(
@@ -131,7 +143,7 @@ class Reads(RecordReads):
         *,
         kind: RecordKind = RecordKind.SESSION,
         delivered: bool = False,
-    ) -> base.SessionRecord | None:
+    ) -> SessionRecord | None:
         if owner is None:
             return await self._one("longest_dormant", rows.session_record, kind.value)
         query = "longest_delivered_of" if delivered else "longest_dormant_of"
@@ -147,8 +159,8 @@ class Reads(RecordReads):
         [number] = await self._all(query, lambda row: int(row[0]), *values)
         return number
 
-    async def usage(self, sessions: Sequence[SessionId]) -> Mapping[SessionId, base.Usage]:
-        found: dict[SessionId, base.Usage] = {}
+    async def usage(self, sessions: Sequence[SessionId]) -> Mapping[SessionId, Usage]:
+        found: dict[SessionId, Usage] = {}
         for start in range(0, len(sessions), MAX_READ):
             found |= await self._readers.run(partial(_usage, sessions=sessions[start : start + MAX_READ]))
         return found
@@ -159,16 +171,14 @@ class Reads(RecordReads):
     async def chain_of(self, session: SessionId) -> Chain | None:
         return await self._one("chain_of_session", rows.chain_record, session)
 
-    async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> base.CallRecord | None:
+    async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:
         return await self._one("call_by_id", rows.call_record, session, incarnation, rows.id_key(request_id))
 
-    async def extent(self) -> base.Extent:
-        def read(connection: sqlite3.Connection) -> base.Extent:
-            (counted,) = connection.execute(_SQL["count_events"], (base.MAX_COUNTED + 1,)).fetchone()
-            (oldest,) = connection.execute(_SQL["oldest_retained"], (base.OLDEST_STREAMS,)).fetchone()
-            return base.Extent(
-                self._readers.file_size(), min(counted, base.MAX_COUNTED), counted <= base.MAX_COUNTED, oldest
-            )
+    async def extent(self) -> Extent:
+        def read(connection: sqlite3.Connection) -> Extent:
+            (counted,) = connection.execute(_SQL["count_events"], (MAX_COUNTED + 1,)).fetchone()
+            (oldest,) = connection.execute(_SQL["oldest_retained"], (OLDEST_STREAMS,)).fetchone()
+            return Extent(self._readers.file_size(), min(counted, MAX_COUNTED), counted <= MAX_COUNTED, oldest)
 
         return await self._readers.run(read)
 
@@ -181,32 +191,32 @@ class Reads(RecordReads):
 
 def _events(
     payloads: Payloads, connection: sqlite3.Connection, *, stream: StreamId, after: int, limit: int, room: int
-) -> tuple[Sequence[base.Event], int]:
+) -> tuple[Sequence[Event], int]:
     """Give events, and how many bytes there is room for behind them."""
-    events: list[base.Event] = []
+    events: list[Event] = []
     overhead = payloads.overhead
     # Closed at its end: a query that is left in the middle would keep the file's log from being reused.
     with contextlib.closing(connection.execute(_SQL["read_events"], (stream, after, limit))) as found:
         for seq, time, payload, final in found:
-            events.append(base.Event(seq, time, payload, final == 1))
+            events.append(Event(seq, time, payload, final == 1))
             room -= len(payload) - overhead if payload else 0
             if room <= 0:
                 break
     return payloads.decode_all(events), room
 
 
-def _usage(connection: sqlite3.Connection, *, sessions: Sequence[SessionId]) -> dict[SessionId, base.Usage]:
-    found: dict[SessionId, base.Usage] = {}
+def _usage(connection: sqlite3.Connection, *, sessions: Sequence[SessionId]) -> dict[SessionId, Usage]:
+    found: dict[SessionId, Usage] = {}
     for session in sessions:
         streams = [rows.stream_record(row) for row in connection.execute(_SQL["streams_of_session"], (session,))]
         if streams:
             (appended,) = connection.execute(_SQL["newest_of_session"], (session,)).fetchone()
             readers = [rows.reader_record(row) for row in connection.execute(_SQL["readers_of_session"], (session,))]
             newest = max(*(stream.opened for stream in streams), appended or 0.0)
-            found[session] = base.Usage(streams, newest, readers)
+            found[session] = Usage(streams, newest, readers)
     return found
 
 
-def _streams(connection: sqlite3.Connection, *, ids: Sequence[StreamId]) -> dict[StreamId, base.StreamRecord]:
+def _streams(connection: sqlite3.Connection, *, ids: Sequence[StreamId]) -> dict[StreamId, StreamRecord]:
     found = (connection.execute(_SQL["stream_by_id"], (id_,)).fetchone() for id_ in ids)
     return {record.id: record for record in (rows.stream_record(row) for row in found if row is not None)}

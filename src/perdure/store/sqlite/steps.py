@@ -12,10 +12,42 @@ from perdure._core import retention
 from perdure._core.chains import Chain
 from perdure._core.ids import NO_FENCE, Fence, NodeId, SessionId, StreamId, new_fence
 from perdure._core.states import CallState
-from perdure.store import base, rows
+from perdure.store import records, rows
 from perdure.store.codec import Payloads
+from perdure.store.records import (
+    MAX_FORWARDED,
+    MAX_FORWARDED_BYTES,
+    MAX_MAIL,
+    PLAIN_VERSION,
+    SessionRecord,
+    StreamRecord,
+)
 from perdure.store.refusals import Why, refusal
 from perdure.store.sqlite import sql_files as _sql
+from perdure.store.steps import (
+    Append,
+    ChangeSession,
+    CloseAsk,
+    DropStream,
+    EndSession,
+    Forward,
+    LeaveReader,
+    MailReceived,
+    MoveReader,
+    OpenAsk,
+    OpenStream,
+    PutCall,
+    PutReader,
+    PutSession,
+    Reached,
+    Refusals,
+    Release,
+    SendMail,
+    Step,
+    StepRefusal,
+    Stick,
+    Trim,
+)
 
 _SQL = _sql.queries()
 _EXTEND = _SQL["extend_stream"]
@@ -35,16 +67,16 @@ MAX_KEYS = 20_000
 """Streams whose keys are remembered: about 3 MiB, and more than are written at a time."""
 
 
-_STATEMENTS: Mapping[type[base.Step], str] = {
-    base.ChangeSession: "change_session",
-    base.Trim: "trim",
-    base.OpenAsk: "open_ask",
-    base.CloseAsk: "close_ask",
-    base.PutReader: "put_reader",
-    base.MoveReader: "move_reader",
-    base.LeaveReader: "leave_reader",
-    base.Reached: "reach",
-    base.MailReceived: "take_mail",
+_STATEMENTS: Mapping[type[Step], str] = {
+    ChangeSession: "change_session",
+    Trim: "trim",
+    OpenAsk: "open_ask",
+    CloseAsk: "close_ask",
+    PutReader: "put_reader",
+    MoveReader: "move_reader",
+    LeaveReader: "leave_reader",
+    Reached: "reach",
+    MailReceived: "take_mail",
 }
 """The steps that are one statement and are never refused."""
 
@@ -90,7 +122,7 @@ class StreamSteps:
         for (stream,) in self._cursor.execute(_SQL["drop_streams"], (session,)).fetchall():
             self._keys.pop(stream, None)
 
-    def open_stream(self, step: base.OpenStream) -> base.StepRefusal | None:
+    def open_stream(self, step: OpenStream) -> StepRefusal | None:
         cursor, record = self._cursor, step.record
         listed = not any(call.state in _OPEN for call in step.calls)
         cursor.execute(_OPEN_STREAM, rows.stream_row(record, listed=listed, seen=step.seen))
@@ -119,7 +151,7 @@ class StreamSteps:
         self._remember(record.id, key)
         return None
 
-    def append(self, step: base.Append) -> base.StepRefusal | None:
+    def append(self, step: Append) -> StepRefusal | None:
         key = self._key(step.stream)
         if key is None or not self._append_next(key, step):
             self._keys.pop(step.stream, None)
@@ -139,7 +171,7 @@ class StreamSteps:
             self._cursor.execute(_SQL["list_stream"], {"stream": key})
         return None
 
-    def _append_next(self, key: int, step: base.Append) -> bool:
+    def _append_next(self, key: int, step: Append) -> bool:
         """The plain case, with one look at the stream: our fence, and the events follow what is there."""
         events = step.events
         if not events or events[-1].seq - events[0].seq + 1 != len(events):
@@ -155,7 +187,7 @@ class StreamSteps:
             cursor.executemany(_APPEND, [(key, *event) for event in events])
         return True
 
-    def _append_new(self, key: int, step: base.Append) -> base.StepRefusal | None:
+    def _append_new(self, key: int, step: Append) -> StepRefusal | None:
         """Any other case: find out what is there, and append what is not."""
         fence, last, sealed, node = self._cursor.execute(_SQL["stream_end"], (key,)).fetchone()
         if fence != step.fence:
@@ -171,7 +203,7 @@ class StreamSteps:
         self._cursor.execute(_SQL["set_stream_end"], (last, sealed or step.seal, key))
         return None
 
-    def put_call(self, step: base.PutCall) -> base.StepRefusal | None:
+    def put_call(self, step: PutCall) -> StepRefusal | None:
         key = self._key(step.stream)
         if (refused := self._not_written(key, step)) is not None:
             return refused
@@ -180,14 +212,14 @@ class StreamSteps:
         self._cursor.execute(_SQL["put_call"], (*row, key, step.incarnation, request_id))
         return None
 
-    def release(self, step: base.Release) -> base.StepRefusal | None:
+    def release(self, step: Release) -> StepRefusal | None:
         key = self._key(step.stream)
         if (refused := self._not_written(key, step)) is not None:
             return refused
         self._cursor.execute(_SQL["release_stream"], (key,))
         return None
 
-    def _not_written(self, key: int | None, step: base.PutCall | base.Release) -> base.StepRefusal | None:
+    def _not_written(self, key: int | None, step: PutCall | Release) -> StepRefusal | None:
         row = None if key is None else self._cursor.execute(_SQL["stream_end"], (key,)).fetchone()
         if row is None:
             return refusal(step, Why.GONE)
@@ -196,13 +228,13 @@ class StreamSteps:
             return refusal(step, Why.FENCED, fence)
         if sealed:
             return refusal(step, Why.SEALED)
-        return None if node or isinstance(step, base.Release) else refusal(step, Why.RELEASED)
+        return None if node or isinstance(step, Release) else refusal(step, Why.RELEASED)
 
-    def drop(self, step: base.DropStream) -> None:
+    def drop(self, step: DropStream) -> None:
         self._keys.pop(step.stream, None)
         self._cursor.execute(_SQL["drop_stream"], (step.stream,))
 
-    def forward(self, step: base.Forward) -> base.StepRefusal | None:
+    def forward(self, step: Forward) -> StepRefusal | None:
         cursor = self._cursor
         found = cursor.execute(_SQL["stream_writer"], (step.stream,)).fetchone()
         if found is None:
@@ -219,7 +251,7 @@ class StreamSteps:
             return refusal(step, Why.BEHIND, last)
         count, size = cursor.execute(_SQL["count_forwarded"], (self._payloads.overhead, key)).fetchone()
         size += sum(map(self._payloads.size, new))
-        full = count + len(new) > base.MAX_FORWARDED or size > base.MAX_FORWARDED_BYTES
+        full = count + len(new) > MAX_FORWARDED or size > MAX_FORWARDED_BYTES
         if count and full:
             return refusal(step, Why.FULL, count)
         numbered = enumerate(new, next_key(cursor, "forward"))
@@ -234,7 +266,7 @@ class StreamSteps:
         self._cursor.execute(_SQL["raise_fence"], (fence,))
         return fence
 
-    def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int) -> base.StreamRecord | None:
+    def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int) -> StreamRecord | None:
         self._cursor.execute(_SQL["end_generation"], (stream, held))
         if self._cursor.rowcount != 1:
             return None
@@ -242,25 +274,22 @@ class StreamSteps:
         generation = max(ended, known) + 1
         fence = self.new_fence(generation, above=held)
         self._cursor.execute(_SQL["next_generation"], (node, fence, generation, stream))
-        self._cursor.execute(_SQL["forget_generations"], {"stream": stream, "kept": base.KEPT_GENERATIONS})
+        self._cursor.execute(_SQL["forget_generations"], {"stream": stream, "kept": records.KEPT_GENERATIONS})
         return rows.stream_record(self._cursor.execute(_SQL["stream_by_id"], (stream,)).fetchone())
 
-    def forgets_little(self, steps: Sequence[base.Step]) -> bool:
+    def forgets_little(self, steps: Sequence[Step]) -> bool:
         """Whether what the steps forget is soon done."""
-        if any(isinstance(step, base.EndSession) for step in steps):
+        if any(isinstance(step, EndSession) for step in steps):
             return False
-        return (
-            sum(self._forgets(step) for step in steps if isinstance(step, base.Trim | base.DropStream))
-            <= MAX_INLINE_EVENTS
-        )
+        return sum(self._forgets(step) for step in steps if isinstance(step, Trim | DropStream)) <= MAX_INLINE_EVENTS
 
-    def _forgets(self, step: base.Trim | base.DropStream) -> int:
+    def _forgets(self, step: Trim | DropStream) -> int:
         """How many events a step forgets, at most."""
         key = self._look_up(step.stream)
         oldest = None if key is None else self._cursor.execute(_SQL["oldest_event"], (key,)).fetchone()
         if oldest is None:
             return 0
-        if isinstance(step, base.Trim):
+        if isinstance(step, Trim):
             return int(max(0, step.through - oldest[0] + 1))
         end = self._cursor.execute(_SQL["stream_end"], (key,)).fetchone()
         return 0 if end is None else int(end[1] - oldest[0] + 1)
@@ -273,22 +302,22 @@ class StepWriter:
         self._cursor = connection.cursor()
         self._payloads = payloads
         self.streams = StreamSteps(self._cursor, payloads)
-        self._apply: dict[type[Any], Callable[[Any], base.StepRefusal | None]] = {
-            base.Append: self.streams.append,
-            base.OpenStream: self.streams.open_stream,
-            base.Forward: self.streams.forward,
-            base.PutCall: self.streams.put_call,
-            base.Release: self.streams.release,
-            base.DropStream: self.streams.drop,
-            base.PutSession: self._put_session,
-            base.Stick: self._stick,
-            base.EndSession: self._end_session,
-            base.SendMail: self._send_mail,
+        self._apply: dict[type[Any], Callable[[Any], StepRefusal | None]] = {
+            Append: self.streams.append,
+            OpenStream: self.streams.open_stream,
+            Forward: self.streams.forward,
+            PutCall: self.streams.put_call,
+            Release: self.streams.release,
+            DropStream: self.streams.drop,
+            PutSession: self._put_session,
+            Stick: self._stick,
+            EndSession: self._end_session,
+            SendMail: self._send_mail,
         }
         for kind, query in _STATEMENTS.items():
             self._apply[kind] = partial(self._execute, _SQL[query])
 
-    def apply(self, steps: Sequence[base.Step]) -> base.Refusals:
+    def apply(self, steps: Sequence[Step]) -> Refusals:
         apply = self._apply
         if not self._payloads.is_plain:
             steps = self._payloads.encode_steps(steps)
@@ -297,13 +326,13 @@ class StepWriter:
     def _execute(self, query: str, step: Any) -> None:
         self._cursor.execute(query, rows.named_values(getattr(step, "record", step)))
 
-    def _put_session(self, step: base.PutSession) -> base.StepRefusal | None:
+    def _put_session(self, step: PutSession) -> StepRefusal | None:
         """Put the session first, and take it away again if it was one too many."""
         cursor, record = self._cursor, step.record
         cursor.execute(_SQL["put_session"], rows.session_values(record))
         if cursor.rowcount != 1 or step.limits is None:
             return None
-        refused: base.StepRefusal | None = None
+        refused: StepRefusal | None = None
         caller, kind = (rows.loose(record.owner), record.address), record.kind.value
         (of_caller,) = cursor.execute(_SQL["count_sessions_at"], (*caller, kind)).fetchone() if any(caller) else (0,)
         if of_caller > step.limits.caller:
@@ -315,14 +344,14 @@ class StepWriter:
             cursor.execute(_SQL["unput_session"], (record.id,))
         return refused
 
-    def _stick(self, step: base.Stick) -> None:
+    def _stick(self, step: Stick) -> None:
         row = self._cursor.execute(_SQL["read_sticky"], (step.session,)).fetchone()
         if row is not None:
             requests = self._payloads.stick(rows.sticky_requests(row[0]), step.request)
-            values = {"record": base.PLAIN_VERSION, "session": step.session, "sticky": rows.sticky_text(requests)}
+            values = {"record": PLAIN_VERSION, "session": step.session, "sticky": rows.sticky_text(requests)}
             self._cursor.execute(_SQL["set_sticky"], values)
 
-    def _end_session(self, step: base.EndSession) -> None:
+    def _end_session(self, step: EndSession) -> None:
         cursor = self._cursor
         if step.unused_since is not None:
             unused = cursor.execute(_SQL["is_unused"], (step.session, step.unused_since)).fetchone()
@@ -342,16 +371,16 @@ class StepWriter:
         cursor.execute(_SQL["forget_ended_of"], of_caller)
         cursor.execute(_SQL["forget_ended"], {"most": retention.MAX_ENDED})
 
-    def _send_mail(self, step: base.SendMail) -> base.StepRefusal | None:
+    def _send_mail(self, step: SendMail) -> StepRefusal | None:
         # With few messages there this look is short; with many the node does not deal with its mail.
-        if self._cursor.execute(_SQL["much_mail"], (step.node, base.MAX_MAIL - 1)).fetchone() is not None:
+        if self._cursor.execute(_SQL["much_mail"], (step.node, MAX_MAIL - 1)).fetchone() is not None:
             return refusal(step, Why.FULL)
         self._cursor.execute(_SQL["post_mail"], (next_key(self._cursor, "mail"), step.message, step.node))
         return None if self._cursor.rowcount == 1 else refusal(step, Why.NOBODY)
 
     # Changes that are not steps
 
-    def reattach(self, session: SessionId) -> base.SessionRecord | None:
+    def reattach(self, session: SessionId) -> SessionRecord | None:
         self._cursor.execute(_SQL["next_incarnation"], (session,))
         if self._cursor.rowcount != 1:
             return None
@@ -371,11 +400,11 @@ class StepWriter:
         if chain is None:
             self._cursor.execute(_SQL["drop_chain"], where)
         else:
-            self._cursor.execute(_SQL["change_chain"], (base.PLAIN_VERSION, chain.current, chain.next, *where))
+            self._cursor.execute(_SQL["change_chain"], (PLAIN_VERSION, chain.current, chain.next, *where))
         return self._cursor.rowcount == 1
 
 
 def next_key(cursor: sqlite3.Cursor | sqlite3.Connection, table: str) -> int:
     """Give the key of the next message in one of the two tables of messages."""
     (given,) = cursor.execute(_SQL["last_key"], (table,)).fetchone()
-    return base.next_key(given, now=time.time())
+    return records.next_key(given, now=time.time())

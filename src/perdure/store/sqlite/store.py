@@ -23,9 +23,9 @@ from perdure._core.chains import Chain
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.retention import Cutoffs
 from perdure.errors import StoreUnavailable
-from perdure.store import base
-from perdure.store.base import HintListener, Liveness, Opens, Refusals, SendMail, SessionRecord, Step, StreamRecord
 from perdure.store.codec import PLAIN, Codec, Payloads, weigh
+from perdure.store.interface import HintListener, Liveness, Opens, load_apart, single_call_apart
+from perdure.store.records import Followed, KeptCall, Loaded, SessionRecord, StreamRecord, Survey
 from perdure.store.sqlite import nodes
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.file import OPERATOR_PATIENCE, Sync, named, open_reader, refuse_unfit
@@ -35,6 +35,7 @@ from perdure.store.sqlite.reads import ReaderPool, Reads
 from perdure.store.sqlite.sweep import sweep
 from perdure.store.sqlite.wakeups import Hints
 from perdure.store.sqlite.writer import Writer
+from perdure.store.steps import Refusals, SendMail, Step
 
 _SQL = _sql.queries()
 
@@ -104,11 +105,11 @@ class SqliteStore(Reads, Opens):
         self._announce(steps, refusals)
         return refusals
 
-    async def load(self, session: SessionId) -> base.Loaded | None:
-        return await base.load_apart(self, session)
+    async def load(self, session: SessionId) -> Loaded | None:
+        return await load_apart(self, session)
 
-    async def single_call(self, session: SessionId, *, recent: int) -> base.KeptCall | None:
-        return await base.single_call_apart(self, session, recent)
+    async def single_call(self, session: SessionId, *, recent: int) -> KeptCall | None:
+        return await single_call_apart(self, session, recent)
 
     def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
         """In this thread, if the steps are few, nothing is queued, no other process writes, and `sync` is normal."""
@@ -147,7 +148,7 @@ class SqliteStore(Reads, Opens):
         await self._writer.run(lambda _, file: file.execute(_SQL["write_ballast"], (size,)).rowcount, size=size)
         await self._writer.run(lambda _, file: file.execute(_SQL["empty_mail"], ("",)).rowcount)
 
-    async def survey(self) -> base.Survey:
+    async def survey(self) -> Survey:
         return await self._meter.survey()
 
     # Wake-ups
@@ -155,7 +156,7 @@ class SqliteStore(Reads, Opens):
     def subscribe(self, node: NodeId, listener: HintListener) -> Callable[[], None]:
         return self._hints.subscribe(node, listener)
 
-    def hint(self, node: NodeId, streams: Sequence[StreamId], enclosed: Sequence[base.Followed] = ()) -> None:
+    def hint(self, node: NodeId, streams: Sequence[StreamId], enclosed: Sequence[Followed] = ()) -> None:
         self._hints.hint(node, streams)  # a read costs less than what is enclosed would
 
     def stamp(self) -> object:

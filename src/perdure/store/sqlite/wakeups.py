@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from perdure._core.ids import NodeId, StreamId
-from perdure.store.base import HintListener
+from perdure.store.interface import HintListener
 from perdure.store.sqlite.locks import Locks
 
 POLL = 0.1

@@ -19,11 +19,11 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from perdure.errors import StoreReplaced, StoreTooNew, StoreUnavailable
-from perdure.store.base import Refusals, Step
 from perdure.store.codec import PLAIN, Codec, weigh
 from perdure.store.sqlite.file import NAMED, STUCK, Sync
 from perdure.store.sqlite.steps import MAX_INLINE_BYTES, MAX_INLINE_EVENTS, StepWriter
 from perdure.store.sqlite.writing_connection import Work, WritingConnection
+from perdure.store.steps import Refusals, Step
 from perdure.store.time_limit import TimeLimit
 
 T = TypeVar("T")

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, Literal
 
 from perdure.errors import StoreError, StoreReplaced, StoreTooNew
-from perdure.store.base import Refusals, Step
 from perdure.store.codec import Codec, Payloads
 from perdure.store.sqlite.file import (
     NAMED,
@@ -28,6 +27,7 @@ from perdure.store.sqlite.file import (
     rollback,
 )
 from perdure.store.sqlite.steps import StepWriter
+from perdure.store.steps import Refusals, Step
 
 STEP = 4 << 20
 """Bytes written between two checkpoints: SQLite's own default."""

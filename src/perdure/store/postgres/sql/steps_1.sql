@@ -42,7 +42,7 @@ BEGIN
     END IF;
 END $$;
 
--- The key of a message behind another one, as perdure/store/base.py has it. The lock of the addressee is held.
+-- The key of a message behind another one, as perdure/store/records.py has it. The lock of the addressee is held.
 CREATE FUNCTION perdure.next_key_1(last_ bigint) RETURNS bigint LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT greatest(last_ + 1, floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
 $$;

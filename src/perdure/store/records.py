@@ -1,0 +1,347 @@
+"""The records that a store keeps, and the limits of what waits in it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from perdure._core.histograms import Histogram
+from perdure._core.ids import Fence, Kind, NodeId, RecordKind, SessionId, StreamId
+from perdure._core.states import CallState, SessionState
+
+RECORD_VERSION = 3
+"""The highest version of a record that this release knows; it refuses a higher one by name."""
+
+PLAIN_VERSION = 2
+"""Written into every record that the release before reads rightly: both may share a store while one replaces the
+other."""
+
+
+class Event(NamedTuple):
+    """One message of a stream. (A tuple, because there are tens of thousands a second.)"""
+
+    seq: int
+    time: float
+    payload: bytes
+    final: bool = False
+    """A response: the last thing to be forgotten."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionRecord:
+    """All that is needed to go on with a session."""
+
+    id: SessionId
+    owner: str
+    """The principal that opened it; empty where clients do not authenticate."""
+    state: SessionState
+    version: str
+    """The negotiated protocol version; empty while OPENING."""
+    client_params: bytes
+    """The client's `initialize` params, as JSON."""
+    result: bytes
+    """The server's `initialize` result, as JSON; empty while OPENING. In a record of kind KEY, what stands for the
+    request (`CallRecord.digest`)."""
+    initialized: bool
+    sticky: tuple[bytes, ...]
+    """Requests to repeat when the session is loaded: `logging/setLevel`, `resources/subscribe`."""
+    incarnation: int
+    standalone: StreamId
+    created: float
+    active: float
+    """Last activity, by the store's clock. Times serve retention only, and end nothing that is in use (17)."""
+    ended: str = ""
+    """Why, once it has: the value of a `SessionStep`."""
+    address: str = ""
+    """The address it was opened from, if it has no owner: this tells callers without a name apart."""
+    revision: int = field(default=0, compare=False)
+    """Rises with each change but that of `active` (21)."""
+    kind: RecordKind = RecordKind.SESSION
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamRecord:
+    id: StreamId
+    session: SessionId
+    kind: Kind
+    node: NodeId
+    """The node that writes it; empty if none does. The writer of the standalone stream is the session's home."""
+    fence: Fence
+    opened: float
+    generation: int = 1
+    last: int = 0
+    """The highest sequence number ever appended, whether retained or not."""
+    sealed: bool = False
+    delivered: int = 0
+    """How far its readers have got, as far as it was written (19)."""
+    unread: bool = False
+    """The reader of this call's stream was lost before the end, and no reader has come to the end since."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallRecord:
+    """One row of the ledger: an accepted request and what became of it."""
+
+    session: SessionId
+    incarnation: int
+    request_id: int | str
+    stream: StreamId
+    method: str
+    request: bytes
+    """The request as it came, as JSON, for running it again; empty once the call has ended."""
+    principal: str
+    attempt: int = 1
+    progress: float | None = None
+    """The highest progress sent."""
+    state: CallState = CallState.RUNNING
+    digest: bytes = b""
+    """Stands for what was asked for, also when the call has ended: of a call whose client may ask for it twice."""
+    name: str = ""
+    """The tool or prompt that it asks for, also when the call has ended: for people. Earlier releases kept none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AskRecord:
+    """A server→client request that waits for the client's answer."""
+
+    session: SessionId
+    id: str
+    stream: StreamId
+    request: bytes
+    node: NodeId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReaderRecord:
+    """The reader of a stream: there is one at most, the newest."""
+
+    stream: StreamId
+    reader: str
+    node: NodeId
+    seq: int
+    """As far as it had got when this was written."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptRecord:
+    """What is retained of a stream that is over, in numbers."""
+
+    stream: StreamId
+    opened: float
+    events: int
+    """Retained, answers aside."""
+    answers: int
+    event_bytes: int = 0
+    answer_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeRecord:
+    """A node that has joined and is not buried."""
+
+    id: NodeId
+    record: int
+    """The `RECORD_VERSION` that it writes."""
+    beat: int
+    """Rises with each `Liveness.beat`."""
+    facts: bytes
+    """What it told of itself with its last beat, as JSON; for operators, no decision depends on it."""
+
+
+class Outline(NamedTuple):
+    """A record in a list: without what its client and its server have said. (A tuple, because a list may have a hundred
+    thousand.)"""
+
+    id: SessionId
+    owner: str
+    state: SessionState
+    version: str
+    initialized: bool
+    created: float
+    active: float
+    kind: RecordKind
+    call: CallState | None
+    """The state of a single call's row; `None` for a session, and if no row is left."""
+
+
+class OpenCall(NamedTuple):
+    """A call that has not ended, without its request."""
+
+    session: SessionId
+    stream: StreamId
+    method: str
+    state: CallState
+    attempt: int
+    node: NodeId
+    """The node that writes its stream; empty if none does."""
+
+
+class Extent(NamedTuple):
+    """How much a store holds, as far as that can be told by a short look."""
+
+    size: int | None
+    """Bytes on disk; `None` for a store that is not on one."""
+    events: int
+    """Retained events and answers."""
+    is_exact: bool
+    """`False`: there are more events than were counted, or a server has estimated them."""
+    oldest: float | None
+    """The time of the oldest event of the oldest streams; `None` if they have none."""
+
+
+class Loaded(NamedTuple):
+    """A session with its standalone stream."""
+
+    record: SessionRecord
+    standalone: StreamRecord | None
+    """`None`: the session has ended, or ends in this moment."""
+
+
+class KeptCall(NamedTuple):
+    """A single call, as of one moment where the store reads it in one go."""
+
+    record: SessionRecord
+    call: CallRecord | None
+    """`None`: the record is that of a session, or it ends in this moment."""
+    recent: Sequence[Event] = ()
+    """The newest of the retained events of its stream, the oldest of them first."""
+    asks: Sequence[AskRecord] = ()
+
+
+class Followed(NamedTuple):
+    """A stream and what has come behind a number, all as of one moment."""
+
+    record: StreamRecord
+    events: Sequence[Event] | None = None
+    """As `read` gives them; `None`: they were not read."""
+    revision: int | None = None
+    """Of the record of the stream's session (21); `None`: it was not read, or the session is not there."""
+
+    def behind(self, earlier: "Followed | None") -> "Followed":
+        """The same with the events of an earlier one in front, if they are the ones directly before, written under the
+        same claim: what was written under an earlier one may have been lost, and its numbers used again."""
+        if earlier is None or not earlier.events or not self.events or earlier.record.fence != self.record.fence:
+            return self
+        if earlier.events[-1].seq + 1 != self.events[0].seq:
+            return self
+        return self._replace(events=(*earlier.events, *self.events))
+
+
+class Overview(NamedTuple):
+    """The nodes on the store, and whether anything waits for one of them."""
+
+    nodes: Sequence[NodeRecord]
+    dead: Mapping[NodeId, int]
+    """The nodes that are dead and not buried yet (11), each with its beat from when it was found dead, or from
+    before."""
+    has_mail: bool = True
+    """Mail may wait for this node, behind the key that it has named. `False`: there was none."""
+    has_forwarded: bool = True
+    """Forwarded messages may wait for streams that this node writes, or that no node writes. `False`: there were
+    none."""
+
+
+MAX_COUNTED = 100_000
+"""Events that `extent` counts one by one: about 0.05 s of reading."""
+
+OLDEST_STREAMS = 1_000
+"""Streams whose oldest event `extent` looks at: the oldest event is in one of the oldest streams, or not much older."""
+
+READ_BYTES = 256 << 10
+"""Bytes of events that are read in one go, and the rest of the last event: enough for one write to a reader, and little
+to carry for each of many."""
+
+MAIL_AT_ONCE = 256
+"""Messages that are read in one go."""
+
+MAX_MAIL = 10_000
+"""Messages that wait for one node, those aside that it has inherited. One that does not deal with its mail for long (it
+was stopped, or it hangs) must not fill the store; what its neighbours have for it is refused."""
+
+KEPT_GENERATIONS = 1_000
+"""Ends of generations that are kept of one stream; a position of an older one is answered as lost."""
+
+
+MAX_FORWARDED = 1_000
+MAX_FORWARDED_BYTES = 16 << 20
+"""Messages, and their bytes, that wait for one stream. A writer that lives takes them within milliseconds; one that
+does not (it was stopped, or it hangs) must not fill the store, so the senders wait. Where nothing waits, what one
+sender forwards at once is taken whatever its size: otherwise a large message would wait for ever."""
+
+FORWARDED_AT_ONCE = 256
+"""Forwarded messages that are read in one go."""
+
+
+class Forwarded(NamedTuple):
+    """A message that waits for the writer of its stream."""
+
+    key: int
+    """Rises with each message of a stream's, and never comes again (10)."""
+    payload: bytes
+
+
+class Mail(NamedTuple):
+    key: int
+    """Rises with each message of a node's, and never comes again (10)."""
+    message: bytes
+
+
+def next_key(last: int, *, now: float) -> int:
+    """The key of a message behind another one, at a time in seconds since 1970.
+
+    It rises whatever the clock does. The clock is there for a store that has lost the last keys: what it counts again
+    lies behind them, because time has passed.
+    """
+    return max(last + 1, int(now * 1_000_000))
+
+
+def record_version(record: object) -> int:
+    """The version that a record is written with."""
+    match record:
+        case SessionRecord(kind=RecordKind.CALL | RecordKind.KEY | RecordKind.MARK):
+            return RECORD_VERSION
+        case CallRecord(digest=digest) if digest:
+            return RECORD_VERSION
+    return PLAIN_VERSION
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measures:
+    """Tells what one process has counted of its store. Other nodes see it with the process's beats."""
+
+    figures: Mapping[str, float]
+    """Counts since the start, and numbers of this moment, by names that `telemetry.prometheus` knows."""
+    seconds: Mapping[str, Histogram]
+    """How long a `commit` and a `read` took, from asking the server to its answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Survey:
+    """Tells what is known of the whole store, whichever process wrote it."""
+
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes, by the name of a table."""
+    rows: Mapping[str, int] = field(default_factory=dict)
+    """Nearly, by the name of a table."""
+    rotated: Mapping[str, float] = field(default_factory=dict)
+    """When each part of the store began to be written to its present place, by the store's clock."""
+    lag_bytes: Mapping[str, int] = field(default_factory=dict)
+    """How far each standby is behind."""
+    lag_seconds: Mapping[str, float] = field(default_factory=dict)
+    files: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of a store that is a file: what is `used` in it, what is `free` in it, and the `log` beside it."""
+    kept: Mapping[str, int] = field(default_factory=dict)
+    """Retained events by kind (`event`, `answer`), as of the last count."""
+    kept_bytes: Mapping[str, int] = field(default_factory=dict)
+
+
+class Usage(NamedTuple):
+    """What the streams of a session, and their readers, tell of its use."""
+
+    streams: Sequence[StreamRecord] = ()
+    """All of them, the oldest first."""
+    newest: float = 0.0
+    """When its newest stream was opened, or the newest event that is retained was appended."""
+    readers: Sequence[ReaderRecord] = ()
+
+
+NO_USAGE = Usage()

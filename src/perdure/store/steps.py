@@ -1,0 +1,268 @@
+"""The steps that a commit applies, and why a store may refuse one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from perdure._core.ids import Fence, NodeId, SessionId, StreamId
+from perdure._core.states import CallState, SessionState
+from perdure.errors import (
+    Behind,
+    IdTaken,
+    MailFull,
+    NodeGone,
+    SessionEnded,
+    StaleFence,
+    StaleRecord,
+    TooManyCalls,
+    TooManySessions,
+)
+from perdure.store.records import AskRecord, CallRecord, Event, ReaderRecord, SessionRecord, StreamRecord
+
+
+class Step:
+    """What a commit applies; each kind of step is a class below."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionLimits:
+    """How many records of the new one's kind may be open at once, the new one among them (14, 22)."""
+
+    total: int | None
+    """Of all callers. `None`, as for single calls: any number. To count them exactly, every call would wait for all
+    others."""
+    caller: int
+    """Of one owner; where there is none, of one address. Callers with neither share the limit for all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PutSession(Step):
+    """A new session; nothing if it is there already.
+
+    Refused beyond its limits (`TooManySessions`): the caller's own is looked at first (14).
+    """
+
+    record: SessionRecord
+    limits: SessionLimits | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChangeSession(Step):
+    """Change what is given and nothing else, so that two processes do not undo each other's changes.
+
+    Nothing, if the session is not there or has ended. `active` only moves forward.
+    """
+
+    session: SessionId
+    active: float | None = None
+    state: SessionState | None = None
+    version: str | None = None
+    result: bytes | None = None
+    initialized: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stick(Step):
+    """A sticky request succeeded: `_core.sticky.after` tells what is to be repeated from now on."""
+
+    session: SessionId
+    request: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndSession(Step):
+    """Forget a session's streams, events, calls, asks and readers; its record stays, ENDED, until it is swept.
+
+    The first reason stays. The record loses what the server answered and what it repeats, and `client_params` too
+    unless `_core.retention.keeps_params`; beyond a number of ended records the oldest go (14). Of a record that is no
+    session's nothing stays.
+    """
+
+    session: SessionId
+    time: float
+    reason: str
+    unused_since: float | None = None
+    """Given: only if its last activity is not later, and no node uses it (17); otherwise nothing happens."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenStream(Step):
+    """Open a stream, together with the ledger rows of the requests that it answers."""
+
+    record: StreamRecord
+    calls: tuple[CallRecord, ...] = ()
+    most_calls: int | None = None
+    """How many calls of the session may be open at once, these among them; refused beyond (14)."""
+    seen: int | None = None
+    """The revision of the session's record that the caller knows; refused if it has another one by now (21)."""
+    unique: bool = False
+    """The stream's id is made of something that another writer may know as well, such as a key. Refused (`StaleFence`)
+    if the stream is there already and is another writer's, or is sealed (12)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallEnd:
+    incarnation: int
+    request_id: int | str
+    state: CallState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Append(Step):
+    """Add events to a stream; with the last answer also the ends of its calls and the seal, in the same step.
+
+    Of events that are known by their number already only the rest is added (5). It may be refused as `StaleFence` or as
+    `Behind` (2).
+    """
+
+    stream: StreamId
+    fence: Fence
+    events: tuple[Event, ...]
+    ends: tuple[CallEnd, ...] = ()
+    seal: bool = False
+    taken: int = 0
+    """The forwarded messages up to and including this key are among the events, and wait no longer (16)."""
+    lost: bool = False
+    """The store has lost what came before, and takes the events with the hole in front of them. It is what the writer
+    answers to `Behind`, and refused as any other append if the stream is not there or not this writer's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forward(Step):
+    """Messages for a stream from a node that does not write it, in their order (16).
+
+    Of messages that are known by their number already only the rest is added (5). Refused if the stream is gone
+    (`SessionEnded`), if no node that has joined writes it (`NodeGone`: the sender may claim it), if the message in
+    front of these is not there (`Behind`: it was refused, or the store has lost it), or if too much waits for it
+    (`MailFull`).
+    """
+
+    stream: StreamId
+    node: NodeId
+    """The sender's node. It has one sender for each stream; the numbers of a previous one are forgotten."""
+    sender: str
+    first: int
+    """The number of the first message; a sender begins with 1."""
+    payloads: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PutCall(Step):
+    """Change the row of a call that has not ended: its writer runs it again, or has it wait."""
+
+    stream: StreamId
+    fence: Fence
+    incarnation: int
+    request_id: int | str
+    state: CallState
+    attempt: int
+    progress: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Release(Step):
+    """The writer of a stream lets go of it: from now on no node writes it, until one claims it."""
+
+    stream: StreamId
+    fence: Fence
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trim(Step):
+    """Forget a stream's events up to and including a sequence number, final answers excepted."""
+
+    stream: StreamId
+    through: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DropStream(Step):
+    """Forget a stream with everything in it."""
+
+    stream: StreamId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenAsk(Step):
+    record: AskRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CloseAsk(Step):
+    session: SessionId
+    id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PutReader(Step):
+    """A reader attached, in place of the one that was there."""
+
+    record: ReaderRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoveReader(Step):
+    """A reader has got further; nothing happens if another one has taken its place."""
+
+    stream: StreamId
+    reader: str
+    seq: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaveReader(Step):
+    """A reader left; nothing happens if another one has taken its place."""
+
+    stream: StreamId
+    reader: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reached(Step):
+    """Readers of a stream have got this far, in this generation (19). Nothing if the stream is not there."""
+
+    stream: StreamId
+    generation: int
+    through: int
+    unread: bool = False
+    """From now on it counts as a call's stream whose reader was lost before the end; or it does not any more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SendMail(Step):
+    """A message for a node. The node gets a hint.
+
+    Refused if there is no such node (`NodeGone`), or too much waits for it (`MailFull`).
+    """
+
+    node: NodeId
+    message: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MailReceived(Step):
+    """A node has dealt with its mail up to and including a key (10)."""
+
+    node: NodeId
+    through: int
+
+
+StepRefusal = (
+    StaleFence | StaleRecord | Behind | IdTaken | NodeGone | MailFull | SessionEnded | TooManySessions | TooManyCalls
+)
+Refusals = Sequence[StepRefusal | None]
+"""For each step of a commit: `None`, or why it was refused."""
+
+
+def changed(record: SessionRecord, step: ChangeSession) -> SessionRecord:
+    """Give a record as a step changes it."""
+    fields = {name: getattr(step, name) for name in ("state", "version", "result", "initialized")}
+    given = {name: value for name, value in fields.items() if value not in (None, getattr(record, name))}
+    active = max(record.active, step.active or 0.0)
+    return replace(record, active=active, revision=record.revision + bool(given), **given)
+
+
+def with_sticky(record: SessionRecord, requests: tuple[bytes, ...]) -> SessionRecord:
+    """Give a record with other sticky requests."""
+    return replace(record, sticky=requests, revision=record.revision + (requests != record.sticky))
