@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure.cli.json_schema import MAX_ARRAYS, MAX_DEPTH, MAX_LOOKS, choices, describe, misfit, types_of
-from perdure.cli.tool_arguments import MAX_INPUT, MAX_NAMES, parse_words, read_input, tool_arguments
+from perdure.cli.tool_arguments import MAX_INPUT, MAX_NAMES, describe, parse_words, read_input, tool_arguments, types_of
 from perdure.errors import Misuse
 
 SCHEMA: dict[str, Any] = {
@@ -69,17 +68,11 @@ def test_a_value_is_text_where_the_schema_allows_text_and_json_otherwise(
     [
         (("count",), "'count' is not an argument; write key=value, or key:=JSON"),
         (("=1",), "'=1' is not an argument; write key=value, or key:=JSON"),
-        (("count=three",), "tool: count: 'three' is not a whole number"),
-        (("count=NaN",), "tool: count: 'NaN' is not a whole number"),
-        (("count=0",), "tool: count: 0 is less than the minimum of 1"),
-        (("count=1.5",), "tool: count: 1.5 is not of type 'integer'"),
-        (("flag=maybe",), "tool: flag: 'maybe' is not true or false"),
-        (("maybe=x",), "tool: maybe: 'x' is not a whole number or null"),
-        (("numbers=1", "numbers=x"), "tool: numbers: 'x' is not a whole number"),
-        (("shape=3",), "tool: shape: '3' is not a JSON object"),
-        (("shape={}",), "tool: shape: 'side' is a required property"),
-        (("either:=x",), "tool: either: 'x' is not JSON: Expecting value: line 1 column 1 (char 0)"),
-        (("oven=coal",), "tool: oven: 'coal' is not one of ['wood', 'gas']"),
+        (("count=three",), "tool: count: 'three' is not of the type integer"),
+        (("flag=maybe",), "tool: flag: 'maybe' is not of the type boolean"),
+        (("maybe=x",), "tool: maybe: 'x' is not of the type integer or null"),
+        (("numbers=1", "numbers=x"), "tool: numbers: 'x' is not of the type integer"),
+        (("either:=x",), "tool: either: Expecting value: line 1 column 1 (char 0)"),
         (("text=a", "text=b"), "tool: text: it is given twice"),
         (("txet=a",), "tool has no argument 'txet'; did you mean 'text'?"),
         (("zzz=a",), f"tool has no argument 'zzz'; it has {', '.join(SCHEMA['properties'])}"),
@@ -113,39 +106,11 @@ def test_input_is_read_from_a_file_up_to_its_limit(tmp_path: Path) -> None:
 
 def test_a_schema_that_cannot_be_understood_allows_everything() -> None:
     loop: dict[str, Any] = {"$ref": "#/$defs/A", "$defs": {"A": {"$ref": "#/$defs/A"}}}
-    nested: dict[str, Any] = {"type": "integer"}
-    for _ in range(MAX_DEPTH + 1):
-        nested = {"anyOf": [nested]}
+    nested = {"anyOf": [{"anyOf": [{"type": "integer"}]}]}
     for schema in (loop, nested, {"$ref": "http://127.0.0.1:1/x"}, {"$ref": "#"}, {"anyOf": "x"}, {"properties": 3}):
-        assert "string" in types_of(schema, schema)
-        assert choices(schema, schema) is None
+        assert types_of(schema, schema) == []
         assert describe(schema, schema) == "any"
-    # Nothing is fetched, and a schema that is wrong refuses nothing.
-    assert misfit({}, {"$ref": "http://127.0.0.1:1/x"}) is None
-    assert misfit({}, {"type": 3}) is None
-    assert types_of(nested["anyOf"][0], nested) == {"integer"}
-
-
-def test_an_array_of_arrays_of_its_own_kind_is_described_as_deep_as_is_useful() -> None:
-    tree = {"properties": {"tree": {"type": "array", "items": {"$ref": "#/properties/tree"}}}}
-    assert describe({"$ref": "#/properties/tree"}, tree) == "array of " * MAX_ARRAYS + "array"
-
-
-def test_alternatives_that_double_with_each_level_are_not_all_looked_at() -> None:
-    def doubling(levels: int) -> dict[str, Any]:
-        parts: dict[str, Any] = {str(n): {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(levels)}
-        return {"$defs": parts | {str(levels): {"type": "integer"}}}
-
-    few = MAX_LOOKS.bit_length() - 1  # levels of which all are looked at
-    assert types_of({"$ref": "#/$defs/0"}, doubling(few)) == {"integer"}
-    assert "string" in types_of({"$ref": "#/$defs/0"}, doubling(few + 1))
-    assert describe({"$ref": "#/$defs/0"}, doubling(60)) == "any"
-
-
-def test_a_schema_that_takes_for_ever_is_left_to_the_server() -> None:
-    schema = {"type": "string", "pattern": "^(a+)+$"}
-    assert misfit("a" * 60 + "b", schema, seconds=0.05) is None
-    assert misfit("b", schema) == "'b' does not match '^(a+)+$'"
+        assert arguments("one=1", schema={"properties": {"one": schema}}) == {"one": 1}
 
 
 def test_of_a_thousand_names_only_the_first_are_said() -> None:

@@ -10,6 +10,9 @@ import contextlib
 import json
 import logging
 import os
+import re
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,7 +24,9 @@ import click
 from perdure._core.codes import NO_SERVER, UNREACHABLE
 from perdure._core.reconnect import Patience
 from perdure._core.text import format_duration, parse_duration, printable
+from perdure.cli.dev import RUN_UNTIL_INPUT_ENDS
 from perdure.cli.options import LEVELS, parsed
+from perdure.cli.serve import REFUSED
 from perdure.errors import Misuse
 
 if TYPE_CHECKING:
@@ -37,11 +42,15 @@ if TYPE_CHECKING:
 FAILED = 1
 #: The status that a shell reports for a command that Ctrl-C ended.
 INTERRUPTED = 130
-#: Pages of a list that are read: a server that never ends its list does not keep the command from ending.
-MAX_PAGES = 100
 #: Characters of a name, a title or a message of the server in a line.
 MAX_SHOWN = 300
 
+#: Seconds for the end of a process that serves a file; one that is stuck in the file's code is killed.
+STOP_SECONDS = 5.0
+
+_READY = re.compile(rb"perdure: serving on (http://\S+)")
+#: It has nothing to lose: the log is in memory, and the one call was answered.
+_SERVE = ("--store", "memory:", "--host", "127.0.0.1", "--port", "0", "--workers", "1", "--drain-timeout", "0")
 _MODES = ("auto", "legacy", "2026-07-28")
 #: The levels of MCP, the least severe first.
 _SERVER_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
@@ -128,13 +137,15 @@ def call(
     Progress, log messages and questions of the tool go to stderr. The status is 0; 1 if the tool gave an error; 2 if
     nothing was called.
     """
-    from perdure.cli.terminal import Terminal
     from perdure.cli.tool_arguments import parse_words, read_input
 
     if output and (as_json or is_prompt):
         raise click.UsageError(f"--output and {'--json' if as_json else '--prompt'} cannot be given together")
-    connection, terminal = _connection(given), Terminal(printable(tool, MAX_SHOWN))
-    words, more = parse_words(arguments), read_input(input_json)
+    connection, words, more = _connection(given), parse_words(arguments), read_input(input_json)
+
+    from perdure.cli.terminal import Terminal
+
+    terminal = Terminal(printable(tool, MAX_SHOWN))
 
     async def work() -> int:
         from perdure.cli.tool_calls import call_tool, get_prompt, read_resource
@@ -167,7 +178,7 @@ def list_command(as_json: bool, **given: Any) -> int:
         async with _connected(connection, terminal) as client:
             offers = await read_offers(client)
         if as_json:
-            click.echo(one_line(offers.as_json()))
+            click.echo(one_line(offers))
         else:
             click.echo("\n".join(listing_lines(offers)))
         return 0
@@ -241,7 +252,7 @@ async def _connected(connection: Connection, terminal: Terminal) -> AsyncIterato
     import mcp_types as types
 
     import perdure
-    from perdure.cli.elicitation_form import ElicitationForm
+    from perdure.cli.terminal import ElicitationForm
     from perdure.remote.credentials import checked_client, token_provider
 
     least = _SERVER_LEVELS.index(connection.log_level)
@@ -271,14 +282,45 @@ async def _connected(connection: Connection, terminal: Terminal) -> AsyncIterato
 
 @asynccontextmanager
 async def _address(connection: Connection) -> AsyncIterator[str]:
-    """The server's address; a file is served for as long as it is needed."""
-    from perdure.cli.local_server import is_file, serving
+    """The server's address. A file, `bakery.py` or `bakery.py:server`, is served for as long as it is needed.
 
-    if not is_file(connection.url):
+    It is `perdure serve` in a process of its own with its log in memory, so a call is made as it is made to any server.
+    The process ends with its input: also if this one is killed. It reports itself what is wrong with the file.
+    """
+    if "://" in connection.url or not connection.url.partition(":")[0].endswith(".py"):
         yield connection.url
         return
-    async with serving(connection.url, log_level=max(connection.log_level, "warning", key=LEVELS.index)) as url:
-        yield url
+    log_level = max(connection.log_level, "warning", key=LEVELS.index)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", RUN_UNTIL_INPUT_ENDS, "serve", connection.url, *_SERVE, "--log-level", log_level),
+        stdin=PIPE,
+        stdout=PIPE,
+        process_group=0,  # so that Ctrl-C, which a terminal sends to the whole group, only cancels the call
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        while not (found := _READY.match(line := await process.stdout.readline())):
+            if not line:
+                raise click.exceptions.Exit(await process.wait() or REFUSED)
+            sys.stderr.buffer.write(line)  # what the code prints when it is imported
+        rest = asyncio.create_task(_pass_on(process.stdout))
+        yield found[1].decode()
+        rest.cancel()
+    finally:
+        process.stdin.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), STOP_SECONDS)
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def _pass_on(output: asyncio.StreamReader) -> None:
+    """Write to stderr what a tool prints: it must not be taken for the result, nor fill the pipe."""
+    while data := await output.read(65_536):
+        sys.stderr.buffer.write(data)
+        sys.stderr.flush()
 
 
 def _log_line(params: types.LoggingMessageNotificationParams) -> str:

@@ -25,7 +25,7 @@ from perdure.serve.worker_pool import VARIABLE
 
 _WATCHED = "What is watched"
 _CONSOLE = "What is shown"
-_RUN = "from perdure.cli.dev import run_until_input_ends; run_until_input_ends()"
+RUN_UNTIL_INPUT_ENDS = "from perdure.cli.dev import run_until_input_ends; run_until_input_ends()"
 #: The console ends at once; a page that takes its last bytes slowly has a second.
 CONSOLE_STOP_SECONDS = 5.0
 _ABOUT = """\
@@ -124,7 +124,7 @@ def dev_command(
 def _running_console(store: str, *, opens: bool) -> Iterator[None]:
     """The console, which prints its own address."""
     process = subprocess.Popen(
-        [sys.executable, "-c", _RUN, "console", "--port", "0", *["--open"] * opens],
+        [sys.executable, "-c", RUN_UNTIL_INPUT_ENDS, "console", "--port", "0", *["--open"] * opens],
         # In the environment, because every user of the machine can read the arguments of a command.
         env={**os.environ, "PERDURE_STORE": store},
         stdin=subprocess.PIPE,

@@ -1,11 +1,10 @@
-"""Reads what a server offers (tools, resources, prompts), and shows it as text or as one JSON object."""
+"""Reads the lists of tools, resources and prompts that a server offers, and prints them for people."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import mcp_types as types
 from mcp.shared.exceptions import MCPError
@@ -13,144 +12,112 @@ from mcp_types import METHOD_NOT_FOUND
 from pydantic import BaseModel
 
 from perdure._core.text import printable
-from perdure.cli.call import MAX_PAGES, MAX_SHOWN
-from perdure.cli.json_schema import describe, properties, required
+from perdure.cli.call import MAX_SHOWN
+from perdure.cli.tool_arguments import describe, properties
 from perdure.client.connect import Client
 
-Page = TypeVar("Page", bound=types.PaginatedResult)
+#: Pages of a list that are read: a server that never ends its list does not keep the command from ending.
+MAX_PAGES = 100
+
+#: A value of the protocol, under the protocol's own names.
+Plain = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Offers:
-    """What a server offers, with its name and the revision that was agreed on."""
-
-    server: types.Implementation | None
-    revision: str
-    instructions: str | None
-    tools: list[types.Tool]
-    resources: list[types.Resource]
-    templates: list[types.ResourceTemplate]
-    prompts: list[types.Prompt]
-
-    def as_json(self) -> dict[str, Any]:
-        """Under the protocol's own names."""
-        found: dict[str, Any] = {
-            "serverInfo": _plain(self.server) if self.server else None,
-            "protocolVersion": self.revision,
-            "instructions": self.instructions,
-        }
-        return {key: value for key, value in found.items() if value is not None} | {
-            "tools": list(map(_plain, self.tools)),
-            "resources": list(map(_plain, self.resources)),
-            "resourceTemplates": list(map(_plain, self.templates)),
-            "prompts": list(map(_plain, self.prompts)),
-        }
+async def read_offers(client: Client) -> Plain:
+    """Read the server's name, the revision that was agreed on, and every list of the server."""
+    can, server = client.server_capabilities, client.server_info
+    lists = {
+        "tools": (can.tools, client.list_tools),
+        "resources": (can.resources, client.list_resources),
+        "resourceTemplates": (can.resources, client.list_resource_templates),
+        "prompts": (can.prompts, client.list_prompts),
+    }
+    about = {
+        "serverInfo": plain(server) if server else None,
+        "protocolVersion": client.protocol_version,
+        "instructions": client.instructions,
+    }
+    return {key: value for key, value in about.items() if value is not None} | {
+        name: await read_list(read, name) if is_offered is not None else []
+        for name, (is_offered, read) in lists.items()
+    }
 
 
-async def read_offers(client: Client) -> Offers:
-    can = client.server_capabilities
-    tools = await all_tools(client) if can.tools is not None else []
-    resources = await _pages(client.list_resources) if can.resources is not None else []
-    templates = await _pages(client.list_resource_templates) if can.resources is not None else []
-    return Offers(
-        server=client.server_info,
-        revision=client.protocol_version,
-        instructions=client.instructions,
-        tools=tools,
-        resources=[one for page in resources for one in page.resources],
-        templates=[one for page in templates for one in page.resource_templates],
-        prompts=await all_prompts(client) if can.prompts is not None else [],
-    )
-
-
-async def all_tools(client: Client) -> list[types.Tool]:
-    return [tool for page in await _pages(client.list_tools) for tool in page.tools]
-
-
-async def all_prompts(client: Client) -> list[types.Prompt]:
-    return [prompt for page in await _pages(client.list_prompts) for prompt in page.prompts]
-
-
-async def _pages(read: Callable[..., Awaitable[Page]]) -> list[Page]:
-    """All pages of a list; none if the server does not know such a list."""
-    found: list[Page] = []
+async def read_list(read: Callable[..., Awaitable[types.PaginatedResult]], name: str) -> list[Plain]:
+    """Read all pages of a list. A list that the server does not know is empty."""
+    found: list[Plain] = []
     cursor: str | None = None
-    try:
-        while len(found) < MAX_PAGES:
-            found.append(await read(cursor=cursor))
-            if (cursor := found[-1].next_cursor) is None:
-                break
-    except MCPError as error:
-        if error.code != METHOD_NOT_FOUND or found:
-            raise
+    for page in range(MAX_PAGES):
+        try:
+            result = await read(cursor=cursor)
+        except MCPError as error:
+            if error.code != METHOD_NOT_FOUND or page:
+                raise
+            break
+        found += plain(result)[name]
+        if (cursor := result.next_cursor) is None:
+            break
     return found
 
 
-def listing_lines(offers: Offers) -> Iterator[str]:
-    name = f"{offers.server.name} {offers.server.version}".rstrip() if offers.server else "a server without a name"
-    yield _line(f"{name}, MCP {offers.revision}")
-    for line in (offers.instructions or "").strip().splitlines():
+def plain(value: BaseModel) -> Plain:
+    return value.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def one_line(value: object) -> str:
+    """Write JSON in which a terminal finds nothing to act on: what is not printable is escaped."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
+def listing_lines(offers: Plain) -> Iterator[str]:
+    server = offers.get("serverInfo", {"name": "a server without a name", "version": ""})
+    name = f"{server['name']} {server['version']}".rstrip()
+    yield _line(f"{name}, MCP {offers['protocolVersion']}")
+    for line in offers.get("instructions", "").strip().splitlines():
         yield _line(line)
-    yield ""
-    yield "Tools" if offers.tools else "No tools"
-    for tool in offers.tools:
-        yield from _tool_lines(tool)
-    if offers.resources or offers.templates:
-        yield ""
-        yield "Resources"
-        for resource in offers.resources:
-            yield from _item(str(resource.uri), resource.description or resource.title, resource.mime_type)
-        for template in offers.templates:
-            yield from _item(template.uri_template, template.description or template.title, template.mime_type)
-    if offers.prompts:
-        yield ""
-        yield "Prompts"
-        for prompt in offers.prompts:
-            yield from _item(prompt.name, prompt.description or prompt.title, None)
-            for argument in prompt.arguments or []:
-                needed = "required" if argument.required else "optional"
-                yield _line(f"      {argument.name}  ({needed})  {_first(argument.description)}")
+    yield from ("", "Tools" if offers["tools"] else "No tools")
+    for tool in offers["tools"]:
+        yield from _item(tool["name"], tool, _hints(tool.get("annotations", {})))
+        schema = tool["inputSchema"]
+        parts, needed = properties(schema), schema.get("required") or ()
+        width = max(map(len, parts), default=0)
+        for name, part in parts.items():
+            kind = describe(part, schema) + ("" if name in needed or "default" in part else ", optional")
+            yield _line(f"      {name:{width}}  {kind}  {_joined(part.get('description'))}")
+    if offers["resources"] or offers["resourceTemplates"]:
+        yield from ("", "Resources")
+        for one in [*offers["resources"], *offers["resourceTemplates"]]:
+            yield from _item(one.get("uri") or one["uriTemplate"], one, one.get("mimeType"))
+    if offers["prompts"]:
+        yield from ("", "Prompts")
+        for prompt in offers["prompts"]:
+            yield from _item(prompt["name"], prompt, None)
+            for one in prompt.get("arguments", ()):
+                needed = "required" if one.get("required") else "optional"
+                yield _line(f"      {one['name']}  ({needed})  {_joined(one.get('description'))}")
 
 
-def _tool_lines(tool: types.Tool) -> Iterator[str]:
-    yield from _item(tool.name, tool.description or tool.title, _hints(tool.annotations))
-    schema = tool.input_schema
-    parts, needed = properties(schema), required(schema)
-    width = max((len(name) for name in parts), default=0)
-    for name, part in parts.items():
-        kind = describe(part, schema) + ("" if name in needed or "default" in part else ", optional")
-        yield _line(f"      {name:{width}}  {kind}  {_first(part.get('description'))}")
-
-
-def _item(name: str, about: str | None, note: str | None) -> Iterator[str]:
+def _item(name: str, item: Plain, note: str | None) -> Iterator[str]:
     yield _line(f"  {name}" + (f"  ({note})" if note else ""))
-    for line in (about or "").strip().splitlines():
+    for line in (item.get("description") or item.get("title") or "").strip().splitlines():
         yield _line(f"    {line.strip()}")
 
 
-def _hints(annotations: types.ToolAnnotations | None) -> str:
-    """What a tool says of itself that matters for a call that is interrupted."""
-    if annotations is None:
-        return ""
-    said = {"read-only": annotations.read_only_hint, "idempotent": annotations.idempotent_hint}
-    if not annotations.read_only_hint:
-        said["destructive"] = annotations.destructive_hint
-    return ", ".join(word for word, is_said in said.items() if is_said)
+def _hints(annotations: Plain) -> str:
+    """Return the annotations that matter for a call that is interrupted."""
+    is_read_only = annotations.get("readOnlyHint")
+    declared = {
+        "read-only": is_read_only,
+        "idempotent": annotations.get("idempotentHint"),
+        "destructive": annotations.get("destructiveHint") and not is_read_only,
+    }
+    return ", ".join(word for word, is_declared in declared.items() if is_declared)
 
 
-def _first(text: object) -> str:
+def _joined(text: object) -> str:
     return " ".join(str(text or "").split())
 
 
 def _line(text: str) -> str:
     return printable(text, MAX_SHOWN).rstrip()
-
-
-def one_line(value: object) -> str:
-    """JSON in which a terminal finds nothing to act on: what is not printable is escaped."""
-    text = json.dumps(value, ensure_ascii=False)
-    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
-
-
-def _plain(value: BaseModel) -> dict[str, Any]:
-    return value.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -11,12 +11,11 @@ from typing import Any
 
 import click
 import mcp_types as types
-from pydantic import BaseModel
 
 from perdure._core.text import format_size, printable
 from perdure.cli.call import FAILED, MAX_SHOWN
 from perdure.cli.hints import did_you_mean
-from perdure.cli.listing import all_prompts, all_tools, one_line
+from perdure.cli.listing import one_line, plain, read_list
 from perdure.cli.terminal import Terminal
 from perdure.cli.tool_arguments import Word, tool_arguments
 from perdure.client.connect import Client
@@ -36,11 +35,11 @@ async def call_tool(
     output: Path | None,
 ) -> int:
     """The status. Raises `Misuse` if there is no such tool, or its arguments do not fit: nothing was called then."""
-    tools = {tool.name: tool for tool in await all_tools(client)}
+    tools = {tool["name"]: tool for tool in await read_list(client.list_tools, "tools")}
     if (tool := tools.get(name)) is None:
         hint = did_you_mean(name, tools) or f"; perdure list {shown(url)} shows them"
         raise Misuse(f"{shown(url)} has no tool {name!r}{hint}" if tools else f"{shown(url)} has no tools")
-    arguments = tool_arguments(printable(name, MAX_SHOWN), tool.input_schema, words, given)
+    arguments = tool_arguments(printable(name, MAX_SHOWN), tool["inputSchema"], words, given)
 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
         terminal.progress(progress, total, message)
@@ -48,7 +47,7 @@ async def call_tool(
     result = await client.call_tool(name, arguments, progress_callback=on_progress)
     terminal.clear()
     if as_json:
-        print_json(result)
+        click.echo(one_line(plain(result)))
     elif output is not None and not result.is_error:
         _save(output, [_saved(block) for block in result.content], _result_lines(result))
     else:
@@ -59,7 +58,7 @@ async def call_tool(
 async def read_resource(client: Client, uri: str, *, as_json: bool, output: Path | None) -> int:
     result = await client.read_resource(uri)
     if as_json:
-        print_json(result)
+        click.echo(one_line(plain(result)))
     elif output is not None:
         _save(output, [_bytes_of(one) for one in result.contents], [_resource(one) for one in result.contents])
     else:
@@ -71,25 +70,20 @@ async def get_prompt(
     client: Client, url: str, name: str, words: Sequence[Word], given: dict[str, Any], *, as_json: bool
 ) -> int:
     """As `call_tool`, of a prompt, whose arguments are all text."""
-    prompts = {prompt.name: prompt for prompt in await all_prompts(client)}
+    prompts = {prompt["name"]: prompt for prompt in await read_list(client.list_prompts, "prompts")}
     if (prompt := prompts.get(name)) is None:
         raise Misuse(f"{shown(url)} has no prompt {name!r}{did_you_mean(name, prompts)}")
-    listed = prompt.arguments or []
+    listed = prompt.get("arguments", ())
     schema = {
-        "type": "object",
-        "properties": {one.name: {"type": "string"} for one in listed},
-        "required": [one.name for one in listed if one.required],
+        "properties": {one["name"]: {"type": "string"} for one in listed},
+        "required": [one["name"] for one in listed if one.get("required")],
     }
     result = await client.get_prompt(name, tool_arguments(printable(name, MAX_SHOWN), schema, words, given))
     if as_json:
-        print_json(result)
+        click.echo(one_line(plain(result)))
     else:
         _print([f"{message.role}: {text}" for message in result.messages for text in _blocks([message.content])])
     return 0
-
-
-def print_json(value: BaseModel) -> None:
-    click.echo(one_line(value.model_dump(mode="json", by_alias=True, exclude_none=True)))
 
 
 def _print(texts: Sequence[str], *, is_error: bool = False) -> None:

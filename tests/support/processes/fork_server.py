@@ -26,8 +26,6 @@ from typing import Any
 
 #: Imported before the fork, so that no program has to.
 PRELOADED = (
-    "jsonschema",
-    "perdure.cli.elicitation_form",
     "perdure.cli.tool_calls",
     "perdure.cli.main",
     "perdure.store.sqlite.store",
