@@ -191,7 +191,7 @@ async def _build(
         store,
         settings,
         counters,
-        claim=lambda: liveness.own_claim,
+        claim=liveness.node_claim,
         lapses=liveness.lapses,
         on_holding=liveness.hold,
     )
@@ -205,11 +205,11 @@ async def _build(
         peers,
         ReadMarks(journal),
         readers,
+        journal,
         arrivals=arrivals,
         clock=store.clock,
         monotonic=time.monotonic,
         random=random,
-        may_show=lambda: journal.may_show,
     )
     context = ServerContext(
         runtimes=runtimes,

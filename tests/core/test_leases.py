@@ -42,42 +42,42 @@ def beat_until(mine: Leases, end: float, *, start: float = 0.0) -> None:
 
 def test_a_claim_holds_for_its_share_of_a_lease_after_the_beat_was_sent() -> None:
     mine = Leases(ME, lease=LEASE, now=100.0)
-    assert mine.claim(now=100.0 + OWN - 0.1) is HOLDING
+    assert mine.claim.at(100.0 + OWN - 0.1) is HOLDING
     mine.beaten(sent=105.0, now=110.0)
-    assert mine.claim(now=105.0 + OWN - 0.1) is HOLDING
-    assert mine.claim(now=105.0 + OWN) is FROZEN
+    assert mine.claim.at(105.0 + OWN - 0.1) is HOLDING
+    assert mine.claim.at(105.0 + OWN) is FROZEN
 
 
 def test_a_claim_that_lapsed_is_renewed_by_the_next_beat_that_goes_through() -> None:
     mine = Leases(ME, lease=LEASE, now=0.0)
-    assert mine.claim(now=10 * LEASE) is FROZEN
+    assert mine.claim.at(10 * LEASE) is FROZEN
     mine.beaten(sent=10 * LEASE, now=10 * LEASE + 1)
-    assert mine.claim(now=10 * LEASE + 1) is HOLDING
-    assert mine.claim(now=10 * LEASE + OWN) is FROZEN
+    assert mine.claim.at(10 * LEASE + 1) is HOLDING
+    assert mine.claim.at(10 * LEASE + OWN) is FROZEN
 
 
 @pytest.mark.parametrize(("late", "claim"), [(OWN - 0.1, HOLDING), (OWN, FROZEN)])
 def test_an_answer_that_comes_too_late_renews_nothing(late: float, claim: ClaimState) -> None:
     """The store knew the node when the beat came there, which may be long ago."""
     mine = Leases(ME, lease=LEASE, now=0.0)
-    assert mine.claim(now=2 * LEASE) is FROZEN
+    assert mine.claim.at(2 * LEASE) is FROZEN
     mine.beaten(sent=2 * LEASE, now=2 * LEASE + late)
-    assert mine.claim(now=2 * LEASE + late) is claim
+    assert mine.claim.at(2 * LEASE + late) is claim
 
 
 def test_a_claim_that_was_buried_never_comes_back() -> None:
     mine = Leases(ME, lease=LEASE, now=0.0)
-    mine.bury()
+    mine.claim.bury()
     mine.beaten(sent=0.0, now=0.0)
     mine.alone(now=0.0)
-    assert mine.claim(now=0.0) is mine.claim(now=LEASE) is BURIED
+    assert mine.claim.at(0.0) is mine.claim.at(LEASE) is BURIED
 
 
 def test_answers_that_come_in_another_order_do_not_shorten_a_claim() -> None:
     mine = Leases(ME, lease=LEASE, now=0.0)
     mine.beaten(sent=6.0, now=7.0)
     mine.beaten(sent=3.0, now=8.0)
-    assert mine.claim(now=6.0 + OWN - 0.1) is HOLDING
+    assert mine.claim.at(6.0 + OWN - 0.1) is HOLDING
 
 
 # --- Somebody else's
@@ -275,7 +275,7 @@ class ChangingServers:
                 self.beats[node.id] += 1
             else:
                 node.beating = None
-                node.leases.bury()
+                node.leases.claim.bury()
 
     def answer(self, node: Node, now: float) -> None:
         if node.beating is not None and node.arrived:
@@ -312,7 +312,7 @@ class ChangingServers:
             if node.id not in self.beats and node.buried_at is None:
                 node.buried_at = now
             if node.buried_at is not None:
-                held = node.leases.claim(now=now) is HOLDING
+                held = node.leases.claim.at(now) is HOLDING
                 assert not held, f"{node.id} was buried at {node.buried_at} and holds its claim at {now}"
 
 
@@ -372,7 +372,7 @@ def test_a_node_that_beats_regularly_is_never_called_dead(
     arrivals, claim = [0.0], Leases(OTHER, lease=LEASE, now=0.0)
     for pause, latency in beats:
         sent = max(arrived, sent + pause * LEASE)
-        assert claim.claim(now=sent) is HOLDING
+        assert claim.claim.at(sent) is HOLDING
         arrived = sent + latency * LEASE
         claim.beaten(sent=sent, now=arrived)
         arrivals.append(arrived)

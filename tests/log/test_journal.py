@@ -14,7 +14,8 @@ import anyio
 import pytest
 
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
-from perdure._core.states import ClaimState, LogState
+from perdure._core.leases import Claim
+from perdure._core.states import LogState
 from perdure.errors import StaleFence, StoreError, StoreUnavailable
 from perdure.log.journal import GROUP_BYTES, GROUP_STEPS, Journal, Steps
 from perdure.settings import Settings
@@ -341,15 +342,6 @@ async def test_others_are_told_before_anything_is_shown_that_is_not_written(sett
     await journal.aclose()
 
 
-class Claim:
-    """A node's own claim, as a test sets it."""
-
-    state = ClaimState.HOLDING
-
-    def __call__(self) -> ClaimState:
-        return self.state
-
-
 def recoveries(caplog: pytest.LogCaptureFixture) -> list[str]:
     told = ("store.recovered", "journal.lost")
     return [record.getMessage() for record in caplog.records if getattr(record, "action", "") in told]
@@ -361,14 +353,14 @@ async def test_a_frozen_node_writes_and_shows_nothing_and_keeps_everything(caplo
     fence = await store.prepare()
     journal = Journal(store, Settings(), Counters(), claim=claim)
     assert not journal.refuses
-    claim.state = ClaimState.FROZEN
+    claim.until = -math.inf
     assert journal.refuses
     for seq in (1, 2):
         journal.put(Witness(message("a", fence=fence, seq=seq), seen))
     with pytest.raises(StoreUnavailable):
         await journal.write(opening("b", fence=fence))
     assert (journal.state, seen, store.groups) == (LogState.DEGRADED, [], [])
-    claim.state = ClaimState.HOLDING
+    claim.renew(math.inf, now=0.0)
     await until(lambda: journal.state is LogState.HEALTHY)
     assert await store.numbers() == [1, 2]
     assert sorted(seen) == ["shown", "shown", "written", "written"]
@@ -384,14 +376,14 @@ async def test_what_was_held_when_a_node_froze_is_written_when_it_goes_on() -> N
     store.writes = Fault.RAISES
     journal.put(Witness(message("a", fence=fence, seq=1), seen))
     await until(lambda: seen == ["shown"])
-    claim.state = ClaimState.FROZEN
+    claim.until = -math.inf
     journal.put(Witness(message("a", fence=fence, seq=2), seen))
     store.works()
     asked = store.asked
     for _ in range(20):
         await asyncio.sleep(0.01)  # attempts come and go meanwhile
     assert (seen, store.asked - asked) == (["shown"], 0)
-    claim.state = ClaimState.HOLDING
+    claim.renew(math.inf, now=0.0)
     await until(lambda: journal.state is LogState.HEALTHY)
     assert await store.numbers() == [1, 2]
     await journal.aclose()
@@ -405,11 +397,11 @@ async def test_what_a_frozen_node_held_is_not_shown_before_the_store_has_it() ->
     store.writes = Fault.RAISES
     journal.put(Witness(message("a", fence=fence, seq=1), seen))
     await until(lambda: seen == ["shown"])
-    claim.state = ClaimState.FROZEN
+    claim.until = -math.inf
     asked = store.asked
     journal.put(Witness(message("a", fence=fence, seq=2), seen))
     await asyncio.sleep(0)
-    claim.state = ClaimState.HOLDING
+    claim.renew(math.inf, now=0.0)
     journal.put(Witness(message("a", fence=fence, seq=3), seen))
     await until(lambda: store.asked > asked + 1)
     assert (seen, journal.may_show, journal.refuses) == (["shown"], False, True)
@@ -429,11 +421,11 @@ async def test_a_node_that_is_buried_has_everything_refused_and_says_what_is_los
     journal = Journal(store, Settings(), Counters(), claim=claim, on_holding=told.append)
     store.writes = Fault.RAISES
     await journal.write(message("a", fence=fence, seq=1))
-    claim.state = ClaimState.FROZEN
+    claim.until = -math.inf
     journal.put(Steps([message("a", fence=fence, seq=2)]))
     await asyncio.sleep(0)
     store.works()
-    claim.state = ClaimState.BURIED
+    claim.bury()
     await until(lambda: not journal.backlog.parts)
     with pytest.raises(StaleFence, match="buried"):
         await journal.write(message("a", fence=fence, seq=3))

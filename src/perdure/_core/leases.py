@@ -29,6 +29,7 @@ lock back, which the third rule sees. If no beat gets through either for a third
 lease still lasts: a store with such locks commits nothing for a node that it does not know.
 """
 
+import math
 from collections.abc import Container, Mapping
 from typing import NamedTuple
 
@@ -65,6 +66,34 @@ class _Seen(NamedTuple):
     free_since: float | None
 
 
+class Claim:
+    """A node's own claim on its streams. The node's `Liveness` moves it; the journal compares `until` with the
+    monotonic clock before each commit and each event, so a process that stood still cannot act on an old answer."""
+
+    __slots__ = ("_state", "until")
+
+    def __init__(self, until: float = math.inf) -> None:
+        self.until = until
+        """The claim holds before this moment of the monotonic clock; never, once it is buried."""
+        self._state = ClaimState.HOLDING
+
+    def at(self, now: float) -> ClaimState:
+        if now >= self.until:
+            self._state = advance(CLAIM, self._state, ClaimStep.LAPSE)
+        return self._state
+
+    def renew(self, until: float, *, now: float) -> None:
+        if self._state is not ClaimState.BURIED:
+            self.until = max(self.until, until)
+            if now < self.until:  # else the answer came so late that it says nothing of this moment
+                self._state = advance(CLAIM, self._state, ClaimStep.RENEW)
+
+    def bury(self) -> None:
+        """The store does not know the node any more: it was buried, or it has left."""
+        self._state = advance(CLAIM, self._state, ClaimStep.BURY)
+        self.until = -math.inf
+
+
 class Leases:
     """Keeps one node's own claim, and how long each other node has been silent."""
 
@@ -73,36 +102,25 @@ class Leases:
         self._node = node
         self._lease = lease
         self._free_seconds = min(lease, max(FREE_SECONDS, FREE_SHARE * lease))
-        self._state = ClaimState.HOLDING
-        self._until = now + OWN_SHARE * lease
+        self.claim = Claim(now + OWN_SHARE * lease)
         self._beaten = now
         self._seen: dict[NodeId, _Seen] = {}
 
-    def claim(self, *, now: float) -> ClaimState:
-        """The node's own claim at this moment."""
-        if now >= self._until:
-            self._state = advance(CLAIM, self._state, ClaimStep.LAPSE)
-        return self._state
-
-    def bury(self) -> None:
-        """The store does not know this node any more: it was buried, or it has left."""
-        self._state = advance(CLAIM, self._state, ClaimStep.BURY)
-
     def alone(self, *, now: float) -> None:
         """No other node has joined, so none can have taken this one for dead, however long it was silent."""
-        self._renew(now + OWN_SHARE * self._lease, now=now)
+        self.claim.renew(math.inf, now=now)
+
+    def joined(self, *, now: float) -> None:
+        """Another node has joined: a claim that could not lapse before can now."""
+        if self.claim.until == math.inf:
+            self.claim.until = now + OWN_SHARE * self._lease
 
     def beaten(self, *, sent: float, now: float) -> None:
         """A beat went through: the store knew this node when it came there."""
         if now - self._beaten > _MAX_SILENCE * self._lease:
             self._seen.clear()
         self._beaten = now
-        self._renew(sent + OWN_SHARE * self._lease, now=now)
-
-    def _renew(self, until: float, *, now: float) -> None:
-        self._until = max(self._until, until)
-        if now < self._until:  # else the answer came so late that it says nothing of this moment
-            self._state = advance(CLAIM, self._state, ClaimStep.RENEW)
+        self.claim.renew(sent + OWN_SHARE * self._lease, now=now)
 
     def observe(
         self,
@@ -125,7 +143,7 @@ class Leases:
                 is_free = own_lock_held and node in free
                 free_since = (now if last.free_since is None else last.free_since) if is_free else None
                 self._seen[node] = last._replace(free_since=free_since)
-        if self.claim(now=now) is not ClaimState.HOLDING or now - self._beaten > _MAX_SILENCE * self._lease:
+        if self.claim.at(now) is not ClaimState.HOLDING or now - self._beaten > _MAX_SILENCE * self._lease:
             return []
         return [
             node

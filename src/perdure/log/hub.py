@@ -126,12 +126,11 @@ class Hub:
     peers: PeerLog
     marks: ReadMarks
     registry: Registry
+    _journal: Journal
     arrivals: Iterator[int]
     clock: Callable[[], float]
     monotonic: Callable[[], float]
     random: RandomBytes
-    may_show: Callable[[], bool]
-    """This node holds its claim. While it does not, readers rest."""
     readers: set[Reader] = field(default_factory=set)
     _frozen: set[Reader] = field(default_factory=set)
     """Readers that found that nothing may be shown."""
@@ -177,8 +176,8 @@ class Hub:
         stream.moved()
 
     def is_frozen(self, reader: Reader) -> bool:
-        """Whether nothing may be shown at the moment; then the reader is woken by `thaw`."""
-        if self.may_show():
+        """Whether nothing may be shown, because this node does not hold its claim; `thaw` wakes the reader then."""
+        if self._journal.may_show:
             return False
         self._frozen.add(reader)
         return True

@@ -29,6 +29,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Protocol
 
+from perdure._core.leases import Claim
 from perdure._core.states import LOG, ClaimState, LogState, LogStep, advance
 from perdure.errors import (
     Behind,
@@ -103,7 +104,7 @@ class Journal:
         settings: Settings,
         counters: Counters,
         *,
-        claim: Callable[[], ClaimState] = lambda: ClaimState.HOLDING,
+        claim: Claim | None = None,
         lapses: bool = False,
         on_holding: Callable[[bool], None] = lambda _: None,
     ) -> None:
@@ -116,7 +117,7 @@ class Journal:
         self._holding = settings.on_store_failure == "hold"
         self.is_lost = False
         """The store's file is not there any more: nothing that is held is ever written."""
-        self._claim = claim
+        self._claim = claim or Claim()
         self.lapses = lapses
         """The claim of a node that lives may run out, and another node settles its calls then: a final answer is shown
         only when it is in the store, because the other node might give another one (promise 3)."""
@@ -144,11 +145,15 @@ class Journal:
     @property
     def may_show(self) -> bool:
         """What is accepted may be shown: this node holds its claim, and has held it since it last had written all."""
-        return not self._has_lapsed and self._claim() is ClaimState.HOLDING
+        return not self._has_lapsed and time.monotonic() < self._claim.until
 
     @property
     def _has_claim(self) -> bool:
-        return self._claim() is ClaimState.HOLDING
+        return time.monotonic() < self._claim.until
+
+    @property
+    def _is_buried(self) -> bool:
+        return self._claim.at(time.monotonic()) is ClaimState.BURIED
 
     def check_claim(self) -> None:
         """Raises `StoreUnavailable` unless this node holds its claim. Asked before it writes, or claims a stream: it
@@ -172,7 +177,7 @@ class Journal:
     def _is_behind(self) -> bool:
         """The store has failed, and there is something to catch up with. A node that is buried only has its backlog
         refused."""
-        return self.state is LogState.DEGRADED and (bool(self.backlog.parts) or self._claim() is not ClaimState.BURIED)
+        return self.state is LogState.DEGRADED and (bool(self.backlog.parts) or not self._is_buried)
 
     def put(self, source: Source) -> None:
         """Queue a source, once; it is asked for its steps at the end of this turn of the loop."""
@@ -288,7 +293,7 @@ class Journal:
         """Write a group, and call its sources back: each is then taken out of it. If the store fails, that is raised
         with the others left in it."""
         while group:
-            if self._claim() is ClaimState.BURIED:
+            if self._is_buried:
                 self._done(group, [StaleFence("other nodes have buried this one")] * len(flat(group)))
                 return
             self.check_claim()
@@ -373,7 +378,7 @@ class Journal:
         delay, backlog = _RETRY_FIRST, self.backlog
         while self._is_behind:
             try:
-                if self._claim() is not ClaimState.BURIED:  # else nothing of it is written
+                if not self._is_buried:  # else nothing of it is written
                     self.check_claim()
                     # Write something, and take it away again. Where nothing is held that would show it (`refuse`), as
                     # much as failed: a full disk has room for a little.
@@ -393,7 +398,7 @@ class Journal:
                 self.doubts += 1
                 backlog.set_shown(False)
                 lost = self._refused
-                if self._claim() is ClaimState.BURIED:
+                if self._is_buried:
                     log_event(
                         logging.ERROR,
                         "journal.lost",

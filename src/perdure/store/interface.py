@@ -85,6 +85,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from perdure._core.chains import Chain
 from perdure._core.ids import Fence, Generation, NodeId, RecordKind, SessionId, StreamId
+from perdure._core.leases import Claim
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, ClaimState, SessionState
 from perdure.store.records import (
@@ -290,9 +291,13 @@ class Liveness(Protocol):
     """
 
     @property
+    def node_claim(self) -> Claim:
+        """This node's own claim, one object for as long as the view lives. Read with each commit and each event."""
+
+    @property
     def own_claim(self) -> ClaimState:
-        """What this node's own claim is at this moment (`_core.states.CLAIM`), without asking the store. FROZEN: it
-        writes and shows nothing. BURIED: it never will again. Asked for with each commit and each event."""
+        """The state of `node_claim` at this moment (`_core.states.CLAIM`), without asking the store. FROZEN: the node
+        writes and shows nothing. BURIED: it never will again."""
 
     @property
     def lapses(self) -> bool:

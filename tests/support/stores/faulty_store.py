@@ -9,6 +9,7 @@ from typing import Self
 
 from perdure._core.chains import Chain
 from perdure._core.ids import Fence, Generation, NodeId, RecordKind, SessionId, StreamId
+from perdure._core.leases import Claim
 from perdure._core.retention import Cutoffs
 from perdure._core.states import ClaimState, SessionState
 from perdure.errors import StoreUnavailable
@@ -299,6 +300,10 @@ class FaultyStore:
         await _fail(self.reads)
         return await inner.overview(mail_after=mail_after)
 
+    def claim_as_told(self, claim: ClaimState) -> ClaimState:
+        """A store that does not answer does not tell a node that it was buried: its lease tells it to wait."""
+        return ClaimState.FROZEN if claim is ClaimState.BURIED and self.writes is not Fault.NONE else claim
+
     async def open(self) -> None:
         await self._inner.open()
 
@@ -313,6 +318,21 @@ class FaultyStore:
         await self.aclose()
 
 
+class FaultyClaim(Claim):
+    __slots__ = ("_inner", "_store")
+
+    def __init__(self, store: FaultyStore, inner: Claim) -> None:
+        self._store = store
+        self._inner = inner
+
+    @property
+    def until(self) -> float:  # type: ignore[override]
+        return self._inner.until - self._store.ahead
+
+    def at(self, now: float) -> ClaimState:
+        return self._store.claim_as_told(self._inner.at(now + self._store.ahead))
+
+
 class FaultyLiveness:
     """Beats are writes, looking for the dead is a read."""
 
@@ -325,11 +345,12 @@ class FaultyLiveness:
         return self._inner.lapses
 
     @property
+    def node_claim(self) -> Claim:
+        return FaultyClaim(self._store, self._inner.node_claim)
+
+    @property
     def own_claim(self) -> ClaimState:
-        """A store that does not answer does not tell a node that it was buried: its lease tells it to wait."""
-        claim = self._inner.own_claim
-        is_cut_off = self._store.writes is not Fault.NONE
-        return ClaimState.FROZEN if claim is ClaimState.BURIED and is_cut_off else claim
+        return self._store.claim_as_told(self._inner.own_claim)
 
     async def beat(self, facts: bytes) -> None:
         await self._store.beat(self._inner, facts)

@@ -60,6 +60,7 @@ class MemoryNodes:
         self._offset = wall() - time.monotonic()
         self._streams: dict[StreamId, StreamRow] = {}
         self._nodes: dict[NodeId, NodeRow] = {}
+        self._views: list[MemoryLiveness] = []
         self._subscriptions: dict[object, tuple[NodeId, HintListener, asyncio.AbstractEventLoop]] = {}
         self._key = 0
         self._writes = 0
@@ -72,6 +73,7 @@ class MemoryNodes:
     async def join(self, node: NodeId) -> Fence:
         self._writes += 1
         self._nodes[node] = NodeRow(NodeRecord(id=node, record=RECORD_VERSION, beat=0, facts=b"{}"))
+        self._look_at_claims()
         return self._new_fence()
 
     async def leave(self, node: NodeId) -> None:
@@ -81,6 +83,7 @@ class MemoryNodes:
             self._forget_sender(node)
             if not (row.mail or self._read_by(node) or await self.written_by(node)):
                 del self._nodes[node]
+            self._look_at_claims()
 
     async def nodes(self) -> Sequence[NodeRecord]:
         return [row.record for row in self._nodes.values()]
@@ -97,6 +100,7 @@ class MemoryNodes:
             # Under new keys: a `MailReceived` of the heir may be on its way, and must not take what it has not seen.
             for mail in row.mail:
                 self._put_mail(heir, mail.message)
+            self._look_at_claims()
         self._forget_sender(node)
         read = self._read_by(node)
         for stream in read:
@@ -164,6 +168,10 @@ class MemoryNodes:
     def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> MemoryLiveness:
         return MemoryLiveness(self, node, lease=lease, monotonic=monotonic)
 
+    def _look_at_claims(self) -> None:
+        for view in self._views:
+            view.look_at_claim()
+
     def _living(self) -> dict[NodeId, NodeRow]:
         """Give the nodes that have not left by themselves."""
         return {node: row for node, row in self._nodes.items() if not row.left}
@@ -188,6 +196,9 @@ class MemoryLiveness:
         self._node = node
         self._monotonic = monotonic
         self._leases = Leases(node, lease=lease, now=monotonic())
+        self.node_claim = self._leases.claim
+        store._views.append(self)
+        self.look_at_claim()
         if self.own_claim is not ClaimState.BURIED:
             store._beat(node, b"{}")
 
@@ -196,13 +207,17 @@ class MemoryLiveness:
 
     @property
     def own_claim(self) -> ClaimState:
-        """A store in this very process knows at any moment whether the node is there."""
+        return self.node_claim.at(self._monotonic())
+
+    def look_at_claim(self) -> None:
+        """A node has joined, left or been buried."""
         now, row = self._monotonic(), self._store._nodes.get(self._node)
         if row is None or row.left:
-            self._leases.bury()
-        elif len(self._store._nodes) == 1:  # it is alone
+            self.node_claim.bury()
+        elif len(self._store._nodes) == 1:
             self._leases.alone(now=now)
-        return self._leases.claim(now=now)
+        else:
+            self._leases.joined(now=now)
 
     async def beat(self, facts: bytes) -> None:
         sent = self._monotonic()

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from perdure._core.ids import NodeId
-from perdure._core.leases import Leases
+from perdure._core.leases import Claim, Leases
 from perdure._core.states import ClaimState
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.store import rows
@@ -51,6 +51,8 @@ class Holding:
         self._enter = enter
         self.joined: set[NodeId] = set()
         """The nodes of this process. A commit is refused if one of them is not in the store any more."""
+        self._claims: list[tuple[NodeId, Claim]] = []
+        """Of the nodes of this process: each is buried when its node leaves, or is not in the store any more."""
         self._buried: set[NodeId] = set()
         self._holding: set[NodeId] = set()
         self._answering: set[asyncio.Task[None]] = set()
@@ -68,6 +70,18 @@ class Holding:
     def leave(self, node: NodeId) -> None:
         self.joined.discard(node)
         self._holding.discard(node)
+        self._bury_claims(lambda other: other == node)
+
+    def keep_claim(self, node: NodeId, claim: Claim) -> None:
+        """Bury a claim with its node."""
+        self._claims.append((node, claim))
+        self._bury_claims(lambda other: other not in self.joined)
+
+    def _bury_claims(self, is_gone: Callable[[NodeId], bool]) -> None:
+        for node, claim in self._claims:
+            if is_gone(node):
+                claim.bury()
+        self._claims = [(node, claim) for node, claim in self._claims if not is_gone(node)]
 
     def bury(self, nodes: Iterable[NodeId]) -> None:
         """These nodes are not in the store any more: other nodes may have settled their calls."""
@@ -131,6 +145,7 @@ class Holding:
         await asyncio.gather(*self._answering, return_exceptions=True)
         for known in (self.joined, self._buried, self._holding):
             known.clear()
+        self._bury_claims(lambda _: True)
 
     async def show_lock(self, lock: int) -> None:
         """Write down another lock of the nodes here. Raises `StoreUnavailable` if that fails."""
@@ -216,14 +231,14 @@ class PostgresLiveness:
         self._count = count
         self._monotonic = monotonic
         self._leases = Leases(node, lease=lease, now=monotonic())
+        self.node_claim = self._leases.claim
+        holding.keep_claim(node, self.node_claim)
 
     lapses = True
 
     @property
     def own_claim(self) -> ClaimState:
-        if self._node not in self._holding.joined:  # it has left, or it was buried
-            self._leases.bury()
-        return self._leases.claim(now=self._monotonic())
+        return self.node_claim.at(self._monotonic())
 
     async def beat(self, facts: bytes) -> None:
         sent = self._monotonic()

@@ -23,6 +23,7 @@ from collections.abc import Iterable
 from urllib.parse import quote, unquote
 
 from perdure._core.ids import NodeId
+from perdure._core.leases import Claim
 from perdure._files.locks import HAS_FLOCK, NO_FLOCK, flock, let_go_in_child, lock_file, open_file, unlock
 from perdure._files.private import check_folder
 from perdure._files.sole_holder import SoleHolder
@@ -44,6 +45,8 @@ class Locks:
         # As SQLite names the log: whichever link the file was opened by, it is one folder.
         self.folder = os.path.realpath(path) + "-nodes"
         self._own: dict[NodeId, int] = {}
+        self._claims: dict[NodeId, Claim] = {}
+        """Of this process's own nodes: each holds as long as the lock."""
         self._settling: dict[NodeId, int] = {}
         self._well: dict[NodeId, int] = {}
         """The second files of this process's own nodes."""
@@ -54,12 +57,24 @@ class Locks:
 
     def let_go(self) -> None:
         """Close the files without freeing the locks, which another process has as well."""
+        self._bury_claims()
         for held in (self._own, self._settling, self._well):
             while held:
                 os.close(held.popitem()[1])
 
     def holds(self, node: NodeId) -> bool:
         return node in self._own
+
+    def claim(self, node: NodeId) -> Claim:
+        """The claim of an own node; buried for any other."""
+        if (claim := self._claims.get(node)) is None:
+            claim = Claim()
+            claim.bury()
+        return claim
+
+    def _bury_claims(self) -> None:
+        while self._claims:
+            self._claims.popitem()[1].bury()
 
     def socket_path(self, node: NodeId) -> str:
         return self._path(node, _SOCKET)
@@ -80,11 +95,13 @@ class Locks:
                 self._remove(node, held)
                 raise self._unusable(error) from error
             self._own[node] = held
+            self._claims[node] = Claim()
             self.hold(node, False)
 
     def leave(self, node: NodeId) -> None:
         with self._turn:
             if (held := self._own.pop(node, None)) is not None:
+                self._claims.pop(node).bury()
                 self._remove(node, held)
 
     def hold(self, node: NodeId, holding: bool) -> None:
@@ -172,6 +189,7 @@ class Locks:
     def close(self) -> None:
         """Free all. A file that is missing says the same as one that is not locked."""
         with self._turn:
+            self._bury_claims()
             for held in (self._own, self._settling):
                 while held:
                     self._remove(*held.popitem())

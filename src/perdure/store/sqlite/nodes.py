@@ -70,12 +70,13 @@ class SqliteLiveness:
         self._monotonic = monotonic
         self._facts: bytes | None = None
         self._alive: dict[NodeId, float] = {}
+        self.node_claim = locks.claim(node)
 
     lapses = False
 
     @property
     def own_claim(self) -> ClaimState:
-        return ClaimState.HOLDING if self._locks.holds(self._node) else ClaimState.BURIED
+        return self.node_claim.at(self._monotonic())
 
     async def beat(self, facts: bytes) -> None:
         """Written only if there is something new to tell."""
