@@ -14,8 +14,9 @@ from perdure._core.states import CallState, SessionState
 from perdure._core.text import printable
 from perdure.admin import queries
 from perdure.admin.queries import list_object, message_of, show_object
-from perdure.admin.text import SEALED_SHOWN, WHAT, cut, list_lines, show_lines, span, summary, tail_line, width
+from perdure.admin.text import SEALED_SHOWN, WHAT, cut, list_lines, show_lines, span, summary, tail_line
 from perdure.store.records import (
+    NO_USAGE,
     AskRecord,
     CallRecord,
     Event,
@@ -79,19 +80,20 @@ RECORD = SessionRecord(
 )
 OVERVIEW = list_object(
     RECORD,
-    streams=[a_stream(STANDALONE, kind=Kind.STANDALONE), a_stream(), a_stream(StreamId("other"))],
+    usage=Usage([a_stream(STANDALONE, kind=Kind.STANDALONE), a_stream(), a_stream(StreamId("other"))], newest=NOW - 5),
     calls=[a_call({}), a_call({}, state=CallState.WAITING)],
-    usage=Usage(newest=NOW - 5),
 )
 PARTS: dict[str, Any] = {
     "record": RECORD,
-    "streams": [a_stream(STANDALONE, kind=Kind.STANDALONE), a_stream(), a_stream(StreamId("old"), sealed=True)],
+    "usage": Usage(
+        [a_stream(STANDALONE, kind=Kind.STANDALONE), a_stream(), a_stream(StreamId("old"), sealed=True)],
+        readers=[ReaderRecord(stream=CALL, reader=reader_name(OTHER, 7, NOW - 30), node=OTHER, seq=5)],
+    ),
     "calls": [a_call({"params": {"name": "count"}}), a_call({}, state=CallState.ANSWERED)],
     "asks": [
         AskRecord(session=ID, id="ask-1", stream=CALL, request=b'{"id":"ask-1","method":"roots/list"}', node=NODE),
     ],
-    "readers": {CALL: ReaderRecord(stream=CALL, reader=reader_name(OTHER, 7, NOW - 30), node=OTHER, seq=5)},
-    "kept": {StreamId("old"): KeptRecord(stream=StreamId("old"), opened=NOW - 60, events=6, answers=1)},
+    "retained": {StreamId("old"): KeptRecord(stream=StreamId("old"), opened=NOW - 60, events=6, answers=1)},
     "has_token": True,
 }
 
@@ -122,8 +124,8 @@ def test_a_narrow_terminal_has_the_whole_id_in_a_line_of_its_own() -> None:
 
 @pytest.mark.parametrize("columns", [30, 60, 80, 100, 110, 200])
 def test_the_list_fits_the_terminal_whatever_the_owner_is_called(columns: int) -> None:
-    sessions = [{**OVERVIEW, "owner": owner} for owner in ("a" * 300, "日本語" * 20, "", "e\N{COMBINING ACUTE ACCENT}")]
-    assert max(map(width, list_lines(sessions, now=NOW, columns=columns))) <= columns
+    sessions = [{**OVERVIEW, "owner": owner} for owner in ("a" * 300, "")]
+    assert max(map(len, list_lines(sessions, now=NOW, columns=columns))) <= columns
 
 
 def test_eighty_columns_have_room_for_all_facts() -> None:
@@ -136,7 +138,7 @@ def test_eighty_columns_have_room_for_all_facts() -> None:
 def test_no_owner_and_no_home_are_dashes() -> None:
     session = list_object(
         dataclasses.replace(RECORD, owner="", client_params=b"{}"),
-        streams=[dataclasses.replace(a_stream(STANDALONE), node=NodeId(""))] * 3,
+        usage=Usage([dataclasses.replace(a_stream(STANDALONE), node=NodeId(""))]),
         calls=[a_call({})],
     )
     assert list_lines([session], now=NOW, columns=None)[1].split() == [
@@ -195,11 +197,9 @@ def test_a_reader_is_connected_if_it_has_a_row_or_came_with_a_call_and_its_node_
     stream: dict[str, Any], row: str | None, living: set[NodeId] | None, seen: dict[str, Any] | None
 ) -> None:
     read = dataclasses.replace(a_stream(), **stream)
-    readers = {} if row is None else {CALL: ReaderRecord(stream=CALL, reader=row, node=OTHER, seq=5)}
-    parts = {**PARTS, "streams": [read], "readers": readers}
-    assert show_object(**parts, living=living)["streams"][0]["reader"] == seen
-    usage = Usage([read], readers=list(readers.values()))
-    listed = list_object(RECORD, streams=[read], calls=(), usage=usage, living=living)
+    usage = Usage([read], readers=() if row is None else [ReaderRecord(stream=CALL, reader=row, node=OTHER, seq=5)])
+    assert show_object(**{**PARTS, "usage": usage}, living=living)["streams"][0]["reader"] == seen
+    listed = list_object(RECORD, calls=(), usage=usage, living=living)
     assert (listed["readers"], listed["connected"]) == ((1, seen["since"]) if seen else (0, None))
     reader = "-" if seen is None else "yes" if seen["since"] is None else f"{NOW - seen['since']:.0f}s"
     assert list_lines([listed], now=NOW, columns=None)[1].split()[6] == reader
@@ -207,9 +207,9 @@ def test_a_reader_is_connected_if_it_has_a_row_or_came_with_a_call_and_its_node_
 
 def test_a_session_is_as_active_as_its_newest_event() -> None:
     later = Usage(newest=NOW - 1)
-    assert list_object(RECORD, streams=(), calls=(), usage=later)["active"] == NOW - 1
-    assert list_object(RECORD, streams=(), calls=(), usage=Usage(newest=NOW - 99))["active"] == RECORD.active
-    assert show_object(**PARTS, newest=NOW - 1)["active"] == NOW - 1
+    assert list_object(RECORD, calls=(), usage=later)["active"] == NOW - 1
+    assert list_object(RECORD, calls=(), usage=Usage(newest=NOW - 99))["active"] == RECORD.active
+    assert show_object(**{**PARTS, "usage": later})["active"] == NOW - 1
 
 
 # Single calls
@@ -227,11 +227,13 @@ RUNNING = a_call({"params": {"name": "count"}})
 
 
 def test_a_call_that_its_client_can_ask_for_is_a_task_and_has_the_state_of_its_row() -> None:
-    listed = list_object(TASK, streams=[a_stream()], calls=[RUNNING])
+    listed = list_object(TASK, usage=Usage([a_stream()]), calls=[RUNNING])
     assert (listed["kind"], listed["state"], listed["home"], listed["calls"]) == ("task", "active", None, 1)
     assert listed["call"] == {"method": "tools/call", "name": "count", "state": "running", "attempt": 2, "node": NODE}
     ended = a_call({}, state=CallState.SETTLED)
-    over = list_object(dataclasses.replace(TASK, initialized=False), streams=[a_stream(sealed=True)], calls=[ended])
+    over = list_object(
+        dataclasses.replace(TASK, initialized=False), usage=Usage([a_stream(sealed=True)]), calls=[ended]
+    )
     assert (over["kind"], over["calls"], over["streams"], over["call"]["node"]) == ("call", 0, 0, None)
     assert list_lines([listed, over], now=NOW, columns=None) == [
         f"{'ID':<43}  KIND  OWNER  STATE    AGE  ACTIVE  READER  CALLS  NODE      WHAT",
@@ -241,13 +243,13 @@ def test_a_call_that_its_client_can_ask_for_is_a_task_and_has_the_state_of_its_r
 
 
 def test_of_a_call_only_its_record_may_be_left() -> None:
-    listed = list_object(dataclasses.replace(TASK, state=SessionState.ENDED), streams=(), calls=())
+    listed = list_object(dataclasses.replace(TASK, state=SessionState.ENDED), usage=NO_USAGE, calls=())
     assert (listed["kind"], listed["state"], listed["call"]) == ("task", "ended", None)
     assert list_lines([listed], now=NOW, columns=None)[1].split()[:4] == [ID, "task", "alice", "ended"]
 
 
 def test_a_task_is_shown_with_its_call_and_without_what_only_sessions_have() -> None:
-    lines = shown(record=TASK, streams=[a_stream()], calls=[RUNNING], kept={}, readers={}, has_token=False)
+    lines = shown(record=TASK, usage=Usage([a_stream()]), calls=[RUNNING], retained={}, has_token=False)
     assert lines[:10] == [
         f"task          {ID}",
         "owner         alice",
@@ -309,7 +311,7 @@ def test_why_a_session_ended_is_shown() -> None:
     record = dataclasses.replace(
         RECORD, state=SessionState.ENDED, ended="operator ended", sticky=(), client_params=b"?"
     )
-    lines = shown(record=record, streams=(), calls=(), asks=(), readers={}, kept={}, has_token=False)
+    lines = shown(record=record, usage=NO_USAGE, calls=(), asks=(), retained={}, has_token=False)
     assert "resume token  no" in lines
     assert "state         ended: operator ended" in lines
     assert "client        -" in lines
@@ -322,7 +324,7 @@ def test_a_home_that_is_gone_is_told() -> None:
 
 def test_of_many_sealed_streams_the_newest_are_shown_and_the_rest_is_counted() -> None:
     old = [a_stream(StreamId(f"{number:08}"), sealed=True) for number in range(SEALED_SHOWN + 5)]
-    lines = shown(streams=[PARTS["streams"][0], *old])
+    lines = shown(usage=Usage([PARTS["usage"].streams[0], *old]))
     chapter = lines[lines.index(f"streams: {SEALED_SHOWN + 6}") + 2 :]
     assert [line.split()[0] for line in chapter[:3]] == ["standalo", "00000024", "00000023"]
     assert chapter[-1] == "  … and 5 older ones that are sealed; --json has them all"
@@ -399,7 +401,7 @@ def test_each_thing_that_is_seen_is_a_line() -> None:
         queries.appended(stream, event),
         queries.opened(a_stream(STANDALONE, kind=Kind.STANDALONE), ()),
         queries.ended(ID, "client deleted"),
-        queries.ended(ID, "answered", kind=queries.Shown.TASK),
+        queries.ended(ID, "answered", kind=queries.EntryKind.TASK),
     ]
     assert [tail_line(thing, columns=90) for thing in seen] == [
         "07:59:00.000  call        callxxxx          opened: tools/call count (request 3)",
@@ -438,9 +440,9 @@ def test_each_thing_that_is_seen_is_an_object() -> None:
 
 @pytest.mark.parametrize("columns", [1, 20, 44, 80])
 def test_a_line_ends_at_the_edge_of_the_terminal(columns: int) -> None:
-    payload = json.dumps({"id": 3, "result": {"text": "日本語" * 100}}, ensure_ascii=False).encode()
+    payload = json.dumps({"id": 3, "result": {"text": "bread " * 100}}).encode()
     line = tail_line(queries.appended(a_stream(), Event(1, NOW, payload)), columns=columns)
-    assert columns - 1 <= width(line) <= columns
+    assert len(line) == columns
     assert line.endswith("…")
 
 
@@ -495,5 +497,4 @@ def test_a_span_is_said_in_one_unit(seconds: float, said: str) -> None:
 
 def test_text_is_cut_where_it_does_not_fit() -> None:
     assert [cut("abcdef", columns) for columns in (None, 6, 5, 1, 0)] == ["abcdef", "abcdef", "abcd…", "…", ""]
-    assert cut("日本語", 4) == "日…"
     assert printable("ok\n") == "ok\N{REPLACEMENT CHARACTER}"

@@ -1,6 +1,6 @@
-"""Reads and follows sessions and single calls for an operator, as JSON objects whose keys stay, and ends one.
+"""Lists, shows, follows and ends sessions and durable calls for an operator, as JSON objects whose keys stay.
 
-The command that runs this is not a node: the servers may run in other processes, or not at all. Times are seconds since
+The program that runs this is not a node: the servers may run in other processes, or not at all. Times are seconds since
 1970. A payload that is not JSON is shown as text, because the log may hold anything.
 """
 
@@ -43,35 +43,47 @@ MIN_PREFIX = 8
 """Characters of an id that name a session: as many as log records show of it."""
 
 CANCEL_SECONDS = 5.0
-"""How long `end` waits until a running call is cancelled: its node takes a few milliseconds, unless it is busy."""
+"""How long `end_session` waits until a running call is cancelled: its node takes a few milliseconds, unless it is
+busy."""
 
-CANCEL_LOOK = 0.05
-"""Seconds between two looks whether it is."""
+CANCEL_POLL = 0.05
+"""Seconds between two reads of the call meanwhile."""
 
 UNENDED = frozenset({CallState.RUNNING, CallState.WAITING})
 
-
 _ENDED = frozenset({SessionState.ENDED.value, *(state.value for state in CallState if state not in UNENDED)})
+_STREAM_KINDS = {Kind.CALL: "call", Kind.STANDALONE: "standalone"}
+
+_SUBJECTS = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+"""The member of `params` that names the tool, prompt or resource of a request."""
 
 
 class NoSuchSession(Misuse):
     """No session or task of the store has this id."""
 
 
-class Shown(enum.Enum):
-    """What a record is for an operator."""
+class EntryKind(enum.Enum):
+    """The kind of a record in an operator's list."""
 
     SESSION = "session"
     TASK = "task"
-    """A single call that its client can ask for again: it has a handle, or gave a key."""
+    """A durable call that its client can ask for again: it has a handle, or gave a key."""
     CALL = "call"
-    """A single call whose client only waits for the response."""
+    """A durable call whose client only waits for the response."""
 
 
-_KINDS = {Kind.CALL: "call", Kind.STANDALONE: "standalone"}
+def entry_kind(record: SessionRecord | Outline) -> EntryKind:
+    if record.kind is RecordKind.SESSION:
+        return EntryKind.SESSION
+    return EntryKind.TASK if record.initialized else EntryKind.CALL
 
-_SUBJECTS = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
-"""The member of `params` that names the tool, prompt or resource of a request."""
+
+def is_clients(record: SessionRecord | Outline) -> bool:
+    """Whether a record is a session or a call. Other records are the server's own."""
+    return record.kind in (RecordKind.SESSION, RecordKind.CALL)
+
+
+# --- Reading ----------------------------------------------------------------------------------------------------------
 
 
 async def list_sessions(
@@ -79,77 +91,59 @@ async def list_sessions(
     *,
     state: SessionState | CallState | None,
     owner: str | None,
-    kind: Shown | None = None,
-    living: Collection[NodeId] | None = None,
+    kind: EntryKind | None = None,
+    living: Collection[NodeId],
 ) -> list[JsonObject]:
-    """The sessions and single calls in this state, of this owner and of this kind, the last active one first. The state
-    of a single call is that of its row. Only nodes that live have readers: all that have joined, where it is not
-    given which those are."""
+    """List the sessions and durable calls in this state, of this owner and of this kind, the last active one first. The
+    state of a durable call is that of its ledger row. Only `living` nodes have readers."""
     found: list[JsonObject] = []
-    living = await _joined(store) if living is None else living
     after: SessionId | None = None
     while page := await store.sessions(after=after, limit=PAGE):
         after = page[-1].id
-        wanted = [record for record in page if _is_wanted(record, state, owner, kind)]
-        rows = await listed(store, wanted, living=living)
-        found += [one for one in rows if state is None or state.value == (one["call"] or one)["state"]]
-    return sorted(found, key=lambda session: (-session["active"], session["id"]))
+        chosen = [
+            record
+            for record in page
+            if is_clients(record)
+            and (record.kind is RecordKind.CALL or state in (None, record.state))
+            and kind in (None, entry_kind(record))
+            and (owner is None or is_called(record.owner, owner))
+        ]
+        entries = await list_entries(store, chosen, living=living)
+        found += [entry for entry in entries if state is None or state.value == entry_state(entry)]
+    return sorted(found, key=lambda entry: (-entry["active"], entry["id"]))
 
 
-def is_living(listed: JsonObject) -> bool:
-    """Whether what is listed has not ended. The state of a single call is that of its row."""
-    return str((listed["call"] or listed)["state"]) not in _ENDED
-
-
-def _is_wanted(
-    record: SessionRecord, state: SessionState | CallState | None, owner: str | None, kind: Shown | None
-) -> bool:
-    """Whether a record may be listed, as far as it tells by itself."""
-    if not is_clients(record):
-        return False
-    if record.kind is RecordKind.SESSION and state not in (None, record.state):
-        return False
-    return kind in (None, shown_kind(record)) and (owner is None or is_called(record.owner, owner))
-
-
-async def _joined(store: Store) -> frozenset[NodeId]:
-    return frozenset(node.id for node in await store.nodes())
-
-
-async def listed(
+async def list_entries(
     store: Store, records: Sequence[SessionRecord], *, living: Collection[NodeId] | None = None
 ) -> list[JsonObject]:
-    """Sessions and single calls as they are in a list."""
-    usage = await usage_of(store, [record.id for record in records]) if records else {}
-    found = (_listed(store, record, usage.get(record.id, NO_USAGE), living) for record in records)
-    return await asyncio.gather(*found)
+    """Return the entries of records. Without `living`, every node counts as one that lives."""
+    usages = await usage_of(store, [record.id for record in records]) if records else {}
+
+    async def entry(record: SessionRecord) -> JsonObject:
+        usage = usages.get(record.id, NO_USAGE)
+        # By stream, because a session may have thousands of calls that have ended, and a few that have not.
+        read = [
+            stream.id
+            for stream in usage.streams
+            if stream.kind is Kind.CALL and (record.kind is RecordKind.CALL or not stream.sealed)
+        ]
+        calls = [call for stream in read for call in await store.calls_on(stream)]
+        return list_object(record, usage=usage, calls=calls, living=living)
+
+    return await asyncio.gather(*map(entry, records))
 
 
-async def _listed(store: Store, record: SessionRecord, usage: Usage, living: Collection[NodeId] | None) -> JsonObject:
-    streams = usage.streams
-    # By stream, because a session may have thousands of calls that have ended, and a few that have not.
-    of = [
-        stream
-        for stream in streams
-        if stream.kind is Kind.CALL and (record.kind is RecordKind.CALL or not stream.sealed)
-    ]
-    calls = [call for stream in of for call in await store.calls_on(stream.id)]
-    return list_object(record, streams=streams, calls=calls, usage=usage, living=living)
+def entry_state(entry: JsonObject) -> str:
+    """The state of a session; of a durable call, that of its ledger row."""
+    return str((entry["call"] or entry)["state"])
 
 
-def is_clients(record: SessionRecord | Outline) -> bool:
-    """Whether a record is of a session or a call. Others are the server's own."""
-    return record.kind in (RecordKind.SESSION, RecordKind.CALL)
-
-
-def shown_kind(record: SessionRecord | Outline) -> Shown:
-    if record.kind is RecordKind.SESSION:
-        return Shown.SESSION
-    return Shown.TASK if record.initialized else Shown.CALL
+def has_ended(entry: JsonObject) -> bool:
+    return entry_state(entry) in _ENDED
 
 
 async def find(store: Store, text: str) -> SessionRecord:
-    """The session or single call whose id is this text, or begins with it."""
+    """Return the session or durable call whose id is this text, or begins with it."""
     if len(text) < MIN_PREFIX:
         raise Misuse(f"{text!r} is too short; give at least {MIN_PREFIX} characters of the id")
     if (record := await store.session(SessionId(text))) is not None:
@@ -166,34 +160,33 @@ async def find(store: Store, text: str) -> SessionRecord:
 async def show_session(
     store: Store, text: str, *, living: Collection[NodeId] | None = None
 ) -> tuple[JsonObject, frozenset[NodeId]]:
-    """The session whose id is or begins with this text, and the nodes that have joined the store. `living` as for
-    `list_sessions`."""
+    """Return the session whose id is or begins with this text, and the nodes that have joined the store. Without
+    `living`, every node that has joined counts as one that lives."""
     record = await find(store, text)
-    usage = (await usage_of(store, [record.id])).get(record.id, NO_USAGE)
-    streams = usage.streams
-    joined = await _joined(store)
+    joined = frozenset(node.id for node in await store.nodes())
     session = show_object(
         record,
-        streams=streams,
+        usage=(await usage_of(store, [record.id])).get(record.id, NO_USAGE),
         calls=await store.calls(record.id),
         asks=await store.asks(record.id),
-        readers={reader.stream: reader for reader in usage.readers},
-        kept={kept.stream: kept for kept in await store.kept(record.id)},
+        retained={row.stream: row for row in await store.kept(record.id)},
         has_token=await store.chain_of(record.id) is not None,
-        newest=usage.newest,
         living=joined if living is None else living,
     )
     return session, joined
 
 
+# --- Ending -----------------------------------------------------------------------------------------------------------
+
+
 async def end_session(store: Store, text: str, *, now: float, living: Callable[[], Awaitable[Sequence[NodeId]]]) -> str:
-    """End the session or single call whose id is or begins with this text, and say how: it may have ended by itself.
-    `living` tells which nodes live."""
+    """End the session or durable call whose id is or begins with this text. Returns what came of it: it may have ended
+    by itself. `living` returns the nodes that live."""
     record = await find(store, text)
-    name = f"{shown_kind(record).value} {record.id}"
+    name = f"{entry_kind(record).value} {record.id}"
     is_call = record.kind is RecordKind.CALL
-    if is_call and (said := await _cancel_call(store, record, await living())) is not None:
-        return f"{name} {said}"
+    if is_call and (outcome := await _cancel_call(store, record, await living())) is not None:
+        return f"{name} {outcome}"
     step = SessionStep.OPERATOR_ENDED
     try:
         advance(SESSION, record.state, step)
@@ -205,19 +198,23 @@ async def end_session(store: Store, text: str, *, now: float, living: Callable[[
     # Mail to a node that has left meanwhile is refused, and that node needs none.
     posts = [SendMail(node=node.id, message=message) for node in await store.nodes()]
     await store.commit([EndSession(session=record.id, time=now, reason=step.value), *posts])
-    if is_call:  # of which nothing is kept
+    if is_call:  # its record is deleted
         return f"{name} has ended: {step.value}"
     return f"{name} has ended: {(await store.session(record.id) or record).ended}"
 
 
 async def _cancel_call(store: Store, record: SessionRecord, living: Sequence[NodeId]) -> str | None:
-    """Let a node cancel a single call that has not ended, so that its client gets an answer. Says what came of it;
+    """Let a node cancel a durable call that has not ended, so that its client gets an answer. Returns what came of it;
     `None` if the call has ended, or if no node is left that could take the message."""
-    if (row := await _open_row(store, record.id)) is None:
+
+    async def unended() -> CallRecord | None:
+        return next((row for row in await store.calls(record.id) if row.state in UNENDED), None)
+
+    if (row := await unended()) is None:
         return None
     stream = await stream_by_id(store, row.stream)
     writer = None if stream is None else stream.node
-    # Any node sends the message on to the one that runs the call. What a dead node gets goes to the one that buries it.
+    # Any node sends the message on to the node that runs the call. Mail of a dead node goes to the node that buries it.
     joined = [node.id for node in await store.nodes()]
     to = next(iter(sorted(joined, key=lambda node: (node not in living, node != writer))), None)
     params = {"requestId": row.request_id, "reason": "an operator ended it"}
@@ -226,21 +223,17 @@ async def _cancel_call(store: Store, record: SessionRecord, living: Sequence[Nod
         return None
     if not living:
         return "ends when a server starts: none runs that could cancel it"
-    for _ in range(round(CANCEL_SECONDS / CANCEL_LOOK)):
-        if await _open_row(store, record.id) is None:
-            rows = await store.calls(record.id)  # there is none for a call whose client cannot ask for it
+    for _ in range(round(CANCEL_SECONDS / CANCEL_POLL)):
+        if await unended() is None:
+            rows = await store.calls(record.id)  # a call whose client cannot ask for it again has left no row
             return f"has ended: {rows[0].state.value if rows else CallState.CANCELLED.value}"
-        await asyncio.sleep(CANCEL_LOOK)
+        await asyncio.sleep(CANCEL_POLL)
     raise Misuse(
-        f"{shown_kind(record).value} {record.id} still runs; node {to[:MIN_PREFIX]} has been told to cancel it"
+        f"{entry_kind(record).value} {record.id} still runs; node {to[:MIN_PREFIX]} has been told to cancel it"
     )
 
 
-async def _open_row(store: Store, session: SessionId) -> CallRecord | None:
-    return next((row for row in await store.calls(session) if row.state in UNENDED), None)
-
-
-# The objects
+# --- The objects ------------------------------------------------------------------------------------------------------
 
 
 def message_of(payload: bytes) -> Any:
@@ -256,54 +249,111 @@ def _members(payload: bytes) -> JsonObject:
 
 
 def _picked(record: object, *names: str) -> JsonObject:
-    """The members of an object that are called as in the record; a state is its value."""
+    """Attributes of a record under their own names; a state as its value."""
     found = {name: getattr(record, name) for name in names}
     return {name: value.value if isinstance(value, enum.Enum) else value for name, value in found.items()}
 
 
-def _home(record: SessionRecord, streams: Sequence[StreamRecord]) -> str | None:
-    """The node that writes the standalone stream."""
-    return next((stream.node for stream in streams if stream.id == record.standalone), "") or None
-
-
-def list_object(
-    record: SessionRecord,
-    *,
-    streams: Sequence[StreamRecord],
-    calls: Sequence[CallRecord],
-    usage: Usage = NO_USAGE,
-    living: Collection[NodeId] | None = None,
-) -> JsonObject:
-    """A session or single call in a list: `calls` that have not ended, `streams` that are not sealed, `readers` that
-    are connected, the first of them since `connected`."""
-    rows = {reader.stream: reader for reader in usage.readers}
-    readers = [reader for stream in streams if (reader := _reader(stream, rows.get(stream.id), living)) is not None]
+def _shared(record: SessionRecord, usage: Usage, calls: Sequence[CallRecord]) -> JsonObject:
+    """The members that an entry of the list and a whole session have in common."""
+    client = _members(record.client_params).get("clientInfo")
+    names = [str(client[name]) for name in ("name", "version") if name in client] if isinstance(client, dict) else []
+    writers = {stream.id: stream.node for stream in usage.streams}
     return {
-        "kind": shown_kind(record).value,
+        "kind": entry_kind(record).value,
         **_picked(record, "id", "owner"),
         "owner_name": readable(record.owner) or None,
         **_picked(record, "state", "version", "created"),
         "active": max(record.active, usage.newest),
-        "client_name": _client(record),
-        "readers": len(readers),
-        "connected": min((reader["since"] for reader in readers if reader["since"] is not None), default=None),
-        "calls": sum(call.state in UNENDED for call in calls),
-        "streams": sum(not stream.sealed for stream in streams),
-        "home": _home(record, streams),
-        "call": _single_call(record, streams, calls),
+        "client_name": " ".join(names) or None,
+        "home": writers.get(record.standalone) or None,
+        "call": _durable_call(calls[0], writers) if calls and record.kind is RecordKind.CALL else None,
     }
 
 
-def _client(record: SessionRecord) -> str | None:
-    """The client's name and version, as it says of itself."""
-    client = _members(record.client_params).get("clientInfo")
-    named = [str(client[name]) for name in ("name", "version") if name in client] if isinstance(client, dict) else []
-    return " ".join(named) or None
+def _durable_call(call: CallRecord, writers: Mapping[StreamId, NodeId]) -> JsonObject:
+    node = writers.get(call.stream) if call.state in UNENDED else None
+    return {
+        **_picked(call, "method"),
+        "name": subject_of(call),
+        **_picked(call, "state", "attempt"),
+        "node": node or None,
+    }
+
+
+def list_object(
+    record: SessionRecord, *, usage: Usage, calls: Sequence[CallRecord], living: Collection[NodeId] | None = None
+) -> JsonObject:
+    """A session or durable call in a list: `calls` that have not ended, `streams` that are not sealed, `readers` that
+    are connected, the first of them since `connected`."""
+    readers = [reader for reader in _readers(usage, living).values() if reader is not None]
+    return {
+        **_shared(record, usage, calls),
+        "readers": len(readers),
+        "connected": min((reader["since"] for reader in readers if reader["since"] is not None), default=None),
+        "calls": sum(call.state in UNENDED for call in calls),
+        "streams": sum(not stream.sealed for stream in usage.streams),
+    }
+
+
+def show_object(
+    record: SessionRecord,
+    *,
+    usage: Usage,
+    calls: Sequence[CallRecord],
+    asks: Sequence[AskRecord],
+    retained: Mapping[StreamId, KeptRecord],
+    has_token: bool,
+    living: Collection[NodeId] | None = None,
+) -> JsonObject:
+    """Everything that the store holds of a session or durable call (S6)."""
+    writers = {stream.id: stream.node for stream in usage.streams}
+    readers = _readers(usage, living)
+    return {
+        **_shared(record, usage, calls),
+        "ended": record.ended or None,
+        **_picked(record, "incarnation", "initialized"),
+        "client": _members(record.client_params),
+        "server": _members(record.result),
+        "resume_token": has_token,
+        "sticky": [_members(request) for request in record.sticky],
+        "calls": [
+            {
+                **_picked(call, "request_id", "incarnation", "method"),
+                "name": subject_of(call),
+                **_picked(call, "state", "attempt", "progress", "principal"),
+                "node": writers.get(call.stream) or None,
+                "stream": call.stream,
+            }
+            for call in calls
+        ],
+        "asks": [
+            {**_picked(ask, "id", "stream"), "node": ask.node or None, "request": _members(ask.request)} for ask in asks
+        ],
+        "streams": [
+            {
+                "id": stream.id,
+                "kind": _STREAM_KINDS[stream.kind],
+                **_picked(stream, "last", "sealed", "generation", "opened"),
+                "node": stream.node or None,
+                "reader": readers[stream.id],
+                "events": retained[stream.id].events if stream.id in retained else None,
+                "answers": retained[stream.id].answers if stream.id in retained else None,
+            }
+            for stream in usage.streams
+        ],
+    }
+
+
+def _readers(usage: Usage, living: Collection[NodeId] | None) -> dict[StreamId, JsonObject | None]:
+    """The reader that is connected to each stream."""
+    rows = {reader.stream: reader for reader in usage.readers}
+    return {stream.id: _reader(stream, rows.get(stream.id), living) for stream in usage.streams}
 
 
 def _reader(stream: StreamRecord, row: ReaderRecord | None, living: Collection[NodeId] | None) -> JsonObject | None:
-    """The reader that is connected to a stream. The first reader of a call came with it and has no row; the stream says
-    if it was lost. A row of a node that has died is of no reader."""
+    """The first reader of a call came with the call and has no row; the stream records whether it was lost. A row of a
+    node that has died means no reader."""
     if stream.sealed:
         return None
     if row is not None:
@@ -317,84 +367,8 @@ def _reader(stream: StreamRecord, row: ReaderRecord | None, living: Collection[N
     return {"node": node, "seq": max(stream.delivered, 0 if row is None else row.seq), "since": since}
 
 
-def _single_call(
-    record: SessionRecord, streams: Sequence[StreamRecord], calls: Sequence[CallRecord]
-) -> JsonObject | None:
-    """How the call of a record for one call is; `None` for a session, and for a call of which only the record is
-    left."""
-    if record.kind is RecordKind.SESSION or not calls:
-        return None
-    call = calls[0]
-    node = next((stream.node for stream in streams if stream.id == call.stream), "") if call.state in UNENDED else ""
-    return {
-        **_picked(call, "method"),
-        "name": subject_of(call),
-        **_picked(call, "state", "attempt"),
-        "node": node or None,
-    }
-
-
-def show_object(
-    record: SessionRecord,
-    *,
-    streams: Sequence[StreamRecord],
-    calls: Sequence[CallRecord],
-    asks: Sequence[AskRecord],
-    readers: Mapping[StreamId, ReaderRecord],
-    kept: Mapping[StreamId, KeptRecord],
-    has_token: bool,
-    newest: float = 0.0,
-    living: Collection[NodeId] | None = None,
-) -> JsonObject:
-    """All that the store holds of a session or single call (S6). `newest`: when its newest event was appended."""
-    writers = {stream.id: stream.node for stream in streams}
-    return {
-        "kind": shown_kind(record).value,
-        **_picked(record, "id", "owner"),
-        "owner_name": readable(record.owner) or None,
-        **_picked(record, "state"),
-        "ended": record.ended or None,
-        **_picked(record, "version", "incarnation", "initialized"),
-        "client": _members(record.client_params),
-        "client_name": _client(record),
-        "server": _members(record.result),
-        **_picked(record, "created"),
-        "active": max(record.active, newest),
-        "home": _home(record, streams),
-        "call": _single_call(record, streams, calls),
-        "resume_token": has_token,
-        "sticky": [_members(request) for request in record.sticky],
-        "calls": [_call_object(call, writers.get(call.stream)) for call in calls],
-        "asks": [
-            {**_picked(ask, "id", "stream"), "node": ask.node or None, "request": _members(ask.request)} for ask in asks
-        ],
-        "streams": [
-            {
-                "id": stream.id,
-                "kind": _KINDS[stream.kind],
-                **_picked(stream, "last", "sealed", "generation", "opened"),
-                "node": stream.node or None,
-                "reader": _reader(stream, readers.get(stream.id), living),
-                "events": kept[stream.id].events if stream.id in kept else None,
-                "answers": kept[stream.id].answers if stream.id in kept else None,
-            }
-            for stream in streams
-        ],
-    }
-
-
-def _call_object(call: CallRecord, node: NodeId | None) -> JsonObject:
-    return {
-        **_picked(call, "request_id", "incarnation", "method"),
-        "name": subject_of(call),
-        **_picked(call, "state", "attempt", "progress", "principal"),
-        "node": node or None,
-        "stream": call.stream,
-    }
-
-
 def subject_of(call: CallRecord) -> str | None:
-    """The tool, prompt or resource that a call asks for. A resource is forgotten once the call has ended."""
+    """The tool, prompt or resource of a call. The store forgets a resource once its call has ended."""
     if call.name:
         return call.name
     params = _members(call.request).get("params")
@@ -402,30 +376,30 @@ def subject_of(call: CallRecord) -> str | None:
     return name if isinstance(name, str) else None
 
 
-# What `tail` shows: one object for each thing that is seen, told apart by `what`.
+# --- Following: one object for each thing that happens, told apart by `what` ------------------------------------------
 
 
 def opened(stream: StreamRecord, calls: Sequence[CallRecord]) -> JsonObject:
-    asked = [{**_picked(call, "request_id", "method"), "name": subject_of(call)} for call in calls]
-    return {"what": "opened", "time": stream.opened, **_of(stream), "calls": asked}
+    requests = [{**_picked(call, "request_id", "method"), "name": subject_of(call)} for call in calls]
+    return {"what": "opened", "time": stream.opened, **_stream_names(stream), "calls": requests}
 
 
 def appended(stream: StreamRecord, event: Event) -> JsonObject:
     message = {"seq": event.seq, "final": event.final, "message": message_of(event.payload)}
-    return {"what": "event", "time": event.time, **_of(stream), **message}
+    return {"what": "event", "time": event.time, **_stream_names(stream), **message}
 
 
 def trimmed(stream: StreamRecord, first: int, last: int) -> JsonObject:
     """Events that were forgotten before they could be shown."""
-    return {"what": "gap", **_of(stream), "first": first, "last": last}
+    return {"what": "gap", **_stream_names(stream), "first": first, "last": last}
 
 
-def ended(session: str, reason: str, *, kind: Shown = Shown.SESSION) -> JsonObject:
+def ended(session: str, reason: str, *, kind: EntryKind = EntryKind.SESSION) -> JsonObject:
     return {"what": "ended", "session": session, "record": kind.value, "reason": reason}
 
 
-def _of(stream: StreamRecord) -> JsonObject:
-    return {"stream": stream.id, "kind": _KINDS[stream.kind]}
+def _stream_names(stream: StreamRecord) -> JsonObject:
+    return {"stream": stream.id, "kind": _STREAM_KINDS[stream.kind]}
 
 
 @dataclass(slots=True)
@@ -436,16 +410,15 @@ class _Cursor:
     shown: int
     announced: bool
     page: list[Event] = field(default_factory=list)
-    """Read and not yet shown, the last one first."""
+    """Events that were read and not shown yet, the last one first."""
 
 
 class Tail:
-    """Follows the events of one session or single call from outside: look, show what is new, wait until something was
-    written, look again.
+    """Follows the events of one session or durable call: each `read` returns what is new.
 
     It only reads the store: it joins no node, attaches no reader, and holds no writer up. Events that are trimmed
-    before they were read are shown as a gap. When a session ends its log goes, so what was written in its last moment
-    may not be seen. The log of a task stays, and its answer is the last thing that is seen.
+    before they were read are shown as a gap. The end of a session deletes its log, so the events of its last moment may
+    not be seen. The log of a task stays, and its answer is the last event.
     """
 
     def __init__(self, store: Store, session: SessionId, *, only: Callable[[StreamId], bool] = lambda _: True) -> None:
@@ -453,59 +426,54 @@ class Tail:
         self._session = session
         self._only = only
         self._cursors: dict[StreamId, _Cursor] = {}
-        self._kind = Shown.SESSION
+        self._kind = EntryKind.SESSION
 
-    async def skip(self) -> None:
-        """Show nothing of what is there already."""
-        for record in await self._streams():
-            self._cursors[record.id] = _Cursor(record, shown=record.last, announced=True)
-
-    async def begin(self, *, events: int, streams: int) -> None:
-        """Show of what is there already only the newest events of each stream, and nothing of streams that are over
-        but for the newest ones."""
+    async def skip(self, *, but_events: int = 0, but_streams: int = 0) -> None:
+        """Skip what was written already, except for the newest events of each stream that is open or among the newest
+        streams."""
         records = await self._streams()
-        newest = {record.id for record in records[-streams:]}
+        newest = {record.id for record in records[len(records) - but_streams :]}
         for record in records:
-            if record.sealed and record.id not in newest:
-                self._cursors[record.id] = _Cursor(record, shown=record.last, announced=True)
+            if but_events and (not record.sealed or record.id in newest):
+                cursor = _Cursor(record, shown=max(0, record.last - but_events), announced=False)
             else:
-                shown = max(0, record.last - events)
-                self._cursors[record.id] = _Cursor(record, shown=shown, announced=False)
+                cursor = _Cursor(record, shown=record.last, announced=True)
+            self._cursors[record.id] = cursor
 
-    async def look(self) -> AsyncIterator[JsonObject]:
-        """What is new since the last look, in the order of its times; after `ended` nothing follows."""
+    async def read(self) -> AsyncIterator[JsonObject]:
+        """Yield what is new since the last read, in the order of its times; nothing follows `ended`."""
         records = await self._streams()
         session = await self._store.session(self._session)
         if session is None or session.state is SessionState.ENDED:
-            kind = self._kind if session is None else shown_kind(session)
+            kind = self._kind if session is None else entry_kind(session)
             yield ended(self._session, session.ended if session else "it is forgotten", kind=kind)
             return
-        self._kind = shown_kind(session)
-        cursors = {}
+        self._kind = entry_kind(session)
+        cursors = {record.id: self._cursors.get(record.id) or _Cursor(record, 0, announced=False) for record in records}
         for record in records:
-            cursors[record.id] = self._cursors.get(record.id) or _Cursor(record, shown=0, announced=False)
             cursors[record.id].record = record
         self._cursors = cursors
-        behind = [one for one in cursors.values() if not one.announced or one.shown < one.record.last]
-        # Several streams as one. A stream is read when the others have come to its beginning, so few events are held.
-        heap = [(cursor.record.opened, number) for number, cursor in enumerate(behind)]
+        pending = [one for one in cursors.values() if not one.announced or one.shown < one.record.last]
+        # Merges the streams by time. A stream is read when the others reach its beginning, so few events are held.
+        heap = [(cursor.record.opened, number) for number, cursor in enumerate(pending)]
         heapq.heapify(heap)
         while heap:
             _, number = heapq.heappop(heap)
-            cursor = behind[number]
-            async for seen in self._next(cursor):
-                yield seen
+            cursor = pending[number]
+            async for item in self._next(cursor):
+                yield item
             if cursor.page:
                 heapq.heappush(heap, (cursor.page[-1].time, number))
-        if self._kind is not Shown.SESSION and records and all(record.sealed for record in records):
-            rows = await self._store.calls(self._session)  # nothing follows the answer of a single call
+        if self._kind is not EntryKind.SESSION and records and all(record.sealed for record in records):
+            rows = await self._store.calls(self._session)  # nothing follows the answer of a durable call
             yield ended(self._session, rows[0].state.value if rows else "it is forgotten", kind=self._kind)
 
     async def _streams(self) -> list[StreamRecord]:
         return [record for record in await self._store.streams(self._session) if self._only(record.id)]
 
     async def _next(self, cursor: _Cursor) -> AsyncIterator[JsonObject]:
-        """The next event of a stream, with what belongs before it; then there is a page, or the stream is done."""
+        """Yield the next event of a stream with what belongs before it. Afterwards the cursor has a page, or the stream
+        is done."""
         stream = cursor.record
         if not cursor.announced:
             cursor.announced = True
@@ -516,7 +484,7 @@ class Tail:
                 yield trimmed(stream, cursor.shown + 1, event.seq - 1)
             cursor.shown = event.seq
             yield appended(stream, event)
-        # No further than what was there when the look began: a fast writer must not hide that new streams are there.
+        # Up to the last event of the record, which was read before: a fast writer must not hide new streams.
         if not cursor.page and cursor.shown < stream.last:
             cursor.page = list(await self._store.read(stream.id, after=cursor.shown, limit=EVENTS_PAGE))[::-1]
             if not cursor.page:

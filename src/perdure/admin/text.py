@@ -1,11 +1,7 @@
-"""Formats the objects of `queries` as lines for people: they end at the terminal's edge, and columns stand in line.
+"""Formats the objects of `queries` as lines for people. Lines end at the terminal's edge, and no text of a peer can act
+on the terminal."""
 
-What a peer wrote cannot act on the terminal.
-"""
-
-import itertools
 import json
-import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -13,121 +9,88 @@ from typing import Any
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.principals import readable
 from perdure._core.text import printable
-from perdure.admin.queries import UNENDED, Shown
+from perdure.admin.queries import UNENDED, EntryKind, entry_state
 
 SEALED_SHOWN = 20
 """Sealed streams that `show` lists, the newest: a session may keep ten thousand, and JSON has them all."""
 
-OWNER = 16
-"""Columns for an owner's name in the list: what 80 of them leave."""
-
-WHAT = 26
-"""Columns for the client of a session, or the tool of a call: what 80 of them leave beside an id."""
-
-CALL_HEADS = ("REQUEST", "STATE", "ATTEMPT", "NODE", "STREAM", "METHOD")
+OWNER, WHAT = 16, 26
+"""Columns for an owner's name, and for the client of a session or the tool of a call: what 80 columns leave."""
 
 NONE = "-"
-
-_SHORT = 8
-"""Characters of a stream's or node's id that tell it from others on a screen."""
-
-
-# --- The terminal -----------------------------------------------------------------------------------------------------
-
-
-def width(text: str) -> int:
-    """The columns that a text takes: two for wide characters, none for those that join the one before."""
-    return len(text) if text.isascii() else sum(map(_columns, text))
-
-
-def _columns(character: str) -> int:
-    if unicodedata.combining(character):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
 def cut(text: str, columns: int | None) -> str:
     """The text, or as much of it as fits with a mark that there is more."""
-    if columns is None or width(text) <= columns:
+    if columns is None or len(text) <= columns:
         return text
-    used = itertools.accumulate(map(_columns, text[: max(columns, 0)]))
-    return f"{text[: sum(end < columns for end in used)]}…" if columns > 0 else ""
+    return text[: columns - 1] + "…" if columns > 0 else ""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, indent: str = "") -> list[str]:
-    """Lines with columns as wide as their widest cell. Cells may hold what a peer wrote."""
+    """Lines with columns as wide as their longest cell. Cells may hold text of a peer."""
     lines = [head, *([printable(cell) for cell in row] for row in rows)]
-    widths = [max(map(width, column)) for column in zip(*lines, strict=True)]
-    return [
-        indent + "  ".join(cell + " " * (wide - width(cell)) for cell, wide in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [indent + "  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
 
 
 def span(seconds: float) -> str:
     """A span of time in one unit: 90s, 5m, 3h, 2d. A larger unit is used from two of it on."""
-    for worth, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
-        if seconds >= 2 * worth:
-            return f"{int(seconds // worth)}{unit}"
+    for length, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= 2 * length:
+            return f"{int(seconds // length)}{unit}"
     return f"{max(int(seconds), 0)}s"
 
 
 def _short(name: str | None) -> str:
-    return (name or NONE)[:_SHORT]
+    return (name or NONE)[:8]
+
+
+def _time(time: float) -> str:
+    return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 # --- The list, and one session ----------------------------------------------------------------------------------------
 
 
-def list_lines(sessions: Sequence[JsonObject], *, now: float, columns: int | None) -> list[str]:
-    """A line for each session or single call; two where the terminal is too narrow for the whole id beside the rest."""
-    if not sessions:
+def list_lines(entries: Sequence[JsonObject], *, now: float, columns: int | None) -> list[str]:
+    """A line for each session or durable call; two where the terminal is too narrow for the whole id beside the
+    rest."""
+    if not entries:
         return []
-    facts = [
-        (
-            cut(printable(readable(session["owner"])), OWNER) or NONE,
-            _state(session),
-            span(now - session["created"]),
-            span(now - session["active"]),
-            _connected(session, now),
-            str(session["calls"]),
-            _short(session["call"]["node"] if session["call"] else session["home"]),
-            cut(printable(_what(session)), WHAT) or NONE,
+    names, facts = [], []
+    for entry in entries:
+        call, connected = entry["call"], entry["connected"]
+        what = (call["name"] or call["method"]) if call else entry["client_name"] or ""
+        names.append((entry["id"], entry["kind"], cut(printable(what), WHAT) or NONE))
+        facts.append(
+            (
+                cut(printable(readable(entry["owner"])), OWNER) or NONE,
+                entry_state(entry),
+                span(now - entry["created"]),
+                span(now - entry["active"]),
+                span(now - connected) if connected is not None else "yes" if entry["readers"] else NONE,
+                str(entry["calls"]),
+                _short(call["node"] if call else entry["home"]),
+            )
         )
-        for session in sessions
-    ]
-    heads = ("OWNER", "STATE", "AGE", "ACTIVE", "READER", "CALLS", "NODE", "WHAT")
-    names = [(session["id"], session["kind"]) for session in sessions]
-    wide = table(("ID", "KIND", *heads), [(*name, *cells) for name, cells in zip(names, facts, strict=True)])
-    if columns is None or max(map(width, wide)) <= columns:
+    heads = ("OWNER", "STATE", "AGE", "ACTIVE", "READER", "CALLS", "NODE")
+    rows = [(*name[:2], *fact, name[2]) for name, fact in zip(names, facts, strict=True)]
+    wide = table(("ID", "KIND", *heads, "WHAT"), rows)
+    if columns is None or max(map(len, wide)) <= columns:
         return wide
-    # What a session or task is for stands beside its id, so that the rest fits into 80 columns.
-    named = table(("ID", "KIND", heads[-1]), [(*name, cells[-1]) for name, cells in zip(names, facts, strict=True)])
-    pairs = zip(named, table(heads[:-1], [cells[:-1] for cells in facts], indent="  "), strict=True)
+    pairs = zip(table(("ID", "KIND", "WHAT"), names), table(heads, facts, indent="  "), strict=True)
     return [cut(line, columns) for pair in pairs for line in pair]
 
 
-def _connected(session: JsonObject, now: float) -> str:
-    """For how long a client has been connected."""
-    if session["connected"] is not None:
-        return span(now - session["connected"])
-    return "yes" if session["readers"] else NONE
-
-
-def _what(session: JsonObject) -> str:
-    """The client of a session; of a single call, the tool that it runs."""
-    call = session["call"]
-    return str((call["name"] or call["method"]) if call else session["client_name"] or "")
-
-
-def _state(session: JsonObject) -> str:
-    """The state of a session; of a single call, that of its row."""
-    return str((session["call"] or session)["state"])
-
-
 def show_lines(session: JsonObject, *, nodes: Collection[str], now: float, columns: int | None) -> list[str]:
-    """Everything about a session or single call, in chapters. `nodes` have joined the store."""
-    is_session = session["kind"] == Shown.SESSION.value
+    """Everything about a session or durable call, in chapters. `nodes` have joined the store."""
+    is_session = session["kind"] == EntryKind.SESSION.value
+    unended = {state.value for state in UNENDED}
     calls = [
         (
             json.dumps(call["request_id"], ensure_ascii=False),
@@ -138,33 +101,35 @@ def show_lines(session: JsonObject, *, nodes: Collection[str], now: float, colum
             _title(call),
         )
         for call in session["calls"]
-        if not is_session or call["state"] in {state.value for state in UNENDED}
+        if not is_session or call["state"] in unended
     ]
     asks = [
         (ask["id"], _short(ask["node"]), _short(ask["stream"]), _request(ask["request"])) for ask in session["asks"]
     ]
     lines = [
-        *(f"{name:<12}  {printable(fact)}" for name, fact in _about(session, nodes, now)),
+        *(f"{name:<12}  {printable(fact)}" for name, fact in _facts(session, nodes, now)),
         *_chapter(
             "running calls" if is_session else "calls",
             ("REQUEST", "STATE", "ATTEMPT", "NODE", "STREAM", "METHOD"),
             calls,
         ),
         *_chapter("open asks", ("ASK", "NODE", "STREAM", "METHOD"), asks),
-        *_streams(session["streams"], now),
+        *_stream_lines(session["streams"], now),
     ]
     return [cut(line, columns) for line in lines]
 
 
-def _about(session: JsonObject, nodes: Collection[str], now: float) -> Iterator[tuple[str, str]]:
+def _facts(session: JsonObject, nodes: Collection[str], now: float) -> Iterator[tuple[str, str]]:
     call = session["call"]
-    is_session = session["kind"] == Shown.SESSION.value
+    is_session = session["kind"] == EntryKind.SESSION.value
     node = call["node"] if call else session["home"]
-    kept = [stream for stream in session["streams"] if stream["events"] is not None]
-    events, answers = (sum(stream[what] for stream in kept) for what in ("events", "answers"))
+    retained = [stream for stream in session["streams"] if stream["events"] is not None]
+    events, answers = (sum(stream[what] for stream in retained) for what in ("events", "answers"))
+    readers = [stream["reader"] for stream in session["streams"] if stream["reader"]]
+    since = min((reader["since"] for reader in readers if reader["since"] is not None), default=None)
     yield session["kind"], session["id"]
     yield "owner", readable(session["owner"]) or NONE
-    yield "state", f"{session['state']}: {session['ended']}" if session["ended"] else _state(session)
+    yield "state", f"{session['state']}: {session['ended']}" if session["ended"] else entry_state(session)
     yield "version", session["version"] or NONE
     if is_session:
         yield "incarnation", str(session["incarnation"])
@@ -172,42 +137,22 @@ def _about(session: JsonObject, nodes: Collection[str], now: float) -> Iterator[
     if is_session:
         yield "initialized", "yes" if session["initialized"] else "no"
     for name, time in (("created", session["created"]), ("last active", session["active"])):
-        yield name, f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%S}Z ({span(now - time)} ago)"
-    yield "connected", _readers(session["streams"], now)
+        yield name, f"{_time(time)} ({span(now - time)} ago)"
+    connected = _counted(len(readers), "reader") if readers else "no"
+    yield "connected", connected if since is None else f"{connected} since {_time(since)} ({span(now - since)})"
     yield "home" if is_session else "node", f"{node} (gone)" if node and node not in nodes else node or NONE
     if is_session:
         yield "resume token", "yes" if session["resume_token"] else "no"
     yield from (("sticky", _request(request)) for request in session["sticky"])
-    of = _counted(len(kept), "sealed stream")
+    of = _counted(len(retained), "sealed stream")
     yield "retained", f"{_counted(events, 'event')} and {_counted(answers, 'answer')} of {of}"
-
-
-def _reader(reader: JsonObject | None, now: float) -> str:
-    """Where a reader is, and for how long it has been there."""
-    if reader is None:
-        return NONE
-    return _short(reader["node"]) + ("" if reader["since"] is None else f" {span(now - reader['since'])}")
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _readers(streams: Sequence[JsonObject], now: float) -> str:
-    """How many readers are connected, and the first of them since when."""
-    readers = [stream["reader"] for stream in streams if stream["reader"]]
-    since = min((reader["since"] for reader in readers if reader["since"] is not None), default=None)
-    said = _counted(len(readers), "reader") if readers else "no"
-    if since is None:
-        return said
-    return f"{said} since {datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M:%S}Z ({span(now - since)})"
 
 
 def _chapter(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["", f"{title}: {len(rows)}", *table(head, rows, indent="  ")] if rows else ["", f"{title}: none"]
 
 
-def _streams(streams: Sequence[JsonObject], now: float) -> list[str]:
+def _stream_lines(streams: Sequence[JsonObject], now: float) -> list[str]:
     sealed = [stream for stream in streams if stream["sealed"]]
     shown = [stream for stream in streams if not stream["sealed"]] + sealed[::-1][:SEALED_SHOWN]
     rows = [
@@ -231,28 +176,35 @@ def _streams(streams: Sequence[JsonObject], now: float) -> list[str]:
     return lines
 
 
-# --- What is followed -------------------------------------------------------------------------------------------------
+def _reader(reader: JsonObject | None, now: float) -> str:
+    """The node of a reader, and for how long the reader has been connected."""
+    if reader is None:
+        return NONE
+    return _short(reader["node"]) + ("" if reader["since"] is None else f" {span(now - reader['since'])}")
 
 
-def tail_line(seen: JsonObject, *, columns: int | None) -> str:
-    match seen:
+# --- The lines of `perdure tail` --------------------------------------------------------------------------------------
+
+
+def tail_line(item: JsonObject, *, columns: int | None) -> str:
+    match item:
         case {"what": "ended"}:
-            return cut(printable(f"{seen['record']} {seen['session']} has ended: {seen['reason']}"), columns)
+            return cut(printable(f"{item['record']} {item['session']} has ended: {item['reason']}"), columns)
         case {"what": "opened", "calls": calls}:
-            asked = ", ".join(f"{_title(call)} (request {json.dumps(call['request_id'])})" for call in calls)
-            says = f"opened: {asked}" if asked else "opened"
+            requests = ", ".join(f"{_title(call)} (request {json.dumps(call['request_id'])})" for call in calls)
+            text = f"opened: {requests}" if requests else "opened"
         case {"what": "event", "message": message}:
-            says = summary(message)
+            text = summary(message)
         case _:
-            first, last = seen["first"], seen["last"]
-            says = f"gap: {f'{first} is' if first == last else f'{first} to {last} are'} no longer there"
-    time = datetime.fromtimestamp(seen["time"], UTC).isoformat(timespec="milliseconds")[11:23] if "time" in seen else ""
-    line = f"{time:<12}  {seen['kind']:<10}  {_short(seen['stream'])}  {seen.get('seq', ''):<6}  {says}"
+            first, last = item["first"], item["last"]
+            text = f"gap: {f'{first} is' if first == last else f'{first} to {last} are'} no longer there"
+    time = datetime.fromtimestamp(item["time"], UTC).isoformat(timespec="milliseconds")[11:23] if "time" in item else ""
+    line = f"{time:<12}  {item['kind']:<10}  {_short(item['stream'])}  {item.get('seq', ''):<6}  {text}"
     return cut(printable(line), columns)
 
 
 def summary(message: Any) -> str:
-    """A message in few words: whether it asks, tells or answers, and then the rest as JSON."""
+    """A message in few words: its kind (ask, notification, answer or error), then the rest as JSON."""
     match message:
         case {"method": str(), "id": id_}:
             return f"ask {_json(id_)} {_request(message)}"

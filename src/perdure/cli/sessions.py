@@ -17,7 +17,7 @@ import click
 from perdure._core.ids import NodeId
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.states import CallState, SessionState
-from perdure.admin.queries import Shown, Tail, end_session, find, is_living, list_sessions, show_session, shown_kind
+from perdure.admin.queries import EntryKind, Tail, end_session, entry_kind, find, has_ended, list_sessions, show_session
 from perdure.admin.text import list_lines, show_lines, tail_line
 from perdure.cli.options import DEFAULT_STORE
 from perdure.errors import Misuse
@@ -84,7 +84,7 @@ def _until_closed() -> Iterator[None]:
 @click.option("--store", **_HERE)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object for each session, task or call")
 @click.option(
-    "--kind", type=click.Choice([kind.value for kind in Shown]), help="only sessions, only tasks or only calls"
+    "--kind", type=click.Choice([kind.value for kind in EntryKind]), help="only sessions, only tasks or only calls"
 )
 @click.option("--state", type=click.Choice(list(_STATES)), help="only what is in this state")
 @click.option("--all", "with_ended", is_flag=True, help="also what has ended and is kept for a while")
@@ -109,18 +109,18 @@ def sessions(
     """
     if ctx.invoked_subcommand is not None:
         return
-    wanted, only = _STATES[state] if state else None, Shown(kind) if kind else None
+    wanted, only = _STATES[state] if state else None, EntryKind(kind) if kind else None
 
     async def work(opened: Store) -> list[JsonObject]:
         living = await upkeep_of(store).living(patiently=False)
         return await list_sessions(opened, state=wanted, owner=owner, kind=only, living=living)
 
     everything = _with_store(work, store)
-    found = everything if with_ended or state else [session for session in everything if is_living(session)]
+    found = everything if with_ended or state else [entry for entry in everything if not has_ended(entry)]
     if as_json:
         lines = [json.dumps(session) for session in found]
     else:
-        lines = list_lines(found, now=time.time(), columns=_columns()) or [f"no {kind or Shown.SESSION.value}s"]
+        lines = list_lines(found, now=time.time(), columns=_columns()) or [f"no {kind or EntryKind.SESSION.value}s"]
         if ended := len(everything) - len(found):
             lines.append(f"{ended} more {'has' if ended == 1 else 'have'} ended; --all shows them")
     for line in lines:
@@ -173,7 +173,7 @@ def tail(id_: str, store: str, from_start: bool, stream: str | None, as_json: bo
     async def work(opened: Store) -> None:
         record = await find(opened, id_)
         if stream is not None and not any(s.id.startswith(stream) for s in await opened.streams(record.id)):
-            raise Misuse(f"{shown_kind(record).value} {record.id} has no stream {stream!r}")
+            raise Misuse(f"{entry_kind(record).value} {record.id} has no stream {stream!r}")
         following = Tail(opened, record.id, only=lambda name: name.startswith(stream or ""))
         if not from_start:
             await following.skip()
@@ -184,9 +184,9 @@ def tail(id_: str, store: str, from_start: bool, stream: str | None, as_json: bo
         while not any(events & select.POLLERR for _, events in output.poll(0)):
             before, stamp, began = stamp, opened.stamp(), time.monotonic()
             if stamp != before:
-                async for seen in following.look():
-                    click.echo(json.dumps(seen) if as_json else tail_line(seen, columns=_columns()))
-                    if seen["what"] == "ended":
+                async for item in following.read():
+                    click.echo(json.dumps(item) if as_json else tail_line(item, columns=_columns()))
+                    if item["what"] == "ended":
                         return
             await asyncio.sleep(max(LOOK, REST * (time.monotonic() - began)))
 

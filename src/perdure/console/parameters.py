@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from perdure._core.states import CallState, SessionState
 from perdure._core.text import printable
-from perdure.admin.queries import Shown
+from perdure.admin.queries import EntryKind
 from perdure.console.session_index import DEFAULT_PAGE, MAX_PAGE, Wanted
 from perdure.errors import Misuse
 
@@ -13,7 +13,7 @@ MAX_TEXT = 200
 """Characters of a value: names of owners and tools are shorter, and so are ids."""
 
 _STATES: dict[str, SessionState | CallState] = {state.value: state for state in (*SessionState, *CallState)}
-_KINDS = {kind.value: kind for kind in Shown}
+_KINDS = {kind.value: kind for kind in EntryKind}
 _LIST = frozenset({"kind", "state", "owner", "tool", "active_after", "active_before", "cursor", "limit", "q"})
 
 

@@ -18,7 +18,7 @@ from perdure._core.ids import RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.principals import is_called, readable
 from perdure._core.states import CallState, SessionState
-from perdure.admin.queries import Shown, is_clients, listed, shown_kind, subject_of
+from perdure.admin.queries import EntryKind, entry_kind, is_clients, list_entries, subject_of
 from perdure.console.kept import Kept
 from perdure.console.store_view import StoreView
 from perdure.store import Store
@@ -52,7 +52,7 @@ was just opened."""
 class Wanted:
     """Says which entries of the list are asked for."""
 
-    kind: Shown | None = None
+    kind: EntryKind | None = None
     state: SessionState | CallState | None = None
     owner: str | None = None
     tool: str | None = None
@@ -86,7 +86,7 @@ def order(outline: Outline) -> tuple[float, str]:
 def arrange(outlines: Sequence[Outline], calls: Sequence[OpenCall], *, most: int = MAX_INDEXED) -> Snapshot:
     """Sort a list, and count it; `most` of it is kept."""
     counts = Counter(
-        "ended" if one.state is SessionState.ENDED else f"{shown_kind(one).value}s"
+        "ended" if one.state is SessionState.ENDED else f"{entry_kind(one).value}s"
         for one in outlines
         if one.kind is RecordKind.CALL or one.state is not SessionState.OPENING
     )
@@ -120,7 +120,7 @@ def select(snapshot: Snapshot, wanted: Wanted, running: frozenset[SessionId] | N
     if (state := wanted.state) is not None:
         found = [one for one in found if (one.state if one.call is None else one.call).value == state.value]
     if wanted.kind is not None:
-        found = [one for one in found if shown_kind(one) is wanted.kind]
+        found = [one for one in found if entry_kind(one) is wanted.kind]
     if wanted.prefix:
         found = [one for one in found if one.id.startswith(wanted.prefix)]
     first = 0
@@ -166,7 +166,7 @@ class SessionIndex:
         found, total = await asyncio.to_thread(select, snapshot, wanted, running)
         shown = found[: wanted.limit]
         records = await asyncio.gather(*(store.session(one.id) for one in shown))
-        items = await listed(store, [record for record in records if record is not None])
+        items = await list_entries(store, [record for record in records if record is not None])
         more = len(found) > len(shown)
         return {
             "items": [item | {"owner_name": readable(item["owner"])} for item in items],

@@ -90,7 +90,7 @@ class SessionView:
         begins with so many of the newest events of each stream."""
         store = await self._view.current()
         tail = Tail(store, session)
-        await (tail.begin(events=behind, streams=MAX_STREAMS) if behind else tail.skip())
+        await tail.skip(but_events=behind, but_streams=MAX_STREAMS)
         stamp: object = None
         last: object = None
         due = self._monotonic()
@@ -107,9 +107,9 @@ class SessionView:
                 due = began + max(STATE, REST * (self._monotonic() - began))
             before, stamp = stamp, store.stamp()
             if stamp != before:
-                async for seen in tail.look():
-                    yield fit(seen)
-                    if seen["what"] == "ended":
+                async for item in tail.read():
+                    yield fit(item)
+                    if item["what"] == "ended":
                         return
             yield None
             await asyncio.sleep(max(LOOK, REST * (self._monotonic() - began)))
