@@ -278,7 +278,7 @@ def rooms(_: str) -> str:
 def diagrams(_: str) -> str:
     theory = dict(re.findall(r"^\*\*(\w+)\.\*\* (.+?)(?=\n\n|\Z)", states.__doc__ or "", re.DOTALL | re.MULTILINE))
     return "\n".join(
-        f"### {name}\n\n{theory[name].strip()}\n\n```mermaid\n{_mermaid(moves, first)}```\n\n{_moves(moves)}"
+        f"### {name}\n\n{theory[name].strip()}\n\n```mermaid\n{_mermaid(moves, first)}```\n"
         for name, moves, first in MACHINES
     )
 
@@ -292,14 +292,6 @@ def _mermaid(moves: Mapping[Any, Mapping[Any, Any]], first: enum.Enum) -> str:
         if not ways:
             lines.append(f"    {state.value} --> [*]")
     return "".join(f"{line}\n" for line in lines)
-
-
-def _moves(moves: Mapping[Any, Mapping[Any, Any]]) -> str:
-    steps = list(dict.fromkeys(step for ways in moves.values() for step in ways))
-    rows = [
-        [f"**{state.value}**", *(ways[s].value if s in ways else "" for s in steps)] for state, ways in moves.items()
-    ]
-    return table(["", *(step.value for step in steps)], rows)
 
 
 def revisions(_: str) -> str:
