@@ -128,8 +128,7 @@ def _install(ctx: click.Context, /, host: str, url: str, **given: Any) -> None:
     if found == wanted:
         _say(f"nothing to do: {path} has this server as {name}")
         return
-    is_older = found == entry(known, words)  # of a release that gave no name
-    if found is not None and not is_older and not given["force"]:
+    if found is not None and not given["force"]:
         raise Misuse(
             f"{path} has another server called {name} ({described(found)}):"
             " choose another name with --name, or replace it with --force"
@@ -160,9 +159,8 @@ def _uninstall(host: str, **given: Any) -> None:
         click.echo(json.dumps({known.key: {name: found}}, ensure_ascii=False, indent=2))
         _say(f"this would be taken out of {path}", err=True)
         return
-    left = remove(file.text, known.key, name)
-    backup = file.replace(left)
-    _say(f"{path} is removed: it held nothing else" if left is None else f"{path} has no server {name} any more")
+    backup = file.replace(remove(file.text, known.key, name))
+    _say(f"{path} has no server {name} any more")
     if backup is not None:
         _say(f"the file as it was: {backup}")
     if known.then:

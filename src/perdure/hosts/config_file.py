@@ -11,7 +11,7 @@ from perdure._files.locks import HAS_FLOCK, flock
 from perdure.errors import Misuse
 
 BACKUP = ".perdure-backup"
-"""Put behind the file's name: the file as it was before the last change."""
+"""Put after the file's name: the file as it was before the last change."""
 _BINARY: int = getattr(os, "O_BINARY", 0)  # Windows would change line ends without it
 
 
@@ -22,7 +22,7 @@ class ConfigFile:
     path: Path
     """The file itself: a link stays, and what it points to is replaced."""
     text: str | None
-    """None for a file that is not there."""
+    """None for a file that does not exist."""
     mode: int = 0
     owner: tuple[int, int] = (-1, -1)
 
@@ -44,15 +44,15 @@ class ConfigFile:
             raise Misuse(f"{path} cannot be read: {error.strerror}") from error
         return cls(path=real, text=text, mode=stat.S_IMODE(about.st_mode), owner=(about.st_uid, about.st_gid))
 
-    def replace(self, text: str | None) -> Path | None:
-        """Write another text, or remove the file. Returns the backup's path, if there was something to back up.
+    def replace(self, text: str) -> Path | None:
+        """Write another text. Returns the backup's path, if there was something to back up.
 
         Raises `Misuse`, and then nothing has changed.
         """
         if self.text is not None and not self.mode & stat.S_IWUSR:
             raise Misuse(f"{self.path} is read-only (mode {self.mode:04o}): chmod u+w it, or use --print")
         try:
-            data = None if text is None else text.encode()
+            data = text.encode()
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._alone():
                 return self._replace(data)
@@ -79,10 +79,7 @@ class ConfigFile:
                 raise changed
             yield
 
-    def _replace(self, data: bytes | None) -> Path | None:
-        if data is None:
-            self.path.unlink()
-            return None
+    def _replace(self, data: bytes) -> Path | None:
         backup = None
         if self.text is not None:
             backup = self.path.with_name(self.path.name + BACKUP)

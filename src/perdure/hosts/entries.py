@@ -1,33 +1,32 @@
-"""Adds one server to the text of a host's configuration, and takes it out so that the text is again what it was.
+"""Adds one server to the text of a host's configuration, and takes it out again. Everything else in the text stays.
 
-`add` leaves every character of the text where it is, and puts its own between them. `remove` must find out from the
-text alone what `add` has put there, because hosts and users change the file in between. So each case leaves another
-trace in the space that `add` writes:
-
-| the text before | what stands behind the new member |
-|---|---|
-| an object with members | a comma, if one stood behind the last member; the comma before it is the object's otherwise |
-| an empty object, in a file of lines | a line end, an empty line, and what stood in the braces |
-| an empty object, in a file of one line | one space, and what stood in the braces |
-| no such object | a line end (nothing in a file of one line), then the brace: the object is taken out as well |
-
-A file that is not there, or has no value in it, gets an object from the first column on, and behind it one line end, or
-two line ends and what stood in the file.
+The text is JSON with comments and trailing commas. To find the places to edit, both are replaced by spaces, one for
+each character. What is left is JSON with every value in its old place, which Python's own decoder checks and reads.
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from perdure.hosts.jsonc import LINE_END, Document, Member, Object
-
 BOM = "\ufeff"
-_INDENT = "  "
-"""Of a text that shows no indentation of its own; the hosts write two spaces as well."""
-_MADE = re.compile(r"(?:\r\n|\n|\r)[ \t]*|")
-"""What stands behind the last member of an object that `add` has made."""
+_SPACE = r"[ \t\r\n]*"
+_STRING = r'"(?:[^"\\]|\\.)*+"'
+_STRING_OR_COMMENT = re.compile(rf"{_STRING}|(//[^\r\n]*|/\*.*?\*/)", re.DOTALL)
+#: A comma before a bracket, behind a value: no host accepts `[,]`.
+_STRING_OR_LAST_COMMA = re.compile(rf'(?:{_STRING}|[^ \t\r\n[{{,:"]){_SPACE},(?={_SPACE}[\]}}])|{_STRING}', re.DOTALL)
+_COMMENTS_IN_LINE = re.compile(r"(?:[ \t]*/\*.*?\*/)*(?:[ \t]*//[^\r\n]*)?", re.DOTALL)
+
+_LINE_END = re.compile(r"[\r\n]")
+
+
+def _refuse(name: str) -> object:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+# Numbers stay text: nothing here needs their value, and a text may have more digits than Python reads.
+_DECODER = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=_refuse)
 
 Entry = Mapping[str, Any]
 
@@ -37,188 +36,156 @@ class BadDocument(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Style:
-    """How a text is laid out."""
+class Member:
+    """One member of an object, by its places in the text."""
 
-    line_end: str
-    indent: str
-    is_spaced: bool = True
-    """Whether a space stands behind colons and commas, where there are no lines."""
+    name: str
+    gap: int
+    """After the brace or the comma before the name."""
+    start: int
+    value: int
+    end: int
+    comma: int | None
+    """The comma after the value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Object:
+    """An object, by the places of its braces."""
+
+    start: int
+    end: int
+    members: list[Member]
+
+    def member(self, name: str) -> Member | None:
+        """The member of this name. Of members given twice the last counts, as it does for the hosts."""
+        return next((member for member in reversed(self.members) if member.name == name), None)
+
+
+class Document:
+    """A configuration, in which `key` names the object that holds the servers. Raises `BadDocument`."""
+
+    def __init__(self, text: str, key: str) -> None:
+        self.text = text
+        self.line_end = "\r\n" if "\r\n" in text else "\n"
+        self.indent = "  "
+        """Of one level; two spaces, as hosts write them, where the text does not show its own."""
+        self._commas = _STRING_OR_COMMENT.sub(
+            lambda found: re.sub(r"[^\r\n]", " ", found[0]) if found[1] else found[0], re.sub(f"^{BOM}", " ", text)
+        )
+        self._plain = _STRING_OR_LAST_COMMA.sub(
+            lambda found: found[0][:-1] + " " if found[0].endswith(",") else found[0], self._commas
+        )
+        self.root: Object | None = None
+        """None for a text of comments and space only."""
+        self.servers: Object | None = None
+        if not self._plain.strip(BOM + " \t\r\n"):
+            return
+        try:
+            _DECODER.decode(self._plain)
+        except json.JSONDecodeError as error:
+            raise BadDocument(f"line {error.lineno}, column {error.colno}: {error.msg}") from error
+        except RecursionError as error:
+            raise BadDocument("it nests too deep") from error
+        except ValueError as error:
+            raise BadDocument(str(error)) from error
+        self.root = self._object(self._skip(0), "it holds")
+        if self.root.members:
+            self.indent = _indent(text, self.root.members[0].start) or self.indent
+        if (holder := self.root.member(key)) is not None:
+            self.servers = self._object(holder.value, f'its "{key}" is')
+
+    def read(self, member: Member) -> Any:
+        return _DECODER.raw_decode(self._plain, member.value)[0]
+
+    def _object(self, at: int, subject: str) -> Object:
+        if self._plain[at] != "{":
+            raise BadDocument(f"{subject} something other than an object")
+        members = list(self._members(at + 1))
+        last = members[-1] if members else None
+        end = at + 1 if last is None else last.end if last.comma is None else last.comma + 1
+        return Object(start=at, end=self._skip(end), members=members)
+
+    def _members(self, gap: int) -> Iterator[Member]:
+        while self._plain[start := self._skip(gap)] == '"':
+            name, end = _DECODER.raw_decode(self._plain, start)
+            value = self._skip(self._skip(end) + 1)
+            end = _DECODER.raw_decode(self._plain, value)[1]
+            after = self._skip(end, self._commas)
+            comma = after if self._commas[after] == "," else None
+            yield Member(name=name, gap=gap, start=start, value=value, end=end, comma=comma)
+            gap = after if comma is None else comma + 1
+
+    def _skip(self, at: int, text: str | None = None) -> int:
+        found = re.compile(_SPACE).match(self._plain if text is None else text, at)
+        return at if found is None else found.end()
 
 
 def find(text: str | None, key: str, name: str) -> Any:
-    """The server of this name, decoded; None if there is none. Raises `BadDocument`."""
-    document = _parsed(text or "")
-    if (servers := _servers(document, key)) is None or (member := servers.member(name)) is None:
+    """Return the server of this name, decoded; None if there is none. Raises `BadDocument`."""
+    document = Document(text or "", key)
+    if document.servers is None or (member := document.servers.member(name)) is None:
         return None
-    return document.decoded(member.value)
-
-
-def names(text: str | None, key: str) -> list[str]:
-    """The names of the servers. Raises `BadDocument`."""
-    servers = _servers(_parsed(text or ""), key)
-    return [] if servers is None else [member.name for member in servers.members]
+    return document.read(member)
 
 
 def add(text: str | None, key: str, name: str, entry: Entry) -> str:
-    """The text with this server in the object `key`; None is a file that is not there. A server of this name is
-    replaced. Raises `BadDocument`."""
-    if text is None:
-        return _new(key, name, entry, "\n") + "\n"
-    if text.startswith(BOM):
-        return BOM + add(text[1:], key, name, entry)
-    document = _parsed(text)
-    root = _root(document)
-    style = _style(document, root)
-    if root is None:
-        return _new(key, name, entry, style.line_end) + 2 * style.line_end + text
-    servers = _servers(document, key)
-    if servers is None:
-        return _with_member(document, root, key, {name: entry}, style, has_lines=_has_lines(document, root))
-    if (member := servers.member(name)) is not None:
-        value = _value(entry, style, document.indent_of_line(member.start) if _has_lines(document, servers) else None)
-        return text[: member.value] + value + text[member.end :]
-    has_lines = _has_lines(document, servers if servers.members else root)
-    return _with_member(document, servers, name, entry, style, has_lines=has_lines)
-
-
-def remove(text: str, key: str, name: str) -> str | None:
-    """The text without the server of this name; None if `add` has made the file for it. Raises `BadDocument`."""
-    if text.startswith(BOM):
-        without = remove(text[1:], key, name)
-        return None if without is None else BOM + without
-    document = _parsed(text)
-    root, servers = _root(document), _servers(document, key)
-    if root is None or servers is None or (member := servers.member(name)) is None:
-        return text
-    if len(servers.members) > 1 or member.comma is not None:
-        # Of members given twice, the earlier ones would count now.
-        return remove(_without(document, servers, member), key, name)
-    behind = text[member.end : servers.end - 1]
-    if not _MADE.fullmatch(behind):
-        return _emptied(document, servers, member)
-    holder = root.member(key)
-    assert holder is not None
-    if len(root.members) > 1 or holder.comma is not None:
-        return _without(document, root, holder)
-    if _is_new(text, root, holder, servers, member):
-        after = text[root.end :]
-        if after in ("\n", "\r\n"):
-            return None
-        if two := re.match(r"(?:\r\n|\n){2}", after):
-            return after[two.end() :]
-    return _emptied(document, root, holder)
-
-
-def _parsed(text: str) -> Document:
-    try:
-        return Document(text.removeprefix(BOM))
-    except json.JSONDecodeError as error:
-        raise BadDocument(f"line {error.lineno}, column {error.colno}: {error.msg}") from error
-    except ValueError as error:
-        raise BadDocument(str(error)) from error
-
-
-def _root(document: Document) -> Object | None:
+    """Return the text with this server in the object `key`, in place of a server of this name. The text of a file that
+    does not exist is None. Raises `BadDocument`."""
+    text = text or ""
+    document = Document(text, key)
     if document.root is None:
-        return None
-    root = document.object_at(document.root)
-    if root is None:
-        raise BadDocument("it holds something other than an object")
-    return root
+        return f"{text}\n"[not text.strip(BOM) :] + _value({key: {name: entry}}, "  ", "\n") + "\n"
+    if document.servers is None:
+        return _with_member(document, document.root, key, {name: entry})
+    if (member := document.servers.member(name)) is None:
+        return _with_member(document, document.servers, name, entry)
+    is_on_lines = _LINE_END.search(text, document.servers.start, member.start) is not None
+    line_start = document.line_end + _indent(text, member.start) if is_on_lines else None
+    return text[: member.value] + _value(entry, document.indent, line_start) + text[member.end :]
 
 
-def _servers(document: Document, key: str) -> Object | None:
-    root = _root(document)
-    holder = None if root is None else root.member(key)
-    if holder is None:
-        return None
-    servers = document.object_at(holder.value)
-    if servers is None:
-        raise BadDocument(f'its "{key}" is something other than an object')
-    return servers
-
-
-def _has_lines(document: Document, at: Object) -> bool:
-    """Whether what is put into this object goes on lines of its own. `{}` as a whole file does not show it."""
-    return not at.members or LINE_END.search(document.text, at.start, at.end) is not None
-
-
-def _style(document: Document, root: Object | None) -> Style:
-    found = LINE_END.search(document.text)
-    # A lone CR is never written: with a line feed behind it, it would become another line end.
-    line_end = "\r\n" if found is not None and found[0] == "\r\n" else "\n"
-    first = root.members[0] if root is not None and root.members else None
-    if first is None:
-        return Style(line_end=line_end, indent=_INDENT)
-    indent = document.indent_of_line(first.start) if document.begins_line(first.start) else ""
-    is_spaced = " " in document.text[first.start + len(first.name) : first.value]
-    return Style(line_end=line_end, indent=indent or _INDENT, is_spaced=is_spaced)
-
-
-def _new(key: str, name: str, entry: Entry, line_end: str) -> str:
-    return _value({key: {name: entry}}, Style(line_end=line_end, indent=_INDENT), "")
-
-
-def _value(value: object, style: Style, indent: str | None) -> str:
-    """The value as text; on lines, all but the first with this indent before them, unless it is None."""
-    if indent is None:
-        separators = (", ", ": ") if style.is_spaced else (",", ":")
-        return json.dumps(value, ensure_ascii=False, separators=separators)
-    lines = json.dumps(value, ensure_ascii=False, indent=style.indent).split("\n")
-    return (style.line_end + indent).join(lines)
-
-
-def _with_member(document: Document, holder: Object, name: str, value: object, style: Style, *, has_lines: bool) -> str:
-    text, outer = document.text, document.indent_of_line(holder.start)
-    last = holder.members[-1] if holder.members else None
-    begins_line = last is not None and document.begins_line(last.start)
-    indent = document.indent_of_line(last.start) if last is not None and begins_line else outer + style.indent
-    colon = ": " if has_lines or style.is_spaced else ":"
-    member = json.dumps(name, ensure_ascii=False) + colon + _value(value, style, indent if has_lines else None)
-    before = style.line_end + indent if has_lines else " " if style.is_spaced and last is not None else ""
-    if last is None:
-        at = document.beside(holder.start + 1)
-        left = text[at : holder.end - 1]
-        mark = " "
-        if has_lines:
-            mark = 2 * style.line_end + ("" if LINE_END.search(left) else outer)
-        return text[:at] + before + member + mark + text[at:]
-    if last.comma is not None:
-        at = document.beside(last.comma + 1)
-        return text[:at] + before + member + "," + text[at:]
-    at = document.beside(last.end)
-    return text[: last.end] + "," + text[last.end : at] + before + member + text[at:]
-
-
-def _without(document: Document, holder: Object, member: Member) -> str:
-    """The text without one of several members, or without a member that has a comma behind it."""
-    text, lead, comma = document.text, document.lead(member), member.comma
-    if comma is not None:
-        return text[:lead] + text[member.end : comma] + text[comma + 1 :]
-    before = holder.members[holder.members.index(member) - 1]
-    assert before.comma is not None
-    return text[: before.comma] + text[before.comma + 1 : lead] + text[member.end :]
-
-
-def _emptied(document: Document, holder: Object, member: Member) -> str:
-    """The text without the only member of an object, and without the mark that `add` has put behind it."""
-    text = document.text
-    left = text[member.end : holder.end - 1]
-    if two := re.match(r"(?:\r\n|\n){2}", left):
-        left = left[two.end() :]
-        if not LINE_END.search(left):
-            left = left.removeprefix(document.indent_of_line(holder.start))
-    elif _MADE.fullmatch(left):
-        left = ""
+def remove(text: str, key: str, name: str) -> str:
+    """Return the text without the server of this name. Raises `BadDocument`."""
+    servers = Document(text, key).servers
+    if servers is None or (member := servers.member(name)) is None:
+        return text
+    # A comment before the name stays, and so does the line end after the comment.
+    start = member.start if text[member.gap : member.start].strip() else member.gap
+    if member.comma is not None:
+        left = text[:start] + text[member.end : member.comma] + text[member.comma + 1 :]
+    elif len(servers.members) > 1:
+        comma = servers.members[-2].comma or 0
+        left = text[:comma] + text[comma + 1 : start] + text[member.end :]
     else:
-        left = left.removeprefix(" ")
-    return text[: document.lead(member)] + left + text[holder.end - 1 :]
+        left = text[:start] + text[member.end :]
+    end = servers.end - (len(text) - len(left))
+    if not left[servers.start + 1 : end].strip():
+        left = left[: servers.start + 1] + left[end:]
+    return remove(left, key, name)  # of members given twice, the earlier ones would count now
 
 
-def _is_new(text: str, root: Object, holder: Member, servers: Object, member: Member) -> bool:
-    """Whether the whole object stands where `add` puts it into a file that has none."""
-    places = ((0, root.start), (1, holder.start), (servers.start + 1, member.start), (servers.end, root.end - 1))
-    between = [text[begin:end].replace("\r\n", "\n") for begin, end in places]
-    inner = text[member.end : servers.end - 1].replace("\r\n", "\n")
-    return [*between, inner] == ["", f"\n{_INDENT}", f"\n{2 * _INDENT}", "\n", f"\n{_INDENT}"]
+def _with_member(document: Document, holder: Object, name: str, value: object) -> str:
+    """Put a member first into an object: on lines of its own, unless the first member stands beside the brace."""
+    text, first = document.text, holder.members[0] if holder.members else None
+    beside = _COMMENTS_IN_LINE.match(text, holder.start + 1)
+    at = holder.start + 1 if beside is None else beside.end()
+    if first is not None and not _LINE_END.search(text, holder.start, first.start):
+        return text[:at] + f"{_value(name)}: {_value(value)}, " + text[at:]
+    outer = _indent(text, holder.start)
+    line_start = document.line_end + (outer + document.indent if first is None else _indent(text, first.start))
+    end = document.line_end + outer if first is None else ","
+    return text[:at] + f"{line_start}{_value(name)}: {_value(value, document.indent, line_start)}{end}" + text[at:]
+
+
+def _value(value: object, indent: str | None = None, line_start: str | None = None) -> str:
+    """Write a value as JSON: in one line, or on lines that begin with `line_start`."""
+    if line_start is None:
+        return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, indent=indent).replace("\n", line_start)
+
+
+def _indent(text: str, at: int) -> str:
+    """Return the space at the beginning of the line of this place."""
+    line = text[max(text.rfind("\n", 0, at), text.rfind("\r", 0, at)) + 1 : at]
+    return line[: len(line) - len(line.lstrip(" \t"))]
