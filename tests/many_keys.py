@@ -37,7 +37,7 @@ from perdure._core.states import CallState
 from perdure.admin.queries import find
 from perdure.http.app import CALL_KEYS
 from perdure.store import Store, open_store
-from perdure.store.records import KeptCall, StreamRecord
+from perdure.store.records import CallSnapshot, StreamRecord
 from perdure.store.steps import Append, CallEnd, OpenStream, PutSession, Step
 from tests.support.clients.modern_peer import TAKES_TASKS, CallPeer, result_of, said
 from tests.support.processes.cluster import GATE_FILE_TOOLS
@@ -89,7 +89,7 @@ class Figures:
 class Keys:
     """The keys that are kept: made calls and their copies."""
 
-    def __init__(self, store: Store, secret: bytes, template: KeptCall, stream: StreamRecord) -> None:
+    def __init__(self, store: Store, secret: bytes, template: CallSnapshot, stream: StreamRecord) -> None:
         self._store = store
         self._secret = secret
         self._template = template
@@ -247,7 +247,7 @@ def size_of_files(folder: Path) -> int:
     return int(sizes.stdout.split()[0])
 
 
-async def first_call(served: Served, store: Store) -> tuple[bytes, KeptCall, StreamRecord]:
+async def first_call(served: Served, store: Store) -> tuple[bytes, CallSnapshot, StreamRecord]:
     """Make a call with a key, and give what the server has stored of it."""
     answer = await CallPeer(port=served.port).call(TOOL, ARGUMENTS, key="first")
     assert said(result_of(answer)) == ANSWER, answer

@@ -24,12 +24,11 @@ from perdure.log.chores import cancel_all, keep_going
 from perdure.log.hub import Hub, ReadMarks
 from perdure.log.journal import Journal
 from perdure.runtime.base import Runtimes, ServerChanges
-from perdure.sessions.call_watch import CallWatch
+from perdure.sessions.call_waiters import CallWaiters
 from perdure.sessions.changes import Changes
 from perdure.sessions.context import ServerContext
 from perdure.sessions.housekeeping import Housekeeping
-from perdure.sessions.registry import SessionRegistry, has_kept_calls, numbers
-from perdure.sessions.tool_hints import ToolHints
+from perdure.sessions.registry import SessionRegistry, ToolHints, has_durable_calls, numbers
 from perdure.settings import Settings
 from perdure.store.interface import Liveness, Store
 from perdure.store.time_limit import within_time
@@ -71,11 +70,11 @@ class ServerProcess:
             if not is_busy():
                 await asyncio.sleep(_LAST_READ_SECONDS)
                 await _wait_while(is_busy, _LEARN_SECONDS)
-        if settings.task_drain > settings.drain_timeout and has_kept_calls(self.sessions):
+        if settings.task_drain > settings.drain_timeout and has_durable_calls(self.sessions):
             await self._learn_tools()
-            self.end(but_kept=True)
+            self.end(but_durable=True)
             end_others()
-            await _wait_while(lambda: has_kept_calls(self.sessions), settings.task_drain - settings.drain_timeout)
+            await _wait_while(lambda: has_durable_calls(self.sessions), settings.task_drain - settings.drain_timeout)
 
     async def stop(self) -> None:
         """End what runs, as soon as it is known which calls may run again."""
@@ -91,10 +90,10 @@ class ServerProcess:
         except Exception as failure:  # a stop goes on: calls of tools that are not known get their answer
             log_event(logging.WARNING, "stop.tools", f"it is not known which running calls may run again: {failure!r}")
 
-    def end(self, *, but_kept: bool = False) -> None:
+    def end(self, *, but_durable: bool = False) -> None:
         """End what runs: calls that may run again are left to the next process, the others get their answer.
-        `but_kept`: those that their clients can ask for again, as tasks or by a key, run on."""
-        self.tools.end_calls("the server is stopping", outlived=self._is_outlived, but_kept=but_kept)
+        `but_durable`: those that their clients can ask for again, as tasks or by a key, run on."""
+        self.tools.end_calls("the server is stopping", outlived=self._is_outlived, but_durable=but_durable)
         self.context.hub.end_all()
 
     @property
@@ -231,7 +230,7 @@ async def _build(
             answers=settings.max_answers,
             size=settings.max_session_bytes,
         ),
-        watch=CallWatch(store.hint, lambda: nodes.others),
+        waiters=CallWaiters(store.hint, lambda: nodes.others),
         work=Quota(settings.max_work, each=share_of(settings.max_work, settings.max_share)),
         running=Quota(sys.maxsize, each=settings.max_principal_calls),  # in all, `max_work` bounds them
         peers=peers,

@@ -19,7 +19,7 @@ from perdure.http.single_call_response import CallReader
 from perdure.log.reader import Reader
 from perdure.log.stream import Stream
 from perdure.runtime.sdk_call import CallRuntime
-from perdure.sessions.call_watch import Watched
+from perdure.sessions.call_waiters import Watched
 from perdure.sessions.ledger import Call
 from perdure.sessions.session import Session
 from tests.end_to_end.test_leaks import rows

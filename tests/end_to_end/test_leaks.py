@@ -23,8 +23,8 @@ from perdure.log.reader import Reader
 from perdure.log.stream import Stream
 from perdure.runtime.sdk import SdkRuntime
 from perdure.serve.connection import Connection
-from perdure.sessions.exchange import Exchange
 from perdure.sessions.ledger import Call
+from perdure.sessions.runtime_link import RuntimeLink
 from perdure.sessions.session import Session
 from perdure.store import SqliteStore
 from tests.support.clients.raw_http import SessionPeer, message
@@ -45,7 +45,7 @@ OURS: tuple[type[Any], ...] = (
     Stream,
     Reader,
     SdkRuntime,
-    Exchange,
+    RuntimeLink,
     Call,
     EventStreamResponse,
     Connection,

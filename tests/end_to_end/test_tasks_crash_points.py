@@ -31,13 +31,13 @@ SQLITE = "perdure.store.sqlite.store"
 POINTS = {
     "before the row": at("perdure.sessions.ledger", "Intake.accept", "enter"),
     "before the second row": at("perdure.sessions.ledger", "Intake.accept", "enter", 2),
-    "between the row and the tool": at("perdure.sessions.exchange", "Exchange.start", "enter"),
-    "between the second row and the tool": at("perdure.sessions.exchange", "Exchange.start", "enter", 2),
+    "between the row and the tool": at("perdure.sessions.runtime_link", "RuntimeLink.start", "enter"),
+    "between the second row and the tool": at("perdure.sessions.runtime_link", "RuntimeLink.start", "enter", 2),
     "before the tool says anything": at("perdure.log.stream", "Stream.append", "enter"),
     "before a handle is written": at("perdure.http.event_stream", "EventStream.result", "enter"),
     "before it is noted that there is a handle": at("perdure.sessions.session", "Session.show_to_client", "enter"),
     "when that is noted and the process does not know": at(
-        "perdure.sessions.single_calls", "SingleCalls.facts", "enter"
+        "perdure.sessions.durable_calls", "DurableCalls.facts", "enter"
     ),
 }
 SQLITE_POINTS = {

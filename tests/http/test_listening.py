@@ -31,8 +31,8 @@ from perdure._core.codes import STORE_UNAVAILABLE
 from perdure._core.ids import RecordKind
 from perdure._core.limits import Caller
 from perdure._core.states import LogState
+from perdure.sessions import call_quota, hearing
 from perdure.sessions import changes as all_changes
-from perdure.sessions import hearing, task_count
 from perdure.sessions.changes import SECRET, Changes
 from perdure.store import MemoryStore
 from perdure.store.records import SessionRecord
@@ -352,8 +352,8 @@ async def test_nothing_is_written_or_heard_before_the_first_listener_comes(tmp_p
 
 async def test_listeners_take_no_room_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither while they are open nor afterwards; and they give up nobody's answers."""
-    monkeypatch.setattr(task_count, "FULL_SECONDS", 0.0)
-    monkeypatch.setattr(task_count, "COUNT_SECONDS", 0.0)
+    monkeypatch.setattr(call_quota, "FULL_SECONDS", 0.0)
+    monkeypatch.setattr(call_quota, "COUNT_SECONDS", 0.0)
     async with serve(new_server(), max_tasks=3) as site:
         peer, arguments = CallPeer(port=site.port), {"what": "prompts"}
         first = await peer.call("change", arguments, key="first")

@@ -17,7 +17,7 @@ from perdure._core.single_calls import MAX_KEY, STATE_PREFIX
 from perdure.errors import StoreUnavailable
 from perdure.http.known_calls import MAX_RESPONSES
 from perdure.store import MemoryStore
-from perdure.store.records import KeptCall, SessionRecord
+from perdure.store.records import CallSnapshot, SessionRecord
 from perdure.store.steps import ChangeSession, OpenAsk, OpenStream, Refusals, Step
 from tests.support.clients.modern_requests import modern
 from tests.support.clients.raw_http import Exchange, Peer
@@ -279,7 +279,7 @@ class Counting(FaultyStore):
         self.questions.append("session")
         return await super().session(session)
 
-    async def single_call(self, session: SessionId, *, recent: int) -> KeptCall | None:
+    async def single_call(self, session: SessionId, *, recent: int) -> CallSnapshot | None:
         self.questions.append("single_call")
         return await super().single_call(session, recent=recent)
 

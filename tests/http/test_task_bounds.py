@@ -12,7 +12,7 @@ import pytest
 
 from perdure._core.extension import KEY
 from perdure._core.ids import RecordKind, StreamId
-from perdure.sessions import housekeeping, task_count
+from perdure.sessions import call_quota, housekeeping
 from perdure.store import MemoryStore
 from perdure.store.interface import Store
 from perdure.store.records import SessionRecord, StreamRecord
@@ -88,7 +88,7 @@ async def test_tasks_of_one_principal() -> None:
 
 async def test_tasks_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """A key finds its call also where there is no room for another one."""
-    monkeypatch.setattr(task_count, "FULL_SECONDS", 0.0)
+    monkeypatch.setattr(call_quota, "FULL_SECONDS", 0.0)
     async with live(server=server, auth=Names(), max_tasks=3) as served:
         peers = [CallPeer(port=served.port, headers=bearer(name), capabilities=BOTH) for name in ("a", "b", "c")]
         tasks = [await park(peer, key="mine") for peer in peers]
@@ -213,7 +213,7 @@ async def test_a_repeat_in_the_moment_of_giving_up_is_told_so() -> None:
 
 async def test_what_another_principal_calls_gives_up_nobody_elses_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither at the limit of all nor at its own."""
-    monkeypatch.setattr(task_count, "FULL_SECONDS", 0.0)
+    monkeypatch.setattr(call_quota, "FULL_SECONDS", 0.0)
     async with live(server=server, auth=Names(), max_tasks=4, max_principal_tasks=3) as served:
         alice, bob = (CallPeer(port=served.port, headers=bearer(name)) for name in ("alice", "bob"))
         mine = [result_of(await fill(alice, f"mine-{number}")) for number in range(2)]

@@ -104,7 +104,7 @@ def end(request_id: int) -> CallEnd:
 async def test_what_is_still_in_memory_is_written_again(desk: Desk) -> None:
     """Then nothing is lost at all."""
     stream = await desk.open()
-    with stream.kept_whole():
+    with stream.pinned():
         await desk.say(stream, b"1", b"2")
         lose = desk.losing.remember()
         await desk.say(stream, b"3", b"4")

@@ -102,7 +102,7 @@ async def test_a_reader_that_resumes_a_running_call_gets_the_object_that_writes_
 async def test_a_call_that_is_claimed_is_written_through_the_object_that_is_read(shelf: Shelf) -> None:
     record = await shelf.opened(THERE)
     stream = shelf.streams.follow(record)
-    with stream.kept_whole():  # a reader is about to come
+    with stream.pinned():  # a reader is about to come
         await shelf.store.join(HERE)
         assert shelf.streams.write(await shelf.claimed(HERE), owed=1) is stream
         assert (state_of(stream), stream.node) == (WritingState.WRITING, HERE)
@@ -115,7 +115,7 @@ async def test_a_call_that_is_claimed_is_written_through_the_object_that_is_read
 
 async def test_what_another_node_writes_goes_when_no_reader_comes(shelf: Shelf) -> None:
     stream = shelf.streams.follow(await shelf.opened(THERE))
-    with stream.kept_whole():
+    with stream.pinned():
         assert shelf.held == [stream]
     assert shelf.held == []
     assert shelf.owner.settled == [(stream, False)]
@@ -126,7 +126,7 @@ async def test_a_call_that_another_node_has_claimed_is_followed_by_the_same_obje
     stream.append(b"one")
     await until(lambda: stream.tail.durable == 1)
     taken = await shelf.claimed(THERE)
-    with stream.kept_whole():
+    with stream.pinned():
         assert shelf.streams.follow(taken) is stream
         assert (state_of(stream), stream.node, stream.writer) == (WritingState.FOLLOWING, THERE, None)
         assert not stream.is_over
@@ -141,7 +141,7 @@ async def test_a_claim_with_a_lower_end_says_that_the_store_has_lost_what_came_b
     """A reader that waited behind the old end would pass over what the new writer says (promise 2)."""
     record = await shelf.opened(writer)
     stream = shelf.streams.write(record, owed=1) if writer == HERE else shelf.streams.follow(record)
-    with stream.kept_whole():
+    with stream.pinned():
         if writer == HERE:
             for number in range(4):
                 stream.append(b"%d" % number)
@@ -168,7 +168,7 @@ async def test_what_was_appended_under_a_lost_claim_goes_back_and_later_words_ar
 
 async def test_a_caller_that_waits_for_the_end_of_a_lost_call_goes_on_when_a_reader_follows(shelf: Shelf) -> None:
     stream = shelf.streams.write(await shelf.opened(), owed=1)
-    with stream.kept_whole():
+    with stream.pinned():
         waiting = asyncio.create_task(stream.wait_over())
         await until(lambda: stream.readers.waiting)
         assert shelf.streams.follow(await shelf.claimed(THERE)) is stream
@@ -178,7 +178,7 @@ async def test_a_caller_that_waits_for_the_end_of_a_lost_call_goes_on_when_a_rea
 
 async def test_a_session_that_ended_elsewhere_has_its_answer_shown_from_memory(shelf: Shelf) -> None:
     stream = shelf.streams.write(await shelf.opened(), owed=1)
-    with stream.kept_whole():
+    with stream.pinned():
         stream.append(b"pending")
         stream.unlog()
         stream.append(b"answer", end=END)

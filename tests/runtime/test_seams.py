@@ -79,7 +79,7 @@ class Log:
     """Takes what a dispatcher sends, as the outlet of a runtime."""
 
     closes_early = False
-    is_kept = False
+    is_durable = False
 
     def __init__(self) -> None:
         self.sent: list[tuple[Any, ...]] = []

@@ -44,7 +44,7 @@ from perdure.client.listening import Listening
 from perdure.client.memory import Memory, SingleCall
 from perdure.client.pending import PendingCall
 from perdure.client.requests import Requests
-from perdure.client.single_calls import SingleCalls, is_round, new_key
+from perdure.client.single_calls import DurableCalls, is_round, new_key
 from perdure.client.task import Asked
 from perdure.remote.endpoint import Endpoint
 from perdure.remote.message import Message, encode, messages_in
@@ -58,7 +58,7 @@ Outbound = MemoryObjectSendStream[SessionMessage]
 
 
 class SessionlessTransport:
-    """One client's requests to one server. `asked` and `reruns` are those of its `SingleCalls`."""
+    """One client's requests to one server. `asked` and `reruns` are those of its `DurableCalls`."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class SessionlessTransport:
         self.handovers = Handovers(memory)
         self._incoming = Incoming(memory, callback_limit, on_gap, lambda reply: None)
         self._requests = Requests(endpoint, limits, memory.state.start, self._incoming.tokens, self._incoming.deliver)
-        self._calls = SingleCalls(memory, self._requests, asked, reruns=reruns)
+        self._calls = DurableCalls(memory, self._requests, asked, reruns=reruns)
         self._group: anyio.abc.TaskGroup | None = None
         self._underway: dict[RequestId, tuple[anyio.CancelScope, SingleCall | None]] = {}
         """The requests of the SDK's client, by the ids that it knows."""

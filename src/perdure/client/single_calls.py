@@ -41,7 +41,7 @@ MOST_ROUNDS = 10
 KEPT_SECONDS = 3_600.0
 
 
-class SingleCalls:
+class DurableCalls:
     """`asked` puts a question to the client's callbacks.
 
     `reruns`: calls without a key are sent again where their tool says that it may run twice.

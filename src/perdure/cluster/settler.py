@@ -31,11 +31,10 @@ from perdure.log.chores import Chores
 from perdure.log.journal import Steps
 from perdure.log.stream import Stream
 from perdure.sessions.context import ServerContext, mail_to
-from perdure.sessions.exchange import Ask
 from perdure.sessions.ledger import logged_in, progress_token, unknown_outcome
-from perdure.sessions.registry import SessionRegistry
+from perdure.sessions.registry import SessionRegistry, ToolHints
+from perdure.sessions.runtime_link import Ask
 from perdure.sessions.session import Session
-from perdure.sessions.tool_hints import ToolHints
 from perdure.store.interface import paged, stream_by_id
 from perdure.store.records import CallRecord, Event, SessionRecord, StreamRecord
 from perdure.store.steps import (
@@ -170,7 +169,7 @@ class WaitingCalls:
         for session_id in self._until:
             session = self._sessions.held(session_id)
             if session is not None and session.waits:
-                running = {call.stream.id for call in session.exchange.calls.all_running()}
+                running = {call.stream.id for call in session.link.calls.all_running()}
                 for stream in session.streams.values():
                     if stream.readers.reader is not None and not stream.is_over and stream.id not in running:
                         stream.readers.reader.close_with_retry()
@@ -374,7 +373,7 @@ class Settler:
         """Let streams that are written here, and that the store has lost all or the end of, not wait for their next
         event: a call may be silent because its client is to answer an ask. It is asked again, and other nodes find the
         call in the ledger, to cancel it."""
-        homes = [session.standalone for session in self._sessions if session.exchange.asks.open]
+        homes = [session.standalone for session in self._sessions if session.link.asks.open]
         own = [stream for stream in (*self._sessions.streams, *homes) if stream.writer is not None]
         known = {stream.id: stream.tail.durable for stream in own if not stream.is_over}
         found = {record.id: record for record in await stream_ends(self._context.store, list(known))}
@@ -390,7 +389,7 @@ class Settler:
                 lost.setdefault(stream.session, set()).add(stream.id)
         for session_id, streams in lost.items():
             if (session := self._sessions.held(session_id)) is not None:
-                session.exchange.asks.repeat(partial(_was_asked_on, streams), why="the question was lost")
+                session.link.asks.repeat(partial(_was_asked_on, streams), why="the question was lost")
 
     def _is_left(self, record: StreamRecord) -> bool:
         """Whether no writer of a call's stream is in memory, and the stream is not being settled."""
@@ -548,7 +547,7 @@ class Settler:
             again = replace(call.changed(CallStep.RUN_AGAIN, stream), attempt=row.attempt + 1, progress=progress)
             with spans.settle(session.name, stream.id, outcome="rerun"):
                 await self._context.journal.write(again)
-                session.exchange.start_again(
+                session.link.start_again(
                     request,
                     by.origin,
                     incarnation=row.incarnation,

@@ -68,7 +68,7 @@ class Watcher:
         """Look at everything in which there may be something to see; `None`: that is not known."""
         if self._unknown_rounds:
             self._unknown_rounds -= 1
-            self._context.watch.wake_all()
+            self._context.waiters.wake_all()
         if seen is None or seen.has_forwarded:
             self._homes.want()  # also what this node itself has forwarded to one that died
         if self._changes is not None:
@@ -83,7 +83,7 @@ class Watcher:
 
     def _on_hint(self, streams: Sequence[StreamId], enclosed: Sequence[Followed]) -> None:
         """`streams` may have changed; without any, others may have written anything."""
-        self._context.watch.wake(streams)
+        self._context.waiters.wake(streams)
         self._readers.take(streams, enclosed)
         others = streams if self._changes is None else self._changes.on_hint(streams)
         if others:
@@ -181,17 +181,17 @@ class Watcher:
             case mail.Here() if held is not None:
                 held.touch()
             case mail.Displaced(incarnation=incarnation, request_id=id_) if held is not None:
-                if (call := held.exchange.calls.running((incarnation, coerce_id(id_)))) is not None:
+                if (call := held.link.calls.running((incarnation, coerce_id(id_)))) is not None:
                     call.is_displaced = True
             case mail.Unread() if held is not None:
                 held.orphans.time_has_passed_elsewhere()
             # What a client said to another node, and concerns this one.
             case mail.AskAnswered() if held is not None:
-                held.exchange.asks.answer(Response(id=message.response.get("id"), raw=message.response), None)
+                held.link.asks.answer(Response(id=message.response.get("id"), raw=message.response), None)
             case mail.Notified() if held is not None:
-                held.exchange.pass_on(Notification(method=message.method, params=message.params, raw={}), None)
+                held.link.pass_on(Notification(method=message.method, params=message.params, raw={}), None)
             case mail.Cancelled(request_id=id_, incarnation=incarnation, params=params) if held is not None:
-                if not held.exchange.cancel(id_, incarnation=incarnation, params=params):
+                if not held.link.cancel(id_, incarnation=incarnation, params=params):
                     await self._settler.waiting.cancel(message)
 
     # Whatever fails is looked at again in the next round, with everything else. The journal logs a store that fails;

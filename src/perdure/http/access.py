@@ -134,7 +134,7 @@ class SessionAccess:
             SessionHistory(session),
             cursor=cursor,
             arrival=self.context.hub.arrive() if arrival is None else arrival,
-            caller=session.exchange.calls.caller,
+            caller=session.link.calls.caller,
             ahead=ahead,
             preamble=preamble,
             retry=retry,

@@ -41,7 +41,7 @@ from perdure.http.single_call_endpoint import CANCEL_METHOD, TASK_METHODS
 from perdure.log.chores import cancel_all, keep_going
 from perdure.runtime.server import authenticates, endpoint_of, host, is_bare
 from perdure.sessions.ledger import name_of
-from perdure.sessions.registry import SessionInfo, has_kept_calls, numbers, running_calls
+from perdure.sessions.registry import SessionInfo, has_durable_calls, numbers, running_calls
 from perdure.settings import Settings
 from perdure.store import open_store
 from perdure.store.interface import Store, survey_of
@@ -183,7 +183,7 @@ class App:
         self._draining = True
         if self._process is not None:
             self.end_idle_readers()
-            self._process.context.watch.wake_all()
+            self._process.context.waiters.wake_all()
             for handler in self._sessionless:
                 handler.hand_out()
             await self._process.drain(is_busy=lambda: self.is_busy, end_others=self._end_sessionless)
@@ -212,9 +212,9 @@ class App:
         return names + ["2026-07-28"] * sum(handler.count for handler in self._sessionless)
 
     @property
-    def has_kept_calls(self) -> bool:
+    def has_durable_calls(self) -> bool:
         """Whether a call runs that its client can ask for again."""
-        return self._process is not None and has_kept_calls(self._process.sessions)
+        return self._process is not None and has_durable_calls(self._process.sessions)
 
     @property
     def _sessionless(self) -> Sequence[SessionlessHandler]:

@@ -21,7 +21,7 @@ from perdure.http.single_calls import SingleCallHandler
 from perdure.http.task_listening import TaskSources
 from perdure.http.tasks import TaskHandler
 from perdure.runtime.server import Started
-from perdure.sessions.single_calls import SingleCalls
+from perdure.sessions.durable_calls import DurableCalls
 
 ALLOW = ((b"allow", b"GET, POST, DELETE, OPTIONS"),)
 
@@ -48,7 +48,7 @@ class Endpoint:
             if process.changes is not None:
                 sources.append(ChangesSources(process.changes))
             if started.tools is not None:
-                calls = SingleCalls(process.context, process.sessions)
+                calls = DurableCalls(process.context, process.sessions)
                 known = KnownCalls(access, calls, started.tools)
                 asks = started.asks_in_session
                 handler = SingleCallHandler(access, calls, known, started.tools, call_secret, asks_in_session=asks)

@@ -16,7 +16,7 @@ from perdure.http.credentials import Expiry
 from perdure.http.refusals import Answer
 from perdure.log.chores import cancel_all
 from perdure.log.reader import Connection, Reader
-from perdure.sessions.messages import encode
+from perdure.sessions.ledger import encode
 from perdure.sessions.session import Session
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.tracing import Request

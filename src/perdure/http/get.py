@@ -63,7 +63,7 @@ class GetHandler:
                 self._context.counters.resumes += 1
             with self._access.refusing(Refusal.STORE_UNREADABLE):
                 found = await self._find(session, position)
-                with contextlib.nullcontext() if found is None else found.stream.kept_whole():
+                with contextlib.nullcontext() if found is None else found.stream.pinned():
                     read = None if found is None else found.read
                     if of_call and (read is None or read.revision != session.record.revision):
                         await self._access.check(session, headers, owner, scope)
@@ -116,7 +116,7 @@ class GetHandler:
         if not named and stream.readers.delivered > cursor:
             cursor, ahead = stream.readers.delivered, ()
         if stream.readers.reader is None:
-            self._access.refuse_readers(session.exchange.calls.caller)
+            self._access.refuse_readers(session.link.calls.caller)
         if stream is session.standalone:
             self._context.counters.standalone_readers += 1
             if not named:

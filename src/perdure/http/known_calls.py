@@ -24,10 +24,9 @@ from perdure.http.refusals import Refusal, Refused
 from perdure.runtime.tool_catalog import ToolCatalog
 from perdure.sessions.client_messages import cancel_call
 from perdure.sessions.client_messages import receive as receive_message
-from perdure.sessions.ledger import unknown_outcome
-from perdure.sessions.messages import encode
+from perdure.sessions.durable_calls import DurableCalls
+from perdure.sessions.ledger import encode, unknown_outcome
 from perdure.sessions.session import Session
-from perdure.sessions.single_calls import SingleCalls
 from perdure.store.records import SessionRecord
 
 FIRST_SIGN = 1.0
@@ -46,7 +45,7 @@ that asks for more at once is answered with several requests."""
 class KnownCalls:
     """The calls that are on the log."""
 
-    def __init__(self, access: SessionAccess, calls: SingleCalls, tools: ToolCatalog) -> None:
+    def __init__(self, access: SessionAccess, calls: DurableCalls, tools: ToolCatalog) -> None:
         self._access = access
         self._context = access.context
         self._settings = access.settings

@@ -119,12 +119,12 @@ class PostHandler:
             notifications = sum(isinstance(m, Notification) and m.method != "notifications/cancelled" for m in messages)
         if not notifications and not requests:
             return
-        exchange, settings = session.exchange, self._settings
-        if notifications and exchange.runtime.notifications + notifications > settings.max_notifications:
+        link, settings = session.link, self._settings
+        if notifications and link.runtime.notifications + notifications > settings.max_notifications:
             raise Refused(Refusal.TOO_MANY_NOTIFICATIONS, limit=settings.max_notifications)
-        if exchange.work and exchange.work + size > settings.max_session_work:
+        if link.work and link.work + size > settings.max_session_work:
             raise Refused(Refusal.TOO_MUCH_OF_SESSION, limit=settings.max_session_work)
-        self._access.refuse_work(exchange.calls.caller, size)
+        self._access.refuse_work(link.calls.caller, size)
 
     async def _pass_on(
         self, session: Session, messages: Sequence[Envelope], calls: Sequence[Call], http: HttpRequest, size: int
@@ -133,7 +133,7 @@ class PostHandler:
         waiting = iter(calls)
         for message in messages:
             if isinstance(message, Request):
-                session.exchange.start(next(waiting), http)
+                session.link.start(next(waiting), http)
                 continue
             share = size // len(messages) or 1
             with self._access.refusing(Refusal.STORE_FAILS):
@@ -144,7 +144,7 @@ class PostHandler:
     async def _accept(
         self, session: Session, requests: Sequence[Request], body: bytes, size: int, seen: int | None
     ) -> list[Call]:
-        settings, calls = self._settings, session.exchange.calls
+        settings, calls = self._settings, session.link.calls
         self._check_room(calls.caller, is_read=all(request.method == READ_AFTER_ANSWER for request in requests))
         if any(request.method == "tools/call" and _has_key(request) for request in requests):
             raise Refused(Refusal.KEY_IN_SESSION, where=f"_meta[{KEY!r}]", extension=CALLS)
@@ -185,7 +185,7 @@ class PostHandler:
         """The response that shows a stream: its events or, where the server is set so, its answers as JSON."""
         if not self._settings.json_response:
             return self._access.read(session, stream, cursor=0)
-        with stream.kept_whole():
+        with stream.pinned():
             await stream.wait_over()
             answers = await _answers(stream)
         body = b"[%b]" % b",".join(answers) if batch else answers[0]
@@ -229,8 +229,8 @@ class PostHandler:
             raise Refused(Refusal.DUPLICATE_ID, seen=request.id) from None
         except SessionEnded:
             return None
-        with call.stream.kept_whole():
-            session.exchange.answer_recorded(call)
+        with call.stream.pinned():
+            session.link.answer_recorded(call)
             return await self._answer(session, call.stream)
 
     async def _open(self, request: Request, body: bytes, http: HttpRequest, owner: str) -> Answer | EventStreamResponse:
@@ -248,8 +248,8 @@ class PostHandler:
             raise Refused(refusal, limit=limit) from None
         except (StoreError, SessionEnded):  # ended: the store took longer than a handshake may
             raise Refused(Refusal.STORE_FAILS) from None
-        with call.stream.kept_whole():
-            session.exchange.start(call, http)
+        with call.stream.pinned():
+            session.link.start(call, http)
             await call.stream.wait_over()
             if session.state is not SessionState.ACTIVE:
                 answers = await _answers(call.stream)

@@ -152,15 +152,15 @@ class Recovery:
                 body = json.dumps(raw).encode()
                 session, call = await self._sessions.open(caller, request, body, makes_room=False)
                 try:
-                    with call.stream.kept_whole():
-                        session.exchange.start(call, http)
+                    with call.stream.pinned():
+                        session.link.start(call, http)
                         await call.stream.wait_over()
                 finally:
                     if session.state is not SessionState.ACTIVE:
                         await self._sessions.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake failed")
                 if is_done := session.state is SessionState.ACTIVE:
                     told = Notification(method="notifications/initialized", params=None, raw={})
-                    session.exchange.pass_on(told, http)
+                    session.link.pass_on(told, http)
         except TooManySessions:
             return None
         except (StoreError, SessionEnded, TimeoutError) as failure:

@@ -60,4 +60,4 @@ class SingleCallEndpoint:
     def end_all(self) -> None:
         """The process stops: answer what waits."""
         self._calls.end_all()
-        self._access.context.watch.end()  # a poll that is held tells how far its task is
+        self._access.context.waiters.end()  # a poll that is held tells how far its task is

@@ -45,10 +45,9 @@ from perdure.http.refusals import Refusal, Refused
 from perdure.http.single_call_response import CallReader
 from perdure.log.reader import Reader
 from perdure.runtime.tool_catalog import ToolCatalog
-from perdure.sessions.ledger import Call, progress_token
-from perdure.sessions.messages import encode
+from perdure.sessions.durable_calls import Asked, DurableCalls, TooManyKeys
+from perdure.sessions.ledger import Call, encode, progress_token
 from perdure.sessions.session import Session, SessionHistory
-from perdure.sessions.single_calls import Asked, SingleCalls, TooManyKeys
 
 REQUIRED_AFTER = 0.25
 """Seconds that a tool which always runs as a task may take to ask its client something by a round: it does that first,
@@ -80,7 +79,7 @@ class SingleCallHandler:
     def __init__(
         self,
         access: SessionAccess,
-        calls: SingleCalls,
+        calls: DurableCalls,
         known: KnownCalls,
         tools: ToolCatalog,
         secret: bytes,
@@ -281,7 +280,7 @@ class SingleCallHandler:
     ) -> None:
         has_key = session.record.initialized
         try:
-            with session.in_use(), call.stream.kept_whole():
+            with session.in_use(), call.stream.pinned():
                 self._access.credentials.bring(session.id, asked.http.scope)
                 ending = await self._read(asked, session, call, after, response, begins=True)
                 if ending is Ending.LATE and not await self._end_late(session, call, response):
@@ -323,12 +322,12 @@ class SingleCallHandler:
             SessionHistory(session),
             cursor=cursor,
             arrival=hub.arrive(),
-            caller=session.exchange.calls.caller,
+            caller=session.link.calls.caller,
             frame=connection.frame,
         )
         hub.attach(reader)
         if begins:
-            session.exchange.start(call, asked.http)
+            session.link.start(call, asked.http)
         self._shown.add(connection)
         try:
             return await connection.read(reader, after=after)
@@ -353,7 +352,7 @@ class SingleCallHandler:
         """The client closed the connection: it cancels the call by that, unless it can ask for it again."""
         if session.record.initialized:
             return
-        session.exchange.cancel(call.request.id, incarnation=1, params={"reason": "the client has left"})
+        session.link.cancel(call.request.id, incarnation=1, params={"reason": "the client has left"})
 
     async def _hand_out(self, session: Session, call: Call, response: EventStream) -> bool:
         """Give the client a handle in place of the answer, if the store has what it stands for. Tells whether."""

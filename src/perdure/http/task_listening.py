@@ -17,7 +17,7 @@ from perdure.errors import StoreError
 from perdure.http.listening import ListenRequest, ListenSource
 from perdure.http.modern_request import needs_tasks
 from perdure.http.refusals import Refusal, Refused
-from perdure.sessions.single_calls import SingleCalls
+from perdure.sessions.durable_calls import DurableCalls
 from perdure.store.records import SessionRecord
 
 METHOD = "notifications/tasks"
@@ -43,7 +43,7 @@ def _shown(facts: TaskFacts) -> tuple[object, ...]:
 class _TasksOfOne:
     """The tasks that one listener has named and that are its own."""
 
-    _calls: SingleCalls
+    _calls: DurableCalls
     _view: Callable[[TaskFacts], JsonObject]
     _tasks: Sequence[SessionRecord]
     _wanted: bool
@@ -111,7 +111,7 @@ class _TasksOfOne:
 class TaskSources:
     """Tasks, at whatever node they run."""
 
-    _calls: SingleCalls
+    _calls: DurableCalls
     _view: Callable[[TaskFacts], JsonObject]
 
     async def open(self, request: ListenRequest) -> ListenSource:

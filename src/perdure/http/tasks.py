@@ -12,14 +12,14 @@ from perdure.http.event_stream import EventStream
 from perdure.http.known_calls import KnownCalls, needs_its_client
 from perdure.http.modern_request import ModernRequest, needs_tasks
 from perdure.http.refusals import Refusal, Refused
-from perdure.sessions.single_calls import SingleCalls
+from perdure.sessions.durable_calls import DurableCalls
 from perdure.store.records import SessionRecord
 
 
 class TaskHandler:
     """Tells of tasks, takes what they ask for, and cancels them."""
 
-    def __init__(self, access: SessionAccess, calls: SingleCalls, known: KnownCalls) -> None:
+    def __init__(self, access: SessionAccess, calls: DurableCalls, known: KnownCalls) -> None:
         self._access = access
         self._calls = calls
         self._known = known
@@ -75,4 +75,4 @@ class TaskHandler:
 
     def _may_tell(self, facts: TaskFacts) -> bool:
         """Whether a poll is answered at once. A process that stops holds none: the next poll may go elsewhere."""
-        return needs_its_client(facts) or self._access.is_draining or self._access.context.watch.is_over
+        return needs_its_client(facts) or self._access.is_draining or self._access.context.waiters.is_over

@@ -589,7 +589,7 @@ class Stream:
                 return  # it was over, and may be followed again by now
 
     @contextmanager
-    def kept_whole(self) -> Iterator[None]:
+    def pinned(self) -> Iterator[None]:
         """Keep it, and all of it, in memory meanwhile: it will be read from its start, whatever the store does until
         then; or a reader is about to come."""
         self.tail.pins += 1
@@ -779,7 +779,7 @@ class Streams:
     def follow(self, record: StreamRecord) -> Stream:
         """The stream of a record that a reader needs; where this node does not write it, it has come this far.
 
-        The caller keeps it (`Stream.kept_whole`) in the same turn of the loop, until its reader is there.
+        The caller keeps it (`Stream.pinned`) in the same turn of the loop, until its reader is there.
         """
         stream = self.of(record.session).get(record.id)
         if stream is None:

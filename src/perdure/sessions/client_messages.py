@@ -12,7 +12,7 @@ from perdure._core.jsonrpc import Notification, Response
 from perdure._core.losses import read_call
 from perdure.errors import NodeGone, StoreUnavailable
 from perdure.sessions.context import mail_to
-from perdure.sessions.exchange import node_of_ask
+from perdure.sessions.runtime_link import node_of_ask
 from perdure.store.interface import stream_by_id
 from perdure.telemetry.events import log_event
 
@@ -30,7 +30,7 @@ async def receive(
     call that waits at this node for its principal."""
     here = session.context.node
     if isinstance(message, Response):
-        if session.exchange.asks.answer(message, origin):
+        if session.link.asks.answer(message, origin):
             return
         node, answer = node_of_ask(message.id), mail.AskAnswered(session=session.id, response=message.raw)
         asked = node not in (None, here) and await _may_be_asked(session, message.id, node)
@@ -42,7 +42,7 @@ async def receive(
         request_id = params.get("requestId")
         if isinstance(request_id, str | int) and not isinstance(request_id, bool):
             # An id of this incarnation; or the name of a call that is an orphan, which holds in any incarnation.
-            numbers = session.exchange.calls.numbers(session.record.incarnation, request_id)
+            numbers = session.link.calls.numbers(session.record.incarnation, request_id)
             named = [*((number, request_id) for number in numbers), read_call(request_id)]
             for incarnation, name in filter(None, named):
                 cancelled = mail.Cancelled(session=session.id, incarnation=incarnation, request_id=name, params=params)
@@ -53,7 +53,7 @@ async def receive(
     ask = params.get("progressToken") if message.method == "notifications/progress" else None
     node = node_of_ask(ask)
     if node in (None, here):
-        session.exchange.pass_on(message, origin, size=size)
+        session.link.pass_on(message, origin, size=size)
     elif node is not None and await _may_be_asked(session, ask, node):
         await _send_mail(session, node, mail.Notified(session=session.id, method=message.method, params=message.params))
 
@@ -71,7 +71,7 @@ async def _may_be_asked(session: Session, ask: object, node: NodeId | None) -> b
 async def cancel_call(session: Session, cancelled: mail.Cancelled, cancel_waiting: CancelWaiting) -> bool:
     """Cancel a call, in whatever process it runs or waits. Tells whether there is one."""
     context, incarnation, request_id = session.context, cancelled.incarnation, cancelled.request_id
-    if session.exchange.cancel(request_id, incarnation=incarnation, params=cancelled.params):
+    if session.link.cancel(request_id, incarnation=incarnation, params=cancelled.params):
         return True
     if context.nodes.alone and not session.waits:
         return False

@@ -15,7 +15,7 @@ from perdure._core.retention import Limits
 from perdure.log.hub import Hub
 from perdure.log.journal import Journal
 from perdure.runtime.base import Runtimes
-from perdure.sessions.call_watch import CallWatch
+from perdure.sessions.call_waiters import CallWaiters
 from perdure.settings import Settings
 from perdure.store.interface import Store
 from perdure.store.records import StreamRecord
@@ -90,7 +90,7 @@ class ServerContext:
     task_context: contextvars.Context
     """The context of the start, in which sticky requests are repeated: not that of the request that loads a runtime."""
     limits: Limits
-    watch: CallWatch
+    waiters: CallWaiters
     """Wakes requests that wait for single calls."""
     work: Quota
     """The memory of messages that are being handled, in bytes."""

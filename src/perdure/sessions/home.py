@@ -345,7 +345,7 @@ class Home:
                     if elsewhere:  # so that its subscriptions end there
                         session.put(*mail_to([record.node], mail.Reading(session=session.id, stream=record.id)))
                     context.hub.registry.on_claimed(standalone)
-                    session.exchange.runtime.on_home_gained()
+                    session.link.runtime.on_home_gained()
         return True
 
     async def take(self) -> None:
@@ -418,7 +418,7 @@ class Home:
         drawn, self._drawn = self._drawn, frozenset()
         if session.state is SessionState.ENDED:
             return
-        session.exchange.runtime.on_home_lost()
+        session.link.runtime.on_home_lost()
         if self.standalone.readers.reader is not None:
             session.context.hub.registry.on_attached(self.standalone.readers.reader)
         rest, self._outgoing = self._outgoing, []

@@ -73,14 +73,14 @@ class Housekeeping:
             if not session.is_busy:
                 self._sessions.let_go(session)
             elif now - session.seen >= min(settings.task_ttl, settings.replay_window):
-                session.exchange.asks.give_up()  # as long as its task is kept when it has ended
+                session.link.asks.give_up()  # as long as its task is kept when it has ended
             elif now - session.seen >= ROUND_SECONDS and session.asks_by_round:
-                session.exchange.asks.give_up()
+                session.link.asks.give_up()
             return
         session.enforce_limits()
         if away >= settings.session_grace:
-            session.exchange.asks.give_up()
-        elif away >= settings.session_grace / 4 and session.exchange.asks.open:
+            session.link.asks.give_up()
+        elif away >= settings.session_grace / 4 and session.link.asks.open:
             # Ask the other nodes whether the client is attached there: an ask waits here for its answer.
             missed = mail.Missed(session=session.id, node=self._context.node)
             session.put(*mail_to(self._context.nodes.others, missed))
@@ -90,8 +90,8 @@ class Housekeeping:
             await self._sessions.rest(session)
             if now - session.keeper.active >= settings.replay_window:
                 await self._sessions.expire(session.id)
-        elif session.exchange.runtime.is_idle(settings.runtime_idle):
-            await session.exchange.runtime.drop()
+        elif session.link.runtime.is_idle(settings.runtime_idle):
+            await session.link.runtime.drop()
 
     async def _is_unused(self, session: Session, seconds: float) -> bool:
         """Whether it was not used for so long, at this node or any other."""

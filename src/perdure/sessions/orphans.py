@@ -30,15 +30,14 @@ from perdure._core.states import LogState, SessionState
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.log.stream import Stream
 from perdure.sessions.context import mail_to
-from perdure.sessions.ledger import Call, name_of
-from perdure.sessions.messages import encode_notification
+from perdure.sessions.ledger import Call, encode_notification, name_of
 from perdure.store.interface import paged, stream_by_id
 from perdure.store.records import StreamRecord
 from perdure.store.steps import Reached, Step
 from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
-    from perdure.sessions.exchange import Ask
+    from perdure.sessions.runtime_link import Ask
     from perdure.sessions.session import Session
 
 ATTEMPTS = 2
@@ -92,7 +91,7 @@ class Orphans:
         `cursor` on. What it was asked there before is asked again at once; what it was asked on a call's own stream,
         once it has had the time to resume that."""
         self.reattached()
-        asks, standalone = self._session.exchange.asks, self._session.standalone
+        asks, standalone = self._session.link.asks, self._session.standalone
         if asked := [name for name, ask in asks.open.items() if ask.on == standalone.id]:
             self._spawn(self._ask_again(asked, cursor))
 
@@ -109,7 +108,7 @@ class Orphans:
             coming += [event.payload async for event in events]
             coming += [payload for _, payload in await store.forwarded(stream.id)]
         met = {name for name in asked if any(name.encode() in payload for payload in coming)}
-        session.exchange.asks.repeat(named=frozenset(asked) - met)
+        session.link.asks.repeat(named=frozenset(asked) - met)
 
     def _is_of_orphan(self, ask: Ask) -> bool:
         """Whether a question was asked on a call's own stream, which its client does not read any more."""
@@ -208,11 +207,11 @@ class Orphans:
         steps: list[Step] = []
         for request in requests:
             key = incarnation, coerce_id(request.id)
-            if (call := session.exchange.calls.running(key)) is not None:
+            if (call := session.link.calls.running(key)) is not None:
                 if not self.is_orphan(call.stream):
                     return False
                 displaced.append(call)
-            elif session.exchange.calls.is_reserved(key):
+            elif session.link.calls.is_reserved(key):
                 return False
             elif row := await context.store.open_call(session.id, incarnation=incarnation, request_id=request.id):
                 stream = await stream_by_id(context.store, row.stream)
@@ -264,7 +263,7 @@ class Orphans:
         if session.state is SessionState.ENDED:
             return
         try:
-            for call in session.exchange.calls.all_running():
+            for call in session.link.calls.all_running():
                 if self._is_due(call.stream) and not self._visits.remembers(call.told_at):
                     call.told_at, stream = context.hub.arrive(), call.stream
                     running = Orphan(
@@ -283,7 +282,7 @@ class Orphans:
             async with context.hub.marks.one_at_a_time:
                 elsewhere, told = set[NodeId](), 0
                 unread = await context.store.unread(session.id)
-                session.exchange.asks.repeat(self._is_of_orphan)  # where the store can be read, it could be resumed
+                session.link.asks.repeat(self._is_of_orphan)  # where the store can be read, it could be resumed
                 for record in unread:
                     if record.node in context.nodes.others:
                         elsewhere.add(record.node)

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 from perdure._core.ids import Kind, RecordKind, SessionId, new_session_id, parse_session_id
 from perdure._core.jsonrpc import Request
 from perdure._core.limits import Caller
+from perdure._core.settling import Occasion, Rerun, may_run_again, rerun
 from perdure._core.states import CallState, ContentState, LogState, SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreUnavailable, TooManySessions
 from perdure.log.stream import Stream, Streams
 from perdure.sessions.context import ServerContext, Stamp
-from perdure.sessions.ledger import Call, Intake
-from perdure.sessions.messages import encode
+from perdure.sessions.ledger import Call, Intake, encode
 from perdure.sessions.session import Session
 from perdure.store.interface import measures_of
 from perdure.store.records import Loaded, SessionRecord, StreamRecord
@@ -33,6 +33,9 @@ from perdure.telemetry.prometheus import Snapshot, snapshot
 
 _MAKE_ROOM_MOST = 8
 """Dormant sessions that are ended for a new one before it is refused: another process may be first to take the room."""
+
+_TOOL_PAGES = 100
+"""Pages of `tools/list` that are read to find out which tools may run again."""
 
 
 class _Seen(NamedTuple):
@@ -91,7 +94,7 @@ class CallStreams:
             return
         session = self._held.get(stream.session)
         if session is None or (session.is_single_call and session.record.initialized):
-            self._context.watch.tell(stream.id)  # a request may wait for its end
+            self._context.waiters.tell(stream.id)  # a request may wait for its end
         if session is not None:
             session.on_call_settled(stream)
             if session.is_single_call:
@@ -103,7 +106,7 @@ class CallStreams:
     def on_lost(self, stream: Stream, unwritten: Sequence[object], shown: int) -> None:
         """Another node has claimed a call that runs here: whatever it still does is no longer wanted."""
         if (session := self._held.get(stream.session)) is not None:
-            session.exchange.stop_calls(stream)
+            session.link.stop_calls(stream)
 
     def on_reader_lost(self, stream: Stream) -> None:
         session = self._held.get(stream.session)
@@ -114,7 +117,7 @@ class CallStreams:
         if (session := self._held.get(stream.session)) is not None:
             session.keeper.on_written(step)
             if type(step) is OpenAsk and session.is_single_call and session.record.initialized:
-                self._context.watch.tell(stream.id)  # its client may wait for something to answer
+                self._context.waiters.tell(stream.id)  # its client may wait for something to answer
 
 
 class SessionRegistry:
@@ -146,7 +149,7 @@ class SessionRegistry:
         """A single call is over here: nothing of it is needed in memory, unless a request is about to use it."""
         if self._by_id.get(session.id) is session and not session.is_busy:
             del self._by_id[session.id]
-            session.exchange.runtime.leave()
+            session.link.runtime.leave()
 
     # Finding and loading
 
@@ -311,7 +314,7 @@ class SessionRegistry:
                 # As all live traffic it goes on from memory (promise 7), in the incarnation that the store knows: the
                 # client may use the ids and tokens of its running calls again.
                 record = session.record
-                for call in session.exchange.calls.all_running():
+                for call in session.link.calls.all_running():
                     call.is_displaced = True
                 session.begin_again(reattached=True)
             else:
@@ -426,8 +429,8 @@ class SessionRegistry:
             version=record.version,
             created=record.created,
             active=session.keeper.active,
-            loaded=session.exchange.runtime.is_loaded,
-            running_calls=tuple(call.request.method for call in session.exchange.calls.all_running()),
+            loaded=session.link.runtime.is_loaded,
+            running_calls=tuple(call.request.method for call in session.link.calls.all_running()),
             streams=tuple(
                 StreamInfo(
                     id=stream.id,
@@ -461,7 +464,7 @@ class SessionRegistry:
         """Drop every runtime. No session ends."""
         for session in self._by_id.values():
             session.orphans.close()
-        await asyncio.gather(*(session.exchange.runtime.drop() for session in list(self._by_id.values())))
+        await asyncio.gather(*(session.link.runtime.drop() for session in list(self._by_id.values())))
 
 
 def _is_session_of(owner: str, record: SessionRecord) -> bool:
@@ -479,12 +482,67 @@ def _loaded(
 
 def running_calls(sessions: SessionRegistry) -> list[tuple[Session, Call]]:
     """The calls that run here, with their sessions."""
-    return [(session, call) for session in sessions for call in session.exchange.calls.all_running()]
+    return [(session, call) for session in sessions for call in session.link.calls.all_running()]
 
 
-def has_kept_calls(sessions: SessionRegistry) -> bool:
+def has_durable_calls(sessions: SessionRegistry) -> bool:
     """Whether a call runs here that its client can ask for again, as a task or by its key."""
-    return any(session.is_kept_call for session, _ in running_calls(sessions))
+    return any(session.is_durable_call for session, _ in running_calls(sessions))
+
+
+class ToolHints:
+    """What the server said, kept for one round of settling, or one stop."""
+
+    def __init__(self, sessions: SessionRegistry) -> None:
+        self._sessions = sessions
+        self._known: dict[str, Rerun] | None = None
+        """As callers without credentials see them."""
+
+    async def ask(self, session_id: SessionId, request: Request, origin: object) -> Rerun:
+        """Whether the tool that a request calls may run again."""
+        if origin is not None:
+            return _of_tool(request, await self._list(session_id, origin))
+        if self._known is None:  # asked once: a server that does not answer is not waited for with each call
+            self._known = {}
+            self._known = await self._list(session_id, None)
+        return _of_tool(request, self._known)
+
+    async def learn_running(self) -> None:
+        """Find out, while there is time, which of the tools that run here may run again elsewhere."""
+        for session, call in running_calls(self._sessions):
+            if call.request.method == "tools/call":
+                await self.ask(session.id, call.request, None)
+
+    def end_calls(self, reason: str, *, outlived: bool, but_durable: bool = False) -> None:
+        """Leave calls that may run again to the next process, and answer the others. `outlived`: there may be a next
+        process, because the store outlives this one. `but_durable`: let those run that clients can ask for again."""
+        for session, call in running_calls(self._sessions):
+            if but_durable and session.is_durable_call:
+                continue
+            may = rerun(call.request.method, attempt=call.attempt, occasion=Occasion.NODE_LEFT)
+            may = _of_tool(call.request, self._known or {}) if may is Rerun.ASK else may
+            if not (outlived and may is Rerun.YES):
+                session.link.answer_unknown(call, reason)
+
+    async def _list(self, session_id: SessionId, origin: object) -> dict[str, Rerun]:
+        session = await self._sessions.load(session_id)
+        tools: dict[str, Rerun] = {}
+        if session is None:
+            return tools
+        with session.in_use():
+            params: dict[str, object] = {}
+            for _ in range(_TOOL_PAGES):
+                page = await session.link.runtime.ask("tools/list", params, origin) or {}
+                for tool in page.get("tools", ()):
+                    tools[str(tool.get("name"))] = Rerun.YES if may_run_again(tool) else Rerun.NO
+                if (cursor := page.get("nextCursor")) is None:
+                    break
+                params = {"cursor": cursor}
+        return tools
+
+
+def _of_tool(request: Request, tools: dict[str, Rerun]) -> Rerun:
+    return tools.get(str((request.params or {}).get("name")), Rerun.HIDDEN)
 
 
 def numbers(context: ServerContext, sessions: SessionRegistry) -> Snapshot:

@@ -23,11 +23,11 @@ from perdure.errors import PerdureError, StoreError, StoreUnavailable
 from perdure.log.journal import Steps
 from perdure.log.stream import Stream, Streams
 from perdure.sessions.context import ServerContext, Stamp, mail_to
-from perdure.sessions.exchange import Exchange, node_of_ask
 from perdure.sessions.home import Home, NoHome, look_at
-from perdure.sessions.kept_streams import KeptStreams
 from perdure.sessions.ledger import Call
 from perdure.sessions.orphans import Orphans
+from perdure.sessions.retention import RetainedStreams
+from perdure.sessions.runtime_link import RuntimeLink, node_of_ask
 from perdure.store.interface import paged, stream_by_id
 from perdure.store.records import Event, Followed, KeptRecord, SessionRecord, StreamRecord
 from perdure.store.steps import ChangeSession, EndSession, LeaveReader, Release, Step, Stick, changed, with_sticky
@@ -135,10 +135,10 @@ class Session:
         "_users",
         "call_streams",
         "context",
-        "exchange",
         "home",
         "id",
         "keeper",
+        "link",
         "name",
         "orphans",
         "retained",
@@ -173,8 +173,8 @@ class Session:
         self.standalone = self.home.standalone
         self.call_streams = call_streams
         """The table of this node: those of its own calls are `streams`."""
-        self.retained = KeptStreams(context.limits, kept)
-        self.exchange = Exchange(self)
+        self.retained = RetainedStreams(context.limits, kept)
+        self.link = RuntimeLink(self)
         self.orphans = Orphans(self)
         self.waits = waits
         """Calls of it wait for their principal to come back."""
@@ -213,7 +213,7 @@ class Session:
     @property
     def is_busy(self) -> bool:
         """Whether it must stay in memory: something is under way that only this object knows of."""
-        return bool(self._users.count or len(self.exchange.calls) or self.home.waiting) or self.is_connected
+        return bool(self._users.count or len(self.link.calls) or self.home.waiting) or self.is_connected
 
     def touch(self) -> None:
         self.keeper.touch()
@@ -242,14 +242,14 @@ class Session:
     @property
     def asks_by_round(self) -> bool:
         """It is a single call that waits for what a client without tasks was asked, and that may never come again."""
-        if not self.is_single_call or not self.record.initialized or not self.exchange.asks.open:
+        if not self.is_single_call or not self.record.initialized or not self.link.asks.open:
             return False
         said = json.loads(self.record.client_params)
         client = Client(version="", info=None, capabilities=said["capabilities"])
         return not client.takes_tasks and not self.is_connected
 
     @property
-    def is_kept_call(self) -> bool:
+    def is_durable_call(self) -> bool:
         """It is a single call that its client can ask for again: as a task, or by its key."""
         return self.is_single_call and self.record.initialized
 
@@ -290,7 +290,7 @@ class Session:
             return self.keeper.change(ChangeSession(session=self.id, state=state, version=version, result=result))
         if method in sticky.METHODS:
             request = sticky.encode(call.request)
-            self.exchange.runtime.on_sticky_accepted(request)
+            self.link.runtime.on_sticky_accepted(request)
             return self.keeper.change(Stick(session=self.id, request=request))
         return None
 
@@ -305,11 +305,11 @@ class Session:
         self.keeper.take_in(stored)
         stored = self.record
         if level := sticky.changed_log_level(before.sticky, stored.sticky):
-            self.exchange.runtime.repeat(level)
+            self.link.runtime.repeat(level)
         if stored.incarnation > before.incarnation:
             self.begin_again(reattached=reattached)
         if stored.initialized and not before.initialized:
-            self.exchange.runtime.mark_initialized()
+            self.link.runtime.mark_initialized()
 
     def begin_again(self, *, reattached: bool) -> None:
         """The client has begun again, here (`reattached`) or at another node: end the readers that it left behind, and
@@ -329,13 +329,13 @@ class Session:
         self.orphans.reattached()  # after its readers have left, so that they count as lost before
         if reattached:
             self.orphans.give_time()
-        self.exchange.asks.repeat()
+        self.link.asks.repeat()
 
     async def rest(self) -> None:
         """No client has used it for long: its runtime and its home go, record and answers stay (R8). The runtime goes
         first, because what it still said behind the release would be refused."""
         self.orphans.close()
-        await self.exchange.runtime.drop()
+        await self.link.runtime.drop()
         if self.home.is_here:
             steps: list[Step] = [Release(stream=self.standalone.id, fence=self.standalone.fence)]
             if self.state is SessionState.ACTIVE:
@@ -371,7 +371,7 @@ class Session:
 
     async def _close(self, reason: str) -> None:
         self.orphans.close()
-        await self.exchange.aclose(reason)
+        await self.link.aclose(reason)
         for stream in (self.standalone, *self.streams.values()):
             if not stream.is_sealed:
                 stream.expire()
@@ -424,7 +424,7 @@ class SessionHistory:
         }
         if not asked:
             return set()
-        nodes, still = self._session.context.nodes, set(self._session.exchange.asks.open)
+        nodes, still = self._session.context.nodes, set(self._session.link.asks.open)
         for waiting in await self._session.context.store.asks(self._session.id):
             if waiting.node in (self._session.context.node, *nodes.others) or not await nodes.is_dead(waiting.node):
                 still.add(waiting.id)
@@ -440,7 +440,7 @@ class Found(NamedTuple):
 
 async def find_stream(session: Session, stream_id: StreamId, *, after: int, limit: int) -> Found | None:
     """A call's stream of this session, from memory or from the store; from there with its events after a number. The
-    caller keeps it (`Stream.kept_whole`) in the same turn of the loop, until its reader is there. Raises
+    caller keeps it (`Stream.pinned`) in the same turn of the loop, until its reader is there. Raises
     `HeldElsewhere` where another node may hold it."""
     found = await _look_for(session, stream_id, after, limit)
     if found is None:
@@ -454,7 +454,7 @@ async def _look_for(session: Session, stream_id: StreamId, after: int, limit: in
     if stream is not None and stream.writing is not WritingState.LOST:
         # A stream that this node has claimed and on which no call of its own runs may be overtaken: the call waits for
         # its principal, and the node that the principal came to has claimed the stream since, without a word.
-        runs = any(call.stream is stream for call in session.exchange.calls.all_running())
+        runs = any(call.stream is stream for call in session.link.calls.all_running())
         if stream.writer is None or stream.is_over or runs:
             return Found(stream, None)
     read = (await session.context.store.follow({stream_id: after}, limit=limit)).get(stream_id)

@@ -91,11 +91,11 @@ from perdure._core.states import CallState, ClaimState, SessionState
 from perdure.store.records import (
     AskRecord,
     CallRecord,
+    CallSnapshot,
     Event,
     Extent,
     Followed,
     Forwarded,
-    KeptCall,
     KeptRecord,
     Loaded,
     Mail,
@@ -179,7 +179,7 @@ class SessionStore(Protocol):
         """A session, and what a node needs of its streams to serve it. A store that answers over a network reads it in
         one go."""
 
-    async def single_call(self, session: SessionId, *, recent: int) -> KeptCall | None:
+    async def single_call(self, session: SessionId, *, recent: int) -> CallSnapshot | None:
         """A record and its one call, as `CallStore` and `AskStore` give it, with so many of the call's newest events;
         once it has ended, with its answer alone. Events of more than `READ_BYTES` may be left out. Of a session, the
         record alone. A store that answers over a network reads it in one go."""
@@ -454,20 +454,20 @@ async def load_apart(store: Store, session: SessionId) -> Loaded | None:
     return None if record is None else Loaded(record, await stream_by_id(store, record.standalone))
 
 
-async def single_call_apart(store: Store, session: SessionId, recent: int) -> KeptCall | None:
+async def single_call_apart(store: Store, session: SessionId, recent: int) -> CallSnapshot | None:
     """Read a single call piece by piece, for a store in which another read costs little."""
     record = await store.session(session)
     calls = await store.calls(session) if record is not None and record.kind is RecordKind.CALL else []
     if record is None or not calls:
-        return None if record is None else KeptCall(record, None)
+        return None if record is None else CallSnapshot(record, None)
     call = calls[0]
     stream = await stream_by_id(store, call.stream)
     last = 0 if stream is None else stream.last
     over = call.state not in (CallState.RUNNING, CallState.WAITING)
     newest = await store.read(call.stream, after=max(0, last - (1 if over else recent)), limit=recent)
     if over and not newest and not await store.calls(session):
-        return KeptCall(record, None)  # it was given up between two of these reads
-    return KeptCall(record, call, newest, () if over else await store.asks(session))
+        return CallSnapshot(record, None)  # it was given up between two of these reads
+    return CallSnapshot(record, call, newest, () if over else await store.asks(session))
 
 
 async def stream_by_id(store: EventStore, stream: StreamId) -> StreamRecord | None:

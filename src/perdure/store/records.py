@@ -196,7 +196,7 @@ class Loaded(NamedTuple):
     """`None`: the session has ended, or ends in this moment."""
 
 
-class KeptCall(NamedTuple):
+class CallSnapshot(NamedTuple):
     """A single call, as of one moment where the store reads it in one go."""
 
     record: SessionRecord

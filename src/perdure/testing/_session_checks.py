@@ -16,9 +16,9 @@ from perdure.store.interface import Liveness, Store
 from perdure.store.records import (
     MAIL_AT_ONCE,
     MAX_MAIL,
+    CallSnapshot,
     Event,
     Followed,
-    KeptCall,
     Loaded,
     Mail,
     OpenCall,
@@ -67,7 +67,7 @@ from perdure.testing._values import (
 )
 
 
-def _listed(kept: KeptCall | None) -> KeptCall | None:
+def _listed(kept: CallSnapshot | None) -> CallSnapshot | None:
     return kept and kept._replace(recent=tuple(kept.recent), asks=tuple(kept.asks))
 
 
@@ -550,7 +550,7 @@ class SingleCallChecks(Case):
             same("how many", dict(await self.store.count_states(record.kind)), {record.state: 1})
             same("of the caller", await self.store.count_of("owner", "", kind=record.kind), 1)
             same("of another", await self.store.count_of("owner", "elsewhere", kind=record.kind), 0)
-            same("as a call", (await self.store.single_call(record.id, recent=1)), KeptCall(record, None))
+            same("as a call", (await self.store.single_call(record.id, recent=1)), CallSnapshot(record, None))
         same("the calls", dict(await self.store.count_states(RecordKind.CALL)), {SessionState.ACTIVE: 1})
         await self.accept(EndSession(session=others[0].id, time=1.0, reason="why"))
         same("what is left", [record.id for record in await self.sessions()], ["c", "mark"])
@@ -604,18 +604,18 @@ class SingleCallChecks(Case):
         ask = an_ask(session=call.id)
         same("a call that is not there", await self.store.single_call(call.id, recent=3), None)
         await self.accept(PutSession(record=call), opened, PutSession(record=a_session()))
-        seen = KeptCall(a_session(), None)
+        seen = CallSnapshot(a_session(), None)
         same("a session", await self.store.single_call(SESSION, recent=3), seen)
-        seen = KeptCall(call, opened.calls[0], (), ())
+        seen = CallSnapshot(call, opened.calls[0], (), ())
         same("a call that has said nothing", _listed(await self.store.single_call(call.id, recent=3)), seen)
         said = some_events(1, 5, time=1.0)
         await self.accept(an_append(fence, said), OpenAsk(record=ask))
-        seen = KeptCall(call, opened.calls[0], said[2:], (ask,))
+        seen = CallSnapshot(call, opened.calls[0], said[2:], (ask,))
         same("a call that runs", _listed(await self.store.single_call(call.id, recent=3)), seen)
         final = Event(6, 2.0, b"answer", True)
         await self.accept(an_append(fence, (final,), ends=(an_end(),), seal=True))
         ended = replace(opened.calls[0], state=CallState.ANSWERED, request=b"")
-        seen = KeptCall(call, ended, (final,), ())
+        seen = CallSnapshot(call, ended, (final,), ())
         same("a call that has ended", _listed(await self.store.single_call(call.id, recent=3)), seen)
 
     async def a_call_keeps_its_name_and_what_stands_for_its_request_when_it_has_ended(self) -> None:

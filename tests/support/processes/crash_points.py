@@ -26,8 +26,8 @@ def at(module: str, qualname: str, edge: str, nth: int = 1, *, armed: bool = Fal
 POINTS = {
     "before the row of a call": at("perdure.sessions.ledger", "Intake.accept", "enter"),
     "before the row of the second call": at("perdure.sessions.ledger", "Intake.accept", "enter", 2),
-    "between the row and the runtime": at("perdure.sessions.exchange", "Exchange.start", "enter"),
-    "between the second row and the runtime": at("perdure.sessions.exchange", "Exchange.start", "enter", 2),
+    "between the row and the runtime": at("perdure.sessions.runtime_link", "RuntimeLink.start", "enter"),
+    "between the second row and the runtime": at("perdure.sessions.runtime_link", "RuntimeLink.start", "enter", 2),
     "before the first append": at("perdure.log.stream", "Stream.append", "enter"),
     "between an append and its send": at("perdure.log.stream", "Stream.accepted", "enter"),
     "between a later append and its send": at("perdure.log.stream", "Stream.accepted", "enter", 4),
@@ -66,9 +66,9 @@ GROUP_POINTS = {
 SECOND_POINTS = {
     "before a stream is claimed": at("perdure.cluster.settler", "Settler._settle", "enter"),
     "before a session is loaded": at("perdure.sessions.registry", "SessionRegistry._build", "enter"),
-    "before a session's runtime is loaded": at("perdure.sessions.exchange", "RuntimeSlot._load", "enter"),
+    "before a session's runtime is loaded": at("perdure.sessions.runtime_link", "RuntimeSlot._load", "enter"),
     "before it is noted that a call runs again": at("perdure.cluster.settler", "Settler._run_again", "enter"),
-    "between that note and the runtime": at("perdure.sessions.exchange", "Exchange.start", "enter"),
+    "between that note and the runtime": at("perdure.sessions.runtime_link", "RuntimeLink.start", "enter"),
     "before an unknown outcome is told": at("perdure.cluster.settler", "Settler._answer_unknown", "enter"),
 }
 

@@ -17,11 +17,11 @@ from perdure.store.interface import HintListener, Liveness, Store
 from perdure.store.records import (
     AskRecord,
     CallRecord,
+    CallSnapshot,
     Event,
     Extent,
     Followed,
     Forwarded,
-    KeptCall,
     KeptRecord,
     Loaded,
     Mail,
@@ -169,7 +169,7 @@ class FaultyStore:
         await _fail(self.reads)
         return await self._inner.load(session)
 
-    async def single_call(self, session: SessionId, *, recent: int) -> KeptCall | None:
+    async def single_call(self, session: SessionId, *, recent: int) -> CallSnapshot | None:
         await _fail(self.reads)
         return await self._inner.single_call(session, recent=recent)
 

@@ -20,10 +20,10 @@ from perdure.store.records import (
     READ_BYTES,
     AskRecord,
     CallRecord,
+    CallSnapshot,
     Event,
     Extent,
     Followed,
-    KeptCall,
     KeptRecord,
     Loaded,
     OpenCall,
@@ -104,7 +104,7 @@ class MemoryStore(MemoryWrites, Opens):
     async def load(self, session: SessionId) -> Loaded | None:
         return await load_apart(self, session)
 
-    async def single_call(self, session: SessionId, *, recent: int) -> KeptCall | None:
+    async def single_call(self, session: SessionId, *, recent: int) -> CallSnapshot | None:
         return await single_call_apart(self, session, recent)
 
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:

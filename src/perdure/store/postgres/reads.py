@@ -14,9 +14,9 @@ from perdure.store.record_reads import RecordReads
 from perdure.store.records import (
     READ_BYTES,
     CallRecord,
+    CallSnapshot,
     Event,
     Followed,
-    KeptCall,
     Loaded,
     ReaderRecord,
     SessionRecord,
@@ -86,20 +86,20 @@ class Reads(RecordReads):
         has_standalone = row[SESSION_COLUMNS] is not None
         return Loaded(record, rows.stream_record(row[SESSION_COLUMNS:]) if has_standalone else None)
 
-    async def single_call(self, session: SessionId, *, recent: int) -> KeptCall | None:
+    async def single_call(self, session: SessionId, *, recent: int) -> CallSnapshot | None:
         found = await self._readers.fetch(self._queries["single_call"], session, min(recent, MAX_READ), READ_BYTES)
         return self._kept_call(found[0]) if found else None
 
-    def _kept_call(self, row: Any) -> KeptCall:
+    def _kept_call(self, row: Any) -> CallSnapshot:
         """Events and asks come as columns, as in `_followed`."""
         decode = self._payloads
         record = decode.decode(session_record(row[:SESSION_COLUMNS]))
         call, rest = row[SESSION_COLUMNS : SESSION_COLUMNS + CALL_COLUMNS], row[SESSION_COLUMNS + CALL_COLUMNS :]
         if call[0] is None:
-            return KeptCall(record, None)
+            return CallSnapshot(record, None)
         events = [Event._make(event) for event in zip(*(column or () for column in rest[:4]), strict=True)]
         asks = [rows.ask_record(ask) for ask in zip(*(column or () for column in rest[4:]), strict=True)]
-        return KeptCall(
+        return CallSnapshot(
             record, decode.decode(rows.call_record(call)), decode.decode_all(events), decode.decode_all(asks)
         )
 

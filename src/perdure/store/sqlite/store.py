@@ -25,7 +25,7 @@ from perdure._core.retention import Cutoffs
 from perdure.errors import StoreUnavailable
 from perdure.store.codec import PLAIN, Codec, Payloads, weigh
 from perdure.store.interface import HintListener, Liveness, Opens, load_apart, single_call_apart
-from perdure.store.records import Followed, KeptCall, Loaded, SessionRecord, StreamRecord, Survey
+from perdure.store.records import CallSnapshot, Followed, Loaded, SessionRecord, StreamRecord, Survey
 from perdure.store.sqlite import nodes
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.file import OPERATOR_PATIENCE, Sync, named, open_reader, refuse_unfit
@@ -108,7 +108,7 @@ class SqliteStore(Reads, Opens):
     async def load(self, session: SessionId) -> Loaded | None:
         return await load_apart(self, session)
 
-    async def single_call(self, session: SessionId, *, recent: int) -> KeptCall | None:
+    async def single_call(self, session: SessionId, *, recent: int) -> CallSnapshot | None:
         return await single_call_apart(self, session, recent)
 
     def commit_now(self, steps: Sequence[Step]) -> Refusals | None:

@@ -8,7 +8,7 @@ import pytest
 
 from perdure._core.ids import RecordKind
 from perdure._core.limits import Caller
-from perdure.sessions.caller_checks import CHECK_SHARE, MAX_CALLERS, CallerChecks
+from perdure.sessions.call_quota import CHECK_SHARE, MAX_CALLERS, CallerChecks
 from perdure.store import MemoryStore
 from tests.support.clients.modern_peer import CallPeer
 from tests.support.servers.asking_tools import server

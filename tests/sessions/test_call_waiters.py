@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from perdure._core.ids import NodeId, StreamId
-from perdure.sessions import single_calls
-from perdure.sessions.call_watch import CallWatch
+from perdure.sessions import durable_calls
+from perdure.sessions.call_waiters import CallWaiters
 from tests.support.clients.modern_peer import ALL_ASKS, REPEATS, CallPeer, accept, result_of, said
 from tests.support.servers.asking_tools import server
 from tests.support.servers.gate_file_tools import open_gate
@@ -24,8 +24,8 @@ NEVER = 30.0
 """Seconds after which a test that waits for nothing fails."""
 
 
-def alone() -> CallWatch:
-    return CallWatch(lambda node, streams: None, lambda: ())
+def alone() -> CallWaiters:
+    return CallWaiters(lambda node, streams: None, lambda: ())
 
 
 async def test_what_changes_wakes_all_that_wait_for_it_and_no_other() -> None:
@@ -73,7 +73,7 @@ async def test_one_that_is_cancelled_while_it_waits_can_wait_again() -> None:
 async def test_a_change_here_is_told_to_all_other_nodes() -> None:
     told: list[tuple[NodeId, Sequence[StreamId]]] = []
     nodes = NodeId("a"), NodeId("b")
-    watch = CallWatch(lambda node, streams: told.append((node, streams)), lambda: nodes)
+    watch = CallWaiters(lambda node, streams: told.append((node, streams)), lambda: nodes)
     with watch.watch(BREAD) as watched:
         watch.tell(BREAD)
         assert await watched.changed(NEVER)
@@ -85,7 +85,7 @@ async def test_a_poll_that_is_held_is_answered_when_the_tool_asks_and_when_it_en
     elsewhere: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the node of the tool, and at another one: nothing looks again by itself here."""
-    monkeypatch.setattr(single_calls, "LOOK_AGAIN", 3_600.0)
+    monkeypatch.setattr(durable_calls, "LOOK_AGAIN", 3_600.0)
     store, gate = f"sqlite:{tmp_path / 'log.db'}", tmp_path / "gate"
     settings: dict[str, Any] = {"server": server, "store": store, "task_after": 0.05, "task_hold": 60.0}
     async with live(**settings) as b, live(**settings) as a:  # one that starts later knows the others at once
@@ -107,7 +107,7 @@ async def test_a_poll_at_a_node_that_the_others_do_not_know_yet_is_answered_with
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node of the tool hints the end to the nodes that it knows; nothing else looks again here."""
-    monkeypatch.setattr(single_calls, "LOOK_AGAIN", 3_600.0)
+    monkeypatch.setattr(durable_calls, "LOOK_AGAIN", 3_600.0)
     store, gate = f"sqlite:{tmp_path / 'log.db'}", tmp_path / "gate"
     settings: dict[str, Any] = {"server": server, "store": store, "task_after": 0.05, "task_hold": 60.0}
     async with live(**settings) as a:

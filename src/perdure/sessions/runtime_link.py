@@ -25,8 +25,15 @@ from perdure._core.states import CallState, CallStep, SessionState
 from perdure.log.journal import Steps
 from perdure.log.stream import Stream
 from perdure.runtime.base import CallEnded, Flow, Runtime
-from perdure.sessions.ledger import Call, Calls, name_of, unknown_outcome
-from perdure.sessions.messages import encode_answer, encode_ask, encode_notification
+from perdure.sessions.ledger import (
+    Call,
+    Calls,
+    encode_answer,
+    encode_ask,
+    encode_notification,
+    name_of,
+    unknown_outcome,
+)
 from perdure.store.records import AskRecord
 from perdure.store.steps import CloseAsk, OpenAsk, Step
 from perdure.telemetry import tracing as spans
@@ -46,7 +53,7 @@ _ending: set[asyncio.Task[None]] = set()
 """Keeps the tasks that end runtimes from being collected while they run."""
 
 
-class Exchange:
+class RuntimeLink:
     """One session's way to its runtime and back: the runtime's `Outlet`."""
 
     __slots__ = ("asks", "calls", "runtime", "session")
@@ -148,7 +155,7 @@ class Exchange:
         return bool(keeper.record.version) and keeper.revision.closes_early and not settings.json_response
 
     @property
-    def is_kept(self) -> bool:
+    def is_durable(self) -> bool:
         return self.session.is_single_call and self.session.record.initialized
 
     def notify(self, method: str, params: dict[str, Any] | None, *, call: int | None) -> Flow | None:
@@ -281,16 +288,16 @@ class RuntimeSlot:
     What it must know beside the client's messages is sent here as well: sticky requests once more, and requests of this
     process itself."""
 
-    __slots__ = ("_exchange", "_own", "_runtime", "_sent", "_subscribed", "notification_bytes", "notifications")
+    __slots__ = ("_link", "_own", "_runtime", "_sent", "_subscribed", "notification_bytes", "notifications")
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, link: RuntimeLink) -> None:
         self.notifications = 0
         """How many wait for their handler, or are being handled."""
         self.notification_bytes = 0
         """Bytes of memory that they take, estimated."""
-        self._exchange = exchange
+        self._link = link
         self._runtime: Runtime | None = None
-        self._sent = exchange.session.record.active
+        self._sent = link.session.record.active
         """When something was last sent to it."""
         self._own: dict[int, asyncio.Future[bytes | None]] | None = None
         """This process's own requests that wait for their answer."""
@@ -304,7 +311,7 @@ class RuntimeSlot:
     def send(self, message: Envelope, *, origin: object, size: int = 0) -> None:
         """Hand a message to the runtime, which is loaded if it is not there. `size`: the bytes of memory that a
         notification takes until its handler is through."""
-        session = self._exchange.session
+        session = self._link.session
         if session.state is SessionState.ENDED:
             return  # a runtime that is loaded now would never be dropped
         self._sent = session.context.clock()
@@ -317,11 +324,11 @@ class RuntimeSlot:
         """So many notifications, of so many bytes together, are being handled more than before."""
         self.notifications += notifications
         self.notification_bytes += size
-        self._exchange.session.context.work.take(self._exchange.calls.caller, size)
+        self._link.session.context.work.take(self._link.calls.caller, size)
 
     def _load(self) -> Runtime:
-        session = self._exchange.session
-        self._runtime = session.context.runtimes.load(session.record, self._exchange)
+        session = self._link.session
+        self._runtime = session.context.runtimes.load(session.record, self._link)
         subscriptions = sticky.subscriptions(session.record.sticky)
         self._subscribed = subscriptions if session.home.is_here else ()
         for request in session.record.sticky:
@@ -333,9 +340,9 @@ class RuntimeSlot:
         """Send a sticky request once more, if a runtime is there. Its answer is dropped."""
         if self._runtime is not None:
             body = json.loads(request)
-            number = self._exchange.calls.new_number()
+            number = self._link.calls.new_number()
             message = Request(id=number, method=body["method"], params=body.get("params"), raw={})
-            context = self._exchange.session.context.task_context.copy()
+            context = self._link.session.context.task_context.copy()
             context.run(self._runtime.send, message, origin=None)
 
     def on_sticky_accepted(self, request: bytes) -> None:
@@ -343,7 +350,7 @@ class RuntimeSlot:
 
     def on_home_gained(self) -> None:
         """This node is the session's home now: what the session has subscribed to lives here."""
-        session = self._exchange.session
+        session = self._link.session
         subscriptions = sticky.subscriptions(session.record.sticky)
         if self._runtime is None:
             if subscriptions and session.state is not SessionState.ENDED:
@@ -366,7 +373,7 @@ class RuntimeSlot:
 
     async def ask(self, method: str, params: dict[str, Any], origin: object) -> dict[str, Any] | None:
         """Ask the runtime something on this process's own behalf; `None` if it has no result."""
-        number = self._exchange.calls.new_number()
+        number = self._link.calls.new_number()
         self._own = self._own if self._own is not None else {}
         future = self._own[number] = asyncio.get_running_loop().create_future()
         self.send(Request(id=number, method=method, params=params, raw={}), origin=origin)
@@ -388,12 +395,12 @@ class RuntimeSlot:
 
     def is_idle(self, idle: float) -> bool:
         """Whether it was not used for so long, and loading it again brings back everything that is lost with it."""
-        runtime, session = self._runtime, self._exchange.session
+        runtime, session = self._runtime, self._link.session
         return (
             runtime is not None
             and session.context.clock() - self._sent >= idle
-            and not self._exchange.calls.by_number
-            and not self._exchange.asks.open
+            and not self._link.calls.by_number
+            and not self._link.asks.open
             and not self.notifications
             and not self._own
             and not runtime.keeps_state
@@ -408,8 +415,8 @@ class RuntimeSlot:
 
     def leave(self) -> None:
         """Let the runtime go, without waiting for handlers that do not stop."""
-        if (runtime := self.forget()) is not None and self._exchange.calls.by_number:
-            self._exchange.calls.runtime_gone()
+        if (runtime := self.forget()) is not None and self._link.calls.by_number:
+            self._link.calls.runtime_gone()
             task = asyncio.create_task(runtime.aclose())
             _ending.add(task)
             task.add_done_callback(_ending.discard)
@@ -417,7 +424,7 @@ class RuntimeSlot:
     async def drop(self) -> None:
         """Let the runtime go, in silence."""
         if (runtime := self.forget()) is not None:
-            self._exchange.calls.runtime_gone()
+            self._link.calls.runtime_gone()
             await runtime.aclose()
 
 
@@ -444,31 +451,31 @@ class _Closing(Steps):
     def accepted(self, steps: Sequence[Step]) -> None:
         super().accepted(steps)
         for stream in self._session.streams:
-            self._session.context.watch.tell(stream)
+            self._session.context.waiters.tell(stream)
 
 
 class Asks:
     """Keeps what the server asks its client and this node waits for, until it is answered or withdrawn."""
 
-    __slots__ = ("_exchange", "open")
+    __slots__ = ("_link", "open")
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
+    def __init__(self, link: RuntimeLink) -> None:
+        self._link = link
         self.open: dict[str, Ask] = {}
         """By the ids under which the client is asked at this moment."""
 
     def put(self, name: str, ask: Ask) -> Flow | None:
         """Ask the client; gives where to wait before more is said."""
-        session, stream = self._exchange.session, self._stream(ask)
+        session, stream = self._link.session, self._stream(ask)
         payload = encode_ask(name, ask.method, ask.params)
         record = AskRecord(session=session.id, id=name, stream=stream.id, request=payload, node=session.context.node)
         self.open[name] = ask._replace(on=stream.id)
-        return self._exchange.append(ask.call, payload, also=OpenAsk(record=record))
+        return self._link.append(ask.call, payload, also=OpenAsk(record=record))
 
     def _stream(self, ask: Ask) -> Stream:
         """The stream on which the client is asked, if that happens now."""
-        if ask.call is None or self._exchange.goes_standalone(ask.call):
-            return self._exchange.session.standalone
+        if ask.call is None or self._link.goes_standalone(ask.call):
+            return self._link.session.standalone
         return ask.call.stream
 
     def answer(self, response: Response, origin: object) -> bool:
@@ -477,7 +484,7 @@ class Asks:
         if not isinstance(name, str) or (ask := self.open.get(name)) is None:
             return False
         self._close(name)
-        self._exchange.runtime.send(Response(id=ask.inner, raw={**response.raw, "id": ask.inner}), origin=origin)
+        self._link.runtime.send(Response(id=ask.inner, raw={**response.raw, "id": ask.inner}), origin=origin)
         return True
 
     def give_up(self) -> None:
@@ -494,15 +501,15 @@ class Asks:
         why: str = "the client came again",
     ) -> None:
         """The client has forgotten what it was asked, or the store has: cancel the old ids, ask under new ones."""
-        session = self._exchange.session
+        session = self._link.session
         for name, ask in list(self.open.items()):
             if (which is not None and not which(ask)) or (named is not None and name not in named):
                 continue
             del self.open[name]
             close = CloseAsk(session=session.id, id=name)
             params = {"requestId": name, "reason": f"{why}; it is asked again under a new id"}
-            self._exchange.append(ask.call, encode_notification("notifications/cancelled", params), also=close)
-            self.put(self._exchange.new_ask_id(), ask)
+            self._link.append(ask.call, encode_notification("notifications/cancelled", params), also=close)
+            self.put(self._link.new_ask_id(), ask)
 
     def withdraw(self, params: dict[str, Any]) -> dict[str, Any]:
         """The runtime no longer waits for an ask, which the client may know under a later id."""
@@ -515,7 +522,7 @@ class Asks:
     def _close(self, name: str) -> None:
         del self.open[name]
         self.open = self.open or {}  # a dictionary does not shrink
-        session = self._exchange.session
+        session = self._link.session
         close = CloseAsk(session=session.id, id=name)
         if session.is_single_call:
             session.context.journal.put(_Closing(session, close))

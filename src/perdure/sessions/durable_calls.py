@@ -18,15 +18,12 @@ from perdure._core.single_calls import Client
 from perdure._core.states import CallState, LogState, SessionState
 from perdure._core.tasks import TaskFacts
 from perdure.errors import StaleFence, StaleRecord, StoreUnavailable, TooManySessions
-from perdure.sessions.caller_checks import CallerChecks
+from perdure.sessions.call_quota import CallerChecks, KeyRoom, TaskCount
 from perdure.sessions.context import ServerContext
-from perdure.sessions.key_room import KeyRoom
-from perdure.sessions.ledger import Call, Intake
-from perdure.sessions.messages import encode, encode_ask
+from perdure.sessions.ledger import Call, Intake, encode, encode_ask
 from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
-from perdure.sessions.task_count import TaskCount
-from perdure.store.records import CallRecord, Event, KeptCall, SessionRecord
+from perdure.store.records import CallRecord, CallSnapshot, Event, SessionRecord
 from perdure.store.steps import EndSession, PutSession, SessionLimits
 
 LOOK_AGAIN = 2.0
@@ -65,7 +62,7 @@ class TooManyKeys(Exception):
     """As many keys of a caller's are kept as may be, so none of its calls can be given up."""
 
 
-class SingleCalls:
+class DurableCalls:
     """The single calls of this process, and those that any process has begun."""
 
     def __init__(self, context: ServerContext, sessions: SessionRegistry) -> None:
@@ -268,9 +265,9 @@ class SingleCalls:
             created=session.record.created,
             updated=session.keeper.active,
             state=CallState.RUNNING,
-            asks={name: encode_ask(name, ask.method, ask.params) for name, ask in session.exchange.asks.open.items()},
+            asks={name: encode_ask(name, ask.method, ask.params) for name, ask in session.link.asks.open.items()},
         )
-        if running := session.exchange.calls.all_running():
+        if running := session.link.calls.all_running():
             return replace(facts, progress=running[0].progress_params)
         # What has ended is not shown before the store has accepted it; what waits for its principal is in the store.
         for stream in session.streams.values():
@@ -296,7 +293,7 @@ class SingleCalls:
         deadline = loop.time() + seconds
         if (stream := await self._stream(record)) is None:
             return None
-        with self._context.watch.watch(stream) as watched:
+        with self._context.waiters.watch(stream) as watched:
             while True:
                 facts = await self.facts(record)
                 left = deadline - loop.time()
@@ -309,7 +306,7 @@ def _is_call_of(owner: str, record: SessionRecord) -> bool:
     return record.owner == owner and record.kind is RecordKind.CALL and record.state is not SessionState.ENDED
 
 
-def _facts(kept: KeptCall, call: CallRecord) -> TaskFacts:
+def _facts(kept: CallSnapshot, call: CallRecord) -> TaskFacts:
     record, recent = kept.record, kept.recent
     return TaskFacts(
         id=record.id,

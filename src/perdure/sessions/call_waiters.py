@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from perdure._core.ids import NodeId, StreamId
 
 
-class CallWatch:
+class CallWaiters:
     """Knows the requests of this process that wait: a poll that is held, or a request with the key of a call."""
 
     def __init__(self, hint: Callable[[NodeId, Sequence[StreamId]], None], others: Callable[[], Iterable[NodeId]]):

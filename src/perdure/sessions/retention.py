@@ -15,7 +15,7 @@ _ALL = (1 << 62) - 1
 """Beyond every sequence number, and still an integer of the database's."""
 
 
-class KeptStreams:
+class RetainedStreams:
     """The streams of one session that are over, the oldest first."""
 
     __slots__ = ("_answer_bytes", "_answers", "_limits", "_streams", "_with_events")
