@@ -24,8 +24,8 @@ from tests.cli.test_process import hello
 from tests.cli.test_process import refused as refused_server
 from tests.cli.test_process import start as serve
 from tests.cli.test_sessions import a_session, an_id, ended, lines, names, objects, refusal, start
-from tests.support.processes.starting import start_other
-from tests.support.stores.first_layout import layout, write_first_layout
+from tests.support.processes.starting import ROOT, start_other
+from tests.support.stores.next_release import build
 from tests.support.stores.postgres import (
     PASSWORD_GROUP,
     Server,
@@ -385,22 +385,37 @@ async def test_a_file_is_made_once_and_is_fit_for_a_server(tmp_path: Path) -> No
 
 
 async def test_a_file_of_an_older_release_is_migrated_when_it_is_asked_for(tmp_path: Path) -> None:
-    path = tmp_path / "perdure.db"
-    write_first_layout(path, tmp_path / "diary")
+    path, twin = tmp_path / "perdure.db", tmp_path / "twin.db"
     address = f"sqlite:{path}"
-    [problem] = (await checked(tmp_path, address, status=1))["problems"]
-    assert problem == f"version 1 is older: `perdure store migrate {address}` brings it to {NEWEST}"
-    assert "`perdure store migrate` brings it to version" in await refusal(tmp_path, "store", "init", address)
-    script = await lines(tmp_path, "store", "migrate", address, "--print")
-    assert layout(path) == 1
-    twin = tmp_path / "twin.db"
+    release = build(tmp_path / "next")
+    await lines(tmp_path, "store", "init", address)
+
+    async def next_release(*arguments: str) -> tuple[int | None, str, str]:
+        return await ended(await start_other(*release, *arguments, cwd=ROOT))
+
+    status, said, _ = await next_release("store", "check", address, "--json")
+    older = f"version {NEWEST} is older: `perdure store migrate {address}` brings it to {NEWEST + 1}"
+    assert (status, json.loads(said)["problems"]) == (1, [older])
+    _, _, refused = await next_release("store", "init", address)
+    assert "`perdure store migrate` brings it to version" in refused
+    _, script, _ = await next_release("store", "migrate", address, "--print")
+    assert layout(path) == NEWEST
     with contextlib.closing(sqlite3.connect(path)) as old, contextlib.closing(sqlite3.connect(twin)) as copy:
         old.backup(copy)
-        copy.executescript("\n".join(script))
-    assert await lines(tmp_path, "store", "migrate", address) == [f"{address} is migrated from version 1 to {NEWEST}"]
-    assert layout(path) == layout(twin) == NEWEST
+        copy.executescript(script)
+    status, said, _ = await next_release("store", "migrate", address)
+    assert (status, said) == (0, f"{address} is migrated from version {NEWEST} to {NEWEST + 1}\n")
+    assert layout(path) == layout(twin) == NEWEST + 1
     assert made(path) == made(twin)
-    await checked(tmp_path, address, status=0)
+    status, _, _ = await next_release("store", "check", address)
+    assert status == 0
+
+
+def layout(path: Path) -> int:
+    """The version of a file's layout."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(version)
 
 
 async def test_the_printed_sql_makes_the_same_file(tmp_path: Path) -> None:

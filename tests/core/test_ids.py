@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure._core.ids import (
-    Fence,
     Generation,
     Kind,
     NodeId,
@@ -158,12 +157,6 @@ def test_two_claims_of_the_same_generation_have_different_fences() -> None:
     fences = {new_fence(2, secrets.token_bytes) for _ in range(1_000)}
     assert len(fences) == 1_000
     assert {fence >> 40 for fence in fences} == {2}
-
-
-@pytest.mark.parametrize("above", [0, 13, 2 << 40, (7 << 40) + (1 << 40) - 1])
-def test_a_fence_exceeds_the_one_that_it_takes_over_from(above: int) -> None:
-    """An earlier release that shares the file orders fences by their size."""
-    assert new_fence(2, lambda count: bytes(count), above=Fence(above)) > above
 
 
 def test_the_name_of_a_reader_tells_when_it_came_and_other_names_do_not() -> None:

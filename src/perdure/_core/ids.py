@@ -164,20 +164,18 @@ def is_only_listed(name: str) -> bool:
 
 
 def reader_since(name: str) -> float | None:
-    """When a reader came, by the store's clock; `None` if its name does not tell, as in an earlier release."""
+    """When a reader came, by the store's clock; `None` if its name does not tell."""
     found = _READER.fullmatch(name)
     return None if found is None else float(found[1])
 
 
-def new_fence(generation: int, random: RandomBytes, *, above: Fence = NO_FENCE) -> Fence:
+def new_fence(generation: int, random: RandomBytes) -> Fence:
     """A fence for the writer of a generation, or for a node that opens streams in their first one.
 
     No counter is kept: one that a store has lost a part of would give the same fence twice. Fences are compared for
-    equality alone, and the generation tells which claim is later. `above`: a fence that this one has to exceed, for
-    earlier releases, which ordered them.
+    equality alone, and the generation tells which claim is later.
     """
-    front = max(generation, (above >> FENCE_BYTES * 8) + 1)
-    return Fence(front << FENCE_BYTES * 8 | int.from_bytes(random(FENCE_BYTES), "big"))
+    return Fence(generation << FENCE_BYTES * 8 | int.from_bytes(random(FENCE_BYTES), "big"))
 
 
 def generations_skipped(random_below: Callable[[int], int]) -> int:

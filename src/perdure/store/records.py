@@ -8,12 +8,8 @@ from perdure._core.histograms import Histogram
 from perdure._core.ids import Fence, Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.states import CallState, SessionState
 
-RECORD_VERSION = 3
-"""The highest version of a record that this release knows; it refuses a higher one by name."""
-
-PLAIN_VERSION = 2
-"""Written into every record that the release before reads rightly: both may share a store while one replaces the
-other."""
+RECORD_VERSION = 1
+"""The version of the records that this release writes; it refuses a higher one by name."""
 
 
 class Event(NamedTuple):
@@ -96,7 +92,7 @@ class CallRecord:
     digest: bytes = b""
     """Stands for what was asked for, also when the call has ended: of a call whose client may ask for it twice."""
     name: str = ""
-    """The tool or prompt that it asks for, also when the call has ended: for people. Earlier releases kept none."""
+    """The tool or prompt that it asks for, also when the call has ended: for people."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -292,16 +288,6 @@ def next_key(last: int, *, now: float) -> int:
     lies behind them, because time has passed.
     """
     return max(last + 1, int(now * 1_000_000))
-
-
-def record_version(record: object) -> int:
-    """The version that a record is written with."""
-    match record:
-        case SessionRecord(kind=RecordKind.CALL | RecordKind.KEY | RecordKind.MARK):
-            return RECORD_VERSION
-        case CallRecord(digest=digest) if digest:
-            return RECORD_VERSION
-    return PLAIN_VERSION
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

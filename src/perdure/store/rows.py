@@ -16,7 +16,6 @@ from perdure._core.jsonrpc import coerce_id
 from perdure._core.states import CallState, SessionState
 from perdure.errors import StoreTooNew
 from perdure.store.records import (
-    PLAIN_VERSION,
     RECORD_VERSION,
     AskRecord,
     CallRecord,
@@ -27,7 +26,6 @@ from perdure.store.records import (
     ReaderRecord,
     SessionRecord,
     StreamRecord,
-    record_version,
 )
 
 R = TypeVar("R")
@@ -40,7 +38,7 @@ Row = tuple[Any, ...]
 
 def named_values(value: Any) -> dict[str, object]:
     """Give the fields of a record, or of a step, by their names."""
-    found: dict[str, object] = {"record": record_version(value)}
+    found: dict[str, object] = {"record": RECORD_VERSION}
     for name in value.__dataclass_fields__:
         field = getattr(value, name)
         found[name] = field.value if isinstance(field, enum.Enum) else field
@@ -53,13 +51,13 @@ def session_values(record: SessionRecord) -> dict[str, object]:
 
 def stream_row(record: StreamRecord, *, listed: bool, seen: int | None) -> Row:
     """With the session once more, at the end, and its revision: it is looked up, too."""
-    row = (record.id, PLAIN_VERSION, record.session, record.kind.value, record.node, record.fence, record.opened)
+    row = (record.id, RECORD_VERSION, record.session, record.kind.value, record.node, record.fence, record.opened)
     return (*row, record.generation, record.last, record.sealed, listed, record.session, seen)
 
 
 def call_row(key: int, place: int, record: CallRecord) -> Row:
     id_ = request_id_text(record.request_id)
-    row = (key, record.incarnation, id_, record.session, id_key(record.request_id), place, record_version(record))
+    row = (key, record.incarnation, id_, record.session, id_key(record.request_id), place, RECORD_VERSION)
     said = (loose(record.method), record.request, loose(record.principal))
     return (*row, *said, record.attempt, record.progress, record.state.value, record.digest, loose(record.name))
 

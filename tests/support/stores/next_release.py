@@ -1,4 +1,4 @@
-"""Builds the next release of the package: a copy whose PostgreSQL schema is one version further.
+"""Builds the next release of the package: a copy whose stores are one version further.
 
 It has a migration and functions of its own beside those of this release, as a real one would have.
 """
@@ -11,9 +11,12 @@ import sys
 from pathlib import Path
 
 from perdure.store.postgres.sql_files import VERSION
+from perdure.store.sqlite.sql_files import schema_version
 from tests.support.processes.starting import ROOT
 
 NEXT = VERSION + 1
+
+SQLITE = "CREATE TABLE extra (x);"
 
 TABLES = f"""\
 -- What version {NEXT} adds: columns of tables that the release before it writes, and a table of its own.
@@ -39,14 +42,13 @@ def build(folder: Path, *, oldest: int = VERSION) -> tuple[str, ...]:
     shutil.copytree(ROOT / "src" / "perdure", package, ignore=shutil.ignore_patterns("__pycache__"))
     sql = package / "store" / "postgres" / "sql"
     commit = f"perdure.commit_{VERSION}("
-    written = (sql / f"steps_{VERSION}.sql").read_text()
+    written = (sql / f"schema_{VERSION}.sql").read_text()
     parameters = written.partition(f"CREATE FUNCTION {commit}")[2].partition(") RETURNS")[0]
     arguments = ", ".join(f"${number}" for number in range(1, parameters.count(",") + 2))
-    (sql / f"tables_{NEXT}.sql").write_text(TABLES)
-    (sql / f"steps_{NEXT}.sql").write_text(STEPS.format(parameters=parameters, arguments=arguments))
+    (sql / f"schema_{NEXT}.sql").write_text(TABLES + STEPS.format(parameters=parameters, arguments=arguments))
     _edit(sql / "queries.sql", re.escape(commit), f"perdure.commit_{NEXT}(")
-    entry = f'    {NEXT}: Migration(files=("tables_{NEXT}.sql", "steps_{NEXT}.sql"), oldest={oldest}),\n'
-    _edit(sql.parent / "sql_files.py", r"(?<=^MIGRATIONS: Mapping\[int, Migration\] = \{\n)", entry)
+    _edit(sql.parent / "sql_files.py", r"(?<=^OLDEST: Mapping\[int, int\] = \{\n)", f"    {NEXT}: {oldest},\n")
+    (package / "store" / "sqlite" / "sql" / f"schema_{schema_version() + 1}.sql").write_text(SQLITE)
     return ("env", f"PYTHONPATH={folder}", sys.executable, "-m", "perdure")
 
 

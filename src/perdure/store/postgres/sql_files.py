@@ -1,4 +1,4 @@
-"""The SQL files beside this module: what makes a store's schema, what migrates it, and the queries by name.
+"""The SQL files beside this module: the versions of the schema, and the queries by name.
 
 A version of the schema is what a release needs: its tables and its functions. Two releases write at once while a
 deployment is being replaced, so the functions of a release have its version in their names (`commit_1`), and a later
@@ -7,7 +7,6 @@ release adds others beside them (`commit_2`). What no release that may still run
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
@@ -17,23 +16,13 @@ from perdure.store.sql_text import statements_by_name
 _FOLDER = files("perdure.store.postgres") / "sql"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Migration:
-    """The files that lead to a version from the one before it, in order.
-
-    `oldest`: the oldest version whose releases can use the schema afterwards. Older ones refuse it when they start, so
-    all their processes have to be stopped before.
-    """
-
-    files: tuple[str, ...]
-    oldest: int
-
-
-MIGRATIONS: Mapping[int, Migration] = {
-    1: Migration(files=("tables_1.sql", "steps_1.sql", "others_1.sql"), oldest=1),
+OLDEST: Mapping[int, int] = {
+    1: 1,
 }
+"""For each version, which has a file `schema_N.sql`: the oldest version whose releases can use the schema afterwards.
+Older ones refuse it when they start, so all their processes have to be stopped before."""
 
-VERSION = max(MIGRATIONS)
+VERSION = max(OLDEST)
 
 _MADE = re.compile(rf"^CREATE (?:UNLOGGED )?(?:TABLE|VIEW|FUNCTION) {DEFAULT_SCHEMA}\.(\w+)", re.MULTILINE)
 
@@ -57,15 +46,14 @@ def checks(schema: str) -> Mapping[str, str]:
 
 def migration(version: int, schema: str) -> str:
     """The script that leads to a version, and says so in the schema."""
-    step = MIGRATIONS[version]
-    said = _SET_VERSION.format(schema=schema, version=version, oldest=step.oldest)
-    return "\n".join([*(_read(name, schema) for name in step.files), said])
+    said = _SET_VERSION.format(schema=schema, version=version, oldest=OLDEST[version])
+    return f"{_read(f'schema_{version}.sql', schema)}\n{said}"
 
 
 @cache
 def made() -> frozenset[str]:
     """The names of the tables, views and functions that this release makes."""
-    scripts = (migration(version, DEFAULT_SCHEMA) for version in MIGRATIONS)
+    scripts = (migration(version, DEFAULT_SCHEMA) for version in OLDEST)
     return frozenset(name for script in scripts for name in _MADE.findall(script))
 
 

@@ -125,7 +125,7 @@ def _rank(step: Step) -> tuple[int, str]:
 
 
 class CommitArguments:
-    """The arguments of one commit. The letters, and what each takes from the pools, stand in `steps_1.sql`."""
+    """The arguments of one commit. The letters, and what each takes from the pools, stand in `schema_1.sql`."""
 
     def __init__(self, payloads: Payloads, sticky: Mapping[SessionId, tuple[bytes, ...]]) -> None:
         self._payloads = payloads

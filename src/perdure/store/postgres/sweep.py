@@ -19,7 +19,7 @@ CHUNK = 500
 EVENT, ANSWER = "event", "answer"
 
 SLOTS = {EVENT: 6, ANSWER: 4}
-"""Slots of events and of answers, as `tables_1.sql` makes them. One is written and one may be half expired, so the
+"""Slots of events and of answers, as `schema_1.sql` makes them. One is written and one may be half expired, so the
 others hold what is retained. More of them would take less room, and make each read look into more."""
 
 

@@ -284,11 +284,11 @@ def refuse_unfit(path: str) -> None:
 
 
 def bring_up_to_date(connection: sqlite3.Connection) -> None:
-    """Apply the schema to an empty file, or to an older one the migrations it lacks. The caller holds a transaction."""
+    """Apply the migrations that a file lacks; an empty one lacks all. The caller holds a transaction."""
     version = pragma(connection, "user_version")
-    lacking = [step.statements for step in _sql.migrations() if step.version > version] if version else [_sql.schema()]
-    for statement in itertools.chain.from_iterable(lacking):
-        connection.execute(statement)
+    for migration in _sql.migrations():
+        for statement in migration.statements if migration.version > version else ():
+            connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {_sql.schema_version()}")
 

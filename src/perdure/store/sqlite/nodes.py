@@ -1,10 +1,11 @@
 """Nodes of a SQLite store: joining, leaving, burying, and which nodes are alive."""
 
 import asyncio
+import secrets
 import sqlite3
 from collections.abc import Callable, Sequence
 
-from perdure._core.ids import Fence, NodeId
+from perdure._core.ids import Fence, NodeId, new_fence
 from perdure._core.states import ClaimState
 from perdure.store import rows
 from perdure.store.records import RECORD_VERSION, NodeRecord, Overview, StreamRecord
@@ -20,14 +21,14 @@ _SQL = _sql.queries()
 def join(
     steps: StepWriter, connection: sqlite3.Connection, *, node: NodeId, locks: Locks, offset: float
 ) -> tuple[Fence, float]:
-    """The node's fence, and what it adds to its monotonic clock: what those that live do, or else what it says."""
+    """Join: returns the fence and the clock offset. A node that finds others alive takes over their offset."""
     found = connection.execute(_SQL["read_clock"]).fetchone()
     if found is not None and any(locks.lives(other.id) for other in _joined(connection) if other.id != node):
         (offset,) = found
     else:
         connection.execute(_SQL["set_clock"], (offset,))
     connection.execute(_SQL["put_node"], (node, RECORD_VERSION, b"{}"))
-    return steps.streams.new_fence(), offset
+    return new_fence(1, secrets.token_bytes), offset
 
 
 def leave(_: StepWriter, connection: sqlite3.Connection, *, node: NodeId) -> None:

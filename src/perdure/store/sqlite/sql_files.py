@@ -1,4 +1,4 @@
-"""The SQL files beside this module: the schema, its migrations, and the queries by name."""
+"""The SQL files beside this module: the versions of the schema, and the queries by name."""
 
 import re
 import sqlite3
@@ -10,7 +10,7 @@ from importlib.resources import files
 from perdure.store.sql_text import statements_by_name
 
 _FOLDER = files("perdure.store.sqlite") / "sql"
-_MIGRATION = re.compile(r"(\d{4})_\w+\.sql")
+_MIGRATION = re.compile(r"schema_(\d+)\.sql")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,26 +34,19 @@ def checks() -> Mapping[str, str]:
 
 
 @cache
-def schema() -> tuple[str, ...]:
-    """The statements that make a new file."""
-    return tuple(_statements(_read("schema.sql")))
-
-
-@cache
 def migrations() -> tuple[Migration, ...]:
-    """Every migration, in order. The last one's version is the schema's."""
-    names = sorted(entry.name for entry in (_FOLDER / "migrations").iterdir() if _MIGRATION.fullmatch(entry.name))
-    return tuple(
-        Migration(version=int(name[:4]), statements=tuple(_statements(_read("migrations", name)))) for name in names
-    )
+    """Every `schema_N.sql`, in order. The first one makes the tables, the last one's version is the schema's."""
+    found = (_MIGRATION.fullmatch(entry.name) for entry in _FOLDER.iterdir())
+    versions = sorted((int(name[1]), name[0]) for name in found if name)
+    return tuple(Migration(version=number, statements=tuple(_statements(_read(name)))) for number, name in versions)
 
 
 def schema_version() -> int:
     return migrations()[-1].version
 
 
-def _read(*path: str) -> str:
-    return _FOLDER.joinpath(*path).read_text(encoding="utf-8")
+def _read(name: str) -> str:
+    return _FOLDER.joinpath(name).read_text(encoding="utf-8")
 
 
 def _statements(script: str) -> Iterator[str]:

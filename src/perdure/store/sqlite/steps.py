@@ -10,7 +10,7 @@ from typing import Any
 
 from perdure._core import retention
 from perdure._core.chains import Chain
-from perdure._core.ids import NO_FENCE, Fence, NodeId, SessionId, StreamId, new_fence
+from perdure._core.ids import Fence, NodeId, SessionId, StreamId, new_fence
 from perdure._core.states import CallState
 from perdure.store import records, rows
 from perdure.store.codec import Payloads
@@ -18,7 +18,6 @@ from perdure.store.records import (
     MAX_FORWARDED,
     MAX_FORWARDED_BYTES,
     MAX_MAIL,
-    PLAIN_VERSION,
     SessionRecord,
     StreamRecord,
 )
@@ -259,20 +258,13 @@ class StreamSteps:
         cursor.execute(_SQL["put_sender"], (key, step.node, step.sender, step.first + len(step.payloads) - 1))
         return None
 
-    def new_fence(self, generation: int = 1, *, above: Fence = NO_FENCE) -> Fence:
-        """An earlier release may share the file. It counts fences up and orders them: what it is given is above those
-        of its neighbours, and what they are given is above the one that they take over from."""
-        fence = new_fence(generation, secrets.token_bytes, above=above)
-        self._cursor.execute(_SQL["raise_fence"], (fence,))
-        return fence
-
     def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int) -> StreamRecord | None:
         self._cursor.execute(_SQL["end_generation"], (stream, held))
         if self._cursor.rowcount != 1:
             return None
         (ended,) = self._cursor.execute(_SQL["generation_of"], (stream,)).fetchone()
         generation = max(ended, known) + 1
-        fence = self.new_fence(generation, above=held)
+        fence = new_fence(generation, secrets.token_bytes)
         self._cursor.execute(_SQL["next_generation"], (node, fence, generation, stream))
         self._cursor.execute(_SQL["forget_generations"], {"stream": stream, "kept": records.KEPT_GENERATIONS})
         return rows.stream_record(self._cursor.execute(_SQL["stream_by_id"], (stream,)).fetchone())
@@ -348,7 +340,7 @@ class StepWriter:
         row = self._cursor.execute(_SQL["read_sticky"], (step.session,)).fetchone()
         if row is not None:
             requests = self._payloads.stick(rows.sticky_requests(row[0]), step.request)
-            values = {"record": PLAIN_VERSION, "session": step.session, "sticky": rows.sticky_text(requests)}
+            values = {"session": step.session, "sticky": rows.sticky_text(requests)}
             self._cursor.execute(_SQL["set_sticky"], values)
 
     def _end_session(self, step: EndSession) -> None:
@@ -400,7 +392,7 @@ class StepWriter:
         if chain is None:
             self._cursor.execute(_SQL["drop_chain"], where)
         else:
-            self._cursor.execute(_SQL["change_chain"], (PLAIN_VERSION, chain.current, chain.next, *where))
+            self._cursor.execute(_SQL["change_chain"], (chain.current, chain.next, *where))
         return self._cursor.rowcount == 1
 
 

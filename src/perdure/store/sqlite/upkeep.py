@@ -60,14 +60,12 @@ class SqliteUpkeep:
 
     def script(self, version: int, *, grant: str | None) -> str:
         _refuse_grant(grant)
-        migrations = [step for step in _sql.migrations() if step.version > version]
-        statements = [_sql.schema()] if version == 0 else [step.statements for step in migrations]
         return "\n\n".join(
             [
                 f"-- Perdure: what leads from version {version} of a SQLite file to version {self.latest}.",
                 "PRAGMA journal_mode = WAL;",
                 "BEGIN IMMEDIATE;",
-                *(statement for part in statements for statement in part),
+                *(statement for step in _sql.migrations() if step.version > version for statement in step.statements),
                 f"PRAGMA application_id = {APPLICATION_ID};",
                 f"PRAGMA user_version = {self.latest};",
                 "COMMIT;",

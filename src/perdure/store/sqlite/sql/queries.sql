@@ -14,7 +14,7 @@ DELETE FROM session WHERE id = ?;
 UPDATE session SET
     revision = revision + (coalesce(:state, state) <> state OR coalesce(:version, version) <> version
         OR coalesce(:result, result) <> result OR coalesce(:initialized, initialized) <> initialized),
-    record = max(record, :record), active = max(active, coalesce(:active, active)), state = coalesce(:state, state),
+    active = max(active, coalesce(:active, active)), state = coalesce(:state, state),
     version = coalesce(:version, version), result = coalesce(:result, result),
     initialized = coalesce(:initialized, initialized)
 WHERE id = :session AND state <> 'ended';
@@ -23,7 +23,7 @@ WHERE id = :session AND state <> 'ended';
 SELECT sticky FROM session WHERE id = ? AND state <> 'ended';
 
 -- set_sticky: what a session repeats from now on
-UPDATE session SET record = max(record, :record), revision = revision + (sticky <> :sticky), sticky = :sticky
+UPDATE session SET revision = revision + (sticky <> :sticky), sticky = :sticky
 WHERE id = :session;
 
 -- next_incarnation: a client begins again in a session that has not ended
@@ -300,7 +300,7 @@ ON CONFLICT (session) DO UPDATE SET
     next = excluded.next;
 
 -- change_chain: the secrets of a chain, if they are still those that were seen
-UPDATE chain SET record = ?, current = ?, next = ? WHERE name = ? AND current = ? AND next = ?;
+UPDATE chain SET current = ?, next = ? WHERE name = ? AND current = ? AND next = ?;
 
 -- drop_chain: forget a chain, if its secrets are still those that were seen
 DELETE FROM chain WHERE name = ? AND current = ? AND next = ?;
@@ -310,9 +310,6 @@ SELECT record, name, session, holder, current, next FROM chain WHERE name = ?;
 
 -- chain_of_session: a session's chain
 SELECT record, name, session, holder, current, next FROM chain WHERE session = ?;
-
--- raise_fence: what an earlier release gives out next is above this fence
-UPDATE fence SET last = max(last, ?);
 
 -- generation_of: the present generation of a stream
 SELECT generation FROM stream WHERE id = ?;

@@ -1,5 +1,351 @@
--- The steps of a commit, version 1. A later release adds functions with a later number beside these: releases of both
--- may write at the same time.
+-- Version 1 of a PostgreSQL store: its tables, the steps of a commit, and the other changes. "perdure." stands for the schema of the store's address.
+--
+-- Texts that a peer may have made are bytea: PostgreSQL takes no NUL and no half surrogate pair in a text.
+-- Ids are compared as bytes (COLLATE "C"), as in the other stores.
+-- No index mentions a column that appends change (stream.last, stream.sealed, stream.trimmed), so that appending
+-- updates a row in place (HOT).
+-- Tables whose rows come and go with each call are vacuumed when a fiftieth of their rows is dead, not a fifth, so that
+-- room is used again soon.
+-- The tables into which every call writes (stream, event, answer, call) have no CHECK: the server parses the text of each
+-- one again in every statement, which was a seventh of its CPU time for a call. States and kinds are domains there, whose
+-- conditions it keeps parsed.
+-- The columns named "record" hold the version of the record's layout.
+
+-- One row: the version of these tables, and the oldest version whose releases can still use them. "swept": when a process
+-- began to sweep, which others leave to it.
+CREATE TABLE perdure.version (
+    one     bool PRIMARY KEY DEFAULT true CHECK (one),
+    version int NOT NULL,
+    oldest  int NOT NULL,
+    swept   timestamptz NOT NULL DEFAULT '-infinity'
+);
+
+CREATE DOMAIN perdure.stream_kind AS text CHECK (VALUE IN ('c', 's'));
+CREATE DOMAIN perdure.call_state AS text CHECK (VALUE IN ('running', 'waiting', 'answered', 'cancelled', 'settled'));
+
+-- "caller" is a hash of owner and address, which may be long. "revision" rises with every change but that of "active".
+CREATE TABLE perdure.session (
+    id            text COLLATE "C" PRIMARY KEY,
+    record        int NOT NULL,
+    revision      bigint NOT NULL,
+    owner         bytea NOT NULL,
+    state         text NOT NULL CHECK (state IN ('opening', 'active', 'dormant', 'ended')),
+    version       text NOT NULL,
+    client_params bytea NOT NULL,
+    result        bytea NOT NULL,
+    initialized   bool NOT NULL,
+    sticky        bytea[] NOT NULL,
+    incarnation   int NOT NULL CHECK (incarnation >= 0),
+    standalone    text COLLATE "C" NOT NULL,
+    created       float8 NOT NULL,
+    active        float8 NOT NULL,
+    ended         text NOT NULL DEFAULT '',
+    address       bytea NOT NULL DEFAULT '',
+    caller        bytea NOT NULL,
+    kind          text NOT NULL DEFAULT 'session' CHECK (kind IN ('session', 'call', 'key', 'mark'))
+) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
+CREATE INDEX session_of_caller ON perdure.session (caller, kind) WHERE state <> 'ended';
+CREATE INDEX session_ended_of_caller ON perdure.session (caller, active) WHERE state = 'ended';
+CREATE INDEX session_ended ON perdure.session (active) WHERE state = 'ended';
+CREATE INDEX session_active ON perdure.session (kind, active) WHERE state <> 'ended';
+
+-- Events up to "trimmed" are forgotten, and final answers up to "forgotten"; their rows go with their slot.
+-- "listed": no call of it is open. What a node writes is found by its open calls, and by this.
+-- "forwarded": the key of the last message that was forwarded to it.
+CREATE TABLE perdure.stream (
+    key        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id         text COLLATE "C" NOT NULL UNIQUE,
+    record     int NOT NULL,
+    session    text COLLATE "C" NOT NULL,
+    kind       perdure.stream_kind NOT NULL,
+    node       text COLLATE "C" NOT NULL,
+    fence      bigint NOT NULL,
+    opened     float8 NOT NULL,
+    generation int NOT NULL,
+    last       int NOT NULL,
+    trimmed    int NOT NULL DEFAULT 0,
+    forgotten  int NOT NULL DEFAULT 0,
+    sealed     bool NOT NULL,
+    listed     bool NOT NULL,
+    delivered  int NOT NULL DEFAULT 0,
+    unread     bool NOT NULL DEFAULT false,
+    forwarded  bigint NOT NULL DEFAULT 0
+) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
+CREATE INDEX stream_of_session ON perdure.stream (session);
+CREATE INDEX stream_of_node ON perdure.stream (node) WHERE listed;
+CREATE INDEX stream_unread ON perdure.stream (session) WHERE unread;
+CREATE INDEX stream_opened ON perdure.stream (opened, key);
+
+-- Events that are not final answers. They are never deleted: a slot is emptied as a whole once all in it has expired,
+-- and a stream that is gone, or its "trimmed", hides the rest until then.
+-- A slot is written and then emptied, so to vacuum it after so many inserts would be work for nothing, and would stand
+-- in the way of emptying it.
+CREATE TABLE perdure.event (
+    stream  bigint NOT NULL,
+    time    float8 NOT NULL,
+    seq     int NOT NULL,
+    slot    smallint NOT NULL,
+    payload bytea NOT NULL,
+    PRIMARY KEY (stream, seq, slot)
+) PARTITION BY LIST (slot);
+
+-- Payloads are not compressed: they are small, or large and worth more CPU than room.
+ALTER TABLE perdure.event ALTER COLUMN payload SET STORAGE EXTERNAL;
+
+CREATE TABLE perdure.event_0 PARTITION OF perdure.event FOR VALUES IN (0)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE perdure.event_1 PARTITION OF perdure.event FOR VALUES IN (1)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE perdure.event_2 PARTITION OF perdure.event FOR VALUES IN (2)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE perdure.event_3 PARTITION OF perdure.event FOR VALUES IN (3)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE perdure.event_4 PARTITION OF perdure.event FOR VALUES IN (4)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE perdure.event_5 PARTITION OF perdure.event FOR VALUES IN (5)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+
+-- Summarized by autovacuum, a megabyte at a time: it takes no more than 256 requests between two of its rounds.
+CREATE INDEX event_time ON perdure.event USING brin (time) WITH (pages_per_range = 128, autosummarize = on);
+
+-- Final answers outlive the events of their streams. They are in slots of their own, hidden by "forgotten". There are
+-- fewer of them, because each slot makes each read a little slower.
+CREATE TABLE perdure.answer (
+    stream  bigint NOT NULL,
+    time    float8 NOT NULL,
+    seq     int NOT NULL,
+    slot    smallint NOT NULL,
+    payload bytea NOT NULL,
+    PRIMARY KEY (stream, seq, slot)
+) PARTITION BY LIST (slot);
+
+ALTER TABLE perdure.answer ALTER COLUMN payload SET STORAGE EXTERNAL;
+
+CREATE TABLE perdure.answer_0 PARTITION OF perdure.answer FOR VALUES IN (0)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE perdure.answer_1 PARTITION OF perdure.answer FOR VALUES IN (1)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE perdure.answer_2 PARTITION OF perdure.answer FOR VALUES IN (2)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE perdure.answer_3 PARTITION OF perdure.answer FOR VALUES IN (3)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+
+CREATE INDEX answer_time ON perdure.answer USING brin (time) WITH (pages_per_range = 128, autosummarize = on);
+
+-- Of events and of answers: the slot that is written, since when, and up to which time what has expired is hidden.
+CREATE TABLE perdure.rotation (
+    part  text COLLATE "C" PRIMARY KEY CHECK (part IN ('event', 'answer')),
+    slot  smallint NOT NULL DEFAULT 0,
+    since float8,
+    swept float8 NOT NULL DEFAULT '-infinity'
+);
+
+INSERT INTO perdure.rotation (part) VALUES ('event'), ('answer');
+
+-- From when to when each slot was written. "began" is NULL for those that are empty, and for the first one; "closed" for
+-- those that are written or empty.
+CREATE TABLE perdure.slot (
+    part   text COLLATE "C" NOT NULL,
+    slot   smallint NOT NULL,
+    began  float8,
+    closed float8,
+    PRIMARY KEY (part, slot)
+);
+
+INSERT INTO perdure.slot (part, slot)
+SELECT 'event', n FROM generate_series(0, 5) AS n UNION ALL SELECT 'answer', n FROM generate_series(0, 3) AS n;
+
+CREATE TABLE perdure.generation (
+    stream     bigint NOT NULL,
+    generation int NOT NULL CHECK (generation >= 1),
+    "end"      int NOT NULL CHECK ("end" >= 0),
+    PRIMARY KEY (stream, generation)
+);
+
+-- The ledger. "request_id" is JSON, because it is given back as it came; "id_key" is the form in which ids are compared
+-- (8 and "8" are one), or a hash of it if it is long.
+CREATE TABLE perdure.call (
+    stream      bigint NOT NULL,
+    place       int NOT NULL,
+    record      int NOT NULL,
+    session     text COLLATE "C" NOT NULL,
+    incarnation int NOT NULL,
+    request_id  text COLLATE "C" NOT NULL,
+    id_key      bytea NOT NULL,
+    method      bytea NOT NULL,
+    request     bytea NOT NULL,
+    principal   bytea NOT NULL,
+    attempt     int NOT NULL,
+    progress    float8,
+    state       perdure.call_state NOT NULL,
+    digest      bytea NOT NULL DEFAULT '',
+    name        bytea NOT NULL DEFAULT '',
+    PRIMARY KEY (stream, place)
+) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
+-- Promise 12.
+CREATE UNIQUE INDEX call_open ON perdure.call (session, incarnation, id_key) WHERE state IN ('running', 'waiting');
+
+CREATE TABLE perdure.ask (
+    key     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    session text COLLATE "C" NOT NULL,
+    id      text COLLATE "C" NOT NULL,
+    record  int NOT NULL,
+    stream  bigint NOT NULL,
+    request bytea NOT NULL,
+    node    text COLLATE "C" NOT NULL,
+    UNIQUE (session, id)
+);
+
+CREATE INDEX ask_of_stream ON perdure.ask (stream);
+
+CREATE TABLE perdure.reader (
+    stream bigint PRIMARY KEY,
+    record int NOT NULL,
+    reader text COLLATE "C" NOT NULL,
+    node   text COLLATE "C" NOT NULL,
+    seq    bigint NOT NULL CHECK (seq >= 0)
+) WITH (fillfactor = 80);
+
+CREATE INDEX reader_of_node ON perdure.reader (node);
+
+-- The nodes that have joined and are not buried. "gone": it has left. "lock": the advisory lock that its ear holds, if
+-- it has an ear. "writer": the row of "turn" that each of its commits locks. "asked", "answered": how often a node without an ear
+-- was asked whether it holds anything, and how often it has answered that it does not. "clock": the time that it told, at
+-- "seen" by the server's clock. "process": how processes on its machine find its process.
+CREATE TABLE perdure.node (
+    key      bigint GENERATED ALWAYS AS IDENTITY,
+    id       text COLLATE "C" PRIMARY KEY,
+    record   int NOT NULL,
+    beat     bigint NOT NULL DEFAULT 0,
+    facts    bytea NOT NULL,
+    gone     bool NOT NULL DEFAULT false,
+    lock     bigint,
+    writer   bigint NOT NULL,
+    asked    bigint NOT NULL DEFAULT 0,
+    answered bigint NOT NULL DEFAULT 0,
+    clock    float8 NOT NULL,
+    seen     timestamptz NOT NULL,
+    process  text
+) WITH (fillfactor = 50);
+
+-- A row for each writer, to be locked by its commits. Nothing of it is written to the log.
+CREATE UNLOGGED TABLE perdure.turn (
+    writer bigint PRIMARY KEY
+);
+
+-- The nodes that were buried, or have left, last: a node that is in neither table was lost by the server, with what came
+-- after it, and joins again.
+CREATE TABLE perdure.buried (
+    key  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    node text COLLATE "C" NOT NULL UNIQUE
+);
+
+-- Senders lock the row of the mailbox until they have committed, so keys become visible in their order. It is apart
+-- from the node, whose beats wait for no sender. "last": the key of its last message.
+CREATE TABLE perdure.mailbox (
+    node    text COLLATE "C" PRIMARY KEY,
+    waiting int NOT NULL DEFAULT 0,
+    last    bigint NOT NULL DEFAULT 0
+) WITH (fillfactor = 50);
+
+-- Keys are never used again: a node may say twice how far it has got. They are at least the time in microseconds, so
+-- that a server that has lost the last ones does not give them out again (next_key_1).
+CREATE TABLE perdure.mail (
+    key     bigint NOT NULL,
+    node    text COLLATE "C" NOT NULL,
+    message bytea NOT NULL,
+    PRIMARY KEY (node, key)
+);
+
+ALTER TABLE perdure.mail ALTER COLUMN message SET STORAGE EXTERNAL;
+
+-- What other nodes say on a stream waits here for its writer, whichever node that is.
+CREATE TABLE perdure.forward (
+    key     bigint NOT NULL,
+    stream  bigint NOT NULL,
+    payload bytea NOT NULL,
+    PRIMARY KEY (stream, key)
+);
+
+ALTER TABLE perdure.forward ALTER COLUMN payload SET STORAGE EXTERNAL;
+
+-- The sender that forwards to a stream from a node, and the number of the last message that was taken (promise 16).
+CREATE TABLE perdure.sender (
+    stream bigint NOT NULL,
+    node   text COLLATE "C" NOT NULL,
+    sender text NOT NULL,
+    last   bigint NOT NULL,
+    PRIMARY KEY (stream, node)
+);
+
+CREATE INDEX sender_of_node ON perdure.sender (node);
+
+-- Resume tokens: one chain for each session at most. Hashes only.
+CREATE TABLE perdure.chain (
+    session text COLLATE "C" PRIMARY KEY,
+    name    text NOT NULL UNIQUE,
+    record  int NOT NULL,
+    holder  bytea NOT NULL,
+    current text NOT NULL,
+    next    text NOT NULL
+);
+
+-- One row: how many sessions are open, and how many have ended. Its lock makes the limits exact (promise 14).
+CREATE TABLE perdure.tally (
+    one   bool PRIMARY KEY DEFAULT true CHECK (one),
+    open  bigint NOT NULL DEFAULT 0 CHECK (open >= 0),
+    ended bigint NOT NULL DEFAULT 0 CHECK (ended >= 0)
+) WITH (fillfactor = 10);
+
+INSERT INTO perdure.tally DEFAULT VALUES;
+
+-- What all processes must know alike, and no client.
+CREATE TABLE perdure.secret (
+    name  text COLLATE "C" PRIMARY KEY,
+    value bytea NOT NULL
+);
+
+CREATE FUNCTION perdure.count_sessions() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    opened int := 0;
+    over int := 0;
+BEGIN
+    IF TG_OP <> 'INSERT' THEN
+        IF OLD.state = 'ended' THEN over := over - 1; ELSE opened := opened - 1; END IF;
+    END IF;
+    IF TG_OP <> 'DELETE' THEN
+        IF NEW.state = 'ended' THEN over := over + 1; ELSE opened := opened + 1; END IF;
+    END IF;
+    -- A session takes its chain along when it ends, however it does.
+    IF TG_OP <> 'INSERT' THEN
+        DELETE FROM perdure.chain WHERE session = OLD.id;
+    END IF;
+    UPDATE perdure.tally SET open = open + opened, ended = ended + over;
+    RETURN NULL;
+END $$;
+
+-- Single calls are not counted: each would wait for the row of all others.
+CREATE TRIGGER session_new AFTER INSERT ON perdure.session
+FOR EACH ROW WHEN (NEW.kind = 'session') EXECUTE FUNCTION perdure.count_sessions();
+
+CREATE TRIGGER session_gone AFTER DELETE ON perdure.session
+FOR EACH ROW WHEN (OLD.kind = 'session') EXECUTE FUNCTION perdure.count_sessions();
+
+CREATE TRIGGER session_over AFTER UPDATE OF state ON perdure.session
+FOR EACH ROW WHEN (NEW.state = 'ended' AND OLD.state <> 'ended') EXECUTE FUNCTION perdure.count_sessions();
+
+-- Sessions that a node which is not buried uses: it is their home, runs a call of theirs, or reads one of their streams.
+CREATE VIEW perdure.in_use AS
+SELECT session FROM perdure.stream WHERE NOT sealed AND node IN (SELECT id FROM perdure.node)
+UNION ALL
+SELECT s.session FROM perdure.stream AS s JOIN perdure.reader AS r ON r.stream = s.key
+WHERE r.node IN (SELECT id FROM perdure.node);
+
+-- The steps of a commit. A later release adds functions with a later number beside these, because both releases may write
+-- at the same time.
 
 -- Locks are on rows, which only roles with rights on these tables can lock. An advisory lock is shown to every role
 -- that may connect to the database, and each of them may take it and keep it.
@@ -542,4 +888,247 @@ BEGIN
         refused := refused || perdure.send_mail_1(mail_places, mail_nodes, mail_messages, most_mail);
     END IF;
     RETURN refused;
+END $$;
+
+-- Changes of the store that are not steps.
+
+-- Become the writer of a stream: a new generation, whose number is the high part of the new fence. The low part is
+-- random, so that a server that lost its last moments does not give out a fence again.
+-- "known": a generation that the caller has seen, which the server may have lost. "members": the nodes of the caller's
+-- process, which must not be buried before this is done.
+CREATE FUNCTION perdure.claim_1(
+    stream_ text, node_ text, held bigint, known int, random_ bigint, kept int, members text[]
+) RETURNS SETOF perdure.stream LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    s perdure.stream;
+    next_ int;
+BEGIN
+    PERFORM 1 FROM perdure.node WHERE id = ANY (members) ORDER BY id FOR KEY SHARE;
+    PERFORM perdure.refuse_buried_1(members);
+    SELECT * INTO s FROM perdure.stream WHERE id = stream_ AND fence = held AND NOT sealed FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    INSERT INTO perdure.generation (stream, generation, "end") VALUES (s.key, s.generation, s.last);
+    next_ := greatest(s.generation, known) + 1;
+    DELETE FROM perdure.generation AS g WHERE g.stream = s.key AND g.generation < next_ - kept;
+    RETURN QUERY UPDATE perdure.stream AS u SET
+        node = node_, generation = next_, fence = (next_::bigint << 40) | random_
+    WHERE u.key = s.key RETURNING u.*;
+END $$;
+
+-- A client begins again in a session that has not ended. The lock: no call of the incarnation before is being accepted
+-- any more when this is done.
+CREATE FUNCTION perdure.reattach_1(session_ text) RETURNS SETOF perdure.session LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM perdure.lock_session_1(session_);
+    RETURN QUERY UPDATE perdure.session SET incarnation = incarnation + 1, revision = revision + 1
+    WHERE id = session_ AND state <> 'ended' RETURNING *;
+END $$;
+
+-- Give a session its chain, in place of the one that it may have; false if it has ended.
+CREATE FUNCTION perdure.put_chain_1(
+    session_ text, name_ text, record_ int, holder_ bytea, current_ text, next_ text
+) RETURNS bool LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM perdure.lock_session_1(session_);
+    IF NOT EXISTS (SELECT 1 FROM perdure.session WHERE id = session_ AND state <> 'ended') THEN
+        RETURN false;
+    END IF;
+    INSERT INTO perdure.chain (session, name, record, holder, current, next)
+    VALUES (session_, name_, record_, holder_, current_, next_)
+    ON CONFLICT (session) DO UPDATE SET
+        name = excluded.name, record = excluded.record, holder = excluded.holder, current = excluded.current,
+        next = excluded.next;
+    RETURN true;
+END $$;
+
+-- Whether a process holds an advisory lock; NULL for none.
+CREATE FUNCTION perdure.is_held_1(lock_ bigint) RETURNS bool LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN lock_ IS NOT NULL THEN EXISTS (
+        SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1
+            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+            AND classid = (lock_ >> 32 & 4294967295)::oid AND objid = (lock_ & 4294967295)::oid) END;
+$$;
+
+-- Enter a node. Gives the store's time: that of a node that lives, which told it a moment ago, or else what the caller
+-- says (NULL: the server's clock).
+CREATE FUNCTION perdure.join_1(
+    node_ text, record_ int, lock_ bigint, writer_ bigint, facts_ bytea, wall float8, process_ text)
+RETURNS float8 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    told float8;
+BEGIN
+    SELECT clock + extract(epoch FROM clock_timestamp() - seen) INTO told FROM perdure.node
+    WHERE id <> node_ AND NOT gone AND seen > clock_timestamp() - interval '1 minute'
+        AND perdure.is_held_1(lock) IS NOT FALSE
+    ORDER BY seen DESC LIMIT 1;
+    told := coalesce(told, wall, extract(epoch FROM clock_timestamp()));
+    INSERT INTO perdure.node (id, record, lock, writer, facts, clock, seen, process)
+    VALUES (node_, record_, lock_, writer_, facts_, told, clock_timestamp(), process_)
+    ON CONFLICT (id) DO UPDATE SET record = excluded.record, lock = excluded.lock, writer = excluded.writer,
+        gone = false, process = excluded.process;
+    INSERT INTO perdure.mailbox (node) VALUES (node_) ON CONFLICT (node) DO NOTHING;
+    DELETE FROM perdure.buried WHERE node = node_;
+    RETURN told;
+END $$;
+
+-- Note that a node is not there any more because it was buried, or has left. The last thousand are remembered: a node
+-- learns it with its next beat, or when it is awake again, and by then a thousand others have hardly come and gone.
+CREATE FUNCTION perdure.note_buried_1(node_ text) RETURNS void LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    INSERT INTO perdure.buried (node) VALUES (node_) ON CONFLICT (node) DO NOTHING;
+    DELETE FROM perdure.buried WHERE key <= (SELECT max(key) FROM perdure.buried) - 1000;
+$$;
+
+-- The streams that a node writes, sealed ones excepted: what is listed, and what has open calls.
+CREATE FUNCTION perdure.written_by_1(node_ text) RETURNS SETOF perdure.stream LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT * FROM perdure.stream WHERE NOT sealed AND key IN (
+        SELECT key FROM perdure.stream WHERE node = node_ AND listed
+        UNION SELECT s.key FROM perdure.call AS c JOIN perdure.stream AS s ON s.key = c.stream
+        WHERE c.state IN ('running', 'waiting') AND s.node = node_)
+    ORDER BY key;
+$$;
+
+-- A node stops: gone at once if it leaves nothing behind, else when another one has buried it.
+CREATE FUNCTION perdure.leave_1(node_ text) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    DELETE FROM perdure.sender WHERE node = node_;
+    PERFORM 1 FROM perdure.mailbox WHERE node = node_ FOR UPDATE;
+    IF EXISTS (SELECT 1 FROM perdure.written_by_1(node_)) OR EXISTS (SELECT 1 FROM perdure.mail WHERE node = node_)
+        OR EXISTS (SELECT 1 FROM perdure.reader WHERE node = node_) THEN
+        UPDATE perdure.node SET gone = true WHERE id = node_;
+    ELSE
+        DELETE FROM perdure.mailbox WHERE node = node_;
+        DELETE FROM perdure.node WHERE id = node_;
+        PERFORM perdure.note_buried_1(node_);
+    END IF;
+END $$;
+
+-- Forget a dead node, unless it has another beat than the one that was seen (NULL: whichever it has): then "mail" is
+-- NULL. Else it is the number of its messages, which the heir has now, under new keys: it may have dealt with later ones
+-- already. "keys" are the streams that it read. "members" are the nodes of the caller's process: one that is buried
+-- itself inherits nothing.
+CREATE FUNCTION perdure.bury_1(node_ text, heir text, seen_ bigint, members text[])
+RETURNS TABLE (mail int, keys bigint[]) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    n perdure.node;
+    first bigint;
+BEGIN
+    -- In the order of the nodes: two may bury each other.
+    PERFORM 1 FROM perdure.node WHERE id = ANY (members || node_) ORDER BY id FOR UPDATE;
+    PERFORM perdure.refuse_buried_1(members);
+    SELECT * INTO n FROM perdure.node WHERE id = node_;
+    IF FOUND THEN
+        IF n.beat <> seen_ THEN
+            RETURN NEXT;
+            RETURN;
+        END IF;
+        -- A commit of it that runs comes to its end; the next one finds that the node is not there.
+        PERFORM perdure.take_turn_1(n.writer);
+        PERFORM perdure.note_buried_1(node_);
+    END IF;
+    PERFORM 1 FROM perdure.mailbox WHERE node IN (node_, heir) ORDER BY node FOR UPDATE;
+    SELECT array_agg(r.stream) INTO keys FROM perdure.reader AS r WHERE r.node = node_;
+    DELETE FROM perdure.reader AS r WHERE r.node = node_;
+    SELECT perdure.next_key_1(b.last) INTO first FROM perdure.mailbox AS b WHERE b.node = heir;
+    INSERT INTO perdure.mail (node, key, message)
+    SELECT heir, first - 1 + row_number() OVER (ORDER BY m.key), m.message FROM perdure.mail AS m
+    WHERE m.node = node_ AND first IS NOT NULL;
+    GET DIAGNOSTICS mail = ROW_COUNT;
+    UPDATE perdure.mailbox AS b SET waiting = waiting + mail, last = first + mail - 1 WHERE b.node = heir AND mail > 0;
+    DELETE FROM perdure.mail AS m WHERE m.node = node_;
+    DELETE FROM perdure.mailbox AS b WHERE b.node = node_;
+    DELETE FROM perdure.sender AS s WHERE s.node = node_;
+    DELETE FROM perdure.node WHERE id = node_;
+    -- Also those of processes that wrote and never joined.
+    DELETE FROM perdure.turn WHERE writer IN (
+        SELECT t.writer FROM perdure.turn AS t WHERE NOT EXISTS (SELECT 1 FROM perdure.node AS o WHERE o.writer = t.writer)
+        FOR UPDATE SKIP LOCKED);
+    RETURN NEXT;
+END $$;
+
+-- Hide the events, or the answers, of some streams up to a number each. The rows are locked in the order in which commits
+-- lock them, so that none waits for the other in a circle.
+CREATE FUNCTION perdure.hide_1(part_ text, keys bigint[], seqs int[]) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM 1 FROM perdure.stream WHERE key = ANY (keys) ORDER BY id FOR NO KEY UPDATE;
+    IF part_ = 'event' THEN
+        UPDATE perdure.stream AS s SET trimmed = x.seq FROM unnest(keys, seqs) AS x (key, seq)
+        WHERE s.key = x.key AND s.trimmed < x.seq;
+    ELSE
+        UPDATE perdure.stream AS s SET forgotten = x.seq FROM unnest(keys, seqs) AS x (key, seq)
+        WHERE s.key = x.key AND s.forgotten < x.seq;
+    END IF;
+END $$;
+
+-- Forget some streams that are over and hold nothing any more; gives how many.
+CREATE FUNCTION perdure.expire_streams_1(keys bigint[], answers float8) RETURNS int LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    over bigint[];
+BEGIN
+    PERFORM 1 FROM perdure.stream WHERE key = ANY (keys) ORDER BY id FOR UPDATE;
+    SELECT array_agg(key) INTO over FROM perdure.stream AS s
+    WHERE key = ANY (keys) AND opened < answers
+        AND (sealed OR NOT EXISTS (SELECT 1 FROM perdure.session WHERE id = s.session))
+        AND NOT EXISTS (SELECT 1 FROM perdure.answer WHERE stream = s.key AND seq > s.forgotten AND time >= answers)
+        AND NOT EXISTS (SELECT 1 FROM perdure.event WHERE stream = s.key AND seq > s.trimmed);
+    IF over IS NULL THEN
+        RETURN 0;
+    END IF;
+    PERFORM perdure.drop_streams_1(over);
+    RETURN cardinality(over);
+END $$;
+
+-- Forget a session that was not used for long, if it is still so; gives how many went.
+CREATE FUNCTION perdure.expire_session_1(session_ text, before float8) RETURNS int LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    keys bigint[];
+BEGIN
+    PERFORM perdure.lock_session_1(session_);
+    SELECT array_agg(key) INTO keys FROM (
+        SELECT key FROM perdure.stream WHERE session = session_ ORDER BY key FOR UPDATE) AS locked;
+    DELETE FROM perdure.session AS s WHERE id = session_ AND active < before
+        AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id);
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    IF keys IS NOT NULL THEN
+        PERFORM perdure.drop_streams_1(keys);
+    END IF;
+    RETURN 1;
+END $$;
+
+-- Empty a slot in which everything has expired. A reader in the way is waited for so long that short reads get done, and
+-- not longer, because other readers wait behind this meanwhile. Commits do not: they lock only the slot that is written.
+CREATE FUNCTION perdure.empty_slot_1(part_ text, slot_ smallint, expired float8) RETURNS bool LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM 1 FROM perdure.rotation WHERE part = part_ FOR UPDATE;
+    IF NOT EXISTS (SELECT 1 FROM perdure.slot WHERE part = part_ AND slot = slot_ AND closed < expired) THEN
+        RETURN false;
+    END IF;
+    PERFORM set_config('lock_timeout', '100ms', true);
+    EXECUTE format('TRUNCATE perdure.%I', part_ || '_' || slot_);
+    UPDATE perdure.slot SET began = NULL, closed = NULL WHERE part = part_ AND slot = slot_;
+    RETURN true;
+END $$;
+
+-- Write into an empty slot from now on, if the present one was written for as long as a slot is, and there is one.
+CREATE FUNCTION perdure.next_slot_1(part_ text, now_ float8, period float8) RETURNS bool LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    r perdure.rotation;
+    next_ smallint;
+BEGIN
+    SELECT * INTO r FROM perdure.rotation WHERE part = part_ FOR UPDATE;
+    IF r.since IS NULL THEN
+        UPDATE perdure.rotation SET since = now_ WHERE part = part_;
+        RETURN false;
+    END IF;
+    SELECT slot INTO next_ FROM perdure.slot WHERE part = part_ AND slot <> r.slot AND closed IS NULL ORDER BY slot LIMIT 1;
+    IF NOT FOUND OR now_ - r.since < period THEN
+        RETURN false;
+    END IF;
+    UPDATE perdure.slot SET closed = now_ WHERE part = part_ AND slot = r.slot;
+    UPDATE perdure.slot SET began = now_ WHERE part = part_ AND slot = next_;
+    UPDATE perdure.rotation SET slot = next_, since = now_ WHERE part = part_;
+    RETURN true;
 END $$;

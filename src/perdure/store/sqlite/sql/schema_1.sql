@@ -1,4 +1,4 @@
--- The tables of a SQLite store, at the version of the last file in migrations/.
+-- Version 1 of a SQLite store.
 --
 -- Streams have small integer keys, because every event carries one. A stream takes everything in it along when it
 -- goes: the trigger at the end does that, so that no event, call, ask or reader is ever left without its stream.
@@ -169,14 +169,6 @@ CREATE TABLE chain (
     current TEXT NOT NULL,
     next    TEXT NOT NULL
 ) WITHOUT ROWID;
-
--- One row: no fence above it was ever given out. Read by earlier releases, which count from there.
-CREATE TABLE fence (
-    only INTEGER PRIMARY KEY CHECK (only = 1),
-    last INTEGER NOT NULL CHECK (last >= 0)
-);
-
-INSERT INTO fence (only, last) VALUES (1, 0);
 
 -- One row: how many sessions are open, and how many have ended. Counting them would take longer the more there are.
 CREATE TABLE tally (
