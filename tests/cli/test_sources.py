@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from perdure.cli import config_file, entry, variables
+from perdure.cli import entry, sources
 from perdure.cli.main import perdure_command
 from perdure.cli.options import settings_from
 from perdure.errors import Misuse
@@ -221,13 +222,12 @@ def test_every_variable_that_the_package_reads_is_known() -> None:
         name for path in root.rglob("*.py") for name in re.findall(r"\"(PERDURE_[A-Z_]+[A-Z])\"", path.read_text())
     }
     assert {"PERDURE_STORE", "PERDURE_WORKER_FDS", "PERDURE_STATE_KEYS"} <= named
-    variables.check_variables(dict.fromkeys(named, "x"), variables.commands_below(perdure_command))
+    sources.check_variables(dict.fromkeys(named, "x"), sources.commands_below(perdure_command))
 
 
-@pytest.mark.parametrize("module", [config_file, variables])
-def test_a_file_has_a_limit(module: object, tmp_path: Path) -> None:
-    path, most = tmp_path / "file", config_file.MAX_FILE
-    use = config_file.read_config if module is config_file else lambda path: variables.load_env_file(path, {})
+@pytest.mark.parametrize("use", [sources.read_config, lambda path: sources.load_env_file(path, {})])
+def test_a_file_has_a_limit(use: Callable[[Path], object], tmp_path: Path) -> None:
+    path, most = tmp_path / "file", sources.MAX_FILE
     path.write_bytes(b"#".ljust(most, b"x"))
     use(path)
     path.write_bytes(b"#".ljust(most + 1, b"x"))

@@ -10,8 +10,8 @@ import click
 
 def main() -> NoReturn:
     if sys.argv[1:2] == ["stdio"]:
+        from perdure.cli.sources import check_variables
         from perdure.cli.stdio import stdio
-        from perdure.cli.variables import check_variables
         from perdure.errors import Misuse
 
         # If the arguments are wrong, the whole command reports that. It also knows the variables of the other commands.

@@ -6,7 +6,8 @@ That table is imported where it is used, because `perdure stdio` does not need i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,7 +20,8 @@ LEVELS = ("debug", "info", "warning", "error")
 DEFAULT_STORE = "sqlite:perdure.db"
 #: Under this key a click context has the name of its configuration file, if there is one.
 CONFIG = f"{__name__}.config"
-
+#: How much two names must have in common: `loavse` is `loaves`, and not `oven`.
+ALIKE = 0.7
 
 _METAVARS = {"allowed_hosts": "NAME", "tasks": "NAME=HOW"}
 
@@ -116,3 +118,9 @@ def spelling(ctx: click.Context | None, param: click.Parameter) -> str:
     if isinstance(param, click.Argument):
         return str(param.metavar or param.name)
     return next((name for name in param.opts if name.startswith("--")), param.opts[0])
+
+
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return a hint at names that look alike, each with the prefix; "" if there are none."""
+    close = difflib.get_close_matches(name, list(known), cutoff=ALIKE)
+    return f"; did you mean {' or '.join(repr(prefix + one) for one in close)}?" if close else ""

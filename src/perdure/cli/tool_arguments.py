@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure._core.text import printable
-from perdure.cli.hints import did_you_mean
+from perdure.cli.options import did_you_mean
 from perdure.errors import Misuse
 
 Schema = Mapping[str, Any]

@@ -14,8 +14,8 @@ import mcp_types as types
 
 from perdure._core.text import format_size, printable
 from perdure.cli.call import FAILED, MAX_SHOWN
-from perdure.cli.hints import did_you_mean
 from perdure.cli.listing import one_line, plain, read_list
+from perdure.cli.options import did_you_mean
 from perdure.cli.terminal import Terminal
 from perdure.cli.tool_arguments import Word, tool_arguments
 from perdure.client.connect import Client
