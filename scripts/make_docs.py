@@ -31,7 +31,6 @@ from perdure.cli.options import ServeOption
 from perdure.http.refusals import RETRY_AFTER, Refusal
 from perdure.settings import NUMBERS, Rule, Settings, rule_of
 from perdure.store.invariants import INVARIANTS
-from perdure.telemetry.counters import HELP, Counters
 from perdure.telemetry.prometheus import METRICS
 from proofs import checklist, promises, requirements
 
@@ -216,10 +215,6 @@ def limits(_: str) -> str:
     return table(("what", "limit", "beyond", "in the code"), fixed)
 
 
-def counters(_: str) -> str:
-    return table(("counter", "counts"), [[f"`{name}`", HELP[name]] for name in Counters().snapshot()])
-
-
 def metrics(_: str) -> str:
     rows = [[f"`{m.name}`", m.kind, ", ".join(f"`{label}`" for label in m.labels), m.help] for m in METRICS]
     return table(("metric", "type", "labels", "what it tells"), rows)
@@ -336,7 +331,6 @@ MAKERS: dict[str, Callable[[str], str]] = {
         refusals,
         codes,
         limits,
-        counters,
         metrics,
         alerts,
         invariants,
