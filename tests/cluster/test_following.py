@@ -7,13 +7,11 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from perdure._core.ids import (
-    Fence,
     NodeId,
     SessionId,
     StreamId,
@@ -25,7 +23,7 @@ from perdure._core.ids import (
 from perdure.cluster.node import Peers
 from perdure.errors import StoreUnavailable
 from perdure.store import MemoryStore
-from perdure.store.records import Event, Followed, ReaderRecord
+from perdure.store.records import ReaderRecord
 from perdure.store.steps import PutReader
 from tests.cluster.conftest import Pair, Start
 from tests.support.clients.wire_client import Web, notices_of, progress_of, text_of
@@ -49,11 +47,11 @@ class Forgetful(SharedStore):
         self.lost = 0
         self._dice = random.Random(1)
 
-    def hint(self, node: NodeId, streams: Sequence[StreamId], enclosed: Sequence[Followed] = ()) -> None:
+    def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
         if self._dice.random() < 0.5:
             self.lost += 1
         else:
-            super().hint(node, streams, enclosed)
+            super().hint(node, streams)
 
 
 async def test_lost_hints_cost_time_and_nothing_else(tmp_path: Path) -> None:
@@ -114,27 +112,6 @@ async def test_the_reader_of_a_dead_node_holds_nobody_back(start: Start, tmp_pat
     assert pair.a.shop.sent < 500
     await ghost.die()
     await until(lambda: pair.a.shop.seen == ["flooded"])
-
-
-async def test_what_a_writer_of_before_sends_late_is_not_shown_and_ends_no_reader(pair: Pair) -> None:
-    """Its hint comes after another node has become the writer; what is in it was lost, or is in the store."""
-    at_a, at_b = await pair.join()
-    wire = await at_a.call("count", n=3, gate="g", pauses=[1, 2], token=1)
-    await wire.message()
-    position = parse_position(wire.last_id)
-    assert position is not None
-    reader = await at_b.get(wire.last_id)
-    readers, store = remote_readers_of(pair.b.site), life_of(pair.b.site).context.store
-    await until(lambda: readers.follows(position.stream))
-    record = (await store.streams_by_id([position.stream]))[position.stream]
-    late = replace(record, fence=Fence(record.fence - 1), node=NodeId("before"), last=position.seq + 1)
-    readers.take([record.id], [Followed(late, [Event(late.last, 1.0, b'{"it":"was lost"}', False)])])
-    await readers.look([record.id], everything=False)
-    for gate in (1, 2):
-        pair.a.shop.open(f"g/{gate}")
-    messages = await reader.rest()
-    assert progress_of(messages) == [2, 3]
-    assert text_of(messages[-1]) == "counted to 3"
 
 
 async def row_of(pair: Pair, stream: StreamId) -> tuple[NodeId, bool] | None:

@@ -86,7 +86,7 @@ async def test_a_hint_comes_in_a_later_turn_of_the_loop_and_never_after_the_end(
     store = MemoryStore()
     await store.join(A)
     told: list[Sequence[StreamId]] = []
-    stop = store.subscribe(A, lambda streams, _: told.append(streams))
+    stop = store.subscribe(A, lambda streams: told.append(streams))
     store.hint(A, [StreamId("x")])
     assert told == []
     await asyncio.sleep(0)

@@ -63,7 +63,7 @@ class RemoteReaders:
         """Written here, read here, and in the store for operators."""
         self._lent: dict[StreamId, Stream] = {}
         """Written here, read elsewhere."""
-        self._grown: dict[NodeId, dict[StreamId, Followed | None]] = {}
+        self._grown: dict[NodeId, set[StreamId]] = {}
         self._unsure: dict[StreamId, Stream] = {}
         """Streams of which the store has to say who reads them."""
         self._look_up = OnDemand(self._look_up_readers, name="perdure-readers", on_failure=self._not_looked_up)
@@ -88,18 +88,16 @@ class RemoteReaders:
     # Streams that this node writes and others read
 
     def on_grown(self, stream: Stream) -> None:
-        """Hint at the end of this turn of the loop: one hint for all that grew in it, with what the reader needs of
-        it."""
+        """Hint at the end of this turn of the loop: one hint for all that grew in it."""
         assert stream.readers.remote is not None
         if not self._grown:
             asyncio.get_running_loop().call_soon(self._hint)
-        grown, newest = self._grown.setdefault(stream.readers.remote.node, {}), stream.newest()
-        grown[stream.id] = None if newest is None else newest.behind(grown.get(stream.id))
+        self._grown.setdefault(stream.readers.remote.node, set()).add(stream.id)
 
     def _hint(self) -> None:
         grown, self._grown = self._grown, {}
         for node, streams in grown.items():
-            self._store.hint(node, list(streams), [newest for newest in streams.values() if newest is not None])
+            self._store.hint(node, list(streams))
 
     def on_claimed(self, stream: Stream) -> None:
         entry = self._followed.pop(stream.id, None)
@@ -210,41 +208,16 @@ class RemoteReaders:
 
     # Looking
 
-    def take(self, streams: Sequence[StreamId], enclosed: Sequence[Followed]) -> None:
-        """A hint at streams has come, and has brought this along. It is all that is new, or it is of no use."""
-        news = {followed.record.id: followed for followed in enclosed}
-        for name in streams:
-            if (entry := self._followed.get(name)) is not None:
-                found = news[name].behind(entry.enclosed) if name in news else None
-                entry.enclosed = None if found is None or len(found.events or ()) > BATCH else found
-
-    def _enclosed(self, after: Mapping[StreamId, int]) -> dict[StreamId, Followed]:
-        """What hints have brought along of streams whose reader has got this far. Only the writer that is known here is
-        believed: a hint may come late, from one that has lost its claim, and only the store tells who has it now."""
-        found: dict[StreamId, Followed] = {}
-        for name, number in after.items():
-            entry = self._followed[name]
-            enclosed, entry.enclosed = entry.enclosed, None
-            if enclosed is None or not enclosed.events or enclosed.record.fence != entry.reader.stream.fence:
-                continue
-            if enclosed.events[0].seq == number + 1:
-                found[name] = enclosed
-        return found
-
     async def look(self, named: Collection[StreamId], *, everything: bool) -> Sequence[StreamRecord]:
         """See how far streams have come that are read here and written elsewhere, or the reverse: the named ones, or
         all. Gives the standalone streams that are read here and have no writer any more."""
         holders = await self._peers.holders() if everything and self.has_readers_beyond else ()
         if everything or len(named) > _EVENTS_AT_ONCE:
             after = {name: 0 for name in self._followed if everything or name in named}
-            for name in after:
-                self._followed[name].enclosed = None
             found = {record.id: Followed(record) for record in await stream_ends(self._store, list(after))}
         else:
             after = {name: entry.reader.cursor for name in named if (entry := self._followed.get(name)) is not None}
-            found = self._enclosed(after)
-            unknown = {name: number for name, number in after.items() if name not in found}
-            found |= await self._store.follow(unknown, limit=BATCH) if unknown else {}
+            found = dict(await self._store.follow(after, limit=BATCH)) if after else {}
         homeless = await self._follow(after, found)
         for entry in [entry for entry in self._followed.values() if everything and entry.rests_beyond]:
             # A reader rests beyond the end of a stream while its writer holds what follows. Once that is written, it
@@ -313,8 +286,6 @@ class _Entry:
     """The writer has shown it what is not in the store yet."""
     is_listed: bool = False
     """Its row is written, and says which reader is on the stream."""
-    enclosed: Followed | None = None
-    """What a hint has brought along, and no look has seen yet."""
 
 
 class _Hinting(Steps):

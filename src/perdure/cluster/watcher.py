@@ -20,7 +20,7 @@ from perdure.sessions.changes import Changes
 from perdure.sessions.context import ServerContext, mail_to
 from perdure.sessions.registry import SessionRegistry
 from perdure.store.interface import stream_by_id
-from perdure.store.records import Followed, Overview, StreamRecord
+from perdure.store.records import Overview, StreamRecord
 from perdure.store.steps import MailReceived
 from perdure.telemetry.events import log_event
 
@@ -81,10 +81,9 @@ class Watcher:
             if self._changes is not None:
                 self._changes.on_hint(())
 
-    def _on_hint(self, streams: Sequence[StreamId], enclosed: Sequence[Followed]) -> None:
+    def _on_hint(self, streams: Sequence[StreamId]) -> None:
         """`streams` may have changed; without any, others may have written anything."""
         self._context.waiters.wake(streams)
-        self._readers.take(streams, enclosed)
         others = streams if self._changes is None else self._changes.on_hint(streams)
         if others:
             self._named.update(others)

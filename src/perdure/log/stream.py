@@ -30,7 +30,7 @@ from perdure._core.states import (
 from perdure.errors import Behind, PerdureError, SessionEnded
 from perdure.log.journal import Journal, Steps
 from perdure.log.turns import AHEAD
-from perdure.store.records import CallRecord, Event, Followed, ReaderRecord, StreamRecord
+from perdure.store.records import CallRecord, Event, ReaderRecord, StreamRecord
 from perdure.store.steps import Append, CallEnd, OpenStream, Step, Trim
 from perdure.telemetry.events import log_event
 
@@ -700,24 +700,6 @@ class Stream:
         self.moved()
 
     # Reading
-
-    def newest(self) -> Followed | None:
-        """What a reader at another node would find in the store, as far as it is in memory; `None` where another node
-        writes it."""
-        if self.writer is None:
-            return None
-        tail, readers = self.tail, self.readers
-        record = replace(
-            self.writer.record,
-            node=self.node,
-            fence=self.fence,
-            generation=self.generation,
-            last=tail.durable,
-            sealed=self.is_over and tail.durable >= tail.last,
-            delivered=readers.delivered,
-            unread=readers.marked_unread,
-        )
-        return Followed(record, tail.after(0))
 
     async def read(self, *, after: int, limit: int) -> Sequence[Event]:
         """Visible events after a sequence number; from the tail where it reaches back far enough."""

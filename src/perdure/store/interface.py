@@ -258,9 +258,8 @@ class ReaderStore(Protocol):
     async def reader(self, stream: StreamId) -> ReaderRecord | None: ...
 
 
-HintListener = Callable[[Sequence[StreamId], Sequence[Followed]], None]
-"""Called in the event loop with the streams to look at again; with none, at all that you follow and at your mail. Then
-with what the hint has brought along."""
+HintListener = Callable[[Sequence[StreamId]], None]
+"""Called in the event loop with the streams to look at again; with none, at all that you follow and at your mail."""
 
 
 class Wakeups(Protocol):
@@ -268,11 +267,8 @@ class Wakeups(Protocol):
         """Call `listener` when other nodes hint at something for this one, and now and then when something was written
         (8). Gives the way to stop."""
 
-    def hint(self, node: NodeId, streams: Sequence[StreamId], enclosed: Sequence[Followed] = ()) -> None:
-        """Tell a node to look at streams again: they have grown, or another reader is there. Never waits or fails.
-
-        `enclosed`: what the node would read there now. A store for which a read is dear brings it along if it is small.
-        """
+    def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
+        """Tell a node to look at streams again: they have grown, or another reader is there. Never waits or fails."""
 
     def stamp(self) -> object:
         """Equal values mean that no other process has written anything between the two moments.

@@ -212,15 +212,6 @@ class Followed(NamedTuple):
     revision: int | None = None
     """Of the record of the stream's session (21); `None`: it was not read, or the session is not there."""
 
-    def behind(self, earlier: "Followed | None") -> "Followed":
-        """The same with the events of an earlier one in front, if they are the ones directly before, written under the
-        same claim: what was written under an earlier one may have been lost, and its numbers used again."""
-        if earlier is None or not earlier.events or not self.events or earlier.record.fence != self.record.fence:
-            return self
-        if earlier.events[-1].seq + 1 != self.events[0].seq:
-            return self
-        return self._replace(events=(*earlier.events, *self.events))
-
 
 class Overview(NamedTuple):
     """The nodes on the store, and whether anything waits for one of them."""

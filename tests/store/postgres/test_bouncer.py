@@ -108,7 +108,7 @@ async def test_a_process_behind_a_pooler_says_once_that_it_is_deaf_and_looks_ins
         await there.join(OTHER)
         assert len(said_to_be_deaf(caplog)) == 2
         told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
-        there.subscribe(OTHER, lambda streams, _: told.put_nowait(streams))
+        there.subscribe(OTHER, lambda streams: told.put_nowait(streams))
         await here.commit([SendMail(node=OTHER, message=b"look")])
         assert await told.get() == ()
         assert [mail.message for mail in await there.mail(OTHER)] == [b"look"]
@@ -132,7 +132,7 @@ async def test_a_process_notices_by_the_silence_that_it_is_deaf_where_sessions_t
             await store.join(NODE)
             assert len(said_to_be_deaf(caplog)) == 1
             told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
-            store.subscribe(NODE, lambda streams, _: told.put_nowait(streams))
+            store.subscribe(NODE, lambda streams: told.put_nowait(streams))
             await store.commit([PutSession(record=a_session())])
             assert await told.get() == ()
         for one in busy:
@@ -151,7 +151,7 @@ async def test_a_look_is_told_of_a_commit_when_it_can_be_seen_and_not_before(tmp
             here, there = [await stack.enter_async_context(PostgresStore(url, timeout=BUSY_SECONDS)) for _ in range(2)]
             told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
             await there.join(OTHER)
-            there.subscribe(OTHER, lambda streams, _: told.put_nowait(streams))
+            there.subscribe(OTHER, lambda streams: told.put_nowait(streams))
             operator = await asyncpg.connect(server.url)
             stack.push_async_callback(operator.close)
             await _change(operator, "SET synchronous_standby_names = 'absent'")
@@ -201,7 +201,7 @@ async def test_a_second_address_makes_a_process_hear(
         await there.join(OTHER)
         assert said_to_be_deaf(caplog) == []
         told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
-        there.subscribe(OTHER, lambda streams, _: told.put_nowait(streams))
+        there.subscribe(OTHER, lambda streams: told.put_nowait(streams))
         here.hint(OTHER, [StreamId("grown")])
         assert await told.get() == ("grown",)
         mine = here.liveness(NODE, lease=1_000.0, monotonic=lambda: 0.0)
@@ -224,7 +224,7 @@ async def test_a_pooler_in_session_mode_is_like_the_server(tmp_path: Path, caplo
             await here.join(NODE)
             await there.join(OTHER)
             told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
-            there.subscribe(OTHER, lambda streams, _: told.put_nowait(streams))
+            there.subscribe(OTHER, lambda streams: told.put_nowait(streams))
             here.hint(OTHER, [StreamId("grown")])
             assert await told.get() == ("grown",)
             assert said_to_be_deaf(caplog) == []

@@ -47,7 +47,7 @@ class Crowd:
         for number in range(nodes - 1):
             await self.stores[number % (PROCESSES - 1)].join(a_name(number))
         await self.stores[-1].join(OTHER)
-        self.stores[-1].subscribe(OTHER, lambda streams, _: self.told.append(streams))
+        self.stores[-1].subscribe(OTHER, lambda streams: self.told.append(streams))
         await self._ear.add_listener(self._channel, lambda *heard: self.said.append(str(heard[-1])))
 
     async def look(self) -> None:
@@ -141,7 +141,7 @@ async def test_a_word_that_this_release_does_not_know_changes_nothing(word: str)
         await stranger.execute("SELECT pg_notify($1, $2)", channel, word)
         await stranger.close()
         told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
-        store.subscribe(OTHER, lambda streams, _: told.put_nowait(streams))
+        store.subscribe(OTHER, lambda streams: told.put_nowait(streams))
         there.hint(OTHER, [StreamId("grown")])
         while await told.get() != ("grown",):
             pass

@@ -104,7 +104,7 @@ async def test_a_process_that_lost_its_ear_takes_its_lock_again_and_hears_again(
         await here.join(NODE)
         await there.join(OTHER)
         told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
-        there.subscribe(OTHER, lambda streams, _: told.put_nowait(streams))
+        there.subscribe(OTHER, lambda streams: told.put_nowait(streams))
         mine = here.liveness(NODE, lease=LEASE, monotonic=lambda: now)
         schema = parse_address(url).schema
         lock = await other.fetchval(f"SELECT lock FROM {schema}.node WHERE id = $1", OTHER)
@@ -291,7 +291,7 @@ async def test_a_process_that_hears_nothing_says_so_once_and_polls(caplog: pytes
         await there.join(OTHER)
         assert [record.message for record in caplog.records if "polls instead" in record.message] != []
         told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
-        there.subscribe(OTHER, lambda streams, _: told.put_nowait(streams))
+        there.subscribe(OTHER, lambda streams: told.put_nowait(streams))
         await here.commit([SendMail(node=OTHER, message=b"look")])
         assert await told.get() == ()
         assert [mail.message for mail in await there.mail(OTHER)] == [b"look"]
@@ -315,7 +315,7 @@ async def test_a_direct_address_for_listening_hears_past_what_is_between() -> No
         async with PostgresStore(f"{way}&listen={direct}", timeout=20.0) as there:
             await there.join(OTHER)
             told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
-            there.subscribe(OTHER, lambda streams, _: told.put_nowait(streams))
+            there.subscribe(OTHER, lambda streams: told.put_nowait(streams))
             async with PostgresStore(url, timeout=20.0) as here:
                 here.hint(OTHER, [StreamId("grown")])
                 assert await told.get() == ("grown",)

@@ -12,7 +12,6 @@ import pytest
 
 from perdure._core.ids import NodeId, StreamId
 from perdure.errors import StoreTooNew
-from perdure.store.records import Followed
 from perdure.store.sqlite import SqliteStore
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite import wakeups as _sqlite_hints
@@ -31,7 +30,7 @@ class Heard:
     def __init__(self) -> None:
         self._calls: asyncio.Queue[tuple[StreamId, ...]] = asyncio.Queue()
 
-    def __call__(self, streams: Sequence[StreamId], _: Sequence[Followed]) -> None:
+    def __call__(self, streams: Sequence[StreamId]) -> None:
         self._calls.put_nowait(tuple(streams))
 
     async def next(self) -> tuple[StreamId, ...]:

@@ -273,8 +273,8 @@ class FaultyStore:
     def subscribe(self, node: NodeId, listener: HintListener) -> Callable[[], None]:
         return self._inner.subscribe(node, listener)
 
-    def hint(self, node: NodeId, streams: Sequence[StreamId], enclosed: Sequence[Followed] = ()) -> None:
-        self._inner.hint(node, streams, enclosed)
+    def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
+        self._inner.hint(node, streams)
 
     def clock(self) -> float:
         return self._inner.clock()

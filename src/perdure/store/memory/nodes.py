@@ -19,7 +19,6 @@ from perdure.store.records import (
     RECORD_VERSION,
     CallRecord,
     Event,
-    Followed,
     Forwarded,
     Mail,
     NodeRecord,
@@ -148,14 +147,14 @@ class MemoryNodes:
         self._subscriptions[key] = (node, listener, asyncio.get_running_loop())
         return lambda: self._subscriptions.pop(key, None) and None
 
-    def hint(self, node: NodeId, streams: Sequence[StreamId], enclosed: Sequence[Followed] = ()) -> None:
+    def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
         for key, (whose, _, loop) in self._subscriptions.items():
             if whose == node and not loop.is_closed():
-                loop.call_soon(self._tell, key, tuple(streams), tuple(enclosed))
+                loop.call_soon(self._tell, key, tuple(streams))
 
-    def _tell(self, key: object, streams: Sequence[StreamId], enclosed: Sequence[Followed]) -> None:
+    def _tell(self, key: object, streams: Sequence[StreamId]) -> None:
         if (subscription := self._subscriptions.get(key)) is not None:
-            subscription[1](streams, enclosed)
+            subscription[1](streams)
 
     def stamp(self) -> object:
         return self._writes

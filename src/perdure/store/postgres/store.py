@@ -44,7 +44,6 @@ from perdure.store.records import (
     OLDEST_STREAMS,
     RECORD_VERSION,
     Extent,
-    Followed,
     SessionRecord,
     StreamRecord,
 )
@@ -238,9 +237,9 @@ class PostgresStore(Reads, Opens):
     def subscribe(self, node: NodeId, listener: HintListener) -> Callable[[], None]:
         return self._hints.subscribe(node, listener)
 
-    def hint(self, node: NodeId, streams: Sequence[StreamId], enclosed: Sequence[Followed] = ()) -> None:
+    def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
         if self._is_open:
-            self._hints.hint(node, streams)  # nothing that another role could make up comes with it
+            self._hints.hint(node, streams)
 
     def stamp(self) -> object:
         """Always another one: only the server knows what others have written."""

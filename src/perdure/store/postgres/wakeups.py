@@ -113,7 +113,7 @@ class Hints:
 
     def _tell(self, node: NodeId, hinted: Hinted) -> None:
         for listener in list(self._listeners.get(node, ())):
-            listener(tuple(hinted or ()), ())
+            listener(tuple(hinted or ()))
 
     async def _keep_looking(self) -> None:
         seen: object = None

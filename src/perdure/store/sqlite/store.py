@@ -25,7 +25,7 @@ from perdure._core.retention import Cutoffs
 from perdure.errors import StoreUnavailable
 from perdure.store.codec import PLAIN, Codec, Payloads, weigh
 from perdure.store.interface import HintListener, Liveness, Opens, load_apart, single_call_apart
-from perdure.store.records import CallSnapshot, Followed, Loaded, SessionRecord, StreamRecord, Survey
+from perdure.store.records import CallSnapshot, Loaded, SessionRecord, StreamRecord, Survey
 from perdure.store.sqlite import nodes
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.file import OPERATOR_PATIENCE, Sync, named, open_reader, refuse_unfit
@@ -156,8 +156,8 @@ class SqliteStore(Reads, Opens):
     def subscribe(self, node: NodeId, listener: HintListener) -> Callable[[], None]:
         return self._hints.subscribe(node, listener)
 
-    def hint(self, node: NodeId, streams: Sequence[StreamId], enclosed: Sequence[Followed] = ()) -> None:
-        self._hints.hint(node, streams)  # a read costs less than what is enclosed would
+    def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
+        self._hints.hint(node, streams)
 
     def stamp(self) -> object:
         number = self._writer.look()

@@ -54,7 +54,7 @@ class _Ear:
     def tell(self, hinted: Hinted) -> None:
         streams = () if hinted is None else tuple(hinted)
         for listener in list(self.listeners):
-            listener(streams, ())
+            listener(streams)
 
 
 class Hints:
