@@ -36,6 +36,8 @@ from perdure.store.records import SessionRecord
 from perdure.store.steps import PutSession
 
 CLIENTS = 4
+TOKEN = "token-of-the-measurement"
+HEADERS = {"authorization": f"Bearer {TOKEN}"}
 PAGES = 30
 PARAMS = json.dumps({"clientInfo": {"name": "inspector", "version": "1"}, "capabilities": {"roots": {}}}).encode()
 RESULT = json.dumps({"serverInfo": {"name": "bakery", "version": "1"}, "instructions": "x" * 400}).encode()
@@ -109,9 +111,7 @@ async def load(url: str, seconds: float) -> list[float]:
 
 async def look(address: str) -> None:
     """A page that is open: it reads what it shows with each change, as a browser does. Prints the time of each read."""
-    base, _, token = address.partition("?token=")
-    headers = {"authorization": f"Bearer {token}"}
-    async with httpx.AsyncClient(base_url=base, headers=headers, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=address, headers=HEADERS, timeout=60) as client:
 
         async def get(what: str, path: str) -> Any:
             began = time.perf_counter()
@@ -125,7 +125,7 @@ async def look(address: str) -> None:
             async for line in live.aiter_lines():
                 if line.startswith("data:"):
                     page = await get("a page", "/api/sessions?limit=100")
-                    await get("the next page", f"/api/sessions?limit=100&cursor={page['next']}")
+                    await get("the next page", f"/api/sessions?limit=100&offset={page['next']}")
                     await get("a page of one owner", "/api/sessions?owner=user-7")
                     await get("one session", f"/api/sessions/{first['items'][-1]['id']}")
                     await get("the store", "/api/store")
@@ -133,8 +133,7 @@ async def look(address: str) -> None:
 
 async def cost(address: str, pid: int) -> None:
     """The processor time that the console takes for one page, while nothing else happens."""
-    base, _, token = address.partition("?token=")
-    async with httpx.AsyncClient(base_url=base, headers={"authorization": f"Bearer {token}"}, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=address, headers=HEADERS, timeout=60) as client:
         for what, path in (
             ("a page of 100", "/api/sessions?limit=100"),
             ("a page of one owner", "/api/sessions?owner=user-7"),
@@ -168,6 +167,9 @@ def memory(pid: int) -> float:
 
 async def measure(address: str, folder: Path, *, sessions: int, seconds: float) -> None:
     (folder / "target.py").write_text(TARGET)
+    (folder / "token").write_text(TOKEN)
+    (folder / "token").chmod(0o600)
+    console_command = ("console", "--port", "0", "--store", address, "--token-file", "token")
     began = time.perf_counter()
     await fill(address, sessions)
     print(f"{sessions:,} sessions written in {time.perf_counter() - began:.0f} s", flush=True)
@@ -179,7 +181,7 @@ async def measure(address: str, folder: Path, *, sessions: int, seconds: float) 
             took = await load(url, seconds)
             tell(f"turn {turn + 1}, without the console: {len(took) / seconds:.0f} calls/s", took)
             each_call(processor_seconds(server) - before, took)
-            async with running(folder, "console on ", "console", "--port", "0", "--store", address) as (console, pid):
+            async with running(folder, "console on ", *console_command) as (console, pid):
                 page = await asyncio.create_subprocess_exec(
                     sys.executable, __file__, "--look", console, stdout=asyncio.subprocess.PIPE
                 )

@@ -18,9 +18,9 @@ from perdure._core.chains import Chain
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.principals import token_principal
 from perdure._core.states import CallState, SessionState
-from perdure.console.entrance import MIN_TOKEN
-from perdure.console.live import MAX_READERS
-from perdure.console.payloads import MAX_SHOWN
+from perdure.console.auth import MIN_TOKEN
+from perdure.console.http import MAX_VIEWS
+from perdure.console.session_view import MAX_SHOWN
 from perdure.console.store_view import StoreView
 from perdure.store import SqliteStore
 from perdure.store.records import AskRecord, CallRecord, Event, SessionRecord, StreamRecord
@@ -118,7 +118,7 @@ async def test_a_session_is_shown_with_its_gap_its_large_message_and_no_secret(c
     about = await get("/api/store")
     assert (about["store"], about["degraded"], about["problems"]) == ("sqlite:perdure.db", None, [])
     assert (about["events"], about["events_exact"], about["oldest"]) == (3, True, NOON + 3)
-    assert about["counts"] == {"sessions": 1, "tasks": 0, "calls": 0, "ended": 0, "running": 0}
+    assert about["counts"] == {"sessions": 1, "calls": 0, "ended": 0, "running": 0}
     assert about["size_bytes"] >= (folder / "perdure.db").stat().st_size
     [node] = (await get("/api/nodes"))["nodes"]
     assert (node["id"], node["state"], node["readers"], node["since"]) == (NODE, "dead", None, None)
@@ -150,7 +150,7 @@ async def test_what_is_wrong_with_a_request_is_said_in_one_sentence(console: Con
         ("/api/sessions?limit=201", 400, "limit is '201'; allowed is a whole number from 1 to 200"),
         ("/api/sessions?state=lost", 400, "state is 'lost'; allowed are "),
         ("/api/sessions?kind=cat", 400, "kind is 'cat'; allowed are session, task, call"),
-        ("/api/sessions?cursor=x", 400, "cursor is 'x'; give the `next` of the page before"),
+        ("/api/sessions?offset=1001", 400, "offset is '1001'; allowed is a whole number from 0 to 1000"),
         ("/api/sessions?active_after=nan", 400, "active_after is 'nan'; allowed are seconds since 1970"),
         ("/api/sessions?ownr=alice", 400, "'ownr' is not a parameter; known are active_after, "),
         (f"/api/sessions?owner={'x' * 201}", 400, "owner has 201 characters; allowed are 200"),
@@ -281,11 +281,11 @@ def test_the_password_of_a_database_is_not_shown() -> None:
 
 async def test_as_many_live_views_are_open_as_may_be_and_no_more(console: Console) -> None:
     async with AsyncExitStack() as stack:
-        for _ in range(MAX_READERS - 1):
+        for _ in range(MAX_VIEWS - 1):
             await stack.enter_async_context(console.live("/api/live"))
         async with console.live(f"/api/sessions/{ID}/live"):
             status, said = await console.refused("/api/live")
-            assert (status, said) == (429, f"{MAX_READERS} live views are open already; close one of them")
+            assert (status, said) == (429, f"{MAX_VIEWS} live views are open already; close one of them")
         await console.until("/api/store", lambda _: True)
         while (answer := await console.peer().begin("GET", path="/api/live", headers=console.known)) and (
             await answer.head() != 200

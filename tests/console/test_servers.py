@@ -70,7 +70,7 @@ async def test_a_call_is_shown_while_it_runs_and_its_events_as_they_are_written(
 
         listed = await console.until("/api/sessions?tool=put&state=active", lambda found: found["items"])
         [item] = listed["items"]
-        assert (item["id"], item["calls"], item["owner_name"], listed["total"]) == (client.id, 1, "", 1)
+        assert (item["id"], item["calls"], item["owner_name"], listed["total"]) == (client.id, 1, None, 1)
         assert (await console.get("/api/sessions?tool=pay"))["items"] == []
         for path in ("events?stream=%00", "events/%00/1"):
             assert (await console.refused(f"/api/sessions/{client.id}/{path}"))[0] == 404

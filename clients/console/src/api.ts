@@ -10,7 +10,8 @@ export interface StoreFacts {
   events: number | null;
   event_bytes?: number | null;
   oldest: number | null;
-  counts: { sessions: number | null; tasks: number | null; calls: number | null; running: number | null };
+  /** `calls` are tasks and other durable calls. */
+  counts: { sessions: number; calls: number; running: number };
   problems: string[];
 }
 
@@ -38,7 +39,7 @@ export interface Listed {
   kind: string;
   id: string;
   owner: string;
-  owner_name?: string;
+  owner_name: string | null;
   state: string;
   version: string;
   created: number;
@@ -52,10 +53,11 @@ export interface Listed {
 export interface SessionPage {
   now: number;
   items: Listed[];
-  next: string | null;
-  total?: number | null;
+  /** Where the next page begins. */
+  next: number | null;
+  total: number;
   /** There are more than the console lists. */
-  left_out?: boolean;
+  left_out: boolean;
 }
 
 export interface CallRow extends SingleCall {

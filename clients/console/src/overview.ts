@@ -96,8 +96,7 @@ export class Overview implements View {
     const entries: [string, Node | string][] = [
       ['Store', h('span', { class: 'pill', 'data-is': state[1] }, state[0])],
       ['Sessions', number(counts.sessions)],
-      ['Tasks', number(counts.tasks)],
-      ['Single calls', number(counts.calls)],
+      ['Tasks and calls', number(counts.calls)],
       ['Running', number(counts.running)],
       ['Events kept', number(facts.events)],
       ['Size', bytes(facts.size_bytes)],

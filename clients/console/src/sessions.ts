@@ -42,8 +42,6 @@ export class Sessions implements View {
   private readonly loader: Loader;
   private query = new URLSearchParams();
   private isFresh = true;
-  /** The address of the page before each page that this list has led to: a cursor leads forwards only. */
-  private readonly befores = new Map<string, string>();
   private typing: number | undefined;
 
   constructor(shell: Shell) {
@@ -120,7 +118,7 @@ export class Sessions implements View {
 
   private asked(): URLSearchParams {
     const query = new URLSearchParams({ limit: `${PAGE}` });
-    for (const name of ['q', 'kind', 'state', 'owner', 'tool', 'cursor']) {
+    for (const name of ['q', 'kind', 'state', 'owner', 'tool', 'offset']) {
       const value = this.query.get(name);
       if (value) query.set(name, value);
     }
@@ -141,7 +139,7 @@ export class Sessions implements View {
     this.isFresh = false;
     this.more.hidden = !hidden;
     say(this.more, `Show ${number(hidden)} newer`);
-    this.turn(page.items.length, page.next, page.total ?? null, page.left_out ?? false);
+    this.turn(page.items.length, page.next, page.total, page.left_out);
   }
 
   private refuse(sentence: string): void {
@@ -149,23 +147,23 @@ export class Sessions implements View {
     this.turn(0, null, null, false);
   }
 
-  private turn(shown: number, next: string | null, total: number | null, isPart: boolean): void {
-    const before = Number(this.query.get('before') ?? 0) || 0;
+  private turn(shown: number, next: number | null, total: number | null, isPart: boolean): void {
+    const before = Number(this.query.get('offset') ?? 0) || 0;
     const range = shown ? `${number(before + 1)} to ${number(before + shown)}` : '0';
     say(this.sum, total === null ? range : `${range} of ${number(total)}${isPart ? ', the last active ones' : ''}`);
-    const base = new URLSearchParams(this.query);
-    for (const name of ['cursor', 'before']) base.delete(name);
-    this.first.hidden = !this.query.has('cursor');
-    this.first.href = addressOf(base);
-    const known = this.befores.get(this.query.get('cursor') ?? '');
-    this.previous.hidden = known === undefined;
-    if (known !== undefined) this.previous.href = known;
+    this.first.hidden = this.previous.hidden = !before;
     this.next.hidden = next === null;
-    if (next === null) return;
-    base.set('cursor', next);
-    base.set('before', `${before + shown}`);
-    this.next.href = addressOf(base);
-    this.befores.set(next, addressOf(this.query));
+    this.first.href = this.at(0);
+    this.previous.href = this.at(before - PAGE);
+    this.next.href = this.at(next ?? 0);
+  }
+
+  /** The address of the page that begins with an entry of the list. */
+  private at(offset: number): string {
+    const query = new URLSearchParams(this.query);
+    query.delete('offset');
+    if (offset > 0) query.set('offset', `${offset}`);
+    return addressOf(query);
   }
 }
 

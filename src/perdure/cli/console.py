@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import click
 
 from perdure.cli.options import DEFAULT_STORE, Name
 from perdure.errors import Misuse
+from perdure.store import existing_store
 
 if TYPE_CHECKING:
     import socket
@@ -60,21 +62,21 @@ def console(
     allowed_hosts: tuple[str, ...],
     token_file: Path | None,
     opens: bool,
-) -> int:
+) -> None:
     """Serve a page that shows the nodes, sessions and calls of a store as they are, and prints its address.
 
     It is a process of its own, beside the servers, and only reads: servers do not wait for it. The address has a token
-    that lets one browser in; then the next address is printed. Whoever is in sees all that clients and servers have
-    said.
+    that lets one browser in; then the next address is printed. A browser that is in sees all messages of clients and
+    servers.
     """
     import secrets
     import webbrowser
 
-    from perdure.console.app import console_app
-    from perdure.console.entrance import TOKEN_BYTES, Ticket
-    from perdure.console.server import serve_console
+    from perdure.console.app import console_app, serve_console
+    from perdure.console.auth import TOKEN_BYTES, Ticket
     from perdure.serve.connection import Connection, listen
 
+    asyncio.run(_check_store(store))
     token = secrets.token_urlsafe(TOKEN_BYTES) if token_file is None else _read_token(token_file)
     with listen(host, port) as listener:
         address = f"http://{_reached(listener, host)}:{listener.getsockname()[1]}/"
@@ -93,7 +95,13 @@ def console(
 
         ticket = Ticket(on_used)
         app = console_app(store, token=token, ticket=ticket, allow_end=allow_end, allowed_hosts=[*allowed_hosts, host])
-        return serve_console(app, listener=listener, protocol=Connection, on_ready=on_ready)
+        serve_console(app, listener=listener, protocol=Connection, on_ready=on_ready)
+
+
+async def _check_store(address: str) -> None:
+    """Raise if the store cannot be read: uvicorn would not say why."""
+    async with existing_store(address, writes=False):
+        pass
 
 
 def _reached(listener: socket.socket, host: str) -> str:
@@ -104,7 +112,7 @@ def _reached(listener: socket.socket, host: str) -> str:
 
 def _read_token(path: Path) -> str:
     from perdure._files.private import Untrusted, read
-    from perdure.console.entrance import MIN_TOKEN
+    from perdure.console.auth import MIN_TOKEN
 
     try:
         data = read(path, limit=MAX_TOKEN_FILE)

@@ -1,15 +1,18 @@
-"""Answers the console's HTTP requests: JSON below `/api`, and the page.
+"""Serves the console's HTTP requests: JSON below `/api`, and the page.
 
-A failure is one sentence: 400 for a bad parameter, 404 for what is not there, 429 beyond a limit, 503 while the store
+A failure is one sentence: 400 for a bad parameter, 404 for an unknown id, 429 beyond a limit, 503 while the store
 cannot be read.
 """
 
 import asyncio
 import contextlib
+import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from pathlib import Path
+from types import FrameType
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -17,19 +20,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
 
 from perdure._core.ids import SessionId, StreamId
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.text import printable
 from perdure.admin.queries import NoSuchSession, end_session, find
-from perdure.console import parameters
-from perdure.console.entrance import Entrance, Ticket, refuse
-from perdure.console.health import Health
-from perdure.console.live import LiveResponse, Seats
-from perdure.console.node_watch import NodeWatch
-from perdure.console.payloads import encoded
-from perdure.console.pulse import TICK, Pulse
-from perdure.console.session_index import SessionIndex
+from perdure.console.auth import AuthMiddleware, Ticket
+from perdure.console.http import LiveResponse, OpenViews, encode_json, number_of, refuse, refuse_unknown
+from perdure.console.overview import Health, NodeWatch, Ticker
+from perdure.console.session_list import ListQuery, SessionList
 from perdure.console.session_view import DEFAULT_EVENTS, MAX_BEHIND, MAX_EVENTS, NotFound, SessionView
 from perdure.console.store_view import StoreView
 from perdure.errors import Misuse, PerdureError, StoreError
@@ -39,6 +39,12 @@ PAGE = Path(__file__).parent / "page"
 
 MAX_SEQ = 10**10 - 1
 """The highest number of an event: a position has ten digits for it."""
+
+STOP_SECONDS = 1
+"""Seconds that a page has to read its last bytes. Nothing is lost: the page reads them again."""
+
+MAX_HEADERS = 64 << 10
+"""Bytes of a request's headers: those of a browser with many cookies of other programs on the same machine."""
 
 
 class Forbidden(PerdureError):
@@ -51,21 +57,17 @@ class Console:
     def __init__(self, address: str, *, allow_end: bool) -> None:
         self.allow_end = allow_end
         self.view = StoreView(address)
-        self.index = SessionIndex(self.view)
-        self.nodes = NodeWatch(self.view, self.index)
-        self.health = Health(self.view, self.index, self.nodes, allow_end=allow_end)
+        self.list = SessionList(self.view)
+        self.nodes = NodeWatch(self.view, self.list)
+        self.health = Health(self.view, self.list, self.nodes, allow_end=allow_end)
         self.sessions = SessionView(self.view)
-        self.pulse = Pulse(self.index, self.nodes, self.health.is_degraded)
-        self.seats = Seats()
+        self.ticker = Ticker(self.list, self.nodes)
+        self.views = OpenViews()
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: object) -> AsyncIterator[None]:
-        await self.view.current()  # a store that is not there is told at the start
-        try:
+        async with contextlib.aclosing(self.view):
             yield
-        finally:
-            for part in (self.health, self.nodes, self.index, self.view):
-                await part.aclose()
 
     async def store(self, request: Request) -> JsonObject:
         return await self.health.object()
@@ -74,21 +76,21 @@ class Console:
         return {"nodes": await self.nodes.objects()}
 
     async def list_sessions(self, request: Request) -> JsonObject:
-        return await self.index.page(parameters.wanted(dict(request.query_params)))
+        return await self.list.page(ListQuery.parse(dict(request.query_params)))
 
     async def show(self, request: Request) -> JsonObject:
         return await self.sessions.object(await self._id(request))
 
     async def list_events(self, request: Request) -> JsonObject:
         query = dict(request.query_params)
-        parameters.refuse_unknown(query, frozenset({"stream", "after", "limit"}))
-        after = parameters.number(query, "after", default=0, low=0, high=MAX_SEQ)
-        limit = parameters.number(query, "limit", default=DEFAULT_EVENTS, low=1, high=MAX_EVENTS)
+        refuse_unknown(query, frozenset({"stream", "after", "limit"}))
+        after = number_of(query, "after", default=0, low=0, high=MAX_SEQ)
+        limit = number_of(query, "limit", default=DEFAULT_EVENTS, low=1, high=MAX_EVENTS)
         stream = StreamId(query.get("stream", ""))
         return await self.sessions.events(await self._id(request), stream, after=after, limit=limit)
 
     async def show_event(self, request: Request) -> JsonObject:
-        seq = parameters.number(request.path_params, "seq", default=0, low=1, high=MAX_SEQ)
+        seq = number_of(request.path_params, "seq", default=0, low=1, high=MAX_SEQ)
         return await self.sessions.event(await self._id(request), StreamId(request.path_params["stream"]), seq)
 
     async def end(self, request: Request) -> JsonObject:
@@ -101,42 +103,32 @@ class Console:
 
     async def follow_session(self, request: Request) -> Response:
         query = dict(request.query_params)
-        parameters.refuse_unknown(query, frozenset({"last"}))
-        behind = parameters.number(query, "last", default=0, low=0, high=MAX_BEHIND)
+        refuse_unknown(query, frozenset({"last"}))
+        behind = number_of(query, "last", default=0, low=0, high=MAX_BEHIND)
         session = await self._id(request)
-        return LiveResponse(lambda: self.sessions.follow(session, behind=behind), self.seats)
+        return LiveResponse(lambda: self.sessions.follow(session, behind=behind), self.views)
 
     async def follow_all(self, request: Request) -> Response:
-        await self.pulse.tick()  # a store that cannot be read is told by the status
-        return LiveResponse(self._ticks, self.seats)
-
-    async def _ticks(self) -> AsyncGenerator[JsonObject | None]:
-        seen: object = None
-        while True:
-            yield await self.pulse.tick()
-            before, seen = seen, await self.pulse.version()
-            if before not in (None, seen):
-                yield {"what": "changed"}
-            await asyncio.sleep(TICK)
+        await self.ticker.tick()  # a store that cannot be read is reported by the status
+        return LiveResponse(self.ticker.follow, self.views)
 
     async def _id(self, request: Request) -> SessionId:
-        """The whole id of the session that a path names by its id, or by the beginning of it."""
+        """The whole id of the session that a path names by its id, or by the beginning of its id."""
         try:
             return (await find(await self.view.current(), request.path_params["id"])).id
         except NoSuchSession as error:
             raise NotFound(str(error)) from None
 
     def _answering(self, read: Callable[[Request], Awaitable[JsonObject]]) -> Callable[[Request], Awaitable[Response]]:
-        """Answer with an object and the time at which it was so; what is kept of a store that is lost is not shown."""
+        """Answer with an object and the present time. Cached values of a store that is lost are not shown."""
 
         async def answer(request: Request) -> Response:
             await self.view.current()
-            return Response(encoded({"now": time.time(), **await read(request)}), media_type="application/json")
+            return Response(encode_json({"now": time.time(), **await read(request)}), media_type="application/json")
 
         return answer
 
     def routes(self) -> list[BaseRoute]:
-        """One row for each thing that can be asked for."""
         session = "/sessions/{id}"
         return [
             Route("/store", self._answering(self.store)),
@@ -173,16 +165,59 @@ async def on_refusal(request: Request, error: Exception) -> Response:
 def console_app(
     address: str, *, token: str, ticket: Ticket, allow_end: bool = False, allowed_hosts: Collection[str] = ()
 ) -> Starlette:
-    """Give the console of the store at an address, as an ASGI app.
+    """Return the console of the store at an address, as an ASGI app.
 
-    `token`: what a caller must show. `ticket`: what a page shows at first. `allow_end`: sessions may be ended; without
-    it the store is only read. `allowed_hosts`: names under which the console is reached, beside
+    `token`: the secret of programs. `ticket`: the once-only secret of the next page. `allow_end`: sessions may be
+    ended; without it the store is only read. `allowed_hosts`: names under which the console is reached, beside
     `localhost` and plain IP addresses.
     """
     console = Console(address, allow_end=allow_end)
     return Starlette(
         routes=[Mount("/api", routes=console.routes()), Mount("/", StaticFiles(directory=PAGE, html=True))],
         lifespan=console.lifespan,
-        middleware=[Middleware(Entrance, token=token, ticket=ticket, allowed_hosts=allowed_hosts)],
+        middleware=[Middleware(AuthMiddleware, token=token, ticket=ticket, allowed_hosts=allowed_hosts)],
         exception_handlers={HTTPException: on_refusal, **dict.fromkeys(STATUSES, on_failure)},
     )
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, which ends in order: the status is 0 after a signal."""
+
+    def __init__(self, app: ASGIApp, *, protocol: type[asyncio.Protocol], on_ready: Callable[[], None]) -> None:
+        config = uvicorn.Config(
+            app,
+            interface="asgi3",
+            http=protocol,
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            log_level="critical",
+            access_log=False,  # it would show session ids
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=STOP_SECONDS,
+            h11_max_incomplete_event_size=MAX_HEADERS,
+        )
+        super().__init__(config)
+        self.on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.on_ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # uvicorn would raise the signal again after an orderly end, and the status would not be 0.
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def serve_console(
+    app: ASGIApp, *, listener: socket.socket, protocol: type[asyncio.Protocol], on_ready: Callable[[], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT. `protocol`: the class of HTTP connections."""
+    server = Server(app, protocol=protocol, on_ready=on_ready)
+    with contextlib.suppress(SystemExit):
+        server.run(sockets=[listener])
+    if not server.started:
+        raise Misuse("the console did not start")

@@ -1,15 +1,16 @@
-"""Shows one session: all that the store holds of it, its events a page at a time, and what is new as it is written."""
+"""Shows one session: everything that the store holds of it, its events a page at a time, and new events as they are
+written."""
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncGenerator, Callable
 
 from perdure._core.ids import SessionId, StreamId
 from perdure._core.jsonrpc import JsonObject
-from perdure._core.principals import readable
 from perdure.admin.queries import NoSuchSession, Tail, appended, show_session, trimmed
-from perdure.console.payloads import fit, without_secrets
+from perdure.console.http import HIDDEN, SECRETS, without_secrets
 from perdure.console.store_view import StoreView
 from perdure.errors import Misuse, StoreUnavailable
 from perdure.store import Store
@@ -28,18 +29,25 @@ DEFAULT_EVENTS = 100
 MAX_BEHIND = 1_000
 """Events of each stream with which a live view may begin: what is older is read in pages."""
 
-LOOK = 0.2
-"""Seconds between two looks at a session that is followed: soon enough for a person's eye."""
+MAX_SHOWN = 64 << 10
+"""Bytes of a message in a list of events: a page of a hundred is then a few megabytes at the most. A whole message is
+read by its number."""
+
+POLL = 0.2
+"""Seconds between two reads of a session that is followed: soon enough for a person's eye."""
 
 REST = 4
-"""A pause is at least so many times as long as the last look, so that following a large session costs others little."""
+"""A pause is at least so many times as long as the last read, so that following a large session costs others little."""
 
 STATE = 1.0
-"""Seconds between two looks at all that is known of a session, which takes several queries; at least."""
+"""Seconds between two reads of everything about a session, which takes several queries; at least."""
+
+_MOVING = frozenset({"active", "last", "delivered", "events", "answers", "seq", "progress"})
+"""Members that change with each event, which is shown by itself."""
 
 
 class NotFound(Misuse):
-    """There is no such thing in the store."""
+    """The store has no such session, stream or event."""
 
 
 class SessionView:
@@ -50,10 +58,10 @@ class SessionView:
         self._monotonic = monotonic
 
     async def object(self, session: SessionId) -> JsonObject:
-        return await shown(await self._view.current(), session)
+        return await session_object(await self._view.current(), session)
 
     async def events(self, session: SessionId, stream: StreamId, *, after: int, limit: int) -> JsonObject:
-        """A page of a stream's retained events behind a number, and where the next page begins."""
+        """A page of a stream's retained events after a number, and where the next page begins."""
         store = await self._view.current()
         record = await self._stream(store, session, stream)
         found = await store.read(stream, after=after, limit=limit)
@@ -62,7 +70,7 @@ class SessionView:
         for event in found:
             if event.seq > at + 1:
                 items.append(trimmed(record, at + 1, event.seq - 1))
-            items.append(fit(appended(record, event)))
+            items.append(shown_event(appended(record, event)))
             at = event.seq
         if not found and at < record.last:
             items.append(trimmed(record, at + 1, record.last))
@@ -75,7 +83,7 @@ class SessionView:
         found = await store.read(stream, after=seq - 1, limit=1)
         if not found or found[0].seq != seq:
             raise NotFound(f"stream {stream[:8]} has no event {seq}: it was forgotten, or it is not written yet")
-        return fit(appended(record, found[0]), whole=True)
+        return shown_event(appended(record, found[0]), whole=True)
 
     async def _stream(self, store: Store, session: SessionId, stream: StreamId) -> StreamRecord:
         if not stream:
@@ -86,8 +94,8 @@ class SessionView:
         return record
 
     async def follow(self, session: SessionId, *, behind: int) -> AsyncGenerator[JsonObject | None]:
-        """How the session is, then what is new, as long as it lasts; `None` where there is nothing new. `behind`: it
-        begins with so many of the newest events of each stream."""
+        """Yield the session's state, then what is new, until the session ends; `None` where there is nothing new. It
+        begins with the newest `behind` events of each stream."""
         store = await self._view.current()
         tail = Tail(store, session)
         await tail.skip(but_events=behind, but_streams=MAX_STREAMS)
@@ -99,64 +107,70 @@ class SessionView:
             if await self._view.current() is not store:
                 raise StoreUnavailable("the store is another one than before")
             if began >= due:
-                with contextlib.suppress(NoSuchSession):  # it is forgotten, which the tail tells
-                    now = await shown(store, session)
-                    if (facts := still(now)) != last:
+                with contextlib.suppress(NoSuchSession):  # it is forgotten, which the tail reports
+                    now = await session_object(store, session)
+                    if (facts := without_moving(now)) != last:
                         last = facts
                         yield {"what": "state", "session": now}
                 due = began + max(STATE, REST * (self._monotonic() - began))
             before, stamp = stamp, store.stamp()
             if stamp != before:
                 async for item in tail.read():
-                    yield fit(item)
+                    yield shown_event(item)
                     if item["what"] == "ended":
                         return
             yield None
-            await asyncio.sleep(max(LOOK, REST * (self._monotonic() - began)))
+            await asyncio.sleep(max(POLL, REST * (self._monotonic() - began)))
 
 
-async def shown(store: Store, session: SessionId) -> JsonObject:
-    """Give all that `perdure sessions show --json` gives, and of each stream how far its readers have got and where its
-    earlier writers ended."""
+async def session_object(store: Store, session: SessionId) -> JsonObject:
+    """Return the object of `perdure sessions show --json`; of each stream also how far its readers have got and where
+    its earlier writers ended."""
     found, _ = await show_session(store, session)
     records = {record.id: record for record in await store.streams(session)}
-    found = named(dict(without_secrets(found)))
-    streams = found["streams"]
-    found["streams"] = newest(streams)
-    found["left_out"] = len(streams) - len(found["streams"])
-    kept = {stream["id"] for stream in found["streams"]}
-    found["calls"] = [call for call in found["calls"] if call["stream"] in kept]
-    for stream in found["streams"]:
+    streams = newest(found["streams"])
+    shown = {stream["id"] for stream in streams}
+    found |= {
+        "left_out": len(found["streams"]) - len(streams),
+        "streams": streams,
+        "calls": [call for call in found["calls"] if call["stream"] in shown],
+    }
+    for stream in streams:
         record = records.get(StreamId(stream["id"]))
         stream["delivered"] = record.delivered if record else 0
         stream["unread"] = bool(record and record.unread)
         ends = await store.generations(StreamId(stream["id"])) if stream["generation"] > 1 else ()
         stream["generations"] = [{"generation": one.generation, "end": one.end} for one in ends]
-    return found
-
-
-def named(session: JsonObject) -> JsonObject:
-    """With the owner as people know it."""
-    return session | {"owner_name": readable(session["owner"])}
+    return dict(without_secrets(found))
 
 
 def newest(streams: list[JsonObject], *, most: int = MAX_STREAMS) -> list[JsonObject]:
-    """The streams that are not over, and the newest of the others, in their order."""
-    room = max(0, most - sum(not stream["sealed"] for stream in streams))
-    over = [place for place, stream in enumerate(streams) if stream["sealed"]]
-    dropped = set(over[: max(0, len(over) - room)])
-    return [stream for place, stream in enumerate(streams) if place not in dropped]
+    """The streams that are not sealed, and the newest of the others, in their order."""
+    sealed = [stream["id"] for stream in streams if stream["sealed"]]
+    room = max(0, most - len(streams) + len(sealed))
+    dropped = set(sealed[: max(0, len(sealed) - room)])
+    return [stream for stream in streams if stream["id"] not in dropped]
 
 
-_MOVING = frozenset({"active", "last", "delivered", "events", "answers", "seq", "progress"})
-"""Members that move with each event, which is shown by itself."""
+def without_moving(session: JsonObject) -> object:
+    """The parts of a session that are worth a new picture: its state, calls, attempts, streams and readers."""
+    parts = {name: [_still(one) for one in session[name]] for name in ("calls", "streams", "asks")}
+    return _still(session) | parts
 
 
-def still(session: JsonObject) -> object:
-    """What of a session is worth a new picture: its state, its calls and their attempts, its streams and readers."""
+def _still(one: JsonObject) -> JsonObject:
+    return {name: value for name, value in one.items() if name not in _MOVING}
 
-    def of_all(objects: list[JsonObject]) -> list[JsonObject]:
-        return [{name: item for name, item in one.items() if name not in _MOVING} for one in objects]
 
-    parts = {name: of_all(session[name]) for name in ("calls", "streams", "asks")}
-    return {name: item for name, item in session.items() if name not in _MOVING} | parts
+def shown_event(item: JsonObject, *, whole: bool = False) -> JsonObject:
+    """An object of `perdure tail` as the page gets it: an event with the bytes of its message. A large message is cut
+    to the text of its beginning, unless the `whole` message was asked for."""
+    if item["what"] != "event":
+        return item
+    message = without_secrets(item["message"])
+    if isinstance(message, str) and any(f'"{name}"' in message for name in SECRETS):
+        message = HIDDEN  # Python could not read it as JSON, so the secret cannot be taken out
+    data = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    if whole or len(data) <= MAX_SHOWN:
+        return item | {"message": message, "bytes": len(data), "cut": False}
+    return item | {"message": data[:MAX_SHOWN].decode(errors="replace"), "bytes": len(data), "cut": True}

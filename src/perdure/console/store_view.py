@@ -1,10 +1,14 @@
-"""Holds the console's view of the store: read only, opened again when the store was lost and is back."""
+"""Reads the store for the console: a view without write access, and values that are read again when they are due."""
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
 
 from perdure.errors import StoreError
 from perdure.store import Store, existing_store, upkeep_of
+
+T = TypeVar("T")
 
 PATIENCE = 5.0
 """Seconds that one read may take: a person waits for it, and no client."""
@@ -20,9 +24,9 @@ class StoreView:
         self.upkeep = upkeep_of(address)
 
     async def current(self) -> Store:
-        """Give the store, open. Raises `StoreError` if it is not there, or cannot be read.
+        """Return the store, open. Raises `StoreError` if it does not exist or cannot be read.
 
-        A SQLite file that was deleted or replaced is let go of, and what is in its place is opened."""
+        A SQLite file that was deleted or replaced is closed, and the file in its place is opened."""
         async with self._turn:
             if self._store is not None:
                 try:
@@ -48,3 +52,34 @@ class StoreView:
             store, self._store = self._store, None
             with contextlib.suppress(StoreError):
                 await store.aclose()
+
+
+class CachedRead(Generic[T]):
+    """A value that is read again when a caller wants it and it is due; nothing is read while no page is open.
+
+    `pause`: seconds between the end of a read and the next one, at least. `rest`: as many times the last read's own
+    time, at least, so that reading takes a bounded share of the time. A failure is raised to the caller whose read it
+    was; the next caller reads again.
+    """
+
+    def __init__(
+        self, read: Callable[[], Awaitable[T]], *, pause: float, rest: float, monotonic: Callable[[], float]
+    ) -> None:
+        self._read = read
+        self._pause = pause
+        self._rest = rest
+        self._monotonic = monotonic
+        self._turn = asyncio.Lock()
+        self._value: T | None = None
+        self._due = float("-inf")
+
+    async def get(self) -> T:
+        """Return the last value, or read the next one."""
+        async with self._turn:
+            began = self._monotonic()
+            if self._value is None or began >= self._due:
+                self._value = None
+                self._value = await self._read()
+                now = self._monotonic()
+                self._due = now + max(self._pause, self._rest * (now - began))
+            return self._value

@@ -187,8 +187,9 @@ class SessionStore(Protocol):
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
         """Sessions by id, a page at a time."""
 
-    async def outlines(self, *, after: SessionId | None, limit: int) -> Sequence[Outline]:
-        """The same records in short, for lists of all of them."""
+    async def newest(self, *, limit: int, prefix: str = "") -> Sequence[Outline]:
+        """The sessions and calls that were active last, in short, the last one first; at most `limit` of those whose
+        ids begin with a prefix."""
 
     async def reattach(self, session: SessionId) -> SessionRecord | None:
         """Begin an incarnation: the record with the next number. `None` if it is not there or has ended."""

@@ -1,5 +1,6 @@
 """Reads the records that every database keeps alike, by the names of its queries."""
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -73,8 +74,10 @@ class RecordReads(ABC):
     async def count_states(self, kind: RecordKind = RecordKind.SESSION) -> Mapping[SessionState, int]:
         return dict(await self._all("count_states", lambda row: (SessionState(row[0]), row[1]), kind.value))
 
-    async def outlines(self, *, after: SessionId | None, limit: int) -> Sequence[Outline]:
-        return await self._all("outlines_after", rows.outline, after or "", limit)
+    async def newest(self, *, limit: int, prefix: str = "") -> Sequence[Outline]:
+        if prefix:
+            return await self._all("newest_with_prefix", rows.outline, limit, prefix, f"{prefix}{chr(sys.maxunicode)}")
+        return await self._all("newest", rows.outline, limit)
 
     async def open_calls(self, *, limit: int) -> Sequence[OpenCall]:
         return await self._all("open_calls", rows.open_call, limit)

@@ -144,15 +144,12 @@ class NodeRecord:
 
 
 class Outline(NamedTuple):
-    """A record in a list: without what its client and its server have said. (A tuple, because a list may have a hundred
-    thousand.)"""
+    """A record in a list: without the messages of its client and its server."""
 
     id: SessionId
     owner: str
     state: SessionState
-    version: str
     initialized: bool
-    created: float
     active: float
     kind: RecordKind
     call: CallState | None

@@ -140,17 +140,14 @@ call_record = record_maker(
 
 
 def outline(row: Row) -> Outline:
-    """By hand, because a list may have a hundred thousand."""
-    record, id_, owner, state, version, initialized, created, active, kind, call = row
+    record, id_, owner, state, initialized, active, kind, call = row
     if record > RECORD_VERSION:
         session_record((record, id_, *(None for _ in fields(SessionRecord)[1:])))  # which refuses it by name
     return Outline(
         id_,
         strict(owner),
         SessionState(state),
-        version,
         bool(initialized),
-        created,
         active,
         RecordKind(kind),
         None if call is None else CallState(call),

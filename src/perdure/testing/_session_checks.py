@@ -472,23 +472,28 @@ class SingleCallChecks(Case):
         for kind, count in ((RecordKind.SESSION, 1), (RecordKind.CALL, 2)):
             same(f"each {kind.value}", dict(await self.store.count_states(kind)), {SessionState.ACTIVE: count})
 
-    async def records_are_outlined_by_id_a_page_at_a_time(self) -> None:
-        fence, task = await self.store.join(NODE), a_single_call("b", owner="\ud83d bob")
-        ended = a_single_call("c", state=SessionState.DORMANT)
-        records = [a_session("a", owner="alice", active=3.5), task, ended, a_session("d", state=SessionState.DORMANT)]
-        await self.accept(*(PutSession(record=record) for record in records))
+    async def the_newest_records_are_outlined_and_found_by_their_ids(self) -> None:
+        fence, task = await self.store.join(NODE), replace(a_single_call("ab", owner="\ud83d bob"), active=9.5)
+        ended = replace(a_single_call("c", state=SessionState.DORMANT), active=8.5)
+        over = an_ended_session("ac", active=7.5, ended="over")
+        records = [task, ended, over, a_session("b", active=6.5), a_session("a", owner="alice", active=6.5)]
+        records.append(a_session("d", state=SessionState.DORMANT, active=5.5))
+        await self.accept(*(PutSession(record=record) for record in reversed(records)))
         for record in (task, ended):
             name = f"of {record.id}"
             calls = (a_call(session=record.id, stream=name),)
             await self.accept(OpenStream(record=a_stream(fence, name, session=record.id), calls=calls))
         await self.accept(self.append(1, stream="of c", fence=fence, final=True, ends=(an_end(),), seal=True))
-        states = [None, CallState.RUNNING, CallState.ANSWERED, None]
-        wanted = [
-            Outline(r.id, r.owner, r.state, r.version, r.initialized, r.created, r.active, r.kind, call)
-            for r, call in zip(records, states, strict=True)
-        ]
-        same("a page", list(await self.store.outlines(after=None, limit=3)), wanted[:3])
-        same("the next", list(await self.store.outlines(after=wanted[2].id, limit=3)), wanted[3:])
+        states = {task.id: CallState.RUNNING, ended.id: CallState.ANSWERED}
+        records[3:5] = records[4:2:-1]  # of one moment, by their ids
+        wanted = [Outline(r.id, r.owner, r.state, r.initialized, r.active, r.kind, states.get(r.id)) for r in records]
+        same("all", list(await self.store.newest(limit=9)), wanted)
+        same("some", list(await self.store.newest(limit=3)), wanted[:3])
+        with_prefix = [one for one in wanted if one.id.startswith("a")]
+        same("with a prefix", list(await self.store.newest(limit=9, prefix="a")), with_prefix)
+        same("the newest of them", list(await self.store.newest(limit=1, prefix="a")), with_prefix[:1])
+        same("with a whole id", list(await self.store.newest(limit=9, prefix="ab")), with_prefix[:1])
+        same("with no id", list(await self.store.newest(limit=9, prefix="abc")), [])
 
     async def calls_that_have_not_ended_are_listed_by_their_sessions(self) -> None:
         fence = await self.store.join(NODE)

@@ -173,9 +173,9 @@ class FaultyStore:
         await _fail(self.reads)
         return await self._inner.single_call(session, recent=recent)
 
-    async def outlines(self, *, after: SessionId | None, limit: int) -> Sequence[Outline]:
+    async def newest(self, *, limit: int, prefix: str = "") -> Sequence[Outline]:
         await _fail(self.reads)
-        return await self._inner.outlines(after=after, limit=limit)
+        return await self._inner.newest(limit=limit, prefix=prefix)
 
     async def open_calls(self, *, limit: int) -> Sequence[OpenCall]:
         await _fail(self.reads)

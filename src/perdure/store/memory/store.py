@@ -111,14 +111,17 @@ class MemoryStore(MemoryWrites, Opens):
         ids = sorted(i for i in self._sessions if after is None or i > after)
         return self._payloads.decode_all([self._sessions[i] for i in ids[:limit]])
 
-    async def outlines(self, *, after: SessionId | None, limit: int) -> Sequence[Outline]:
-        return [await self._outline(record) for record in await self.sessions(after=after, limit=limit)]
+    async def newest(self, *, limit: int, prefix: str = "") -> Sequence[Outline]:
+        kinds = (RecordKind.SESSION, RecordKind.CALL)
+        found = [row for row in self._sessions.values() if row.kind in kinds and row.id.startswith(prefix)]
+        found.sort(key=lambda row: (-row.active, row.id))
+        return [await self._outline(row) for row in self._payloads.decode_all(found[:limit])]
 
     async def _outline(self, record: SessionRecord) -> Outline:
         calls = await self.calls(record.id) if record.kind is RecordKind.CALL else ()
         return Outline(
-            *(record.id, record.owner, record.state, record.version, record.initialized),
-            *(record.created, record.active, record.kind, calls[0].state if calls else None),
+            *(record.id, record.owner, record.state, record.initialized, record.active, record.kind),
+            calls[0].state if calls else None,
         )
 
     async def count_states(self, kind: RecordKind = RecordKind.SESSION) -> Mapping[SessionState, int]:

@@ -131,12 +131,20 @@ SELECT record, id, owner, state, version, client_params, result, initialized, st
        active, ended, address, revision, kind
 FROM perdure.session WHERE id > $1 ORDER BY id LIMIT $2;
 
--- outlines_after: a page of sessions by id, in short; of a single call also the state of its row
-SELECT record, id, owner, state, version, initialized, created, active, kind,
+-- newest: the sessions and calls that were active last, in short; of a call also the state of its row
+SELECT record, id, owner, state, initialized, active, kind,
        CASE kind WHEN 'call' THEN (
            SELECT c.state FROM perdure.stream AS s JOIN perdure.call AS c ON c.stream = s.key
            WHERE s.session = n.id ORDER BY s.key, c.place LIMIT 1) END
-FROM perdure.session AS n WHERE id > $1 ORDER BY id LIMIT $2;
+FROM perdure.session AS n WHERE kind IN ('session', 'call') ORDER BY active DESC, id LIMIT $1;
+
+-- newest_with_prefix: the same of those whose ids begin with a prefix, from the prefix to its end
+SELECT record, id, owner, state, initialized, active, kind,
+       CASE kind WHEN 'call' THEN (
+           SELECT c.state FROM perdure.stream AS s JOIN perdure.call AS c ON c.stream = s.key
+           WHERE s.session = n.id ORDER BY s.key, c.place LIMIT 1) END
+FROM perdure.session AS n
+WHERE id >= $2 AND id < $3 AND kind IN ('session', 'call') ORDER BY active DESC, id LIMIT $1;
 
 -- count_states: how many sessions are in each state
 SELECT state, count(*) FROM perdure.session WHERE kind = $1 GROUP BY state;

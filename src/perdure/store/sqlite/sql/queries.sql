@@ -194,12 +194,27 @@ SELECT record, id, owner, state, version, client_params, result, initialized, st
        active, ended, address, revision, kind
 FROM session WHERE id > ? ORDER BY id LIMIT ?;
 
--- outlines_after: a page of sessions by id, in short; of a single call also the state of its row
-SELECT record, id, owner, state, version, initialized, created, active, kind,
+-- newest: the sessions and calls that were active last, in short; of a call also the state of its row. Only indexes are
+-- walked through: the records themselves are large
+SELECT record, id, owner, state, initialized, active, kind,
        CASE kind WHEN 'call' THEN (
            SELECT c.state FROM stream AS s JOIN call AS c ON c.stream = s.key
            WHERE s.session = session.id ORDER BY s.key, c.place LIMIT 1) END
-FROM session WHERE id > ? ORDER BY id LIMIT ?;
+FROM session
+WHERE kind IN ('session', 'call') AND (
+    rowid IN (
+        SELECT rowid FROM session INDEXED BY session_of_caller
+        WHERE state <> 'ended' AND kind IN ('session', 'call') ORDER BY active DESC LIMIT ?1)
+    OR rowid IN (
+        SELECT rowid FROM session INDEXED BY session_ended WHERE state = 'ended' ORDER BY active DESC LIMIT ?1))
+ORDER BY active DESC, id LIMIT ?1;
+
+-- newest_with_prefix: the same of those whose ids begin with a prefix, from the prefix to its end
+SELECT record, id, owner, state, initialized, active, kind,
+       CASE kind WHEN 'call' THEN (
+           SELECT c.state FROM stream AS s JOIN call AS c ON c.stream = s.key
+           WHERE s.session = session.id ORDER BY s.key, c.place LIMIT 1) END
+FROM session WHERE id >= ?2 AND id < ?3 AND kind IN ('session', 'call') ORDER BY active DESC, id LIMIT ?1;
 
 -- count_sessions: how many sessions have not ended
 SELECT open FROM tally WHERE only = 1;

@@ -1,15 +1,15 @@
-"""Lets in the caller that has the console's token or the key of its page, and no web page of another origin.
+"""Authenticates callers by the console's token or by the key of its page; no web page of another origin has access.
 
-The address that the command prints has a ticket, which is good for one browser: the page gives it for a key, keeps that
-where only pages of its own scheme, host and port can read it, and shows it in a header, which a page of another origin
-cannot send. Whoever reads the address later, in a list of processes or in the browser's history, has a ticket that was
-used. The key is made of the token: a console that is started again with the same token knows it.
+The printed address has a ticket, which is good for one browser. The page exchanges the ticket for a key, keeps the key
+where only pages of its own scheme, host and port can read it, and sends it in a header, which a page of another origin
+cannot do. A reader of the address in a list of processes or in the browser's history has a used ticket. The key is
+derived from the token, so a console that is started again with the same token accepts it.
 
 There is no cookie, because a browser sends the cookies of one program on a machine to all others there, whatever their
 port is.
 
-A name that an attacker lets point at 127.0.0.1 (DNS rebinding) is in the `Host` header of what its page sends. So a
-host is known here only if it is `localhost`, a plain IP address, or a name that the operator has given.
+A page whose name an attacker lets point at 127.0.0.1 (DNS rebinding) sends that name in the `Host` header. So a host is
+accepted only if it is `localhost`, a plain IP address, or a name that the operator has given.
 """
 
 import hashlib
@@ -19,8 +19,10 @@ import secrets
 from collections.abc import Callable, Collection
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from perdure.console.http import API, refuse
 
 MIN_TOKEN = 16
 """Characters of a token that an operator gives: 64 bits, even if they are only hexadecimal digits."""
@@ -41,15 +43,12 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
 }
 
-API = "/api/"
-"""What is below this path shows the store. The files of the page hold nothing of it."""
-
 ENTER = "/api/enter"
-"""Where a ticket, or the token, is given for the key."""
+"""Where a ticket, or the token, is exchanged for the key."""
 
 
 class Ticket:
-    """The once-only word of the printed address. When it is used there is a new one, which `on_new` is told."""
+    """The once-only word of the printed address. When it is used there is a new one, with which `on_new` is called."""
 
     def __init__(self, on_new: Callable[[str], None] = lambda _: None) -> None:
         self.word = secrets.token_urlsafe(TOKEN_BYTES)
@@ -64,8 +63,8 @@ class Ticket:
         return True
 
 
-class Entrance:
-    """Stands in front of the console's app."""
+class AuthMiddleware:
+    """Refuses requests before they reach the console's app, and adds security headers to all answers."""
 
     def __init__(self, app: ASGIApp, *, token: str, ticket: Ticket, allowed_hosts: Collection[str] = ()) -> None:
         self._app = app
@@ -94,24 +93,26 @@ class Entrance:
         """The answer to a request that goes no further; `None` if it does."""
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
-        if len(hosts) != 1 or not self._knows(hosts[0]):
+        if len(hosts) != 1 or not self._is_known(hosts[0]):
             return refuse(
                 scope, 421, "this console is not known under that host; use the address it printed, or --allowed-host"
             )
         if not scope["path"].startswith(API):
             return None
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        shown = given.strip() if scheme.lower() == "bearer" else ""
-        is_token = is_same(shown, self._token)
+        secret = given.strip() if scheme.lower() == "bearer" else ""
+        is_token = is_same(secret, self._token)
         if scope["path"] == ENTER and scope["method"] == "POST":
-            return (
-                JSONResponse({"key": self._key})
-                if is_token or self._ticket.use(shown)
-                else self._stranger(scope, shown)
-            )
-        return None if is_token or is_same(shown, self._key) else self._stranger(scope, shown)
+            if is_token or self._ticket.use(secret):
+                return JSONResponse({"key": self._key})
+        elif is_token or is_same(secret, self._key):
+            return None
+        wrong = "this token is wrong, or was used before; " if secret else ""
+        answer = refuse(scope, 401, f"{wrong}open the newest address that `perdure console` has printed")
+        answer.headers["www-authenticate"] = 'Bearer realm="perdure console"'
+        return answer
 
-    def _knows(self, host: str) -> bool:
+    def _is_known(self, host: str) -> bool:
         name = host.lower()
         if name.startswith("["):
             name, _, port = name[1:].partition("]")
@@ -127,21 +128,8 @@ class Entrance:
             return False
         return True
 
-    def _stranger(self, scope: Scope, shown: str) -> Response:
-        wrong = "this token is wrong, or was used before; " if shown else ""
-        answer = refuse(scope, 401, f"{wrong}open the newest address that `perdure console` has printed")
-        answer.headers["www-authenticate"] = 'Bearer realm="perdure console"'
-        return answer
-
 
 def is_same(given: str, secret: str) -> bool:
-    """Compare in a time that tells nothing of the secret, also not its length."""
+    """Compare in a time that depends neither on the secret nor on its length."""
     digests = (hashlib.sha256(word.encode("utf-8", "surrogatepass")).digest() for word in (given, secret))
     return hmac.compare_digest(*digests)
-
-
-def refuse(scope: Scope, status: int, sentence: str) -> Response:
-    """Answer with one sentence: as JSON to a program, as text to a person."""
-    if scope["path"].startswith(API):
-        return JSONResponse({"error": sentence}, status_code=status)
-    return PlainTextResponse(f"{sentence}\n", status_code=status)
