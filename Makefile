@@ -13,10 +13,10 @@ endif
 PAGE = examples/page/dist/page.js
 CONSOLE = src/perdure/console/page/console.js
 
-.PHONY: help setup demo page test coverage lint format conformance docs dist bench clean
+.PHONY: help setup demo page test test-all coverage lint format conformance docs dist bench clean
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: .venv/ready ## Make the environment in .venv (demo and test do it by themselves)
 
@@ -25,8 +25,11 @@ demo: .venv/ready $(PAGE) ## Watch calls survive, in the terminal and then on a 
 
 page: $(PAGE) $(CONSOLE) ## Build the browser package, the demo's page and the console's
 
-test: lint ## Check style and types, run all tests
+test: lint ## Check style and types, run the tests
 	@scripts/test
+
+test-all: lint ## The same with long tests: outages in real time, failovers of PostgreSQL, soaks
+	@PERDURE_TEST_OUTAGES=real scripts/test --all
 
 coverage: .venv/ready ## Run all tests and measure how much of the package they reach (slow)
 	@scripts/test --coverage

@@ -88,10 +88,19 @@ def _tests() -> Iterator[Test]:
     sources = (path for path in (ROOT / "tests").rglob("test_*.py") if "node_modules" not in path.parts)
     for source in sorted(sources):
         tree = ast.parse(source.read_text())
+        if _is_long(node for node in tree.body if ast.unparse(node).startswith("pytestmark = ")):
+            continue
         yield Test(name="", source=source, says=_said(tree))
         for node in tree.body:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or _is_long(node.decorator_list):
+                continue
+            if node.name.startswith("test_"):
                 yield Test(name=node.name, source=source, says=_said(node))
+
+
+def _is_long(marks: Iterable[ast.AST]) -> bool:
+    """A row is proven by a test that every run has, so tests of `make test-all` do not count."""
+    return any("pytest.mark.long" in ast.unparse(mark) for mark in marks)
 
 
 def _said(node: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef) -> str:

@@ -37,7 +37,7 @@ SHORT = 2.5 if IS_REAL else 0.9
 LONG = (14.0, 60.0) if IS_REAL else (3.0,)
 """Seconds of outages after which nodes are frozen."""
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300 if IS_REAL else 120)]
+pytestmark = [pytest.mark.anyio, pytest.mark.long, pytest.mark.timeout(300 if IS_REAL else 120)]
 
 
 @pytest.mark.parametrize("seconds", [SHORT, *LONG])

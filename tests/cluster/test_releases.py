@@ -17,7 +17,7 @@ from tests.support.servers.in_process import until
 from tests.support.stores.next_release import NEXT, build
 from tests.support.stores.postgres import new_schema, server_url, store_url
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 
 async def look(statement: str) -> list[tuple[object, ...]]:

@@ -19,7 +19,7 @@ from tests.support.stores.postgres_faults import OwnServer, hosts, own_server
 
 WAITS_FOR_NO_STANDBY = {"synchronous_standby_names": ""}
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 
 @dataclass(frozen=True, kw_only=True)

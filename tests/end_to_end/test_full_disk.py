@@ -18,7 +18,7 @@ from tests.support.servers.in_process import until
 from tests.support.stores.postgres import programs
 from tests.support.stores.postgres_faults import Disk, ServerOnDisk, hosts, why_no_namespaces
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 ALL = list(range(1, 61))
 """The progress of a call that says more than a full disk takes."""

@@ -12,7 +12,7 @@ from tests.support.processes.postgres_nodes import Busy, PostgresNodes, fleet
 from tests.support.servers.in_process import until
 from tests.support.stores.postgres_faults import OwnServer, hosts, own_server
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 
 async def set_read_only(server: OwnServer, value: str) -> None:

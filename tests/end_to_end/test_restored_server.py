@@ -16,7 +16,7 @@ from tests.support.processes.postgres_nodes import Busy, fleet
 from tests.support.servers.in_process import until
 from tests.support.stores.postgres_faults import OwnServer, hosts, own_server
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 
 async def put_back(server: OwnServer, backup: OwnServer) -> None:

@@ -13,7 +13,7 @@ from tests.support.processes.postgres_nodes import Busy, fleet
 from tests.support.servers.in_process import until
 from tests.support.stores.postgres_faults import FROM_THE_DISK, WRITES_LATE, OwnServer, hosts, own_server
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

