@@ -28,7 +28,7 @@ from perdure._core import states
 from perdure._core.revisions import FIRST_SESSIONLESS, REVISIONS
 from perdure.cli.main import perdure_command
 from perdure.cli.options import ServeOption
-from perdure.http.refusals import RETRY_AFTER, Refusal
+from perdure.http.refusals import Refusal
 from perdure.settings import NUMBERS, Rule, Settings, rule_of
 from perdure.store.invariants import INVARIANTS
 from perdure.telemetry.prometheus import METRICS
@@ -166,12 +166,8 @@ def _allowed(rule: Rule) -> str:
 
 def refusals(_: str) -> str:
     ordered = sorted(Refusal, key=lambda refusal: refusal.status)
-    rows = [[f"{r.status}{_again(r.status)}", r.code, r.sentence, f"`{r.name}`"] for r in ordered]
-    return table(("status", "code", "message", "name in the code"), rows)
-
-
-def _again(status: int) -> str:
-    return f", `Retry-After: {RETRY_AFTER[status].decode()}`" if status in RETRY_AFTER else ""
+    rows = [[r.status, r.code, r.sentence, f"`{r.name}`"] for r in ordered]
+    return table(("status", "code", "message", "name"), rows)
 
 
 def codes(_: str) -> str:
@@ -181,8 +177,8 @@ def codes(_: str) -> str:
     for name, code in sorted(_codes(body), key=lambda named: -named[1]):
         statuses = ", ".join(sorted({str(refusal.status) for refusal in Refusal if refusal.code == code}))
         met = statuses or ELSEWHERE.get(name, "in the event stream")
-        rows.append([code, sentences[name], met, f"`{name}`"])
-    return table(("code", "what it says", "where it is met", "name in the code"), rows)
+        rows.append([code, sentences[name], met])
+    return table(("code", "what it says", "where it is met"), rows)
 
 
 def _codes(body: list[ast.stmt]) -> Iterator[tuple[str, int]]:
@@ -209,10 +205,10 @@ def _sentences(body: list[ast.stmt]) -> dict[str, str]:
 
 def limits(_: str) -> str:
     fixed = [
-        [what, f"{getattr(importlib.import_module(module), name):,}".removesuffix(".0"), beyond, f"`{module}.{name}`"]
+        [what, f"{getattr(importlib.import_module(module), name):,}".removesuffix(".0"), beyond]
         for module, name, what, beyond in FIXED
     ]
-    return table(("what", "limit", "beyond", "in the code"), fixed)
+    return table(("what", "limit", "beyond"), fixed)
 
 
 def metrics(_: str) -> str:
@@ -221,13 +217,18 @@ def metrics(_: str) -> str:
 
 
 def alerts(_: str) -> str:
-    """What each alert rule waits for, without what Prometheus fills in."""
+    """What each alert rule says, with … for what Prometheus fills in."""
     [group] = yaml.safe_load((ROOT / "deploy" / "prometheus" / "perdure.rules.yml").read_text())["groups"]
     rows = [
-        [f"`{rule['alert']}`", rule["labels"]["severity"], f"`{rule['expr']}`", rule.get("for", "at once")]
+        [
+            f"`{rule['alert']}`",
+            rule["labels"]["severity"],
+            re.sub(r"{{.*?}}", "…", rule["annotations"]["summary"]),
+            rule.get("for", "at once"),
+        ]
         for rule in group["rules"]
     ]
-    return table(("alert", "severity", "when", "for"), rows)
+    return table(("alert", "severity", "what it says", "for"), rows)
 
 
 def invariants(_: str) -> str:
@@ -237,22 +238,16 @@ def invariants(_: str) -> str:
 
 def actions(_: str) -> str:
     """Each action, with everything that is said under it."""
-    found: dict[str, tuple[list[str], list[str], list[str]]] = {}
+    found: dict[str, tuple[list[str], list[str]]] = {}
     for record in records():
-        levels, sentences, facts = found.setdefault(record.action, ([], [], []))
+        levels, sentences = found.setdefault(record.action, ([], []))
         levels.append(record.level)
         sentences.append(record.sentence)
-        facts += record.facts
     rows = [
-        [
-            f"`{action}`",
-            ", ".join(dict.fromkeys(levels)),
-            "; ".join(dict.fromkeys(sentences)),
-            ", ".join(f"`{fact}`" for fact in dict.fromkeys(facts)),
-        ]
-        for action, (levels, sentences, facts) in sorted(found.items())
+        [f"`{action}`", ", ".join(dict.fromkeys(levels)), "; ".join(dict.fromkeys(sentences))]
+        for action, (levels, sentences) in sorted(found.items())
     ]
-    return table(("action", "level", "sentence", "facts"), rows)
+    return table(("action", "level", "sentence"), rows)
 
 
 # Rooms, states and revisions
