@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from perdure._core.ids import Kind, Position, StreamId
-from perdure._core.losses import MAX_NAME, NO_VISITS, Orphan, Visits, read_call
+from perdure._core.losses import MAX_NAME, Orphan, Visits, read_call
 
 POSITION = Position(kind=Kind.CALL, stream=StreamId("s" * 22), generation=1, seq=2)
 RUNNING = Orphan(
@@ -50,22 +50,29 @@ def test_anything_else_is_no_name(text: int | str) -> None:
     assert read_call(text) is None
 
 
+def without_positions(now: int) -> Visits:
+    visits = Visits()
+    visits.come_without_positions(now)
+    return visits
+
+
 def test_a_call_is_an_orphan_once_its_client_has_come_without_its_position() -> None:
-    came = NO_VISITS.without_positions(5)
+    came = without_positions(5)
     assert [came.is_orphan(lost_at) for lost_at in (0, 4, 5, 6)] == [False, True, False, False]
-    assert not NO_VISITS.is_orphan(4)
+    assert not Visits().is_orphan(4)
 
 
 def test_a_client_hears_of_a_call_only_when_it_has_had_the_time_to_resume_it() -> None:
-    came = NO_VISITS.without_positions(5)
+    came = without_positions(5)
     assert not came.is_due(4)
-    later = came.with_time_passed(6)
-    assert [later.is_due(lost_at) for lost_at in (0, 5, 6)] == [False, True, False]
-    assert later == Visits(attached=6, began=5, due=6)
-    assert later.with_time_passed(3) == later
+    came.pass_time(6)
+    assert [came.is_due(lost_at) for lost_at in (0, 5, 6)] == [False, True, False]
+    came.pass_time(3)
+    assert came == Visits(attached=6, began=5, due=6)
 
 
 def test_a_client_that_comes_without_positions_has_forgotten_what_it_heard() -> None:
-    came = NO_VISITS.without_positions(5)
+    came = without_positions(5)
     assert [came.remembers(told_at) for told_at in (0, 4, 6)] == [False, False, True]
-    assert came.with_time_passed(9).remembers(6)
+    came.pass_time(9)
+    assert came.remembers(6)

@@ -29,8 +29,8 @@ SQLITE = "perdure.store.sqlite.store"
 
 #: Where the process dies, whatever the store.
 POINTS = {
-    "before the row": at("perdure.sessions.ledger", "Intake.accept", "enter"),
-    "before the second row": at("perdure.sessions.ledger", "Intake.accept", "enter", 2),
+    "before the row": at("perdure.sessions.session", "Intake.accept", "enter"),
+    "before the second row": at("perdure.sessions.session", "Intake.accept", "enter", 2),
     "between the row and the tool": at("perdure.sessions.runtime_link", "RuntimeLink.start", "enter"),
     "between the second row and the tool": at("perdure.sessions.runtime_link", "RuntimeLink.start", "enter", 2),
     "before the tool says anything": at("perdure.log.stream", "Stream.append", "enter"),

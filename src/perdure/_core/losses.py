@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from perdure._core.ids import Position
@@ -99,7 +99,7 @@ class Orphan:
         return f"call {self.call} ({what}) {state}; {missed} can be read with Last-Event-ID {self.position}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Visits:
     """When a client came to its session, in arrival numbers of the hub; 0 is never."""
 
@@ -110,13 +110,13 @@ class Visits:
     due: int = 0
     """It has had the time to resume calls whose reader was lost before this."""
 
-    def without_positions(self, now: int) -> Visits:
-        """It comes without the positions of its calls."""
-        return replace(self, attached=now, began=now)
+    def come_without_positions(self, now: int) -> None:
+        """The client comes without the positions of its calls."""
+        self.attached = self.began = now
 
-    def with_time_passed(self, since: int) -> Visits:
-        """It came at that moment, and has had the time to resume its calls."""
-        return replace(self, attached=max(self.attached, since), due=max(self.due, since))
+    def pass_time(self, since: int) -> None:
+        """The client came at that moment, and has had the time to resume its calls."""
+        self.attached, self.due = max(self.attached, since), max(self.due, since)
 
     def is_orphan(self, lost_at: int) -> bool:
         """Whether a call is one, whose reader was lost at that moment."""
@@ -129,9 +129,6 @@ class Visits:
     def remembers(self, told_at: int) -> bool:
         """Whether it still knows what it heard at that moment."""
         return told_at > self.began
-
-
-NO_VISITS = Visits()
 
 
 def numbers_of(incarnation: int) -> list[int]:

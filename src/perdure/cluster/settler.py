@@ -160,7 +160,7 @@ class WaitingCalls:
         """Calls of a session wait, here or elsewhere, for its principal."""
         self._until[session_id] = self._monotonic() + self._context.settings.session_grace
         if (session := self._sessions.held(session_id)) is not None:
-            session.mark_waiting(True)
+            session.waits = True
             self.send_back()
 
     def send_back(self) -> None:
@@ -176,14 +176,14 @@ class WaitingCalls:
 
     async def resume(self, session: Session, origin: object) -> None:
         """The principal is back: run again, or answer, what waited for it."""
-        session.mark_waiting(False)
+        session.waits = False
         tools = ToolHints(self._sessions)
         by = SettleRequest(occasion=Occasion.PRINCIPAL_BACK, tools=tools, origin=origin)
         try:
             for record in await self._waiting_streams(session.id):
                 await self._settle(record, by)
         except StoreError:
-            session.mark_waiting(True)
+            session.waits = True
             raise
         if not session.waits:  # or more of its calls have begun to wait meanwhile
             self._until.pop(session.id, None)
@@ -198,7 +198,7 @@ class WaitingCalls:
                     if record.node == self._context.node:
                         await self._settle(record, by)
                 if (session := self._sessions.held(session_id)) is not None:
-                    session.mark_waiting(False)
+                    session.waits = False
                 self._until.pop(session_id, None)
 
     async def cancel(self, cancelled: mail.Cancelled) -> None:

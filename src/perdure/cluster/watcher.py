@@ -174,7 +174,7 @@ class Watcher:
                         stream.follow(record)  # another node may have become the home
                 await self._readers.look_who_reads(stream)
             case mail.Missed() if held is not None and held.is_connected:
-                held.put(*mail_to([message.node], mail.Here(session=held.id)))
+                held.context.put(*mail_to([message.node], mail.Here(session=held.id)))
             case mail.Lost() if held is not None and held.standalone.readers.reader is not None:
                 held.orphans.lost_elsewhere(waited=message.waited)
             case mail.Here() if held is not None:

@@ -143,7 +143,7 @@ class GetHandler:
             self._context.counters.positions_lost += 1
             cursor = await _before_oldest(stream) if self._settings.enable_replay else stream.readers.delivered
             sentence = "the given Last-Event-ID is not a position of this server; here is the standalone stream"
-            log, random = session.tells_by_log, self._context.random
+            log, random = session.keeper.tells_by_log, self._context.random
             return _Start(cursor, warning_frames(stream.position(cursor), sentence, random=random, log=log))
         if stream.kind is Kind.STANDALONE and not self._settings.enable_replay:
             last = stream.tail.last
@@ -193,7 +193,7 @@ class GetHandler:
         progress: float | None = None,
     ) -> _Start:
         told = self._context.hub.tell_gap(
-            stream, first, last, reason=reason, behind=cursor, by_log=session.tells_by_log, progress=progress
+            stream, first, last, reason=reason, behind=cursor, by_log=session.keeper.tells_by_log, progress=progress
         )
         return _Start(cursor, told, progress=progress)
 

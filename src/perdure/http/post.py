@@ -22,8 +22,8 @@ from perdure.http.event_stream import EventStreamResponse
 from perdure.http.refusals import Answer, Refusal, Refused
 from perdure.log.stream import Stream
 from perdure.sessions.client_messages import receive
-from perdure.sessions.ledger import Call, Duplicate, Intake
-from perdure.sessions.session import Session
+from perdure.sessions.ledger import Call, Duplicate
+from perdure.sessions.session import Intake, Session
 from perdure.store.interface import paged
 from perdure.telemetry import tracing as spans
 

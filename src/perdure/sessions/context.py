@@ -13,7 +13,7 @@ from perdure._core.ids import Fence, Kind, NodeId, RandomBytes, SessionId, new_s
 from perdure._core.limits import Quota
 from perdure._core.retention import Limits
 from perdure.log.hub import Hub
-from perdure.log.journal import Journal
+from perdure.log.journal import Journal, Steps
 from perdure.runtime.base import Runtimes
 from perdure.sessions.call_waiters import CallWaiters
 from perdure.settings import Settings
@@ -102,6 +102,11 @@ class ServerContext:
 
     def stamp(self) -> Stamp:
         return Stamp(self.store.stamp(), self.journal.doubts)
+
+    def put(self, *steps: Step) -> None:
+        """Write steps, if there are any, for which no caller waits."""
+        if steps:
+            self.journal.put(Steps(steps))
 
     def new_stream(self, session: SessionId, kind: Kind) -> StreamRecord:
         """The record of a stream that this node is about to open."""

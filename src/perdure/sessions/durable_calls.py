@@ -20,9 +20,9 @@ from perdure._core.tasks import TaskFacts
 from perdure.errors import StaleFence, StaleRecord, StoreUnavailable, TooManySessions
 from perdure.sessions.call_quota import CallerChecks, KeyRoom, TaskCount
 from perdure.sessions.context import ServerContext
-from perdure.sessions.ledger import Call, Intake, encode, encode_ask
+from perdure.sessions.ledger import Call, encode, encode_ask
 from perdure.sessions.registry import SessionRegistry
-from perdure.sessions.session import Session
+from perdure.sessions.session import Intake, Session
 from perdure.store.records import CallRecord, CallSnapshot, Event, SessionRecord
 from perdure.store.steps import EndSession, PutSession, SessionLimits
 

@@ -13,7 +13,6 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import TYPE_CHECKING
 
 from perdure._core import mail
 from perdure._core.ids import NO_FENCE, Kind, NodeId, SessionId, StreamId, new_stream_id
@@ -24,13 +23,11 @@ from perdure.log.stream import RUN_AHEAD, Stream
 from perdure.log.turns import AHEAD
 from perdure.runtime.base import Flow
 from perdure.sessions.context import ServerContext, mail_to
+from perdure.sessions.record_keeper import RecordKeeper
 from perdure.store.interface import stream_by_id
 from perdure.store.records import Event, StreamRecord
 from perdure.store.steps import Forward, Step
 from perdure.telemetry.events import log_event
-
-if TYPE_CHECKING:
-    from perdure.sessions.session import Session
 
 _FORWARD_AGAIN = 0.2
 """Seconds until the home is looked for again while the store fails."""
@@ -165,7 +162,10 @@ class Outbox:
 class Home:
     """One session's home, as this node sees it."""
 
-    _session: Session
+    _context: ServerContext
+    _keeper: RecordKeeper
+    _on_moved: Callable[[], None]
+    """Called when this node has become the home, or is it no longer."""
     record: InitVar[StreamRecord]
     is_new: InitVar[bool]
     standalone: Stream = field(init=False)
@@ -187,7 +187,7 @@ class Home:
     """The store's stamp from before forwarded messages were last looked for."""
 
     def __post_init__(self, record: StreamRecord, is_new: bool) -> None:
-        context = self._session.context
+        context = self._context
         # One that is loaded is claimed, also where the store names this node: then it has lost the end of its rest, and
         # perhaps events, whose numbers must not come again in the same generation.
         self.standalone = Stream(record, context.journal, self, limit=context.settings.max_stream_events, writes=is_new)
@@ -196,6 +196,10 @@ class Home:
     @property
     def is_here(self) -> bool:
         return self.standalone.writer is not None
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._keeper.record.state is SessionState.ENDED
 
     @property
     def _has_work(self) -> bool:
@@ -209,16 +213,16 @@ class Home:
     @property
     def is_full(self) -> bool:
         """Whether a caller should wait in `wait_for_room` until what was sent has been accepted."""
-        journal = self._session.context.journal
+        journal = self._context.journal
         is_ahead = self.waiting >= RUN_AHEAD or (self.waiting >= AHEAD and journal.turns.is_over)
         return is_ahead or not journal.backlog.has_room
 
     async def wait_for_room(self) -> None:
-        while self.waiting >= RUN_AHEAD and self._session.state is not SessionState.ENDED:
+        while self.waiting >= RUN_AHEAD and not self._has_ended:
             self._room = self._room or asyncio.Event()
             self._room.clear()
             await self._room.wait()
-        journal = self._session.context.journal
+        journal = self._context.journal
         await journal.backlog.wait_for_room()
         if journal.turns.is_over:
             await journal.turns.wait()
@@ -251,17 +255,17 @@ class Home:
 
     def _put(self, payload: bytes, also: Step | None) -> None:
         if self._outbox is None:
-            self._outbox = Outbox(self._session.context, self.standalone, self._on_forwarded)
+            self._outbox = Outbox(self._context, self.standalone, self._on_forwarded)
         self._outbox.put(payload, also)
 
     def _begin(self) -> None:
-        if self._forwarding is None and self._session.state is not SessionState.ENDED:
+        if self._forwarding is None and not self._has_ended:
             self._forwarding = asyncio.create_task(self._forward(), name="perdure-forward")
 
     async def _forward(self) -> None:
         """Forward what waits here; or append it, behind what was forwarded before, if this is the home."""
         try:
-            while self._has_work and self._session.state is not SessionState.ENDED:
+            while self._has_work and not self._has_ended:
                 try:
                     if self._outbox is not None:
                         await self._outbox.settled()
@@ -295,7 +299,7 @@ class Home:
                     await asyncio.sleep(_FULL_AGAIN)
                 except PerdureError as failure:
                     sentence = f"messages wait for their session's home: {failure}"
-                    log_event(logging.WARNING, "home.unreached", sentence, session=self._session.id)
+                    log_event(logging.WARNING, "home.unreached", sentence, session=self._keeper.record.id)
                     await asyncio.sleep(_FORWARD_AGAIN)
         finally:
             self._forwarding = None
@@ -321,12 +325,12 @@ class Home:
         """Claim the standalone stream, unless it is claimed. `False` if a live node is the home, and keeps it."""
         if self.is_here:
             return True
-        session, context, standalone = self._session, self._session.context, self.standalone
+        context, standalone = self._context, self.standalone
         self._homing = self._homing or asyncio.Lock()
         async with self._homing:
             while not self.is_here:  # looked at again where another node was faster
                 record, seen = seen or await look_at(context, standalone), None
-                if record is None or session.state is SessionState.ENDED:
+                if record is None or self._has_ended:
                     raise SessionEnded
                 elsewhere = record.node not in ("", context.node)
                 if elsewhere and not await context.nodes.is_dead(record.node):
@@ -343,21 +347,22 @@ class Home:
                     self._drawn_through, self._drawn = 0, frozenset()
                     standalone.claim(claimed)
                     if elsewhere:  # so that its subscriptions end there
-                        session.put(*mail_to([record.node], mail.Reading(session=session.id, stream=record.id)))
+                        reading = mail.Reading(session=record.session, stream=record.id)
+                        context.put(*mail_to([record.node], reading))
                     context.hub.registry.on_claimed(standalone)
-                    session.link.runtime.on_home_gained()
+                    self._on_moved()
         return True
 
     async def take(self) -> None:
         """Become the session's home in any case, once the present one has written what it has shown. Raises
         `HeldElsewhere` if that takes longer than `TAKE_PATIENCE`."""
-        deadline = self._session.context.hub.monotonic() + TAKE_PATIENCE
+        deadline = self._context.hub.monotonic() + TAKE_PATIENCE
         while True:
             try:
                 await self.claim(take=True)
                 return
             except HeldElsewhere:
-                if self._session.context.hub.monotonic() >= deadline:
+                if self._context.hub.monotonic() >= deadline:
                     raise
             await asyncio.sleep(_TAKE_AGAIN)
 
@@ -376,7 +381,7 @@ class Home:
         then it `looks`."""
         if not self.is_here:
             return
-        store = self._session.context.store
+        store = self._context.store
         stamp = store.stamp()
         tells = any(store.stamp() == store.stamp() for _ in range(3))
         if stamp != self._ordered if tells else looks:
@@ -387,7 +392,7 @@ class Home:
 
     async def _draw(self) -> bool:
         """Append the forwarded messages that wait. Tells whether none does any more, and this is still the home."""
-        standalone, context = self.standalone, self._session.context
+        standalone, context = self.standalone, self._context
         self._drawing = self._drawing or asyncio.Lock()
         async with self._drawing:
             fence = standalone.fence
@@ -413,14 +418,13 @@ class Home:
         again under another number. A home that holds is not taken, but it may begin to hold in the moment in which
         another node becomes the home. Then a gap is sent, for a client that was not reached; one that was reached has
         the events already."""
-        session = self._session
         self._direct = False
         drawn, self._drawn = self._drawn, frozenset()
-        if session.state is SessionState.ENDED:
+        if self._has_ended:
             return
-        session.link.runtime.on_home_lost()
+        self._on_moved()
         if self.standalone.readers.reader is not None:
-            session.context.hub.registry.on_attached(self.standalone.readers.reader)
+            self._context.hub.registry.on_attached(self.standalone.readers.reader)
         rest, self._outgoing = self._outgoing, []
         if seen := [event.seq for event in unwritten if event.seq <= shown]:
             self.send(gap_notification(stream.id, seen[0], seen[-1], reason="lost"))
@@ -429,7 +433,7 @@ class Home:
             self.send(payload, also)
 
     def on_grown(self, stream: Stream) -> None:
-        self._session.context.hub.registry.on_grown(stream)
+        self._context.hub.registry.on_grown(stream)
 
     def on_settled(self, stream: Stream) -> None:
         """It stays as long as its session."""

@@ -83,7 +83,7 @@ class Housekeeping:
         elif away >= settings.session_grace / 4 and session.link.asks.open:
             # Ask the other nodes whether the client is attached there: an ask waits here for its answer.
             missed = mail.Missed(session=session.id, node=self._context.node)
-            session.put(*mail_to(self._context.nodes.others, missed))
+            session.context.put(*mail_to(self._context.nodes.others, missed))
         unused_for = min(settings.session_grace, settings.replay_window)
         if not session.waits and await self._is_unused(session, unused_for):
             # No time ends what is held in memory: it rests first, and what rests may expire.

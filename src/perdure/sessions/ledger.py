@@ -15,25 +15,20 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 from pydantic_core import to_json
 
 from perdure._core.codes import OUTCOME_UNKNOWN, OUTCOME_UNKNOWN_TEXT
-from perdure._core.ids import Kind, StreamId
 from perdure._core.jsonrpc import JsonObject, Request, coerce_id, error_payload
 from perdure._core.limits import Caller, Quota
 from perdure._core.losses import incarnation_of, numbers_of
-from perdure._core.states import CALL, CallState, CallStep, SessionState, advance
-from perdure.errors import IdTaken, SessionEnded
+from perdure._core.states import CALL, CallState, CallStep, advance
+from perdure.errors import IdTaken
 from perdure.log.stream import Stream
-from perdure.store.records import CallRecord
-from perdure.store.steps import CallEnd, DropStream, OpenStream, Step
-
-if TYPE_CHECKING:
-    from perdure.sessions.session import Session
+from perdure.store.steps import CallEnd, Step
 
 MAX_NAME = 128
 """Characters of a tool's name that are kept with its call: the protocol asks tools for no more."""
@@ -241,80 +236,6 @@ class Calls:
         """The runtime was dropped, or has failed."""
         for number in list(self.by_number):
             self.runtime_done(number)
-
-
-class Intake:
-    """Takes new requests of a session in: reserves their ids, writes their rows with the stream for the answers, and
-    opens the calls. Ids that were reserved and not opened are free again when its block is left. Requests belong to the
-    incarnation in which they came; the session may come further meanwhile."""
-
-    def __init__(
-        self, session: Session, requests: Sequence[Request], *, incarnation: int | None = None, size: int = 0
-    ) -> None:
-        """`size`: the bytes of memory that the requests take together."""
-        self._session = session
-        self._requests = requests
-        self._incarnation = session.record.incarnation if incarnation is None else incarnation
-        self._keys = [(self._incarnation, coerce_id(request.id)) for request in requests]
-        self._size = size
-        self._is_open = False
-
-    def __enter__(self) -> Self:
-        """Reserve the ids. Raises `Duplicate`."""
-        self._session.link.calls.reserve(self._keys, self._requests, size=self._size)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if not self._is_open:
-            self._session.link.calls.release(*self._keys)
-
-    async def accept(
-        self,
-        bodies: Sequence[bytes],
-        *steps: Step,
-        most_calls: int | None = None,
-        seen: int | None = None,
-        stream_id: StreamId | None = None,
-        digest: bytes = b"",
-    ) -> list[Call]:
-        """Write the rows and the stream, behind other steps; only then may the runtime see the requests. `most_calls`:
-        as many calls may run in all processes; what runs here was counted by the caller. `seen`: raise `StaleRecord` if
-        the session's record has another revision by now. `stream_id`: the stream's id where it is made of a key; raise
-        `StaleFence` if the stream is there already. `digest`: stands for what is asked for."""
-        session, context = self._session, self._session.context
-        record, stream = session.record, context.new_stream(session.id, Kind.CALL)
-        if stream_id is not None:
-            stream = replace(stream, id=stream_id)
-        rows = tuple(
-            CallRecord(
-                session=record.id,
-                incarnation=self._incarnation,
-                request_id=request.id,
-                stream=stream.id,
-                method=request.method,
-                request=body,
-                principal=record.owner,
-                digest=digest,
-                name=kept_name(request.params),
-            )
-            for request, body in zip(self._requests, bodies, strict=True)
-        )
-        try:
-            unique = stream_id is not None
-            opened = OpenStream(record=stream, calls=rows, most_calls=most_calls, seen=seen, unique=unique)
-            # Whether a key is taken only the store can tell.
-            await context.journal.write(*steps, opened, may_be_held=not unique)
-            if session.state is SessionState.ENDED:
-                raise SessionEnded
-        except BaseException:
-            if stream_id is None:  # else it may be another writer's
-                session.put(DropStream(stream=stream.id))  # it may have been written all the same
-            raise
-        entered = session.call_streams.write(stream, owed=len(rows), calls=rows)
-        context.counters.call_streams += 1
-        context.counters.calls_accepted += len(rows)
-        self._is_open = True
-        return session.link.calls.open(self._keys, self._requests, stream=entered)
 
 
 def unknown_outcome(request_id: int | str, *, method: str, reason: str, params: dict[str, Any] | None) -> bytes:

@@ -20,25 +20,24 @@ import logging
 from collections.abc import Collection, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from perdure._core import mail
 from perdure._core.ids import Kind, NodeId, Position
 from perdure._core.jsonrpc import Request, coerce_id
-from perdure._core.losses import NO_VISITS, ORPHAN, Orphan, Visits
+from perdure._core.losses import ORPHAN, Orphan, Visits
 from perdure._core.states import LogState, SessionState
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.log.stream import Stream
-from perdure.sessions.context import mail_to
+from perdure.sessions.context import ServerContext, mail_to
+from perdure.sessions.home import Home, NoHome
 from perdure.sessions.ledger import Call, encode_notification, name_of
+from perdure.sessions.record_keeper import RecordKeeper
+from perdure.sessions.runtime_link import Ask, RuntimeLink
 from perdure.store.interface import paged, stream_by_id
 from perdure.store.records import StreamRecord
 from perdure.store.steps import Reached, Step
 from perdure.telemetry.events import log_event
-
-if TYPE_CHECKING:
-    from perdure.sessions.runtime_link import Ask
-    from perdure.sessions.session import Session
 
 ATTEMPTS = 2
 SLACK = 3.0
@@ -74,8 +73,12 @@ class _Given(NamedTuple):
 class Orphans:
     """Knows which calls of a session are orphans, and tells the client of them."""
 
-    _session: Session
-    _visits: Visits = NO_VISITS
+    _context: ServerContext
+    _keeper: RecordKeeper
+    _home: Home | NoHome
+    _link: RuntimeLink
+    _visits: Visits
+    """Written here."""
     _given: tuple[_Given, ...] = ()
     _timer: asyncio.TimerHandle | None = None
     _tasks: tuple[asyncio.Task[None], ...] = ()
@@ -91,24 +94,24 @@ class Orphans:
         `cursor` on. What it was asked there before is asked again at once; what it was asked on a call's own stream,
         once it has had the time to resume that."""
         self.reattached()
-        asks, standalone = self._session.link.asks, self._session.standalone
+        asks, standalone = self._link.asks, self._home.standalone
         if asked := [name for name, ask in asks.open.items() if ask.on == standalone.id]:
             self._spawn(self._ask_again(asked, cursor))
 
     def reattached(self) -> None:
         """The client has forgotten everything. (Its asks are repeated by the caller.)"""
-        self._visits = self._visits.without_positions(self._session.context.hub.arrive())
+        self._visits.come_without_positions(self._context.hub.arrive())
 
     async def _ask_again(self, asked: Collection[str], cursor: int) -> None:
         """Of questions on the standalone stream, repeat those that its reader will not come to."""
-        session, stream, store = self._session, self._session.standalone, self._session.context.store
+        stream, store = self._home.standalone, self._context.store
         coming = [event.payload for event in stream.tail.after(cursor)]
         with suppress(StoreError):  # then a question may come twice
             events = paged(lambda after: store.read(stream.id, after=max(after, cursor), limit=1_000))
             coming += [event.payload async for event in events]
             coming += [payload for _, payload in await store.forwarded(stream.id)]
         met = {name for name in asked if any(name.encode() in payload for payload in coming)}
-        session.link.asks.repeat(named=frozenset(asked) - met)
+        self._link.asks.repeat(named=frozenset(asked) - met)
 
     def _is_of_orphan(self, ask: Ask) -> bool:
         """Whether a question was asked on a call's own stream, which its client does not read any more."""
@@ -116,13 +119,13 @@ class Orphans:
 
     def tell_begun(self, *, cursor: int = 0) -> None:
         """Let the other nodes know that the client has come without positions: they may run calls that it lost."""
-        session = self._session
-        attached = mail.Attached(session=session.id, incarnation=session.record.incarnation, cursor=cursor)
-        session.put(*mail_to(session.context.nodes.others, attached))
+        record = self._keeper.record
+        attached = mail.Attached(session=record.id, incarnation=record.incarnation, cursor=cursor)
+        self._context.put(*mail_to(self._context.nodes.others, attached))
 
     @property
     def _seconds(self) -> float:
-        return ATTEMPTS * self._session.context.settings.retry + SLACK
+        return ATTEMPTS * self._context.settings.retry + SLACK
 
     def give_time(self) -> None:
         """The client is here: what is still unread when it has had the time to resume is an orphan."""
@@ -138,7 +141,7 @@ class Orphans:
         if len(self._given) == MOST_GIVEN:
             *rest, last = self._given
             self._given, came = tuple(rest), came or last.came
-        self._given += (_Given(self._session.context.hub.arrive(), until, came),)
+        self._given += (_Given(self._context.hub.arrive(), until, came),)
         if self._timer is None:
             self._begin()
 
@@ -151,32 +154,32 @@ class Orphans:
         if rest:
             self._begin()
         if given.came:
-            self._visits = self._visits.with_time_passed(given.since)
+            self._visits.pass_time(given.since)
             self._spawn(self._tell(here=True))
-        elif self._is_there(given.since) or not self._session.context.nodes.alone:
+        elif self._is_there(given.since) or not self._context.nodes.alone:
             self._spawn(self._report_lost(given.since))
 
     def _is_there(self, since: int) -> bool:
         """Whether the client has read the standalone stream here all the time."""
-        reader = self._session.standalone.readers.reader
+        reader = self._home.standalone.readers.reader
         return reader is not None and reader.arrival < since
 
     def lost_elsewhere(self, *, waited: bool) -> None:
         """Calls of other nodes have lost their readers; `waited`: so long ago that the client could have resumed
         them. The client is here."""
-        reader, context = self._session.standalone.readers.reader, self._session.context
+        reader, context = self._home.standalone.readers.reader, self._context
         if not waited:
             self.give_time()
         elif reader is not None and context.clock() - reader.since >= self._seconds:
-            self._visits = self._visits.with_time_passed(context.hub.arrive())
+            self._visits.pass_time(context.hub.arrive())
             self._spawn(self._tell(here=True))
 
     def time_has_passed_elsewhere(self) -> None:
         """The client is at another node, and has had the time to resume its calls; but not those that have only just
         lost their reader."""
         lost = [given.since - 1 for given in self._given if not given.came]
-        since = min(lost, default=self._session.context.hub.arrive())
-        self._visits = self._visits.with_time_passed(since)
+        since = min(lost, default=self._context.hub.arrive())
+        self._visits.pass_time(since)
         self._spawn(self._tell(here=False))
 
     def ended(self, stream: Stream) -> None:
@@ -202,30 +205,30 @@ class Orphans:
         """New requests have ids of calls that still run. Tells whether all of these are orphans, and the requests may
         take their ids: a client that came back by GET alone counts from 0 again. From then on such a call's progress
         token is changed as after a handshake."""
-        context, session, found = self._session.context, self._session, False
+        context, session, calls, found = self._context, self._keeper.record.id, self._link.calls, False
         displaced: list[Call] = []
         steps: list[Step] = []
         for request in requests:
             key = incarnation, coerce_id(request.id)
-            if (call := session.link.calls.running(key)) is not None:
+            if (call := calls.running(key)) is not None:
                 if not self.is_orphan(call.stream):
                     return False
                 displaced.append(call)
-            elif session.link.calls.is_reserved(key):
+            elif calls.is_reserved(key):
                 return False
-            elif row := await context.store.open_call(session.id, incarnation=incarnation, request_id=request.id):
+            elif row := await context.store.open_call(session, incarnation=incarnation, request_id=request.id):
                 stream = await stream_by_id(context.store, row.stream)
                 reader = await context.store.reader(row.stream)
                 if stream is None or not stream.unread or reader is not None or not self._visits.attached:
                     return False
-                message = mail.Displaced(session=session.id, incarnation=incarnation, request_id=request.id)
+                message = mail.Displaced(session=session, incarnation=incarnation, request_id=request.id)
                 steps += mail_to([stream.node] if stream.node else (), message)
             else:
                 continue
             found = True
         for call in displaced:
             call.is_displaced = True
-        session.put(*steps)
+        context.put(*steps)
         return found
 
     # Telling
@@ -241,29 +244,29 @@ class Orphans:
     async def _report_lost(self, since: int) -> None:
         """Calls of this node lost their readers at that moment, and may have none yet: tell their client, if it is
         here, or let the other nodes know. While the store is slow no client can resume, so it gets the time again."""
-        session, context = self._session, self._session.context
+        session, context = self._keeper.record.id, self._context
         try:
             async with context.hub.marks.one_at_a_time, asyncio.timeout(SLOW):
-                unread = [record for record in await context.store.unread(session.id) if record.node == context.node]
+                unread = [record for record in await context.store.unread(session) if record.node == context.node]
         except (StoreError, TimeoutError):
             self.on_reader_lost()
             return
-        streams = session.streams
+        streams = self._link.streams
         if all(record.id in streams and streams[record.id].readers.present for record in unread):
             return
         if self._is_there(since):
-            self._visits = self._visits.with_time_passed(since)
+            self._visits.pass_time(since)
             await self._tell(here=True)
         else:
-            session.put(*mail_to(context.nodes.others, mail.Lost(session=session.id, waited=True)))
+            context.put(*mail_to(context.nodes.others, mail.Lost(session=session, waited=True)))
 
     async def _tell(self, *, here: bool) -> None:
         """Tell of calls that run or have ended; `here`: the client came to this node, so other nodes tell of theirs."""
-        session, context = self._session, self._session.context
-        if session.state is SessionState.ENDED:
+        record, context = self._keeper.record, self._context
+        if record.state is SessionState.ENDED:
             return
         try:
-            for call in session.link.calls.all_running():
+            for call in self._link.calls.all_running():
                 if self._is_due(call.stream) and not self._visits.remembers(call.told_at):
                     call.told_at, stream = context.hub.arrive(), call.stream
                     running = Orphan(
@@ -281,36 +284,36 @@ class Orphans:
                 raise StoreUnavailable
             async with context.hub.marks.one_at_a_time:
                 elsewhere, told = set[NodeId](), 0
-                unread = await context.store.unread(session.id)
-                session.link.asks.repeat(self._is_of_orphan)  # where the store can be read, it could be resumed
-                for record in unread:
-                    if record.node in context.nodes.others:
-                        elsewhere.add(record.node)
-                    elif record.sealed and (here or record.node == context.node) and told < MOST_TOLD:
+                unread = await context.store.unread(record.id)
+                self._link.asks.repeat(self._is_of_orphan)  # where the store can be read, it could be resumed
+                for stream_record in unread:
+                    if stream_record.node in context.nodes.others:
+                        elsewhere.add(stream_record.node)
+                    elif stream_record.sealed and (here or stream_record.node == context.node) and told < MOST_TOLD:
                         told += 1
-                        await self._tell_ended(record)
+                        await self._tell_ended(stream_record)
                 if here:
-                    session.put(*mail_to(elsewhere, mail.Unread(session=session.id)))
+                    context.put(*mail_to(elsewhere, mail.Unread(session=record.id)))
         except StoreError as failure:
             log_event(
                 logging.DEBUG,
                 "orphans.untold",
                 f"the store fails; the client learns of its lost calls later: {failure}",
-                session=session.name,
+                session=self._keeper.name,
             )
             self.give_time()
 
     async def _tell_ended(self, record: StreamRecord) -> None:
-        session, last = self._session, record.last
-        rows = [row for row in await session.context.store.calls_on(record.id) if row.method != "initialize"]
-        held = session.streams.get(record.id)
+        last = record.last
+        rows = [row for row in await self._context.store.calls_on(record.id) if row.method != "initialize"]
+        held = self._link.streams.get(record.id)
         if held is not None and held.readers.present:
             return  # it is being resumed at this moment
         seq = min(record.delivered, last)
         position = Position(kind=Kind.CALL, stream=record.id, generation=record.generation, seq=seq)
         told = Reached(stream=record.id, generation=record.generation, through=record.delivered)
         if not rows:
-            session.put(told)  # a client that has sent another handshake since misses nothing
+            self._context.put(told)  # a client that has sent another handshake since misses nothing
         for place, row in enumerate(rows, 1):
             ended = Orphan(
                 incarnation=row.incarnation,
@@ -325,18 +328,17 @@ class Orphans:
 
     def _say(self, said: Orphan, also: Step | None = None) -> None:
         """Tell it on the standalone stream; where the server declares logging also in a way that stock clients show."""
-        session = self._session
-        if session.tells_by_log:
+        if self._keeper.tells_by_log:
             log = {"level": "warning", "logger": "perdure", "data": said.sentence}
-            session.home.send(encode_notification("notifications/message", log))
-        session.home.send(encode_notification(ORPHAN, said.params), also)
-        session.context.counters.orphans_told += 1
+            self._home.send(encode_notification("notifications/message", log))
+        self._home.send(encode_notification(ORPHAN, said.params), also)
+        self._context.counters.orphans_told += 1
         sentence = "a client was told that a call which it lost " + ("has ended" if said.ended else "still runs")
         log_event(
             logging.INFO,
             "call.orphan",
             sentence,
-            session=session.name,
+            session=self._keeper.name,
             stream=said.position.stream,
             position=str(said.position),
             call=said.request_id,

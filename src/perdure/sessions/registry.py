@@ -22,8 +22,8 @@ from perdure._core.states import CallState, ContentState, LogState, SessionState
 from perdure.errors import SessionEnded, StoreUnavailable, TooManySessions
 from perdure.log.stream import Stream, Streams
 from perdure.sessions.context import ServerContext, Stamp
-from perdure.sessions.ledger import Call, Intake, encode
-from perdure.sessions.session import Session
+from perdure.sessions.ledger import Call, encode
+from perdure.sessions.session import Intake, Session
 from perdure.store.interface import measures_of
 from perdure.store.records import Loaded, SessionRecord, StreamRecord
 from perdure.store.steps import EndSession, OpenAsk, OpenStream, PutSession, SessionLimits, Step

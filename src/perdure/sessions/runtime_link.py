@@ -12,8 +12,8 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from perdure._core import sticky
 from perdure._core.changes import METHODS
@@ -21,10 +21,14 @@ from perdure._core.codes import CLIENT_AWAY, REQUEST_CANCELLED
 from perdure._core.ids import NodeId, StreamId
 from perdure._core.jsonrpc import Envelope, Notification, Request, Response, coerce_id, error_payload
 from perdure._core.limits import Caller
-from perdure._core.states import CallState, CallStep, SessionState
+from perdure._core.losses import Visits
+from perdure._core.revisions import REVISIONS
+from perdure._core.states import SESSION, CallState, CallStep, SessionState, SessionStep, advance
 from perdure.log.journal import Steps
-from perdure.log.stream import Stream
+from perdure.log.stream import Stream, Streams
 from perdure.runtime.base import CallEnded, Flow, Runtime
+from perdure.sessions.context import ServerContext
+from perdure.sessions.home import Home, NoHome
 from perdure.sessions.ledger import (
     Call,
     Calls,
@@ -34,13 +38,11 @@ from perdure.sessions.ledger import (
     name_of,
     unknown_outcome,
 )
+from perdure.sessions.record_keeper import RecordKeeper
 from perdure.store.records import AskRecord
-from perdure.store.steps import CloseAsk, OpenAsk, Step
+from perdure.store.steps import ChangeSession, CloseAsk, EndSession, OpenAsk, Step, Stick
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.events import CallIds, current_call, log_event
-
-if TYPE_CHECKING:
-    from perdure.sessions.session import Session
 
 _ASK = re.compile(r"ask-([A-Za-z0-9_-]{22})-[0-9]+")
 """The id of an ask names the node that waits. The letters in front keep it from being taken for an integer."""
@@ -56,14 +58,24 @@ _ending: set[asyncio.Task[None]] = set()
 class RuntimeLink:
     """One session's way to its runtime and back: the runtime's `Outlet`."""
 
-    __slots__ = ("asks", "calls", "runtime", "session")
+    __slots__ = ("_call_streams", "_visits", "asks", "calls", "context", "home", "keeper", "runtime")
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        caller = Caller(session.record.owner, session.record.address)
-        self.calls = Calls(caller, session.context.work, session.context.running)
+    def __init__(
+        self, context: ServerContext, keeper: RecordKeeper, home: Home | NoHome, call_streams: Streams, visits: Visits
+    ) -> None:
+        self.context = context
+        self.keeper = keeper
+        self.home = home
+        self._call_streams = call_streams
+        self._visits = visits
+        self.calls = Calls(Caller(keeper.record.owner, keeper.record.address), context.work, context.running)
         self.asks = Asks(self)
         self.runtime = RuntimeSlot(self)
+
+    @property
+    def streams(self) -> Mapping[StreamId, Stream]:
+        """The session's call streams that are in memory."""
+        return self._call_streams.of(self.keeper.record.id)
 
     @property
     def work(self) -> int:
@@ -84,7 +96,7 @@ class RuntimeLink:
             params = {**params, "_meta": {**params["_meta"], "progressToken": call.number}}
         request = Request(id=call.number, method=call.request.method, params=params, raw={})
         # The runtime runs the handler in a copy of this context.
-        before = current_call.set(CallIds(self.session.name, call.stream.id, call.request.id))
+        before = current_call.set(CallIds(self.keeper.name, call.stream.id, call.request.id))
         try:
             self.runtime.send(request, origin=origin)
         finally:
@@ -114,9 +126,9 @@ class RuntimeLink:
     def pass_on(self, notification: Notification, origin: object, *, size: int = 0) -> None:
         """Pass on a notification of the client, which takes so many bytes of memory."""
         if notification.method == "notifications/initialized":
-            if self.session.record.initialized:
+            if self.keeper.record.initialized:
                 return  # of a reattach: the server has seen it
-            self.session.keeper.update(initialized=True)
+            self.keeper.update(initialized=True)
         self.runtime.send(notification, origin=origin, size=size)
 
     def cancel(self, request_id: int | str, *, incarnation: int, params: dict[str, Any]) -> bool:
@@ -141,29 +153,61 @@ class RuntimeLink:
 
     def _answer_cancelled(self, call: Call) -> None:
         answer = error_payload(call.request.id, REQUEST_CANCELLED, "Request cancelled")
-        if self.calls.answer(call, CallStep.CANCEL, answer, self._end_step(call)):
-            self.session.context.counters.calls_cancelled += 1
+        if call.state is CallState.RUNNING:
+            self.calls.answer(call, CallStep.CANCEL, answer, self._end_step())
+            self.context.counters.calls_cancelled += 1
 
-    def _end_step(self, call: Call) -> Step | None:
-        return self.session.end_step() if call.state is CallState.RUNNING else None
+    # What an answer changes in the record, to be written together with it
+
+    def _end_step(self) -> Step | None:
+        """The end of a single call: one that its client can ask for stays as it ended, any other is deleted."""
+        keeper, now = self.keeper, self.context.clock()
+        if not keeper.is_single_call:
+            return None
+        if keeper.record.initialized:
+            return keeper.change(ChangeSession(session=keeper.record.id, active=now, state=SessionState.DORMANT))
+        # No client can ask for it later, so the answer need not wait for the log.
+        for stream in self.streams.values():
+            stream.unlog()
+        keeper.end("answered")
+        self.context.put(EndSession(session=keeper.record.id, time=now, reason="answered"))
+        return None
+
+    def _record_change(self, call: Call, result: bytes) -> Step | None:
+        """The changes of a successful answer."""
+        keeper, method = self.keeper, call.request.method
+        if keeper.is_single_call:
+            return self._end_step()
+        if method == "initialize" and keeper.record.state is SessionState.OPENING:
+            version = json.loads(result).get("protocolVersion")
+            if version not in REVISIONS:
+                return None  # a middleware answered in place of the SDK; the session does not open
+            state = advance(SESSION, keeper.record.state, SessionStep.HANDSHAKE_DONE)
+            change = ChangeSession(session=keeper.record.id, state=state, version=version, result=result)
+            return keeper.change(change)
+        if method in sticky.METHODS:
+            request = sticky.encode(call.request)
+            self.runtime.on_sticky_accepted(request)
+            return keeper.change(Stick(session=keeper.record.id, request=request))
+        return None
 
     # Outwards: the runtime's outlet
 
     @property
     def closes_early(self) -> bool:
-        keeper, settings = self.session.keeper, self.session.context.settings
-        return bool(keeper.record.version) and keeper.revision.closes_early and not settings.json_response
+        keeper = self.keeper
+        return bool(keeper.record.version) and keeper.revision.closes_early and not self.context.settings.json_response
 
     @property
     def is_durable(self) -> bool:
-        return self.session.is_single_call and self.session.record.initialized
+        return self.keeper.is_single_call and self.keeper.record.initialized
 
     def notify(self, method: str, params: dict[str, Any] | None, *, call: int | None) -> Flow | None:
-        record = self.session.keeper.record
+        record = self.keeper.record
         if record.state is SessionState.ENDED:
             return None
         if method in METHODS:
-            self.session.context.changed.tell(method, params)
+            self.context.changed.tell(method, params)
         found = None if call is None else self.calls.by_number.get(call)
         if params is not None:
             if method == "notifications/progress" and isinstance(token := params.get("progressToken"), int):
@@ -191,24 +235,24 @@ class RuntimeLink:
         if call is not None and call.state is not CallState.RUNNING:
             return None
         if call is None or self.goes_standalone(call):
-            return self.session.home.send(payload, also)
+            return self.home.send(payload, also)
         call.stream.append(payload, also=also)
         return call.stream
 
     def goes_standalone(self, call: Call) -> bool:
         """Whether what belongs to this call would find no reader on the call's own stream."""
-        session, stream = self.session, call.stream
-        as_json = session.context.settings.json_response
-        if stream.readers.reader is not None and not as_json:
+        readers, as_json = call.stream.readers, self.context.settings.json_response
+        if readers.reader is not None and not as_json:
             return False  # as for nearly every event
-        return not session.is_single_call and (as_json or session.orphans.is_orphan(stream))
+        if self.keeper.is_single_call:
+            return False
+        return as_json or (not readers.present and self._visits.is_orphan(readers.lost_at))
 
     def new_ask_id(self) -> str:
-        context = self.session.context
-        return f"ask-{context.node}-{next(context.ask_ids)}"
+        return f"ask-{self.context.node}-{next(self.context.ask_ids)}"
 
     def ask(self, ask_id: str, method: str, params: dict[str, Any] | None, *, call: int | None) -> Flow | None:
-        if self.session.state is SessionState.ENDED:
+        if self.keeper.record.state is SessionState.ENDED:
             return None
         found = None if call is None else self.calls.by_number.get(call)
         if call is not None and (found is None or found.state is not CallState.RUNNING):
@@ -223,14 +267,14 @@ class RuntimeLink:
         self.calls.runtime_done(call)
         if found.state is not CallState.RUNNING:
             return None
-        also = self.session.end_step() if failed else self.session.record_change(found, body)
+        also = self._end_step() if failed else self._record_change(found, body)
         self.calls.answer(found, CallStep.ANSWER, encode_answer(found.request.id, body, failed=failed), also)
-        counters = self.session.context.counters
+        counters = self.context.counters
         counters.calls_answered += 1
         counters.call_seconds.observe(took := time.perf_counter() - found.begun)
         if found.request.method == "tools/call":
             said = "gave an error" if failed or b'"isError":true' in body else "has answered"
-            ids = {"session": self.session.name, "stream": found.stream.id, "call": found.request.id}
+            ids = {"session": self.keeper.name, "stream": found.stream.id, "call": found.request.id}
             sentence = f"{name_of(found.request.params)} {said} after {took:.3g} s"
             log_event(logging.INFO, "call.answered", sentence, **ids)
         return found.stream
@@ -248,13 +292,13 @@ class RuntimeLink:
 
     def close_reader(self, call: int | None) -> None:
         found = None if call is None else self.calls.by_number.get(call)
-        stream = self.session.standalone if call is None else None if found is None else found.stream
+        stream = self.home.standalone if call is None else None if found is None else found.stream
         if stream is not None and stream.readers.reader is not None:
             stream.readers.reader.stop_here()
 
     def failed(self, failure: BaseException | None) -> None:
         self.runtime.forget()
-        name = self.session.name
+        name = self.keeper.name
         log_event(logging.ERROR, "runtime.failed", f"a session's runtime ended: {failure!r}", session=name)
         for call in self.calls.all_running():
             self.answer_unknown(call, "its runtime failed")
@@ -265,16 +309,17 @@ class RuntimeLink:
     def answer_recorded(self, call: Call) -> None:
         """Answer an `initialize` on a session that has had its handshake."""
         self.calls.runtime_done(call.number)
-        self.calls.answer(call, CallStep.ANSWER, encode_answer(call.request.id, self.session.record.result))
-        self.session.context.counters.calls_answered += 1
+        self.calls.answer(call, CallStep.ANSWER, encode_answer(call.request.id, self.keeper.record.result))
+        self.context.counters.calls_answered += 1
 
     def answer_unknown(self, call: Call, reason: str) -> None:
         """Say that a call was interrupted (promise 3)."""
         request = call.request
         payload = unknown_outcome(request.id, method=request.method, reason=reason, params=request.params)
-        with spans.settle(self.session.name, call.stream.id, outcome="unknown"):
-            if self.calls.answer(call, CallStep.SETTLE, payload, self._end_step(call)):
-                self.session.context.counters.calls_settled += 1
+        with spans.settle(self.keeper.name, call.stream.id, outcome="unknown"):
+            if call.state is CallState.RUNNING:
+                self.calls.answer(call, CallStep.SETTLE, payload, self._end_step())
+                self.context.counters.calls_settled += 1
 
     async def aclose(self, reason: str) -> None:
         """The session has ended: answer its running calls, and let the runtime go."""
@@ -297,7 +342,7 @@ class RuntimeSlot:
         """Bytes of memory that they take, estimated."""
         self._link = link
         self._runtime: Runtime | None = None
-        self._sent = link.session.record.active
+        self._sent = link.keeper.record.active
         """When something was last sent to it."""
         self._own: dict[int, asyncio.Future[bytes | None]] | None = None
         """This process's own requests that wait for their answer."""
@@ -311,10 +356,10 @@ class RuntimeSlot:
     def send(self, message: Envelope, *, origin: object, size: int = 0) -> None:
         """Hand a message to the runtime, which is loaded if it is not there. `size`: the bytes of memory that a
         notification takes until its handler is through."""
-        session = self._link.session
-        if session.state is SessionState.ENDED:
+        link = self._link
+        if link.keeper.record.state is SessionState.ENDED:
             return  # a runtime that is loaded now would never be dropped
-        self._sent = session.context.clock()
+        self._sent = link.context.clock()
         runtime = self._runtime or self._load()
         if size:
             self.count(1, size)
@@ -324,15 +369,15 @@ class RuntimeSlot:
         """So many notifications, of so many bytes together, are being handled more than before."""
         self.notifications += notifications
         self.notification_bytes += size
-        self._link.session.context.work.take(self._link.calls.caller, size)
+        self._link.context.work.take(self._link.calls.caller, size)
 
     def _load(self) -> Runtime:
-        session = self._link.session
-        self._runtime = session.context.runtimes.load(session.record, self._link)
-        subscriptions = sticky.subscriptions(session.record.sticky)
-        self._subscribed = subscriptions if session.home.is_here else ()
-        for request in session.record.sticky:
-            if session.home.is_here or request not in subscriptions:
+        link, record = self._link, self._link.keeper.record
+        self._runtime = link.context.runtimes.load(record, link)
+        subscriptions = sticky.subscriptions(record.sticky)
+        self._subscribed = subscriptions if link.home.is_here else ()
+        for request in record.sticky:
+            if link.home.is_here or request not in subscriptions:
                 self.repeat(request)
         return self._runtime
 
@@ -342,29 +387,28 @@ class RuntimeSlot:
             body = json.loads(request)
             number = self._link.calls.new_number()
             message = Request(id=number, method=body["method"], params=body.get("params"), raw={})
-            context = self._link.session.context.task_context.copy()
+            context = self._link.context.task_context.copy()
             context.run(self._runtime.send, message, origin=None)
 
     def on_sticky_accepted(self, request: bytes) -> None:
         self._subscribed = sticky.subscriptions(sticky.after(self._subscribed, request))
 
-    def on_home_gained(self) -> None:
-        """This node is the session's home now: what the session has subscribed to lives here."""
-        session = self._link.session
-        subscriptions = sticky.subscriptions(session.record.sticky)
+    def on_home_moved(self) -> None:
+        """What the session has subscribed to lives at its home, and no subscription may be alive twice."""
+        if not self._link.home.is_here:
+            subscribed, self._subscribed = self._subscribed, ()
+            for request in subscribed:
+                self.repeat(sticky.unsubscribe(request))
+            return
+        record = self._link.keeper.record
+        subscriptions = sticky.subscriptions(record.sticky)
         if self._runtime is None:
-            if subscriptions and session.state is not SessionState.ENDED:
+            if subscriptions and record.state is not SessionState.ENDED:
                 self._load()
             return
         self._subscribed = subscriptions
         for request in subscriptions:
             self.repeat(request)
-
-    def on_home_lost(self) -> None:
-        """Another node is the home now: no subscription may be alive twice."""
-        subscribed, self._subscribed = self._subscribed, ()
-        for request in subscribed:
-            self.repeat(sticky.unsubscribe(request))
 
     def mark_initialized(self) -> None:
         """The client's `initialized` has reached another node."""
@@ -395,16 +439,16 @@ class RuntimeSlot:
 
     def is_idle(self, idle: float) -> bool:
         """Whether it was not used for so long, and loading it again brings back everything that is lost with it."""
-        runtime, session = self._runtime, self._link.session
+        runtime, link = self._runtime, self._link
         return (
             runtime is not None
-            and session.context.clock() - self._sent >= idle
-            and not self._link.calls.by_number
-            and not self._link.asks.open
+            and link.context.clock() - self._sent >= idle
+            and not link.calls.by_number
+            and not link.asks.open
             and not self.notifications
             and not self._own
             and not runtime.keeps_state
-            and not (session.home.is_here and sticky.subscriptions(session.record.sticky))
+            and not (link.home.is_here and sticky.subscriptions(link.keeper.record.sticky))
         )
 
     def forget(self) -> Runtime | None:
@@ -442,16 +486,16 @@ class Ask(NamedTuple):
 class _Closing(Steps):
     """Closes an ask of a single call: requests may wait for that, at any node."""
 
-    __slots__ = ("_session",)
+    __slots__ = ("_link",)
 
-    def __init__(self, session: Session, close: CloseAsk) -> None:
+    def __init__(self, link: RuntimeLink, close: CloseAsk) -> None:
         super().__init__((close,))
-        self._session = session
+        self._link = link
 
     def accepted(self, steps: Sequence[Step]) -> None:
         super().accepted(steps)
-        for stream in self._session.streams:
-            self._session.context.waiters.tell(stream)
+        for stream in self._link.streams:
+            self._link.context.waiters.tell(stream)
 
 
 class Asks:
@@ -466,16 +510,17 @@ class Asks:
 
     def put(self, name: str, ask: Ask) -> Flow | None:
         """Ask the client; gives where to wait before more is said."""
-        session, stream = self._link.session, self._stream(ask)
+        link, stream = self._link, self._stream(ask)
         payload = encode_ask(name, ask.method, ask.params)
-        record = AskRecord(session=session.id, id=name, stream=stream.id, request=payload, node=session.context.node)
+        session, node = link.keeper.record.id, link.context.node
+        record = AskRecord(session=session, id=name, stream=stream.id, request=payload, node=node)
         self.open[name] = ask._replace(on=stream.id)
         return self._link.append(ask.call, payload, also=OpenAsk(record=record))
 
     def _stream(self, ask: Ask) -> Stream:
         """The stream on which the client is asked, if that happens now."""
         if ask.call is None or self._link.goes_standalone(ask.call):
-            return self._link.session.standalone
+            return self._link.home.standalone
         return ask.call.stream
 
     def answer(self, response: Response, origin: object) -> bool:
@@ -501,12 +546,11 @@ class Asks:
         why: str = "the client came again",
     ) -> None:
         """The client has forgotten what it was asked, or the store has: cancel the old ids, ask under new ones."""
-        session = self._link.session
         for name, ask in list(self.open.items()):
             if (which is not None and not which(ask)) or (named is not None and name not in named):
                 continue
             del self.open[name]
-            close = CloseAsk(session=session.id, id=name)
+            close = CloseAsk(session=self._link.keeper.record.id, id=name)
             params = {"requestId": name, "reason": f"{why}; it is asked again under a new id"}
             self._link.append(ask.call, encode_notification("notifications/cancelled", params), also=close)
             self.put(self._link.new_ask_id(), ask)
@@ -522,12 +566,12 @@ class Asks:
     def _close(self, name: str) -> None:
         del self.open[name]
         self.open = self.open or {}  # a dictionary does not shrink
-        session = self._link.session
-        close = CloseAsk(session=session.id, id=name)
-        if session.is_single_call:
-            session.context.journal.put(_Closing(session, close))
+        link = self._link
+        close = CloseAsk(session=link.keeper.record.id, id=name)
+        if link.keeper.is_single_call:
+            link.context.journal.put(_Closing(link, close))
         else:
-            session.put(close)
+            link.context.put(close)
 
 
 def node_of_ask(ask: object) -> NodeId | None:

@@ -8,124 +8,29 @@ import contextlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 from perdure._core import mail, sticky
 from perdure._core.codes import POSITION_LOST
-from perdure._core.ids import Kind, RecordKind, SessionId, StreamId
-from perdure._core.jsonrpc import error_payload
-from perdure._core.revisions import REVISIONS, SINGLE_CALL, Revision
+from perdure._core.ids import Kind, SessionId, StreamId
+from perdure._core.jsonrpc import Request, coerce_id, error_payload
+from perdure._core.losses import Visits
 from perdure._core.single_calls import Client
-from perdure._core.states import SESSION, LogState, SessionState, SessionStep, WritingState, advance
-from perdure.errors import PerdureError, StoreError, StoreUnavailable
-from perdure.log.journal import Steps
+from perdure._core.states import SESSION, SessionState, SessionStep, WritingState, advance
+from perdure.errors import PerdureError, SessionEnded, StoreError, StoreUnavailable
 from perdure.log.stream import Stream, Streams
 from perdure.sessions.context import ServerContext, Stamp, mail_to
 from perdure.sessions.home import Home, NoHome, look_at
-from perdure.sessions.ledger import Call
+from perdure.sessions.ledger import Call, kept_name
 from perdure.sessions.orphans import Orphans
+from perdure.sessions.record_keeper import RecordKeeper
 from perdure.sessions.retention import RetainedStreams
 from perdure.sessions.runtime_link import RuntimeLink, node_of_ask
 from perdure.store.interface import paged, stream_by_id
-from perdure.store.records import Event, Followed, KeptRecord, SessionRecord, StreamRecord
-from perdure.store.steps import ChangeSession, EndSession, LeaveReader, Release, Step, Stick, changed, with_sticky
+from perdure.store.records import CallRecord, Event, Followed, KeptRecord, SessionRecord, StreamRecord
+from perdure.store.steps import ChangeSession, DropStream, EndSession, LeaveReader, OpenStream, Release, Step
 from perdure.telemetry.events import log_event
-
-
-@dataclass(slots=True, eq=False)
-class RecordKeeper:
-    """Keeps the record of one session: what was read, and this process's changes until they are written."""
-
-    _context: ServerContext
-    record: SessionRecord
-    stamp: Stamp | None
-    """From before the record was last read; `None`: it has to be read again."""
-    active: float = field(init=False)
-    """When the client, or a call, last used the session."""
-    changes: int = 0
-    """How many of this process's changes have been written."""
-    _written_active: float = field(init=False)
-    _pending: tuple[ChangeSession | Stick, ...] = ()
-
-    def __post_init__(self) -> None:
-        self.active = self._written_active = self.record.active
-
-    @property
-    def revision(self) -> Revision:
-        return SINGLE_CALL if self.record.kind is RecordKind.CALL else REVISIONS[self.record.version]
-
-    def touch(self) -> None:
-        self.active = self._context.clock()
-
-    def end(self, reason: str) -> None:
-        """The session has ended; the caller writes that, or another process has."""
-        self.record = replace(self.record, state=SessionState.ENDED, ended=reason)
-
-    def update(self, **changes: Any) -> None:
-        step = self.change(ChangeSession(session=self.record.id, active=self.active, **changes))
-        self._written_active = self.active
-        self._context.journal.put(_Change(self, step))
-
-    def change(self, step: ChangeSession | Stick) -> ChangeSession | Stick:
-        """Change the record with a step that the caller writes."""
-        self.record = _changed(self.record, step)
-        self._pending += (step,)
-        return step
-
-    def on_written(self, step: Step) -> None:
-        """A change need not be remembered any more: it is stored, or never will be."""
-        self.changes += 1
-        self._pending = tuple(pending for pending in self._pending if pending is not step)
-
-    def take_in(self, stored: SessionRecord) -> None:
-        """Take over what is stored, with the changes on top that are not written yet."""
-        for step in self._pending:
-            stored = _changed(stored, step)
-        self.record = stored
-        self.active = max(self.active, stored.active)
-
-    def keep_fresh(self, *, busy: bool) -> None:
-        """Write the time of the last activity if it has moved; retention goes by it."""
-        if busy:
-            self.touch()
-        # Of a session in use it is enough to know the time roughly; the last one is written when it is left.
-        settings = self._context.settings
-        slack = min(settings.replay_window / 8, settings.session_grace / 2) if busy else 0.0
-        # While the store fails this would only add to what is held, round after round.
-        if self.active - self._written_active > slack and self._context.journal.state is LogState.HEALTHY:
-            self.update()
-
-
-class _Change(Steps):
-    __slots__ = ("_keeper",)
-
-    def __init__(self, keeper: RecordKeeper, step: ChangeSession | Stick) -> None:
-        super().__init__((step,))
-        self._keeper = keeper
-
-    def written(self, steps: Sequence[Step]) -> None:
-        self._keeper.on_written(steps[0])
-
-    def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
-        self._keeper.on_written(steps[0])
-
-
-class _Users:
-    """Counts those that need a session in memory: each enters it for a while. (Every request does; a generator takes
-    three times as long.)"""
-
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __enter__(self) -> None:
-        self.count += 1
-
-    def __exit__(self, *_: object) -> None:
-        self.count -= 1
 
 
 class Session:
@@ -139,7 +44,6 @@ class Session:
         "id",
         "keeper",
         "link",
-        "name",
         "orphans",
         "retained",
         "seen",
@@ -160,25 +64,25 @@ class Session:
     ) -> None:
         self.context = context
         self.id: SessionId = record.id
-        self.name = record.id[:8]
-        """Enough of its id to tell it from others in a log. The whole of it is a secret."""
         self.keeper = RecordKeeper(context, record, stamp)
+        """The owner of the session's record; all parts of the session share it."""
         self.seen = context.clock()  # the caller has it loaded because its client, or a call, is about to use it
         """When its client was last here."""
         self.home: Home | NoHome = (
             NoHome(context, record.id)
             if standalone is None
-            else Home(self, standalone, record.state is SessionState.OPENING)
+            else Home(context, self.keeper, self._on_home_moved, standalone, record.state is SessionState.OPENING)
         )
         self.standalone = self.home.standalone
         self.call_streams = call_streams
         """The table of this node: those of its own calls are `streams`."""
         self.retained = RetainedStreams(context.limits, kept)
-        self.link = RuntimeLink(self)
-        self.orphans = Orphans(self)
+        visits = Visits()
+        self.link = RuntimeLink(context, self.keeper, self.home, call_streams, visits)
+        self.orphans = Orphans(context, self.keeper, self.home, self.link, visits)
         self.waits = waits
         """Calls of it wait for their principal to come back."""
-        self._users = _Users()
+        self._users = 0
 
     @property
     def record(self) -> SessionRecord:
@@ -188,23 +92,26 @@ class Session:
     def state(self) -> SessionState:
         return self.keeper.record.state
 
-    def put(self, *steps: Step) -> None:
-        """Write steps, if there are any, for which no caller waits."""
-        if steps:
-            self.context.journal.put(Steps(steps))
+    @property
+    def name(self) -> str:
+        return self.keeper.name
 
-    def in_use(self) -> AbstractContextManager[None]:
-        """Keep the session in memory: a request, or a chore, has yet to do something with it."""
-        return self._users
+    def _on_home_moved(self) -> None:
+        self.link.runtime.on_home_moved()
+
+    def in_use(self) -> Self:
+        """Keep the session in memory for a `with` block: a request, or a chore, has yet to do something with it."""
+        return self
+
+    def __enter__(self) -> None:
+        self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._users -= 1
 
     @property
     def streams(self) -> Mapping[StreamId, Stream]:
         return self.call_streams.of(self.record.id)
-
-    @property
-    def tells_by_log(self) -> bool:
-        """The server declared logging, so a log message may tell of a gap."""
-        return bool(self.record.result) and "logging" in json.loads(self.record.result).get("capabilities", {})
 
     @property
     def is_connected(self) -> bool:
@@ -213,17 +120,13 @@ class Session:
     @property
     def is_busy(self) -> bool:
         """Whether it must stay in memory: something is under way that only this object knows of."""
-        return bool(self._users.count or len(self.link.calls) or self.home.waiting) or self.is_connected
+        return bool(self._users or len(self.link.calls) or self.home.waiting) or self.is_connected
 
     def touch(self) -> None:
         self.keeper.touch()
         self.seen = self.keeper.active
         if self.state is SessionState.DORMANT:
             self.keeper.update(state=advance(SESSION, self.state, SessionStep.CLIENT_CAME_BACK))
-
-    def mark_waiting(self, waits: bool) -> None:
-        """Calls of it wait for their principal to come back, or do so no longer."""
-        self.waits = waits
 
     async def come_back(self) -> None:
         """The client is here; if it was away for so long that its home went, this node is the home now."""
@@ -237,7 +140,7 @@ class Session:
 
     @property
     def is_single_call(self) -> bool:
-        return self.keeper.record.kind is RecordKind.CALL
+        return self.keeper.is_single_call
 
     @property
     def asks_by_round(self) -> bool:
@@ -261,38 +164,6 @@ class Session:
                 await self.context.journal.write(step)
             finally:
                 self.keeper.on_written(step)
-
-    def end_step(self) -> Step | None:
-        """What the end of a single call changes, to be written together with its answer: a call that its client can
-        ask for stays as it ended, any other goes."""
-        if not self.is_single_call:
-            return None
-        now = self.context.clock()
-        if self.record.initialized:
-            return self.keeper.change(ChangeSession(session=self.id, active=now, state=SessionState.DORMANT))
-        # No client can ask for it later, so the answer need not wait for the log.
-        for stream in self.streams.values():
-            stream.unlog()
-        self.keeper.end("answered")
-        self.put(EndSession(session=self.id, time=now, reason="answered"))
-        return None
-
-    def record_change(self, call: Call, result: bytes) -> Step | None:
-        """What a successful answer changes in the record, to be written together with it."""
-        if self.is_single_call:
-            return self.end_step()
-        method = call.request.method
-        if method == "initialize" and self.state is SessionState.OPENING:
-            version = json.loads(result).get("protocolVersion")
-            if version not in REVISIONS:
-                return None  # a middleware answered in place of the SDK; the session does not open
-            state = advance(SESSION, self.state, SessionStep.HANDSHAKE_DONE)
-            return self.keeper.change(ChangeSession(session=self.id, state=state, version=version, result=result))
-        if method in sticky.METHODS:
-            request = sticky.encode(call.request)
-            self.link.runtime.on_sticky_accepted(request)
-            return self.keeper.change(Stick(session=self.id, request=request))
-        return None
 
     # The record, and what follows from it
 
@@ -325,7 +196,7 @@ class Session:
             if reattached and stream.writer is not None and (remote := stream.readers.remote) is not None:
                 stream.set_remote_reader(None, arrival=hub.arrive())
                 reading = mail.Reading(session=self.id, stream=stream.id)
-                self.put(LeaveReader(stream=stream.id, reader=remote.reader), *mail_to([remote.node], reading))
+                self.context.put(LeaveReader(stream=stream.id, reader=remote.reader), *mail_to([remote.node], reading))
         self.orphans.reattached()  # after its readers have left, so that they count as lost before
         if reattached:
             self.orphans.give_time()
@@ -359,7 +230,7 @@ class Session:
         try:
             await self.context.journal.write(end, *posts)  # from then on every process answers 404
         except StoreError:
-            self.put(end)  # it is written when the store is back; or only a node was gone, and it is written
+            self.context.put(end)  # it is written when the store is back; or only a node was gone, and it is written
 
     async def was_ended(self, reason: str) -> None:
         """It was ended by another process: let go of it."""
@@ -388,7 +259,7 @@ class Session:
             self.enforce_limits()
 
     def enforce_limits(self) -> None:
-        self.put(*self.retained.enforce([self.standalone, *self.streams.values()]))
+        self.context.put(*self.retained.enforce([self.standalone, *self.streams.values()]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,7 +270,7 @@ class SessionHistory:
 
     @property
     def tells_by_log(self) -> bool:
-        return self._session.tells_by_log
+        return self._session.keeper.tells_by_log
 
     async def lost_answers(self, stream: Stream) -> Sequence[bytes]:
         """Error responses for the calls of a stream whose answers are no longer retained."""
@@ -429,6 +300,80 @@ class SessionHistory:
             if waiting.node in (self._session.context.node, *nodes.others) or not await nodes.is_dead(waiting.node):
                 still.add(waiting.id)
         return {seq for seq, ask in asked.items() if ask not in still}
+
+
+class Intake:
+    """Takes new requests of a session in: reserves their ids, writes their rows with the stream for the answers, and
+    opens the calls. Ids that were reserved and not opened are free again when its block is left. Requests belong to the
+    incarnation in which they came; the session may come further meanwhile."""
+
+    def __init__(
+        self, session: Session, requests: Sequence[Request], *, incarnation: int | None = None, size: int = 0
+    ) -> None:
+        """`size`: the bytes of memory that the requests take together."""
+        self._session = session
+        self._requests = requests
+        self._incarnation = session.record.incarnation if incarnation is None else incarnation
+        self._keys = [(self._incarnation, coerce_id(request.id)) for request in requests]
+        self._size = size
+        self._is_open = False
+
+    def __enter__(self) -> Self:
+        """Reserve the ids. Raises `Duplicate`."""
+        self._session.link.calls.reserve(self._keys, self._requests, size=self._size)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._is_open:
+            self._session.link.calls.release(*self._keys)
+
+    async def accept(
+        self,
+        bodies: Sequence[bytes],
+        *steps: Step,
+        most_calls: int | None = None,
+        seen: int | None = None,
+        stream_id: StreamId | None = None,
+        digest: bytes = b"",
+    ) -> list[Call]:
+        """Write the rows and the stream, behind other steps; only then may the runtime see the requests. `most_calls`:
+        as many calls may run in all processes; what runs here was counted by the caller. `seen`: raise `StaleRecord` if
+        the session's record has another revision by now. `stream_id`: the stream's id where it is made of a key; raise
+        `StaleFence` if the stream is there already. `digest`: stands for what is asked for."""
+        session, context = self._session, self._session.context
+        record, stream = session.record, context.new_stream(session.id, Kind.CALL)
+        if stream_id is not None:
+            stream = replace(stream, id=stream_id)
+        rows = tuple(
+            CallRecord(
+                session=record.id,
+                incarnation=self._incarnation,
+                request_id=request.id,
+                stream=stream.id,
+                method=request.method,
+                request=body,
+                principal=record.owner,
+                digest=digest,
+                name=kept_name(request.params),
+            )
+            for request, body in zip(self._requests, bodies, strict=True)
+        )
+        try:
+            unique = stream_id is not None
+            opened = OpenStream(record=stream, calls=rows, most_calls=most_calls, seen=seen, unique=unique)
+            # Whether a key is taken only the store can tell.
+            await context.journal.write(*steps, opened, may_be_held=not unique)
+            if session.state is SessionState.ENDED:
+                raise SessionEnded
+        except BaseException:
+            if stream_id is None:  # else it may be another writer's
+                context.put(DropStream(stream=stream.id))  # it may have been written all the same
+            raise
+        entered = session.call_streams.write(stream, owed=len(rows), calls=rows)
+        context.counters.call_streams += 1
+        context.counters.calls_accepted += len(rows)
+        self._is_open = True
+        return session.link.calls.open(self._keys, self._requests, stream=entered)
 
 
 class Found(NamedTuple):
@@ -494,9 +439,3 @@ async def look_how_far(session: Session) -> None:
             record = await look_at(session.context, stream)
             if record is not None and record.generation == stream.generation:
                 stream.readers.advance(record.delivered)
-
-
-def _changed(record: SessionRecord, step: ChangeSession | Stick) -> SessionRecord:
-    if isinstance(step, Stick):
-        return with_sticky(record, sticky.after(record.sticky, step.request))
-    return changed(record, step)

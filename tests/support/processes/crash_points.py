@@ -24,8 +24,8 @@ def at(module: str, qualname: str, edge: str, nth: int = 1, *, armed: bool = Fal
 
 #: Met while calls run, whatever the store. The name says where the process dies.
 POINTS = {
-    "before the row of a call": at("perdure.sessions.ledger", "Intake.accept", "enter"),
-    "before the row of the second call": at("perdure.sessions.ledger", "Intake.accept", "enter", 2),
+    "before the row of a call": at("perdure.sessions.session", "Intake.accept", "enter"),
+    "before the row of the second call": at("perdure.sessions.session", "Intake.accept", "enter", 2),
     "between the row and the runtime": at("perdure.sessions.runtime_link", "RuntimeLink.start", "enter"),
     "between the second row and the runtime": at("perdure.sessions.runtime_link", "RuntimeLink.start", "enter", 2),
     "before the first append": at("perdure.log.stream", "Stream.append", "enter"),

@@ -1,0 +1,114 @@
+"""Owns the record of one session: what was read from the store, and this process's changes until they are written."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from perdure._core import sticky
+from perdure._core.ids import RecordKind
+from perdure._core.revisions import REVISIONS, SINGLE_CALL, Revision
+from perdure._core.states import LogState, SessionState
+from perdure.errors import PerdureError
+from perdure.log.journal import Steps
+from perdure.sessions.context import ServerContext, Stamp
+from perdure.store.records import SessionRecord
+from perdure.store.steps import ChangeSession, Step, Stick, changed, with_sticky
+
+
+@dataclass(slots=True, eq=False)
+class RecordKeeper:
+    """Keeps the record of one session: what was read, and this process's changes until they are written."""
+
+    _context: ServerContext
+    record: SessionRecord
+    stamp: Stamp | None
+    """From before the record was last read; `None`: it has to be read again."""
+    active: float = field(init=False)
+    """When the client, or a call, last used the session."""
+    changes: int = 0
+    """How many of this process's changes have been written."""
+    _written_active: float = field(init=False)
+    _pending: tuple[ChangeSession | Stick, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.active = self._written_active = self.record.active
+
+    @property
+    def name(self) -> str:
+        """Enough of the session's id to tell it from others in a log. The whole of it is a secret."""
+        return self.record.id[:8]
+
+    @property
+    def is_single_call(self) -> bool:
+        return self.record.kind is RecordKind.CALL
+
+    @property
+    def revision(self) -> Revision:
+        return SINGLE_CALL if self.is_single_call else REVISIONS[self.record.version]
+
+    @property
+    def tells_by_log(self) -> bool:
+        """The server declared logging, so a log message may tell of a gap."""
+        return bool(self.record.result) and "logging" in json.loads(self.record.result).get("capabilities", {})
+
+    def touch(self) -> None:
+        self.active = self._context.clock()
+
+    def end(self, reason: str) -> None:
+        """The session has ended; the caller writes that, or another process has."""
+        self.record = replace(self.record, state=SessionState.ENDED, ended=reason)
+
+    def update(self, **changes: Any) -> None:
+        step = self.change(ChangeSession(session=self.record.id, active=self.active, **changes))
+        self._written_active = self.active
+        self._context.journal.put(_Change(self, step))
+
+    def change(self, step: ChangeSession | Stick) -> ChangeSession | Stick:
+        """Change the record with a step that the caller writes."""
+        self.record = _changed(self.record, step)
+        self._pending += (step,)
+        return step
+
+    def on_written(self, step: Step) -> None:
+        """A change need not be remembered any more: it is stored, or never will be."""
+        self.changes += 1
+        self._pending = tuple(pending for pending in self._pending if pending is not step)
+
+    def take_in(self, stored: SessionRecord) -> None:
+        """Take over what is stored, with the changes on top that are not written yet."""
+        for step in self._pending:
+            stored = _changed(stored, step)
+        self.record = stored
+        self.active = max(self.active, stored.active)
+
+    def keep_fresh(self, *, busy: bool) -> None:
+        """Write the time of the last activity if it has moved; retention goes by it."""
+        if busy:
+            self.touch()
+        # Of a session in use it is enough to know the time roughly; the last one is written when it is left.
+        settings = self._context.settings
+        slack = min(settings.replay_window / 8, settings.session_grace / 2) if busy else 0.0
+        # While the store fails this would only add to what is held, round after round.
+        if self.active - self._written_active > slack and self._context.journal.state is LogState.HEALTHY:
+            self.update()
+
+
+class _Change(Steps):
+    __slots__ = ("_keeper",)
+
+    def __init__(self, keeper: RecordKeeper, step: ChangeSession | Stick) -> None:
+        super().__init__((step,))
+        self._keeper = keeper
+
+    def written(self, steps: Sequence[Step]) -> None:
+        self._keeper.on_written(steps[0])
+
+    def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
+        self._keeper.on_written(steps[0])
+
+
+def _changed(record: SessionRecord, step: ChangeSession | Stick) -> SessionRecord:
+    if isinstance(step, Stick):
+        return with_sticky(record, sticky.after(record.sticky, step.request))
+    return changed(record, step)
