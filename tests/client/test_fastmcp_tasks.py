@@ -37,7 +37,7 @@ async def test_its_tasks_outlive_cuts_and_the_client_and_what_is_no_task_is_unkn
         async with perdure.connect(proxy.url, mode=MODERN, state=state, patience=EAGER) as client:
             calls = [asyncio.create_task(client.call_tool("bake", {"gate": gate})) for gate in ("rye", "oat", "rolls")]
             await until(lambda: len(seen()) == 3)
-            await until(lambda: sum(c.task is not None for c in decode(state.read_bytes()).single_calls.values()) == 3)
+            await until(lambda: sum(c.task is not None for c in decode(state.read_bytes()).durable_calls.values()) == 3)
             fry = asyncio.create_task(client.call_tool("fry", {"gate": "eggs"}))
             await until(lambda: "fry eggs" in seen())
             proxy.cut()

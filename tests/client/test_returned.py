@@ -15,7 +15,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import perdure
-from perdure.client.memory import Memory, SingleCall, StateFile, decode
+from perdure.client.memory import Memory, StateFile, decode
+from perdure.remote.durable_calls import DurableCall
 from tests.client.conftest import text
 from tests.client.odd import BRIEF
 from tests.support.clients.modern_requests import MODERN
@@ -121,7 +122,7 @@ class Moments(StateFile):
     def save(self, data: bytes) -> None:
         super().save(data)
         state = decode(data)
-        has_call = bool(state.calls or state.single_calls)
+        has_call = bool(state.calls or state.durable_calls)
         if self._had_call and not has_call:
             if not self.has_returned:
                 self.lost.append("neither returned nor pending")
@@ -185,17 +186,17 @@ async def test_a_result_is_forgotten_when_the_program_leaves(site: Site, tmp_pat
     async with perdure.connect(site.url, mode=mode, state=tmp_path / "s") as client:
         await client.call_tool("count", {"n": 1})
     state = decode((tmp_path / "s").read_bytes())
-    assert (state.calls, state.single_calls) == ({}, {})
+    assert (state.calls, state.durable_calls) == ({}, {})
 
 
 async def test_a_key_that_is_used_again_is_not_forgotten_with_its_first_call() -> None:
     """Both calls stand under one key in the state."""
     memory = Memory(None, "http://a/mcp")
-    first, second = (SingleCall(id="order-1", params={}, headers={}, began=0.0) for _ in range(2))
+    first, second = (DurableCall(id="order-1", params={}, headers={}, began=0.0) for _ in range(2))
     for call in (first, second):
-        memory.state.single_calls[call.id] = call
-    memory.end_single(first)
-    assert memory.state.single_calls == {"order-1": second}
+        memory.state.durable_calls[call.id] = call
+    memory.end_durable(first)
+    assert memory.state.durable_calls == {"order-1": second}
 
 
 @pytest.mark.parametrize("more", [(), ("modern",)])

@@ -37,8 +37,8 @@ from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
 import perdure
 from perdure._core.codes import OUTCOME_UNKNOWN
+from perdure._core.envelope import PREFIX as ENVELOPE
 from perdure._core.extension import TASKS
-from perdure.client.requests import ENVELOPE
 
 pytestmark = pytest.mark.anyio
 
@@ -112,10 +112,10 @@ async def test_auto_negotiation_discovers_first_and_begins_a_session_where_that_
 
 
 def test_the_words_of_the_revision_that_the_client_writes_itself() -> None:
-    assert PROTOCOL_VERSION_META_KEY.startswith(ENVELOPE), moved("the envelope", "client/requests.py")
+    assert PROTOCOL_VERSION_META_KEY.startswith(ENVELOPE), moved("the envelope", "_core/envelope.py")
     assert SUBSCRIPTION_ID_META_KEY == "io.modelcontextprotocol/subscriptionId"
     assert (MCP_METHOD_HEADER.lower(), MCP_NAME_HEADER.lower()) == ("mcp-method", "mcp-name")
-    assert encode_header_value("täsk").startswith("=?base64?"), moved("encode_header_value", "client/requests.py")
+    assert encode_header_value("täsk").startswith("=?base64?"), moved("encode_header_value", "_core/envelope.py")
 
 
 async def test_the_handshake_is_one_request_and_one_notification_over_plain_streams() -> None:

@@ -59,7 +59,7 @@ async def test_a_task_is_followed_over_cuts_and_an_outage_to_its_result(tmp_path
     ):
         call = asyncio.create_task(client.call_tool("work", {"gate": "g"}))
         await until(lambda: len(bureau.requests("tasks/get")) > 2)
-        [kept] = decode((tmp_path / "s").read_bytes()).single_calls.values()
+        [kept] = decode((tmp_path / "s").read_bytes()).durable_calls.values()
         assert (kept.tool, kept.arguments, kept.task) == ("work", {"gate": "g"}, "task-0")
         proxy.refuse()
         proxy.cut()
@@ -68,7 +68,7 @@ async def test_a_task_is_followed_over_cuts_and_an_outage_to_its_result(tmp_path
         bureau.gates["g"].set()
         proxy.accept()
         assert text(await call) == "worked at g"
-        await until(lambda: decode((tmp_path / "s").read_bytes()).single_calls == {})
+        await until(lambda: decode((tmp_path / "s").read_bytes()).durable_calls == {})
         assert text(await client.call_tool("quick")) == "done"
     assert bureau.runs == ["work", "quick"]
     polls = bureau.ids("tasks/get")
@@ -101,7 +101,7 @@ async def test_who_cancels_the_call_cancels_the_task(tmp_path: Path) -> None:
         await until(lambda: bureau.cancelled == ["work"])
         with pytest.raises(asyncio.CancelledError):
             await call
-    assert decode((tmp_path / "s").read_bytes()).single_calls == {}
+    assert decode((tmp_path / "s").read_bytes()).durable_calls == {}
 
 
 async def test_a_task_that_the_server_has_forgotten_has_an_unknown_outcome() -> None:

@@ -14,14 +14,13 @@ from perdure._core.delivery import Purpose
 from perdure.remote.call import Sender
 from perdure.remote.endpoint import Refused, Unavailable
 from perdure.remote.link import Notice
-from perdure.remote.message import notification
 from tests.client.odd import Odd, event, events, flow, json_of, result, silent
 from tests.remote.conftest import BRIEF, LIMITS, linked
 from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 
-NOTE = notification("notifications/roots/list_changed").encode()
+NOTE = b'{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}'
 REPLY = b'{"jsonrpc":"2.0","id":7,"result":{}}'
 
 

@@ -18,25 +18,25 @@ def at(module: str, qualname: str, edge: str, nth: int = 1) -> Message:
 
 #: Met by an instance that resumes.
 WHILE_RESUMING = {
-    "before the token is offered": at("stdio.slot", "Slot.token", "leave"),
-    "after the broker rotated, before the token is written": at("stdio.slot", "Slot.keep", "enter"),
-    "between writing and confirming": at("stdio.slot", "Slot.keep", "leave"),
+    "before the token is offered": at("stdio.resume_slot", "Slot.token", "leave"),
+    "after the broker rotated, before the token is written": at("stdio.resume_slot", "Slot.keep", "enter"),
+    "between writing and confirming": at("stdio.resume_slot", "Slot.keep", "leave"),
     "after confirming, before the reattach": at("remote.link", "Link.begin", "enter"),
-    "after the reattach, before the host knows": at("stdio.notes", "Notes.recall", "leave"),
+    "after the reattach, before the host knows": at("stdio.positions_file", "PositionsFile.recall", "leave"),
     "before the answer to initialize is written": at("stdio.pipes", "Output._write", "enter"),
     "when the answer to initialize is written": at("stdio.pipes", "Output._write", "leave"),
 }
 
 #: Met by the first instance of all. Until its token is on disk, no process finds the session again.
 WHILE_BEGINNING = {
-    "before the first token is written": (at("stdio.slot", "Slot.keep", "enter"), False),
-    "between writing the first token and confirming it": (at("stdio.slot", "Slot.keep", "leave"), True),
+    "before the first token is written": (at("stdio.resume_slot", "Slot.keep", "enter"), False),
+    "between writing the first token and confirming it": (at("stdio.resume_slot", "Slot.keep", "leave"), True),
 }
 
 #: Met while a request of the host is on its way, with what the next instance reports of it.
 IN_FLIGHT = {
     "before it is sent": (at("remote.call", "Call.answer", "enter"), "unknown"),
-    "when its stream has begun": (at("stdio.notes", "Notes.move_call", "leave"), "counted to 1"),
+    "when its stream has begun": (at("stdio.positions_file", "PositionsFile.move_call", "leave"), "counted to 1"),
     "when it is answered, before the host has the answer": (
         at("remote.message", "Message.answering", "enter", 2),
         "counted to 1",

@@ -17,12 +17,12 @@ from perdure.remote.endpoint import Endpoint
 from perdure.stdio import bridge as bridges
 from perdure.stdio import pipes
 from perdure.stdio.bridge import Bridge
-from perdure.stdio.call_ledger import CallLedger
 from perdure.stdio.identity import Identity
-from perdure.stdio.notes import Notes
+from perdure.stdio.keys_file import KeysFile
 from perdure.stdio.pipes import Output, lines
+from perdure.stdio.positions_file import PositionsFile
 from perdure.stdio.resume_broker import ResumeBroker
-from perdure.stdio.slot import Target, open_slot
+from perdure.stdio.resume_slot import Target, open_slot
 from tests.client.odd import Odd, event, events, good, json_of
 from tests.stdio.desks import RESUMED, a_desk, noted_calls, question, sentences
 from tests.stdio.test_bridge_trouble import _delete
@@ -212,7 +212,7 @@ async def test_a_handshake_has_one_limit_for_the_broker_and_the_server(
         assert slot.keep("a" * 64)
         endpoint = Endpoint(client, url, on_401="wants a token")
         broker = ResumeBroker(endpoint, slot)
-        bridge = Bridge(endpoint, Output(said), broker, Notes(lambda: None), CallLedger(), patience=Patience())
+        bridge = Bridge(endpoint, Output(said), broker, PositionsFile(lambda: None), KeysFile(), patience=Patience())
 
         async def host() -> AsyncIterator[bytes]:
             yield json.dumps(request).encode()

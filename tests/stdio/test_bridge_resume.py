@@ -14,7 +14,7 @@ import pytest
 from mcp.server.auth.provider import AccessToken, TokenVerifier
 
 from perdure.stdio.identity import Identity, here
-from perdure.stdio.slot import Target, open_slot
+from perdure.stdio.resume_slot import Target, open_slot
 from perdure.store import SqliteStore
 from tests.stdio.desks import FIRST, HOST, REJECTED, RESUMED, Desk, a_desk, noted_calls, question, reply, sentences
 from tests.support.processes.stdio_bridges import PATIENCE, HostedBridge, a_host, text_of

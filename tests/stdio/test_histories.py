@@ -28,7 +28,7 @@ import perdure
 from perdure.remote.endpoint import Endpoint
 from perdure.stdio.identity import Identity, Processes, ProcessInfo
 from perdure.stdio.resume_broker import ONCE, ResumeBroker
-from perdure.stdio.slot import Slot, Target, open_slot
+from perdure.stdio.resume_slot import Slot, Target, open_slot
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores import memory_files
 

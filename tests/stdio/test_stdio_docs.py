@@ -12,7 +12,7 @@ import pytest
 
 from perdure.remote.message import messages_in
 from perdure.stdio.earlier_calls import report
-from perdure.stdio.notes import NotedCall
+from perdure.stdio.positions_file import RunningCall
 from tests.stdio.test_stock_hosts import started
 from tests.support.processes.serving import ROOT
 from tests.support.servers import basic_tools
@@ -50,7 +50,7 @@ def test_the_report_looks_as_the_page_says() -> None:
     [shown] = re.findall(r"^```json report\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     result = json.dumps(json.loads(shown)["params"]["data"]["result"])
     answer = f'{{"jsonrpc":"2.0","id":3,"result":{result}}}'
-    noted = NotedCall(id="3", method="tools/call", name="bake")
+    noted = RunningCall(id="3", method="tools/call", name="bake")
     assert json.loads(report(noted, *messages_in(answer))) == json.loads(shown)
 
 

@@ -166,7 +166,7 @@ async def test_a_system_without_our_kind_of_lock_is_bridged_and_not_resumed(site
 
 async def test_it_starts_without_what_it_does_not_need(folder: Path) -> None:
     """Hosts wait for it: no SDK, no web server, no store is imported."""
-    parts = "perdure.cli.entry, perdure.cli.stdio, perdure.stdio.program, perdure.stdio.slot"
+    parts = "perdure.cli.entry, perdure.cli.stdio, perdure.stdio.program, perdure.stdio.resume_slot"
     listed = f"import sys, {parts}; print(*sys.modules)"
     modules = {name.partition(".")[0] for name in (await run(sys.executable, "-c", listed, folder=folder)).split()}
     assert not modules & {"mcp", "mcp_types", "pydantic", "starlette", "uvicorn", "sqlite3", "fastmcp", "opentelemetry"}

@@ -5,15 +5,8 @@ import { type Call, type Question, unknown } from './calls.js';
 import { own } from './exchange.js';
 import { route } from './incoming.js';
 import type { Link } from './link.js';
+import { afterPoll, Next } from './polling.js';
 import { message, type Message } from './wire.js';
-
-/** Milliseconds between two requests where the server does not say, and the least, whatever it says. */
-const USUAL = 1000;
-const LEAST = 100;
-/** JSON-RPC's code for a request that was cancelled, as Perdure's servers give it. */
-const CANCELLED = -32800;
-/** Errors to `tasks/get` behind which there is no task: the server does not know it, or does not understand the question. */
-const GONE = [-32602, -32601, -32020, -32021, -32022];
 
 /** Begins the state of a call whose task has asked something: the client brings it back with the answers. */
 const OURS = 'perdure-page.';
@@ -27,35 +20,25 @@ export interface InputRequired {
   readonly requestState?: string;
 }
 
-interface Task extends InputRequired {
-  readonly status: string;
-  readonly statusMessage?: string;
-  readonly pollIntervalMs?: unknown;
-  readonly result?: object;
-  readonly error?: Message['error'];
-}
-
 export const isRound = ({ result }: Message): boolean => (result as { resultType?: string } | undefined)?.resultType === 'input_required';
 
 /** The answer to the call that became a task; or what its task asks, as the revision asks it of any call. */
 export async function follow(link: Link, it: Call): Promise<Message> {
-  const { kept } = it;
+  const { kept, answered } = it;
   for (let failures = 0; ; ) {
     const began = Date.now();
-    const { result, error } = await get(link, it);
-    const task = (result ?? {}) as Task;
-    if (error) {
-      if (GONE.includes(error.code)) throw unknown(kept, `the server does not know the task: ${error.message}`);
-      await link.page.pause(wait(failures++));
-      continue;
+    const found = await get(link, it);
+    const { next, value, pause = 0, progress, reason = '' } = afterPoll(found, answered, (Date.now() - began) / 1000);
+    if (next === Next.Unknown) throw unknown(kept, reason);
+    if (next === Next.Result) return message({ result: value });
+    if (next === Next.Error) return message({ error: value as NonNullable<Message['error']> });
+    if (next === Next.Answer) return message({ result: { resultType: 'input_required', inputRequests: value, requestState: stateOf(it) } });
+    failures = next === Next.Retry ? failures + 1 : 0;
+    if (progress && progress.progress > (it.progress ?? -1)) {
+      it.progress = progress.progress;
+      route(link, message({ method: 'notifications/progress', params: { progressToken: it.id, ...progress } }), it);
     }
-    failures = 0;
-    const answer = answerIn(it, task);
-    if (answer) return answer;
-    progress(link, it, task);
-    const { pollIntervalMs: asked } = task;
-    const interval = typeof asked === 'number' ? Math.max(asked, LEAST) : USUAL;
-    await link.page.pause(interval - (Date.now() - began));
+    await link.page.pause(failures ? wait(failures - 1) : pause * 1000);
   }
 }
 
@@ -68,28 +51,4 @@ async function get(link: Link, it: Call): Promise<Message> {
   } finally {
     link.slots.leave(turn);
   }
-}
-
-/** What the client is answered, if there is anything to answer. */
-function answerIn(it: Call, task: Task): Message | undefined {
-  const { kept, answered } = it;
-  const { status, statusMessage: said, result, error } = task;
-  if (status === 'completed' && result) return message({ result: { resultType: 'complete', ...result } });
-  if (status === 'failed' && error) return message({ error });
-  if (status === 'cancelled') return message({ error: { code: CANCELLED, message: said ?? 'Request cancelled' } });
-  if (status === 'working') return undefined;
-  if (status !== 'input_required') throw unknown(kept, `the task is ${status}, and has no answer`);
-  // A server may show a question for a moment after it has its answer.
-  const open = Object.entries(task.inputRequests ?? {}).filter(([key]) => !answered?.has(key));
-  const asked = { resultType: 'input_required', inputRequests: Object.fromEntries(open), requestState: stateOf(it) };
-  return open.length ? message({ result: asked }) : undefined;
-}
-
-/** A task has no notifications; a Perdure server says in words how far it is. */
-function progress(link: Link, it: Call, { statusMessage }: Task): void {
-  const [, done, total, said] = /^([\d.]+)(?: of ([\d.]+))?(?:: ([^]*))?$/.exec(String(statusMessage)) ?? [];
-  if (!done || !(+done > (it.progress ?? -1))) return;
-  it.progress = +done;
-  const params = { progressToken: it.id, progress: +done, ...(total && { total: +total }), ...(said && { message: said }) };
-  route(link, message({ method: 'notifications/progress', params }), it);
 }

@@ -34,15 +34,12 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from perdure._core.envelope import CANCEL_TASK, DISCOVER, GET_TASK, LISTEN, UPDATE_TASK
 from perdure._core.extension import CANCEL
 from perdure._core.settling import READS
 from perdure._core.sticky import METHODS as STICKY
 
 EVENTS = "text/event-stream"
-
-DISCOVER = "server/discover"
-LISTEN = "subscriptions/listen"
-GET_TASK, UPDATE_TASK, CANCEL_TASK = "tasks/get", "tasks/update", "tasks/cancel"
 
 REPEATABLE = READS | STICKY
 """Methods of requests that may be sent again when they may have run: reads by the specification, and requests whose

@@ -16,6 +16,12 @@ CAPABILITIES: Final = f"{PREFIX}clientCapabilities"
 SUBSCRIPTION: Final = f"{PREFIX}subscriptionId"
 """The id of the `subscriptions/listen` that a notification belongs to."""
 
+DISCOVER: Final = "server/discover"
+LISTEN: Final = "subscriptions/listen"
+GET_TASK: Final = "tasks/get"
+UPDATE_TASK: Final = "tasks/update"
+CANCEL_TASK: Final = "tasks/cancel"
+
 _NAMES = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 _PLAIN = re.compile(r"[!-~](?:[\t -~]*[!-~])?")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")

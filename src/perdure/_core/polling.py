@@ -1,16 +1,26 @@
-"""Polling: what a client does next with a task of a server, and when it asks again.
+"""Polling: decides what the answer to one `tasks/get` leads to, and when a client asks again.
 
-A task is followed by `tasks/get` until its status is an end. The server says how often it wants to be asked
-(`pollIntervalMs`), from one request to the next: a server that holds a request until something happens is asked again
-as soon as it answers.
+A client follows a task by `tasks/get` until the task ends. The server says how often it wants to be asked
+(`pollIntervalMs`), counted from one request to the next: a server that holds a request until something happens is asked
+again as soon as it answers. `clients/browser/src/polling.ts` has the same rules; `tests/vectors/polling.json` tests
+both.
 """
 
 import enum
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from perdure._core.codes import INVALID_PARAMS, UNREACHABLE, UNSUPPORTED_VERSION
+from perdure._core.codes import (
+    HEADER_MISMATCH,
+    INVALID_PARAMS,
+    MISSING_CAPABILITY,
+    REQUEST_CANCELLED,
+    UNREACHABLE,
+    UNSUPPORTED_VERSION,
+)
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.reconnect import MOST_ASKED
 
@@ -24,49 +34,70 @@ MAX_QUESTIONS = 100
 #: at most; a task that asks a thousand times has forgotten its first questions.
 MAX_ANSWERED = 1_000
 
-METHOD_NOT_FOUND, HEADER_MISMATCH, MISSING_CAPABILITY = -32601, -32020, -32021
+METHOD_NOT_FOUND = -32601
 GONE = frozenset(
     {INVALID_PARAMS, METHOD_NOT_FOUND, HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION, UNREACHABLE}
 )
-"""Codes of errors to `tasks/get` behind which the task will not be found: the server does not know it, or does not
-understand the question, or has not answered within the limits. Other errors may pass."""
-
-
-class Status(enum.Enum):
-    """The status of a task, as the extension names it."""
-
-    WORKING = "working"
-    INPUT_REQUIRED = "input_required"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
+"""Codes of errors to `tasks/get` after which the task will not be found: the server does not know the task, or does not
+understand the request, or has not answered within the client's limits. Other errors may pass."""
 
 
 class Next(enum.Enum):
-    """What a client does with a task that it has seen in a status."""
+    """What a client does after one poll."""
 
     POLL = "ask again after a pause"
-    ANSWER = "answer the questions that have no answer yet, and ask again"
-    RESULT = "its result is the result of the call"
-    ERROR = "its error is the answer to the call"
-    CANCELLED = "the call was cancelled"
+    ANSWER = "put the open questions to the user, and ask again after a pause"
+    RESULT = "the task's result is the result of the call"
+    ERROR = "the error is the answer to the call"
+    RETRY = "the request failed: ask again with growing pauses, while patience lasts"
+    UNKNOWN = "the outcome of the call is unknown"
 
 
-NEXT: Mapping[Status, Next] = {
-    Status.WORKING: Next.POLL,
-    Status.INPUT_REQUIRED: Next.ANSWER,
-    Status.COMPLETED: Next.RESULT,
-    Status.FAILED: Next.ERROR,
-    Status.CANCELLED: Next.CANCELLED,
-}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """What one poll leads to."""
+
+    next: Next
+    pause: float = 0.0
+    """Seconds until the next poll, for POLL and ANSWER."""
+    value: JsonObject | None = None
+    """The result, the error or the open questions."""
+    progress: JsonObject | None = None
+    """The params of a progress notification, without a token."""
+    reason: str = ""
+    """For RETRY and UNKNOWN."""
 
 
-def next_of(status: object) -> Next | None:
-    """What to do; None for a status that the extension does not have."""
-    try:
-        return NEXT[Status(status)]
-    except ValueError:
-        return None
+def after_poll(answer: Mapping[str, Any], *, answered: Collection[str] = (), took: float = 0.0) -> Decision:
+    """Decide on the JSON-RPC response to `tasks/get`, which took so many seconds.
+
+    `answered` are the keys of questions whose answers the server has: a server may show them for a moment longer.
+    """
+    error = answer.get("error")
+    if isinstance(error, Mapping):
+        reason = f"the server does not say what became of the task: {error.get('message') or 'no reason given'}"
+        return Decision(next=Next.UNKNOWN if error.get("code") in GONE else Next.RETRY, reason=reason)
+    found = answer.get("result")
+    task: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+    status, said = task.get("status"), task.get("statusMessage")
+    wait = pause(task.get("pollIntervalMs"), took=took)
+    match status:
+        case "working":
+            return Decision(next=Next.POLL, pause=wait, progress=progress_in(said))
+        case "input_required":
+            found = task.get("inputRequests")
+            questions: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+            left = {key: ask for key, ask in questions.items() if key not in answered}
+            return Decision(next=Next.ANSWER if left else Next.POLL, pause=wait, value=left or None)
+        case "completed" if isinstance(task.get("result"), Mapping):
+            # A task's result is what the call would have returned; some servers leave out what says so.
+            return Decision(next=Next.RESULT, value={"resultType": "complete", **task["result"]})
+        case "failed" if isinstance(task.get("error"), Mapping) and isinstance(task["error"].get("code"), int):
+            return Decision(next=Next.ERROR, value={"message": "", **task["error"]})
+        case "cancelled":
+            sentence = said if isinstance(said, str) else "The task was cancelled"
+            return Decision(next=Next.ERROR, value={"code": REQUEST_CANCELLED, "message": sentence})
+    return Decision(next=Next.UNKNOWN, reason=f"the task is {status!r}, and has no answer")
 
 
 def pause(interval_ms: object, *, took: float) -> float:
@@ -81,7 +112,7 @@ _PROGRESS = re.compile(r"([\d.e+-]{1,32})(?: of ([\d.e+-]{1,32}))?(?:: (.*))?", 
 
 
 def progress_in(status_message: object) -> JsonObject | None:
-    """The progress that a task's `statusMessage` tells, as Perdure's servers write it (`_core/tasks.py`)."""
+    """The progress that a task's `statusMessage` reports, as Perdure's servers write it (`_core/tasks.py`)."""
     found = _PROGRESS.fullmatch(status_message) if isinstance(status_message, str) else None
     if found is None:
         return None

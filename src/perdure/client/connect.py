@@ -36,8 +36,8 @@ from perdure._core.reconnect import Patience
 from perdure._core.sse import MAX_EVENT_BYTES
 from perdure.client.incoming import CallbackLimit, OnGap, named, naming
 from perdure.client.memory import Memory, StateStore
+from perdure.client.modern_transport import ModernTransport
 from perdure.client.pending import PendingCall
-from perdure.client.sessionless import SessionlessTransport
 from perdure.client.transport import Transport
 from perdure.errors import Misuse, OutcomeUnknown, Unreachable
 from perdure.remote.endpoint import Bearer, Endpoint, TokenProvider, http_client
@@ -58,7 +58,7 @@ class Client(mcp.Client):
 
     def __init__(
         self,
-        transport: Callable[..., Transport | SessionlessTransport],
+        transport: Callable[..., Transport | ModernTransport],
         *,
         rerun_safe_tools: bool,
         **options: Any,
@@ -74,7 +74,7 @@ class Client(mcp.Client):
 
     async def __aenter__(self) -> "Client":
         await super().__aenter__()
-        if isinstance(self._transport, SessionlessTransport):
+        if isinstance(self._transport, ModernTransport):
             self._transport.begin()
         return self
 
@@ -113,7 +113,7 @@ class Client(mcp.Client):
             with self._transport.handovers.opened(name, arguments) as handover:
                 return handover.unmasked(await sdk_call(meta=handover.meta(meta)))
 
-        if isinstance(self._transport, SessionlessTransport):
+        if isinstance(self._transport, ModernTransport):
             with naming(name, arguments), self._transport.rounds(meta) as keyed:
                 return await call(keyed)
         try:
@@ -221,29 +221,29 @@ async def connect(
         endpoint = Endpoint(http, url, on_401="does not accept the credentials of `auth`, or wants some")
         about = (endpoint, limits_of(patience, waits=wait_for_server), memory)
         ends = state is None if terminate_on_close is None else terminate_on_close
-        lasting = partial(_with_session, about, on_gap=on_gap, ends_session=ends)
-        single = partial(_without_session, about, on_gap=on_gap, reruns=rerun_safe_tools is not False)
+        lasting = partial(_session_transport, about, on_gap=on_gap, ends_session=ends)
+        single = partial(_modern_transport, about, on_gap=on_gap, reruns=rerun_safe_tools is not False)
         reruns, tasks = rerun_safe_tools is True, _with_tasks(extensions)
         sessions = partial(client, lasting, mode="legacy", rerun_safe_tools=reruns, extensions=extensions)
         requests = partial(client, single, mode="auto", rerun_safe_tools=False, extensions=tasks)
         ways = [sessions, requests] if mode == "auto" else [sessions if mode == "legacy" else requests]
-        if memory.state.single_calls or (memory.state.discovered is not None and memory.state.handshake is None):
+        if memory.state.durable_calls or (memory.state.discovered is not None and memory.state.handshake is None):
             ways.reverse()
         yield await _enter(stack, *ways)
 
 
-def _with_session(about: tuple[Endpoint, Limits, Memory], client: Client, **options: Any) -> Transport:
+def _session_transport(about: tuple[Endpoint, Limits, Memory], client: Client, **options: Any) -> Transport:
     # Another session may be another server's: what was negotiated is that of the new one.
     return Transport(*about, on_renewed=lambda result: client.session.adopt(result), **options)
 
 
-def _without_session(about: tuple[Endpoint, Limits, Memory], client: Client, **options: Any) -> SessionlessTransport:
-    async def asked(key: str, question: types.InputRequest) -> types.InputResponse | types.ErrorData:
+def _modern_transport(about: tuple[Endpoint, Limits, Memory], client: Client, **options: Any) -> ModernTransport:
+    async def put_question(key: str, question: types.InputRequest) -> types.InputResponse | types.ErrorData:
         meta = question.params.meta if question.params else None
         context = ClientRequestContext(session=client.session, request_id=key, meta=meta)
         return await client.session.dispatch_input_request(context, question)
 
-    return SessionlessTransport(*about, asked=asked, **options)
+    return ModernTransport(*about, put_question=put_question, **options)
 
 
 def _with_tasks(given: Sequence[ClientExtension] | None) -> list[ClientExtension]:

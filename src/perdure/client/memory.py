@@ -19,14 +19,14 @@ from perdure._files import private
 from perdure._files.locks import HAS_FLOCK, let_go_in_child, lock_file, release
 from perdure._files.sole_holder import SoleHolder
 from perdure.errors import StateInUse, StateUnusable
+from perdure.remote.call import ToolCall
+from perdure.remote.durable_calls import DurableCall
 from perdure.remote.endpoint import Handshake
 from perdure.remote.state_writer import LAG, StateWriter, read
 from perdure.telemetry.events import log_event
 
 #: Of the form. A newer release may raise it; an older one then refuses the file.
-VERSION = 2
-#: Of a state without calls of 2026-07-28, which releases before them can read.
-PLAIN_VERSION = 1
+VERSION = 1
 
 
 class BadState(ValueError):
@@ -47,42 +47,8 @@ class Place:
 
 
 @dataclass(kw_only=True)
-class ToolCall:
-    """A tool's call that was sent, or is about to be, and has no answer yet."""
-
-    id: str
-    params: dict[str, Any]
-
-    @property
-    def tool(self) -> str:
-        return str(self.params.get("name", ""))
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        found = self.params.get("arguments")
-        return dict(found) if isinstance(found, Mapping) else {}
-
-
-@dataclass(kw_only=True)
 class Running(Place, ToolCall):
     """A call of a session."""
-
-
-@dataclass(kw_only=True)
-class SingleCall(ToolCall):
-    """A call without a session (2026-07-28). Its params and headers are kept as they were sent, to send them again."""
-
-    headers: dict[str, str]
-    key: str | None = None
-    """By it the server knows the call, if it comes again."""
-    task: str | None = None
-    """By it the server is asked for the outcome, from then on."""
-    began: float
-    """When it was first sent, by this machine's clock: servers forget keys, and then would run the call again."""
-    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The user's answers to the task's questions that the server has not acknowledged, by the questions' keys."""
-    answered: list[str] = field(default_factory=list)
-    """The keys of questions whose answers the server has."""
 
 
 @dataclass(kw_only=True)
@@ -106,7 +72,7 @@ class State(Place):
     asks: dict[str, Ask] = field(default_factory=dict)
     sticky: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Requests whose effect a new session must have as well, by what they are about."""
-    single_calls: dict[str, SingleCall] = field(default_factory=dict)
+    durable_calls: dict[str, DurableCall] = field(default_factory=dict)
     discovered: dict[str, Any] | None = None
     """The result of `server/discover`, where there is no session."""
 
@@ -130,12 +96,7 @@ class State(Place):
             self.sticky[about] = {"method": method, "params": kept}
 
     def encode(self) -> bytes:
-        found = asdict(self)
-        is_plain = not self.single_calls and self.discovered is None
-        if is_plain:
-            del found["single_calls"], found["discovered"]
-        version = PLAIN_VERSION if is_plain else VERSION
-        return json.dumps({"perdure": version, **found}, separators=(",", ":")).encode()
+        return json.dumps({"perdure": VERSION, **asdict(self)}, separators=(",", ":")).encode()
 
 
 def decode(data: bytes) -> State:
@@ -145,13 +106,13 @@ def decode(data: bytes) -> State:
         version = found.pop("perdure")
         if isinstance(version, int) and version > VERSION:
             raise StateUnusable(f"the state has form {version}; this release knows {VERSION}")
-        if version not in (PLAIN_VERSION, VERSION):
+        if version != VERSION:
             raise BadState("the state has no known form")
         state = read(State, found, "the state")
         assert isinstance(state, State)
         if not {"handshake", "calls", "asks"} <= found.keys():
             raise BadState("it has no handshake, calls or questions")
-        if any(key != call.id for key, call in [*state.calls.items(), *state.single_calls.items()]):
+        if any(key != call.id for key, call in [*state.calls.items(), *state.durable_calls.items()]):
             raise BadState("a call stands under another id")
         return state
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -281,10 +242,10 @@ class Memory:
             self.state.asks = {key: ask for key, ask in self.state.asks.items() if ask.call != call}
             self.changed()
 
-    def end_single(self, call: SingleCall) -> None:
-        """A call without a session is over. Another one may have its key by now."""
-        if self.state.single_calls.get(call.id) is call:
-            del self.state.single_calls[call.id]
+    def end_durable(self, call: DurableCall) -> None:
+        """A call without a session is over. Another call may have its key by now."""
+        if self.state.durable_calls.get(call.id) is call:
+            del self.state.durable_calls[call.id]
             self.changed()
 
     def soon(self, forget: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ from mcp_types import CONNECTION_CLOSED, JSONRPCError, JSONRPCNotification, JSON
 from pydantic import ValidationError
 
 from perdure.client.incoming import answer_of, named, parse
-from perdure.client.memory import ToolCall
+from perdure.remote.call import ToolCall
 from perdure.remote.message import Message, encode, error
 
 #: Notifications that wait for the program to look; beyond that the call's stream is not read further (promise 6).
@@ -30,7 +30,7 @@ class PendingCall:
         version: str,
         *,
         forget: Callable[[], None],
-        cancel: Callable[[], Awaitable[None]],
+        cancel: Callable[[], Awaitable[object]],
         pass_on: Callable[[Message], Awaitable[None]],
     ) -> None:
         """`forget` is called when the program gets the result, `pass_on` for every message after its own look at it."""

@@ -12,7 +12,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 from starlette.types import Message, Receive, Scope, Send
 
-from perdure._core.delivery import DISCOVER
+from perdure._core.envelope import DISCOVER
 from perdure._core.extension import CALLS, TASKS
 from perdure._core.limits import Quota, share_of, weigh
 from perdure._core.revisions import REVISIONS

@@ -5,7 +5,9 @@ means for it stands in one table, `_core/delivery.py`; here is what is done then
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import anyio
 
@@ -22,6 +24,23 @@ from perdure.remote.stream import Attempts, Listener, Stream
 DEPARTURE = 0.5
 
 _WAITS = (Meaning.AGAIN, Meaning.RESTART, Meaning.RENEW)
+
+
+@dataclass(kw_only=True)
+class ToolCall:
+    """A tool's call that was sent, or is about to be, and has no answer yet."""
+
+    id: str
+    params: dict[str, Any]
+
+    @property
+    def tool(self) -> str:
+        return str(self.params.get("name", ""))
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        found = self.params.get("arguments")
+        return dict(found) if isinstance(found, Mapping) else {}
 
 
 class Call:

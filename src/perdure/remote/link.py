@@ -23,7 +23,7 @@ from perdure._core import splice
 from perdure._core.delivery import Attempt, Failure, Meaning, Purpose, of_failure
 from perdure._core.sse import EventTooLarge
 from perdure.remote.endpoint import Endpoint, Handshake, Refused, RequestFailed, Unavailable
-from perdure.remote.message import Message, encode, notification
+from perdure.remote.message import Message, encode
 from perdure.remote.stream import Attempts, Limits, Listener, Stream
 
 _SENT_AGAIN = (Meaning.AGAIN, Meaning.RESTART)
@@ -309,7 +309,7 @@ class Link:
 
     async def _bring_up(self, made: Handshake) -> None:
         """Bring a new session to where the old one was."""
-        body = notification("notifications/initialized").encode()
+        body = encode({"jsonrpc": "2.0", "method": "notifications/initialized"}).encode()
         try:
             async with self.endpoint.post(body, made) as response:
                 attempt = Attempt(purpose=Purpose.NOTIFICATION)

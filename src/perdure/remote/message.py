@@ -53,6 +53,10 @@ class Message:
         found = error.get("message") if isinstance(error, dict) else None
         return found if isinstance(found, str) else "no reason given"
 
+    def with_token(self, token: str) -> "Message":
+        """A progress notification under the token that the request's sender knows, given as JSON."""
+        return Message(text=splice.replaced(self.text, token, "params", "progressToken"), body=self.body)
+
     def answering(self, request_id: str) -> str:
         """The answer under the id that its request had, given as JSON."""
         if "id" in self.body:
@@ -81,5 +85,6 @@ def error(request_id: str, code: int, message: str, data: Mapping[str, Any] | No
     return Message(text=text, body={"jsonrpc": "2.0", "id": splice.decode(request_id), "error": told})
 
 
-def notification(method: str) -> str:
-    return encode({"jsonrpc": "2.0", "method": method})
+def message_of(**members: Any) -> Message:
+    """A message of our own."""
+    return messages_in(encode({"jsonrpc": "2.0", **members}))[0]

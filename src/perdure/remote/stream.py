@@ -52,12 +52,11 @@ class Attempts:
         self.course = self.course.step(Step.WAITED)
         return True
 
-    async def wait_to_return(self, *, has_heard: bool) -> bool:
-        """The same after a server has ended a subscription in good order: longer each time that it brought nothing."""
-        self.course = self.course.opened().lost()
-        if has_heard:
-            self.course = self.course.heard()
-        return await self.wait()
+
+async def pause_before_return(barren: int, patience: Patience) -> None:
+    """Wait after a server has ended a subscription in good order: longer for each end in a row that brought nothing."""
+    course = Course(phase=Phase.WAITING, barren=barren)
+    await anyio.sleep(delay(course, patience, now=time.monotonic(), chance=random.random()) or 0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

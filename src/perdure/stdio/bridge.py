@@ -30,13 +30,13 @@ from perdure.remote.link import Link, Notice
 from perdure.remote.message import Message, error
 from perdure.remote.stream import Attempts, Limits, StrayAnswer
 from perdure.stdio import earlier_calls
-from perdure.stdio.call_ledger import CallLedger
 from perdure.stdio.host_side import HostSide
+from perdure.stdio.keys_file import KeysFile
 from perdure.stdio.logs import ConnectionLog
-from perdure.stdio.notes import NotedCall, Notes
+from perdure.stdio.modern_host import ModernHost
 from perdure.stdio.pipes import MAX_LINE_BYTES, HostGone, Line, Output
+from perdure.stdio.positions_file import PositionsFile, RunningCall
 from perdure.stdio.resume_broker import ResumeBroker
-from perdure.stdio.sessionless import SessionlessSide
 from perdure.telemetry.events import log_event
 
 REVOKED = "notifications/perdure/resume_revoked"
@@ -75,14 +75,14 @@ class Bridge:
         endpoint: Endpoint,
         output: Output,
         broker: ResumeBroker,
-        notes: Notes,
-        ledger: CallLedger,
+        positions: PositionsFile,
+        keys: KeysFile,
         *,
         patience: Patience,
     ) -> None:
         self._output = output
         self._broker = broker
-        self._notes = notes
+        self._positions = positions
         self._link = Link(
             endpoint,
             limits_of(patience),
@@ -92,18 +92,18 @@ class Bridge:
             prefix=secrets.token_urlsafe(9),
             listening_seconds=DEPARTURE,
         )
-        self._sessionless = SessionlessSide(self._link, output, ledger)
+        self._modern = ModernHost(self._link, output, keys)
         self._host = HostSide(
             self._link,
-            notes,
+            positions,
             initialize=self._initialize,
             finish=self._finish,
             output=output,
-            sessionless=self._sessionless,
+            modern=self._modern,
         )
         self._text = ""  #: the host's own `initialize`
         self._is_resumed = False
-        self._earlier: dict[str, NotedCall] = {}
+        self._earlier: dict[str, RunningCall] = {}
         """Calls of an earlier process, until the host has finished its handshake."""
         self._reading = anyio.CancelScope()
 
@@ -125,7 +125,7 @@ class Bridge:
             on_leaving()
             # What the host said before it closed the pipe still leaves; answers are not waited for.
             await self._host.queue.flush()
-            await self._sessionless.flush()
+            await self._modern.flush()
             scope.cancel()
 
     def stop(self) -> None:
@@ -155,11 +155,11 @@ class Bridge:
             link.use(made)
             if not self._is_resumed:
                 await self._get_token(session)
-                self._notes.begin(session)
+                self._positions.begin(session)
             elif current is None or current.session != session:
                 self._broker.on_resumed()
-                self._notes.recall(session)
-                self._earlier = dict(self._notes.noted.calls)  # before this process adds its own
+                self._positions.recall(session)
+                self._earlier = dict(self._positions.positions.calls)  # before this process adds its own
             return earlier_calls.with_logging(answer.answering(host_id), made)
         except Unavailable as unavailable:
             link.report(Notice.WAITING, str(unavailable))
@@ -179,7 +179,7 @@ class Bridge:
         if handshake is None or handshake.initialized:
             return
         handshake.initialized = True
-        await self._link.listen(position=self._notes.noted.position, is_new=not self._is_resumed)
+        await self._link.listen(position=self._positions.positions.position, is_new=not self._is_resumed)
         if self._is_resumed:
             for wire_id, noted in self._earlier.items():
                 self._link.start(self._host.read_to_end, wire_id, noted)
@@ -213,7 +213,7 @@ class Bridge:
             log_event(logging.WARNING, "stdio.misheard", f"the server sent what is not a message: {error}")
 
     def move(self, position: str | None, retry: int | None) -> None:
-        self._notes.move(position)
+        self._positions.move(position)
 
     async def lose_position(self) -> None:
         return None  # the connection log has said so
@@ -226,10 +226,10 @@ class Bridge:
 
     def sticky(self, handshake: Handshake) -> list[str]:
         is_own = earlier_calls.is_own(handshake)
-        return [text for text in self._notes.noted.sticky if not (is_own and earlier_calls.is_set_level(text))]
+        return [text for text in self._positions.positions.sticky if not (is_own and earlier_calls.is_set_level(text))]
 
     async def adopt(self, handshake: Handshake) -> None:
-        self._notes.begin(handshake.session)
+        self._positions.begin(handshake.session)
         await self._get_token(handshake.session)
         for ask in self._host.close_asks():
             params = f'{{"requestId":{ask},"reason":"the session is gone"}}'

@@ -14,7 +14,7 @@ from perdure._core import splice
 from perdure._core.codes import INVALID_PARAMS
 from perdure.remote.endpoint import Handshake
 from perdure.remote.message import Message, encode, error
-from perdure.stdio.notes import NotedCall
+from perdure.stdio.positions_file import RunningCall
 
 SET_LEVEL = "logging/setLevel"
 
@@ -63,7 +63,7 @@ def _level(request: str) -> object:
     return json.loads(request)["params"].get("level")
 
 
-def report(noted: NotedCall, answer: Message) -> str:
+def report(noted: RunningCall, answer: Message) -> str:
     """The message that tells the host how a call ended that it no longer knows."""
     what = "error" if answer.is_error else "result"
     data = f'"message":"A call of an earlier process has ended","method":{encode(noted.method)},"requestId":{noted.id}'

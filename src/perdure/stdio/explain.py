@@ -6,7 +6,7 @@ from pathlib import Path
 
 from perdure.stdio.identity import MAX_LAUNCHERS, Processes, ProcessInfo, here, identify
 from perdure.stdio.launchers import ProcessKind, classify, is_script
-from perdure.stdio.slot import SlotState, Target, Use, survey
+from perdure.stdio.resume_slot import SlotState, Target, Use, survey
 
 _USES = {
     Use.ALIKE: "of this address, these options and this directory",

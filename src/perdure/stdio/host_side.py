@@ -25,9 +25,9 @@ from perdure.remote.call import Call, Sender
 from perdure.remote.link import Link
 from perdure.remote.message import Message, encode, error
 from perdure.stdio import earlier_calls
-from perdure.stdio.notes import NotedCall, Notes
+from perdure.stdio.modern_host import ModernHost
 from perdure.stdio.pipes import MAX_LINE_BYTES, Line, Output, TooLong
-from perdure.stdio.sessionless import SessionlessSide
+from perdure.stdio.positions_file import PositionsFile, RunningCall
 from perdure.telemetry.events import log_event
 
 #: Requests of the host that run at once. Each holds a connection, and servers take 100 (`max_calls`) or so.
@@ -96,7 +96,7 @@ class _HostRequest:
     """A request of the host that runs."""
 
     call: Call
-    noted: NotedCall
+    noted: RunningCall
     sticky: str  #: the request as it is repeated in a new session; "" where its method is not sticky
 
 
@@ -104,26 +104,26 @@ class HostSide:
     """Follows the host's calls, and translates ids and progress tokens between the host and the wire.
 
     `output` writes what the host gets. `initialize` returns the answer to its `initialize`, and `finish` takes its
-    `initialized`. `sessionless` takes what the host says in the revision without sessions.
+    `initialized`. `modern` takes what the host says in the revision without sessions.
     """
 
     def __init__(
         self,
         link: Link,
-        notes: Notes,
+        positions: PositionsFile,
         *,
         initialize: Callable[[str, str, dict[str, Any]], Awaitable[str]],
         finish: Callable[[str], Coroutine[Any, Any, None]],
         output: Output,
-        sessionless: SessionlessSide,
+        modern: ModernHost,
     ) -> None:
-        self._sessionless = sessionless
+        self._modern = modern
         self._link = link
         self.sender = Sender(link)
         self.queue = SendQueue(link)
         self._initialize = initialize
         self._finish = finish
-        self._notes = notes
+        self._positions = positions
         self._output = output
         self._requests: dict[str, _HostRequest] = {}  #: those that run, by the id that the host gave, as JSON
         self._earlier: set[Call] = set()  #: calls of an earlier process that run
@@ -142,8 +142,8 @@ class HostSide:
             return
         text = splice.one_line(line.decode())
         match message:
-            case Request() | Notification() if self._sessionless.takes(message):
-                await self._sessionless.take(message, text)
+            case Request() | Notification() if self._modern.takes(message):
+                await self._modern.take(message, text)
             case Batch():
                 # Every request in it is answered, because none of them is sent.
                 ids = [encode(one.id) for one in message.messages if isinstance(one, Request)] or ["null"]
@@ -167,7 +167,7 @@ class HostSide:
 
     def stop(self) -> None:
         """The host does not listen any more: follow nothing that has left."""
-        self._sessionless.stop()
+        self._modern.stop()
         own = [request.call for request in self._requests.values() if request.call.departed.is_set()]
         for call in (*own, *self._earlier):
             call.scope.cancel()
@@ -237,14 +237,14 @@ class HostSide:
         if token is not None and type(params["_meta"]["progressToken"]) in (int, str):
             text = splice.replaced(text, encode(wire_id), "params", "_meta", "progressToken")
             self._tokens[wire_id] = token
-        noted = NotedCall(id=host_id, method=message.method, name=str(params.get("name", ""))[:MAX_NAME])
+        noted = RunningCall(id=host_id, method=message.method, name=str(params.get("name", ""))[:MAX_NAME])
         call = self._call(wire_id, noted, lambda request_id: splice.replaced(text, encode(request_id), "id").encode())
         # The message itself is not kept: it may be large, and the call may take long.
         sticky = encode_sticky(message).decode() if message.method in STICKY else ""
         request = self._requests[host_id] = _HostRequest(call=call, noted=noted, sticky=sticky)
         return request
 
-    def _call(self, wire_id: str, noted: NotedCall, body: Callable[[str], bytes] | None) -> Call:
+    def _call(self, wire_id: str, noted: RunningCall, body: Callable[[str], bytes] | None) -> Call:
         return Call(
             self._link,
             body,
@@ -252,31 +252,31 @@ class HostSide:
             method=noted.method,
             name=noted.name,
             take=self._link.program.take,
-            move=lambda position, _: self._notes.move_call(wire_id, position),
+            move=lambda position, _: self._positions.move_call(wire_id, position),
             position=noted.position,
         )
 
     async def _follow(self, request: _HostRequest) -> None:
         call = request.call
         if not call.is_repeatable:
-            self._notes.add_call(call.first_id, request.noted)
+            self._positions.add_call(call.first_id, request.noted)
         with call.scope:
             if request.noted.method == earlier_calls.SET_LEVEL and earlier_calls.is_own(self._link.handshake):
                 answer = earlier_calls.answer_set_level(request.noted.id, request.sticky)
             else:
                 answer = (await call.answer()).answering(request.noted.id)
             if request.sticky and splice.find(answer, "result") is not None:
-                self._notes.stick(request.sticky.encode())
+                self._positions.stick(request.sticky.encode())
             self._free(request)  # a host may use an id again as soon as it has the answer
             await self._output.deliver(answer)
-        self._notes.end_call(call.first_id)
+        self._positions.end_call(call.first_id)
 
     def _free(self, request: _HostRequest) -> None:
         self._tokens.pop(request.call.first_id, None)
         if self._requests.get(request.noted.id) is request:
             del self._requests[request.noted.id]
 
-    async def read_to_end(self, wire_id: str, noted: NotedCall) -> None:
+    async def read_to_end(self, wire_id: str, noted: RunningCall) -> None:
         """Go on with a call of an earlier process, and report its end to the host."""
         call = self._call(wire_id, noted, None)
         self._earlier.add(call)
@@ -288,9 +288,9 @@ class HostSide:
                     answer = await call.answer()
                 sentence = f"the call of {noted.name or noted.method} that an earlier process made has ended"
                 log_event(logging.INFO, "stdio.ended_before", sentence, tool=noted.name)
-                if earlier_calls.wants_info(self._notes.noted.sticky):
+                if earlier_calls.wants_info(self._positions.positions.sticky):
                     await self._output.deliver(earlier_calls.report(noted, answer))
-                self._notes.end_call(wire_id)
+                self._positions.end_call(wire_id)
         finally:
             self._earlier.discard(call)
 
@@ -303,7 +303,7 @@ class HostSide:
             return
         request.call.scope.cancel()
         self._free(request)
-        self._notes.end_call(request.call.first_id)
+        self._positions.end_call(request.call.first_id)
         if request.call.is_begun:
             named = splice.replaced(text, encode(request.call.id), "params", "requestId")
             self.queue.start_now(self._sending(named, Purpose.NOTIFICATION))

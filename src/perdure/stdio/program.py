@@ -23,12 +23,12 @@ from perdure.remote.message import encode, error
 from perdure.stdio import explain as how
 from perdure.stdio import logs
 from perdure.stdio.bridge import Bridge
-from perdure.stdio.call_ledger import CallLedger, open_ledger
 from perdure.stdio.identity import Identity, here, identify
-from perdure.stdio.notes import Notes
+from perdure.stdio.keys_file import KeysFile, open_keys
 from perdure.stdio.pipes import HostGone, Output, lines
+from perdure.stdio.positions_file import PositionsFile
 from perdure.stdio.resume_broker import ResumeBroker
-from perdure.stdio.slot import Slot, Target, default_directory, open_slot, resume_off
+from perdure.stdio.resume_slot import Slot, Target, default_directory, open_slot, resume_off
 from perdure.telemetry.events import log_event
 
 #: As for the other commands: what was asked for cannot be done.
@@ -86,14 +86,14 @@ async def _run(options: Options, arguments: list[str], environ: Mapping[str, str
     async with client:
         place = _place(options, arguments, environ)
         slot = place if isinstance(place, Slot) else await open_slot(place[0], _identified(), place[1])
-        ledger = CallLedger() if isinstance(place, Slot) else open_ledger(*place)
-        notes = Notes(lambda: slot.notes)
+        keys = KeysFile() if isinstance(place, Slot) else open_keys(*place)
+        positions = PositionsFile(lambda: slot.notes)
         patience = Patience(max_time=options.patience)
-        bridge = Bridge(endpoint, output, ResumeBroker(endpoint, slot), notes, ledger, patience=patience)
+        bridge = Bridge(endpoint, output, ResumeBroker(endpoint, slot), positions, keys, patience=patience)
 
         def on_leaving() -> None:
-            notes.close()
-            ledger.close()
+            positions.close()
+            keys.close()
             slot.release()
 
         def on_signal(number: int) -> None:

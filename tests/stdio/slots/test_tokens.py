@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perdure._files.private import Folder
-from perdure.stdio.slot import SlotName, default_directory, open_slot, read_label, this_machine
+from perdure.stdio.resume_slot import SlotName, default_directory, open_slot, read_label, this_machine
 from tests.support.processes.fake_hosts import kept, opened, said, target, token
 
 NOT_FOUND = "Token file not found (first run or clean slate)"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from perdure.stdio.identity import Identity
-from perdure.stdio.slot import Slot
+from perdure.stdio.resume_slot import Slot
 from tests.support.processes.fake_hosts import Living, killed, opened, target, token
 from tests.support.stores import memory_files
 

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from perdure.stdio.identity import Identity, ProcFs
-from perdure.stdio.slot import FORGOTTEN, parse_name
+from perdure.stdio.resume_slot import FORGOTTEN, parse_name
 from tests.support.processes.fake_hosts import Living, host, opened, target, token
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from perdure._files.private import Folder
-from perdure.stdio.slot import Label, SlotChooser, SlotName, Target, open_slot, this_machine
+from perdure.stdio.resume_slot import Label, SlotChooser, SlotName, Target, open_slot, this_machine
 from tests.support.processes.fake_hosts import Living, host, kept, killed, opened, said, target, token
 
 
@@ -200,7 +200,7 @@ def test_a_borrowed_slot_without_room_for_another_turns_resume_off(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Promise 6: and the slot is as it was."""
-    monkeypatch.setattr("perdure.stdio.slot.MAX_SLOTS", 1)
+    monkeypatch.setattr("perdure.stdio.resume_slot.MAX_SLOTS", 1)
     alice, bob = (replace(target(), credential="TOKEN", secret=secret) for secret in ("alice's", "bob's"))
     first = opened(folder, what=alice)
     assert first.keep(token(1))
@@ -283,7 +283,7 @@ def test_a_host_has_a_bounded_number_of_slots(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Promise 6: the target that was not used for longest goes; where all are in use, resume is off."""
-    monkeypatch.setattr("perdure.stdio.slot.MAX_SLOTS", 3)
+    monkeypatch.setattr("perdure.stdio.resume_slot.MAX_SLOTS", 3)
     for number in range(3):
         slot = opened(folder, what=target(str(number)))
         assert slot.keep(token(number))

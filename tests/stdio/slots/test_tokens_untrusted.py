@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.stdio.slot import Slot, open_slot
+from perdure.stdio.resume_slot import Slot, open_slot
 from tests.support.processes.fake_hosts import host, kept, opened, said, target, token
 
 CORRUPTED = "Token file corrupted, treating as stale"

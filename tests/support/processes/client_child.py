@@ -28,7 +28,7 @@ class Fatal(StateFile):
     def save(self, data: bytes) -> None:
         super().save(data)
         state = decode(data)
-        has_call = bool(state.calls or state.single_calls)
+        has_call = bool(state.calls or state.durable_calls)
         if self._had_call and not has_call:
             os.kill(os.getpid(), signal.SIGKILL)
         self._had_call = has_call

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perdure.stdio.identity import Identity, Processes, ProcessInfo
-from perdure.stdio.slot import Slot, Target, open_slot
+from perdure.stdio.resume_slot import Slot, Target, open_slot
 
 
 def host(*, pid: int = 7, start: int = 70, boot: str = "boot", space: str = "space") -> Identity:

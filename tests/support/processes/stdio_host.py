@@ -24,7 +24,7 @@ from perdure.stdio import pipes
 from tests.support.processes.crash_child import EDGES, code_of, in_child
 from tests.support.processes.stdio_bridges import PATIENCE
 
-PRELOADED = ("perdure.cli.entry", "perdure.cli.stdio", "perdure.stdio.program", "perdure.stdio.slot")
+PRELOADED = ("perdure.cli.entry", "perdure.cli.stdio", "perdure.stdio.program", "perdure.stdio.resume_slot")
 
 
 def die_at(module: str, qualname: str, edge: str, nth: int) -> None:

@@ -14,7 +14,7 @@ import signal
 import sys
 
 from perdure.stdio.identity import identify
-from perdure.stdio.slot import open_slot
+from perdure.stdio.resume_slot import open_slot
 from tests.support.processes.fake_hosts import target
 
 PATIENCE = 0.2

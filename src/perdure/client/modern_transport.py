@@ -1,9 +1,4 @@
-"""The transport without sessions (2026-07-28) connects the SDK's client with exchanges: each request is its own.
-
-**What is sent again.** Reads, and the requests of tasks, always. A tool's call with a key, where the server says in
-`server/discover` that it knows keys (`dev.perdure/calls`): the server runs it once, however often it comes. A call
-without a key, where its tool says that it may run twice. Any other call whose connection is lost has an unknown
-outcome.
+"""The transport without sessions (2026-07-28) connects the SDK's client with `remote`: each request stands alone.
 
 **A slow beginning.** The SDK's client waits ten seconds for `server/discover` and then tries `initialize`, but a person
 may have to log in first. So `initialize` is answered when `server/discover` is: that the server speaks 2026-07-28. The
@@ -11,11 +6,16 @@ SDK's client then asks for `server/discover` once more, and has the answer at on
 
 **Rounds.** A server may answer a call with questions (`input_required`), and the SDK's client sends it again with the
 answers. All rounds of one call have its key, and the call stays on disk between them.
+
+**A call that is given up** stays on disk until a server has taken its cancel: this process may end before.
 """
 
+import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from itertools import count
 from typing import Any, cast
 
 import anyio
@@ -34,20 +34,30 @@ from mcp_types import (
     JSONRPCResponse,
     RequestId,
 )
+from pydantic import TypeAdapter, ValidationError
 
-from perdure._core.codes import UNREACHABLE, UNSUPPORTED_VERSION
-from perdure._core.delivery import DISCOVER, LISTEN
-from perdure._core.extension import CALLS, KEY
+from perdure._core.codes import INTERNAL_ERROR, UNREACHABLE, UNSUPPORTED_VERSION
+from perdure._core.envelope import DISCOVER, LISTEN
+from perdure._core.extension import KEY
 from perdure.client.handover import Handover, Handovers
 from perdure.client.incoming import CallbackLimit, Incoming, OnGap, answer_of, encoded
-from perdure.client.listening import Listening
-from perdure.client.memory import Memory, SingleCall
+from perdure.client.memory import Memory
+from perdure.client.notices import ConnectionLog
 from perdure.client.pending import PendingCall
-from perdure.client.requests import Requests
-from perdure.client.single_calls import DurableCalls, is_round, new_key
-from perdure.client.task import Asked
+from perdure.remote.durable_calls import (
+    PROGRESS,
+    Caller,
+    DurableCall,
+    DurableCalls,
+    QuestionRefused,
+    is_round,
+    new_key,
+    offers_in,
+)
 from perdure.remote.endpoint import Endpoint
-from perdure.remote.message import Message, encode, messages_in
+from perdure.remote.listening import listen
+from perdure.remote.message import Message, encode, message_of
+from perdure.remote.requests import Request, Requests, Take, params_body
 from perdure.remote.stream import Limits
 
 #: Seconds for leaving: a server that does not answer does not keep the program from ending.
@@ -55,10 +65,14 @@ LEAVING_SECONDS = 5.0
 
 Inbound = MemoryObjectReceiveStream[SessionMessage | Exception]
 Outbound = MemoryObjectSendStream[SessionMessage]
+PutQuestion = Callable[[str, types.InputRequest], Awaitable[types.InputResponse | types.ErrorData]]
+"""Puts a question to the client's callbacks, under its key."""
+
+_QUESTION: TypeAdapter[types.InputRequest] = TypeAdapter(types.InputRequest)
 
 
-class SessionlessTransport:
-    """One client's requests to one server. `asked` and `reruns` are those of its `DurableCalls`."""
+class ModernTransport:
+    """One client's requests to one server. `reruns` is that of its `DurableCalls`."""
 
     def __init__(
         self,
@@ -68,21 +82,28 @@ class SessionlessTransport:
         *,
         callback_limit: CallbackLimit,
         on_gap: OnGap | None,
-        asked: Asked,
+        put_question: PutQuestion,
         reruns: bool,
     ) -> None:
         self._memory = memory
         self.handovers = Handovers(memory)
         self._incoming = Incoming(memory, callback_limit, on_gap, lambda reply: None)
-        self._requests = Requests(endpoint, limits, memory.state.start, self._incoming.tokens, self._incoming.deliver)
-        self._calls = DurableCalls(memory, self._requests, asked, reruns=reruns)
+        self._put_question = put_question
+        # Ids begin with the number of the process, and with chance.
+        prefix, numbers = f"{memory.state.start}-{secrets.token_hex(4)}", count(1)
+        self._requests = Requests(
+            endpoint,
+            limits,
+            new_id=lambda: f"{prefix}.{next(numbers)}",
+            complain=self._incoming.deliver,
+            report=ConnectionLog(endpoint.url, limits.handshake),
+        )
+        self._calls = DurableCalls(self._requests, self._start, reruns=reruns)
         self._group: anyio.abc.TaskGroup | None = None
-        self._underway: dict[RequestId, tuple[anyio.CancelScope, SingleCall | None]] = {}
+        self._underway: dict[RequestId, tuple[anyio.CancelScope, DurableCall | None]] = {}
         """The requests of the SDK's client, by the ids that it knows."""
         self._between_rounds: set[str] = set()
         """Calls whose last answer was a question. They are over when their caller gives up (`rounds`)."""
-        self._farewells: set[anyio.Event] = set()
-        """Cancellations that are on their way."""
         self._has_discovered = anyio.Event()
         self._refusal: JSONRPCError | None = None
         """Why `server/discover` failed."""
@@ -108,27 +129,30 @@ class SessionlessTransport:
                 yield inbound, outbound
             finally:
                 with anyio.move_on_after(LEAVING_SECONDS, shield=True):
-                    while self._farewells:
-                        await next(iter(self._farewells)).wait()
+                    await self._calls.flush()
                 self._group.cancel_scope.cancel()
                 for call in self.pending:
                     call.close()
 
     def begin(self) -> None:
-        """The client is ready: calls of earlier processes go on."""
-        for call in self._memory.state.single_calls.values():
+        """The client is ready: calls of earlier processes go on, and those that were given up are cancelled."""
+        for call in self._memory.state.durable_calls.values():
+            if call.is_given_up:
+                self._calls.send_cancel(call, partial(self._memory.end_durable, call))
+                continue
             pending = PendingCall(
                 call,
                 str(call.params.get("_meta", {}).get(PROTOCOL_VERSION_META_KEY, "")),
-                forget=partial(self._memory.soon, partial(self._memory.end_single, call)),
+                forget=partial(self._memory.soon, partial(self._memory.end_durable, call)),
                 cancel=partial(self._calls.cancel, call),
                 pass_on=self._take,
             )
             self._earlier.append(pending)
             self._start(self._go_on, pending, call)
 
-    async def _go_on(self, pending: PendingCall, call: SingleCall) -> None:
-        pending.end(await self._calls.answer_earlier(call, pending.take))
+    async def _go_on(self, pending: PendingCall, call: DurableCall) -> None:
+        # No request of this process has the call's id as its token.
+        pending.end(await self._calls.answer_earlier(call, self._caller(call.id, pending.take)))
 
     @contextmanager
     def rounds(self, meta: types.RequestParamsMeta | None) -> Iterator[types.RequestParamsMeta | None]:
@@ -151,9 +175,9 @@ class SessionlessTransport:
             raise
 
     def _abandon(self, key: str) -> None:
-        call = self._memory.state.single_calls.get(key)
+        call = self._memory.state.durable_calls.get(key)
         if call is not None and key in self._between_rounds:
-            self._part_with(call)
+            self._give_up(call)
 
     # From the SDK's client to the server
 
@@ -186,13 +210,14 @@ class SessionlessTransport:
     def _request(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> None:
         message, handover = self.handovers.of(message)
         scope, call = anyio.CancelScope(), None
-        run: Callable[[], Awaitable[Message]] = partial(self._read, message, headers)
+        run: Callable[[], Awaitable[Message]]
         if message.method == "tools/call":
-            call, is_chosen = self._calls.remember(message, headers)
-            self._between_rounds.discard(call.id)
-            run = partial(self._call, message.id, call, is_chosen)
+            call = self._remember(message, headers)
+            run = partial(self._call, message, call)
         elif message.method == LISTEN:
-            run = Listening(message, headers, self._requests, self._take).end
+            run = partial(listen, self._requests, self._as_sent(message, headers), encode(message.id), self._take)
+        else:
+            run = partial(self._read, message, headers)
         self._underway[message.id] = (scope, call)
         self._start(self._follow, message, scope, run, handover)
 
@@ -211,22 +236,75 @@ class SessionlessTransport:
             if await self._incoming.deliver(found if handover is None else handover.masked(found)):
                 _, call = self._underway.pop(message.id, (scope, None))
                 if call is not None and call.id not in self._between_rounds:
-                    self.handovers.delivered(handover, partial(self._memory.end_single, call))
+                    self.handovers.delivered(handover, partial(self._memory.end_durable, call))
+
+    @staticmethod
+    def _as_sent(message: JSONRPCRequest, headers: Mapping[str, str], *, is_first: bool = False) -> Request:
+        params = encoded(message).get("params") or {}
+        body = params_body(message.method, params)
+        meta = params.get("_meta") or {}
+        return Request(method=message.method, meta=meta, body=body, headers=headers, is_first=is_first)
 
     async def _read(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> Message:
-        has_patience = self._requests.limits.handshake.max_time > 0
-        is_first = message.method == DISCOVER and not self._has_discovered.is_set() and not has_patience
-        whole = encoded(message)
         if message.method == DISCOVER and self._unheard is not None:
             found, self._unheard = self._unheard, None
-            return messages_in(encode({"jsonrpc": "2.0", "id": message.id, "result": found}))[0]
-        return await self._requests.send(whole, self._take, local_id=message.id, headers=headers, is_first=is_first)
+            return message_of(id=message.id, result=found)
+        has_patience = self._requests.limits.handshake.max_time > 0
+        is_first = message.method == DISCOVER and not self._has_discovered.is_set() and not has_patience
+        request = self._as_sent(message, headers, is_first=is_first)
+        return await self._requests.send(request, partial(self._take, token=message.id))
 
-    async def _call(self, local_id: RequestId, call: SingleCall, is_chosen: bool) -> Message:
-        found = await self._calls.answer(call, self._take, local_id=local_id)
-        if is_chosen and is_round(found):
+    def _remember(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> DurableCall:
+        """Persist a call before it is sent."""
+        params = encoded(message).get("params") or {}
+        meta = dict(params.get("_meta") or {})
+        if self._calls.has_keys and not isinstance(meta.get(KEY), str) and "requestState" not in params:
+            meta[KEY] = new_key()  # of a program that uses `client.session`
+        key = meta.get(KEY) if self._calls.has_keys and isinstance(meta.get(KEY), str) else None
+        call = DurableCall(
+            id=key or self._requests.new_id(),
+            params={**params, "_meta": meta},
+            headers=dict(headers),
+            key=key,
+            began=time.time(),
+        )
+        self._between_rounds.discard(call.id)
+        self._memory.state.durable_calls[call.id] = call
+        self._memory.changed()
+        return call
+
+    async def _call(self, message: JSONRPCRequest, call: DurableCall) -> Message:
+        take = partial(self._take, token=message.id)
+        found = await self._calls.answer(call, self._caller(message.id, take))
+        # Rounds of `call_tool` have one key (`rounds`); the others are calls of their own.
+        meta = (message.params or {}).get("_meta") or {}
+        if call.key is not None and meta.get(KEY) == call.key and is_round(found):
             self._between_rounds.add(call.id)
         return found
+
+    def _caller(self, token: RequestId, take: Take) -> Caller:
+        """`token` is the progress token by which the SDK's client knows the call."""
+
+        async def on_progress(params: dict[str, Any]) -> None:
+            await take(message_of(method=PROGRESS, params={"progressToken": token, **params}))
+
+        return Caller(
+            take=take, on_progress=on_progress, on_changed=self._memory.changed, put_question=self._put_to_user
+        )
+
+    async def _put_to_user(self, key: str, question: object) -> dict[str, Any]:
+        """The user's answer to a question as it came, as it is sent. Raises `QuestionRefused`."""
+        try:
+            found = await self._put_question(key, _QUESTION.validate_python(question, by_name=False))
+        except ValidationError as invalid:
+            sentence = f"The question cannot be read: {invalid.error_count()} errors"
+            found = types.ErrorData(code=INTERNAL_ERROR, message=sentence)
+        except Exception as failure:  # of the user's callback: it costs this call alone
+            found = types.ErrorData(code=INTERNAL_ERROR, message=f"{type(failure).__name__}: {failure}")
+        encoded_answer = found.model_dump(by_alias=True, mode="json", exclude_none=True)
+        if isinstance(found, types.ErrorData):
+            raise QuestionRefused(encoded_answer)
+        return encoded_answer
 
     def _discovered(self, answer: JSONRPCResponse | JSONRPCError) -> JSONRPCResponse | JSONRPCError:
         state = self._memory.state
@@ -237,10 +315,7 @@ class SessionlessTransport:
                 return answer
             # The server was there, and requests wait for it, as they do in a session that goes on.
             answer = JSONRPCResponse(jsonrpc="2.0", id=answer.id or 0, result=state.discovered)
-        found = answer.result.get("capabilities")
-        extensions = found.get("extensions") if isinstance(found, Mapping) else None
-        known = extensions.get(CALLS) if isinstance(extensions, Mapping) else None
-        self._calls.extension = known if isinstance(known, Mapping) else None
+        self._calls.offers = offers_in(answer.result)
         if answer.result != state.discovered:
             state.discovered = dict(answer.result)
             self._memory.changed()
@@ -253,24 +328,19 @@ class SessionlessTransport:
         scope, call = self._underway.pop(local_id)
         scope.cancel()
         if call is not None:
-            self._part_with(call)
+            self._give_up(call)
 
-    def _part_with(self, call: SingleCall) -> None:
-        """Forget a call, and tell the server in the background."""
+    def _give_up(self, call: DurableCall) -> None:
+        """Cancel a call in the background, and forget it once a server knows."""
         self._between_rounds.discard(call.id)
-        self._memory.end_single(call)
-        self._farewells.add(over := anyio.Event())
-        self._start(self._say_goodbye, call, over)
+        call.is_given_up = True
+        self._memory.changed()
+        self._calls.send_cancel(call, partial(self._memory.end_durable, call))
 
-    async def _say_goodbye(self, call: SingleCall, over: anyio.Event) -> None:
-        try:
-            await self._calls.cancel(call)
-        finally:
-            self._farewells.discard(over)
-            over.set()
-
-    async def _take(self, message: Message) -> None:
+    async def _take(self, message: Message, token: RequestId | None = None) -> None:
         """A notification on the response to a request. Servers send no requests in this revision."""
+        if token is not None and message.method == PROGRESS:
+            message = message.with_token(encode(token))
         if not message.is_request:
             await self._incoming.take(message)
 

@@ -51,7 +51,7 @@ async def test_the_server_is_killed_and_every_call_has_an_outcome(tmp_path: Path
         put = asyncio.create_task(client.call_tool("put", {**about, "key": "put"}))
         await until(lambda: len(diary(log)) == 2)
         if option is TASKS:
-            await until(lambda: all(call.task for call in decode((tmp_path / "s").read_bytes()).single_calls.values()))
+            await until(lambda: all(call.task for call in decode((tmp_path / "s").read_bytes()).durable_calls.values()))
         await site.crash()
         open_gate(f"{gate}.2")
         assert text(await put) == "counted to 3"
@@ -60,7 +60,7 @@ async def test_the_server_is_killed_and_every_call_has_an_outcome(tmp_path: Path
         assert unknown.value.arguments == {**about, "key": "pay"}
         assert text(await client.call_tool("ask", {"question": "still there?"})) == "yes"
         assert (client.server_capabilities.extensions or {})[CALLS] == {KEPT: 3_600_000}
-        await until(lambda: decode((tmp_path / "s").read_bytes()).single_calls == {})
+        await until(lambda: decode((tmp_path / "s").read_bytes()).durable_calls == {})
     assert sorted(key for key, _ in diary(log)) == ["pay", "put", "put"]
 
 
@@ -128,7 +128,7 @@ async def test_progress_goes_on_after_the_call_has_become_a_task(shop: ToolServe
     async with serve(shop.server, task_after=0.01) as site:
         async with perdure.connect(site.url, mode=MODERN, state=tmp_path / "s") as client:
             call = asyncio.create_task(client.call_tool("count", count, progress_callback=progress))
-            await until(lambda: any(call.task for call in decode((tmp_path / "s").read_bytes()).single_calls.values()))
+            await until(lambda: any(call.task for call in decode((tmp_path / "s").read_bytes()).durable_calls.values()))
             for number in (1, 2):
                 await until(partial(progress.has, number))
                 shop.open(f"g/{number}")

@@ -19,14 +19,14 @@ from perdure.remote.endpoint import can_be_sent
 from perdure.remote.state_writer import StateWriter, read
 from perdure.telemetry.events import log_event
 
-#: Of the form. Notes of another form are not read: the next process then knows less, and nothing wrong.
+#: Of the form. PositionsFile of another form are not read: the next process then knows less, and nothing wrong.
 VERSION = 1
 #: Of the file. A running call takes some 200 bytes, and 256 of them run at most; subscriptions have 256 KiB.
 MAX_BYTES = 1 << 20
 
 
 @dataclass(kw_only=True)
-class NotedCall:
+class RunningCall:
     """A request of the host that runs."""
 
     id: str  #: as the host wrote it, as JSON
@@ -36,12 +36,12 @@ class NotedCall:
 
 
 @dataclass(kw_only=True)
-class Noted:
+class Positions:
     """All of it."""
 
     session: str = ""  #: a digest of its id
     position: str | None = None  #: of the standalone stream
-    calls: dict[str, NotedCall] = field(default_factory=dict)  #: those that run, by their ids on the wire
+    calls: dict[str, RunningCall] = field(default_factory=dict)  #: those that run, by their ids on the wire
     sticky: list[str] = field(default_factory=list)
     """The requests to repeat in a new session: a log level, subscriptions."""
 
@@ -49,13 +49,13 @@ class Noted:
         return json.dumps({"perdure": VERSION, **asdict(self)}, separators=(",", ":")).encode()
 
 
-def decode(data: bytes) -> Noted:
+def decode(data: bytes) -> Positions:
     """Raises `ValueError` for what is not ours."""
     try:
         found = json.loads(data)
         if found.pop("perdure") != VERSION:
             raise ValueError("the notes have another form")
-        noted: Noted = read(Noted, {**found, "calls": found["calls"]}, "the notes")
+        noted: Positions = read(Positions, {**found, "calls": found["calls"]}, "the notes")
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"not the notes of a bridge: {error}") from error
     for call in noted.calls.values():
@@ -70,7 +70,7 @@ def digest(session: str) -> str:
     return hashlib.sha256(session.encode()).hexdigest()
 
 
-class Notes:
+class PositionsFile:
     """The notes of one slot, in memory and on disk; without a path, in memory alone.
 
     `where` is asked each time: a bridge whose credential the server does not take for the slot's moves to another slot.
@@ -78,15 +78,15 @@ class Notes:
 
     def __init__(self, where: Callable[[], Path | None]) -> None:
         self._where = where
-        self.noted = Noted()
+        self.positions = Positions()
 
         def save() -> None:
             if (path := where()) is not None:
-                private.replace(path, self.noted.encode())
+                private.replace(path, self.positions.encode())
 
         def on_failing(error: Exception | None) -> None:
             if error is not None:
-                log_event(logging.WARNING, "stdio.notes_unwritten", f"the notes cannot be written: {error}")
+                log_event(logging.WARNING, "stdio.positions_unwritten", f"the notes cannot be written: {error}")
 
         writer = StateWriter(save, on_failing)
         # Written now, soon, and for the last time: the slot may be another process's from then on.
@@ -94,7 +94,7 @@ class Notes:
 
     def recall(self, session: str) -> None:
         """Read the notes of an earlier process, if they are of this session."""
-        self.noted = Noted(session=digest(session))
+        self.positions = Positions(session=digest(session))
         try:
             path = self._where()
             # Only what is this user's alone: who may write it could put words into the bridge's mouth.
@@ -102,23 +102,23 @@ class Notes:
             noted = None if found is None else decode(found)
         except (private.Untrusted, ValueError) as error:
             sentence = f"the notes of an earlier process are not used: {error}"
-            log_event(logging.WARNING, "stdio.notes_unreadable", sentence)
+            log_event(logging.WARNING, "stdio.positions_unreadable", sentence)
             return
-        if noted is not None and noted.session == self.noted.session:
-            self.noted = noted
+        if noted is not None and noted.session == self.positions.session:
+            self.positions = noted
 
     def begin(self, session: str) -> None:
         """Begin the notes of a new session. What the server has not taken yet is repeated in it."""
-        untaken = {wire_id: call for wire_id, call in self.noted.calls.items() if call.position is None}
-        self.noted = Noted(session=digest(session), calls=untaken, sticky=self.noted.sticky)
+        untaken = {wire_id: call for wire_id, call in self.positions.calls.items() if call.position is None}
+        self.positions = Positions(session=digest(session), calls=untaken, sticky=self.positions.sticky)
         self.changed()
 
-    def add_call(self, wire_id: str, call: NotedCall) -> None:
-        self.noted.calls[wire_id] = call
+    def add_call(self, wire_id: str, call: RunningCall) -> None:
+        self.positions.calls[wire_id] = call
         self.changed()
 
     def move_call(self, wire_id: str, position: str | None) -> None:
-        if (call := self.noted.calls.get(wire_id)) is None:
+        if (call := self.positions.calls.get(wire_id)) is None:
             return  # it can be repeated, or its session is gone
         is_first, call.position = call.position is None, position
         if is_first:
@@ -127,16 +127,16 @@ class Notes:
             self._moved()
 
     def end_call(self, wire_id: str) -> None:
-        if self.noted.calls.pop(wire_id, None) is not None:
+        if self.positions.calls.pop(wire_id, None) is not None:
             self.changed()
 
     def move(self, position: str | None) -> None:
         """The host has what the standalone stream brought up to there."""
-        self.noted.position = position
+        self.positions.position = position
         self.changed()
 
     def stick(self, request: bytes) -> None:
         """Repeat a request in later sessions, in place of those that it overrides."""
-        kept = tuple(earlier.encode() for earlier in self.noted.sticky)
-        self.noted.sticky = [one.decode() for one in sticky_after(kept, request)]
+        kept = tuple(earlier.encode() for earlier in self.positions.sticky)
+        self.positions.sticky = [one.decode() for one in sticky_after(kept, request)]
         self.changed()

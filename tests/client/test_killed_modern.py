@@ -16,8 +16,8 @@ import perdure
 from perdure._core.extension import KEY
 from perdure.client.memory import decode
 from tests.client.conftest import text
+from tests.client.test_durable_calls import keys_of
 from tests.client.test_elsewhere import ModernOnly
-from tests.client.test_single_calls import keys_of
 from tests.client.test_tasks import EAGER, Person
 from tests.support.clients.modern_requests import MODERN
 from tests.support.processes.client_process import client_process
@@ -36,7 +36,7 @@ async def test_the_next_process_finds_calls_by_handle_and_by_key_and_asks_open_q
         async with client_process(url, state, "all", calls=calls) as first:
             await first.until(asked="hang on?")
             await until(lambda: sorted(bureau.runs) == ["ask", "safe", "work"])
-            await until(lambda: sum(c.task is not None for c in decode(state.read_bytes()).single_calls.values()) == 2)
+            await until(lambda: sum(c.task is not None for c in decode(state.read_bytes()).durable_calls.values()) == 2)
             await first.kill()
         bureau.gates["g"].set()
         async with client_process(url, state, "-", "answers") as second:
@@ -45,7 +45,7 @@ async def test_the_next_process_finds_calls_by_handle_and_by_key_and_asks_open_q
         assert second.told("asked") == ["hang on?"]
         assert sorted(second.told("result")) == ["at last", "worked at g", "worked at g"]
     assert sorted(bureau.runs) == ["ask", "safe", "work"]
-    assert decode(state.read_bytes()).single_calls == {}
+    assert decode(state.read_bytes()).durable_calls == {}
 
 
 async def test_without_keys_and_tasks_a_safe_tool_runs_again_and_another_one_is_unknown(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ async def test_an_answer_that_was_given_is_not_asked_for_again(tmp_path: Path) -
             await first.until(asked="hang one")
             await first.kill()
         kept = json.loads(state.read_bytes())
-        [call] = kept["single_calls"].values()
+        [call] = kept["durable_calls"].values()
         call["answers"] = {"q0": {"action": "accept", "content": {"answer": "from then"}}}
         state.write_text(json.dumps(kept))
         async with perdure.connect(url, state=state, elicitation_callback=person, patience=EAGER) as client:
@@ -145,5 +145,5 @@ def left_behind(state: Path, params: dict[str, Any], *, seconds: float = 0, **mo
     headers = {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": params["name"]}
     params = {**params, "_meta": {**params["_meta"], KEY: key}}
     call = {"id": key, "key": key, "params": params, "headers": headers, "began": time.time() - seconds, **more}
-    kept["single_calls"] = {key: call}
+    kept["durable_calls"] = {key: call}
     state.write_text(json.dumps(kept))

@@ -11,18 +11,19 @@ from typing import Any
 import httpx2
 import pytest
 
+from perdure._core import listening
 from perdure._core.envelope import SUBSCRIPTION
 from perdure._core.reconnect import Course, Patience
-from perdure.remote import stream
+from perdure.remote import requests, stream
 from perdure.remote.endpoint import Endpoint
-from perdure.stdio import exchanges, listening, sessionless
+from perdure.stdio import modern_host
 from perdure.stdio.bridge import Bridge
-from perdure.stdio.call_ledger import CallLedger
-from perdure.stdio.notes import Notes
+from perdure.stdio.keys_file import KeysFile
 from perdure.stdio.pipes import Output
+from perdure.stdio.positions_file import PositionsFile
 from perdure.stdio.resume_broker import ResumeBroker
-from perdure.stdio.slot import Slot
-from tests.stdio.test_sessionless import params
+from perdure.stdio.resume_slot import Slot
+from tests.stdio.test_modern_host import params
 from tests.support.processes.stdio_bridges import Message
 from tests.support.servers.in_process import serve
 from tests.support.servers.tool_server import ToolServer
@@ -67,13 +68,15 @@ async def run(pipe: Pipe, url: str) -> None:
     async with httpx2.AsyncClient() as client:
         endpoint = Endpoint(client, url, on_401="wants a token")
         broker = ResumeBroker(endpoint, Slot())
-        bridge = Bridge(endpoint, Output(pipe.said), broker, Notes(lambda: None), CallLedger(), patience=Patience())
+        bridge = Bridge(
+            endpoint, Output(pipe.said), broker, PositionsFile(lambda: None), KeysFile(), patience=Patience()
+        )
         await bridge.run(pipe.lines(), lambda: None)
     pipe.free()
 
 
 async def test_as_many_requests_as_may_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessionless, "MAX_RUNNING", 2)
+    monkeypatch.setattr(modern_host, "MAX_RUNNING", 2)
     shop, pipe = ToolServer(), Pipe()
     async with serve(shop.server) as site, asyncio.TaskGroup() as tasks:
         tasks.create_task(run(pipe, site.url))
@@ -93,7 +96,7 @@ async def test_the_oldest_question_is_given_up_and_its_answer_still_reaches_the_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Given up is its key: the state that the host brings names the task. One of no task has an unknown outcome."""
-    monkeypatch.setattr(sessionless, "MAX_ASKING", 1)
+    monkeypatch.setattr(modern_host, "MAX_ASKING", 1)
     shop, pipe = ToolServer(), Pipe()
     async with serve(shop.server) as site, asyncio.TaskGroup() as tasks:
         tasks.create_task(run(pipe, site.url))
@@ -114,7 +117,7 @@ async def test_the_oldest_question_is_given_up_and_its_answer_still_reaches_the_
 
 async def test_a_list_of_tools_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looked through for a tool that may run again; as many pages as a server may have."""
-    monkeypatch.setattr(exchanges, "TOOL_PAGES", 3)
+    monkeypatch.setattr(requests, "TOOL_PAGES", 3)
     asked: list[str] = []
 
     async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -173,4 +176,4 @@ async def test_a_server_that_ends_subscriptions_at_once_is_come_back_to_ever_lat
         while len(barren) < 6:
             await pipe.answer()
         pipe.close()
-    assert barren[:6] == [1, 2, 3, 0, 1, 2]
+    assert barren[:6] == [1, 2, 3, 1, 2, 3]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from perdure.stdio.notes import MAX_BYTES, Noted, NotedCall, Notes, decode, digest
+from perdure.stdio.positions_file import MAX_BYTES, Positions, PositionsFile, RunningCall, decode, digest
 
 SESSION = "a-session"
-CALL = NotedCall(id="7", method="tools/call", name="bake", position="c.1.2")
-WRITTEN = Noted(session=digest(SESSION), position="s.1.2", calls={"x.1": CALL}, sticky=['{"a":1}'])
+CALL = RunningCall(id="7", method="tools/call", name="bake", position="c.1.2")
+WRITTEN = Positions(session=digest(SESSION), position="s.1.2", calls={"x.1": CALL}, sticky=['{"a":1}'])
 
 
 def good(**changes: object) -> bytes:
@@ -21,18 +21,18 @@ def good(**changes: object) -> bytes:
 
 
 def test_what_is_noted_is_recalled_for_the_same_session_alone(tmp_path: Path) -> None:
-    notes = Notes(lambda: tmp_path / "notes")
+    notes = PositionsFile(lambda: tmp_path / "notes")
     notes.begin(SESSION)
-    notes.noted = WRITTEN
+    notes.positions = WRITTEN
     notes.changed()
     assert ((tmp_path / "notes").stat().st_mode & 0o777, SESSION in (tmp_path / "notes").read_text()) == (0o600, False)
-    again, other = Notes(lambda: tmp_path / "notes"), Notes(lambda: tmp_path / "notes")
+    again, other = PositionsFile(lambda: tmp_path / "notes"), PositionsFile(lambda: tmp_path / "notes")
     again.recall(SESSION)
     other.recall("another")
-    assert again.noted == WRITTEN
-    assert other.noted == Noted(session=digest("another"))
+    assert again.positions == WRITTEN
+    assert other.positions == Positions(session=digest("another"))
     again.close()
-    again.noted.position = "s.1.3"
+    again.positions.position = "s.1.3"
     again.changed()
     assert decode((tmp_path / "notes").read_bytes()) == WRITTEN  # the slot is another's by then
 
@@ -92,19 +92,19 @@ def test_a_file_that_is_not_this_users_alone_is_not_used(
 
 
 def _is_not_used(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    notes = Notes(lambda: path)
+    notes = PositionsFile(lambda: path)
     with caplog.at_level(logging.WARNING, logger="perdure"):
         notes.recall(SESSION)
-    assert notes.noted == Noted(session=digest(SESSION))
-    assert [vars(record)["action"] for record in caplog.records] == ["stdio.notes_unreadable"]
+    assert notes.positions == Positions(session=digest(SESSION))
+    assert [vars(record)["action"] for record in caplog.records] == ["stdio.positions_unreadable"]
 
 
 def test_notes_that_cannot_be_written_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    notes = Notes(lambda: tmp_path / "missing" / "notes")
+    notes = PositionsFile(lambda: tmp_path / "missing" / "notes")
     with caplog.at_level(logging.WARNING, logger="perdure"):
         notes.begin(SESSION)
         notes.changed()
         (tmp_path / "missing").mkdir()
         notes.changed()
-    assert [vars(record)["action"] for record in caplog.records] == ["stdio.notes_unwritten"]
+    assert [vars(record)["action"] for record in caplog.records] == ["stdio.positions_unwritten"]
     assert (tmp_path / "missing" / "notes").exists()

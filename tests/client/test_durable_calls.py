@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -24,9 +23,9 @@ from perdure._core.extension import CANCEL, KEY
 from perdure.client.connect import limits_of
 from perdure.client.incoming import CallbackLimit
 from perdure.client.memory import Memory, decode
-from perdure.client.sessionless import SessionlessTransport
+from perdure.client.modern_transport import ModernTransport
 from perdure.remote.endpoint import Endpoint, http_client
-from perdure.remote.exchange import MOST_RUNS
+from perdure.remote.requests import MOST_RUNS
 from tests.client.conftest import Progress, numbers, text
 from tests.client.test_tasks import BRIEF, EAGER, Person, behind_proxy
 from tests.support.clients.modern_requests import MODERN
@@ -56,8 +55,8 @@ async def test_a_call_with_a_key_is_sent_again_until_it_is_answered_and_runs_onc
     ):
         proxy.hold()
         call = asyncio.create_task(client.call_tool("work", {"gate": "g"}))
-        await until(lambda: decode((tmp_path / "s").read_bytes()).single_calls)
-        [kept] = decode((tmp_path / "s").read_bytes()).single_calls.values()
+        await until(lambda: decode((tmp_path / "s").read_bytes()).durable_calls)
+        [kept] = decode((tmp_path / "s").read_bytes()).durable_calls.values()
         assert bureau.requests("tools/call") == []
         proxy.release()
         for times in (1, 2, 3):
@@ -66,7 +65,7 @@ async def test_a_call_with_a_key_is_sent_again_until_it_is_answered_and_runs_onc
         await until(lambda: len(bureau.requests("tools/call")) == 4)
         bureau.gates["g"].set()
         assert text(await call) == "worked at g"
-        await until(lambda: decode((tmp_path / "s").read_bytes()).single_calls == {})
+        await until(lambda: decode((tmp_path / "s").read_bytes()).durable_calls == {})
     assert bureau.runs == ["work"]
     assert keys_of(bureau) == [kept.key] * 4
     assert len(set(bureau.ids("tools/call"))) == 4
@@ -172,7 +171,7 @@ async def test_who_cancels_a_call_with_a_key_tells_the_server_so(tmp_path: Path)
         with pytest.raises(asyncio.CancelledError):
             await call
     assert [params["key"] for params in bureau.requests(CANCEL)] == keys_of(bureau)
-    assert decode((tmp_path / "s").read_bytes()).single_calls == {}
+    assert decode((tmp_path / "s").read_bytes()).durable_calls == {}
 
 
 async def test_a_key_of_the_callers_own_makes_two_calls_one() -> None:
@@ -198,12 +197,12 @@ async def test_all_rounds_of_a_call_have_its_key_and_a_lost_one_is_sent_again(tm
     ):
         call = asyncio.create_task(client.call_tool("ask", {"questions": ["one", "two"]}))
         await until(lambda: len(person.asked) == 2)
-        assert len(decode((tmp_path / "s").read_bytes()).single_calls) == 1
+        assert len(decode((tmp_path / "s").read_bytes()).durable_calls) == 1
         mark = proxy.cut_after(b"HTTP/1.1 200")
         person.gate.set()
         await mark.passed()
         assert text(await call) == "1 2"
-        await until(lambda: decode((tmp_path / "s").read_bytes()).single_calls == {})
+        await until(lambda: decode((tmp_path / "s").read_bytes()).durable_calls == {})
     assert bureau.runs == ["ask"]
     assert len(set(keys_of(bureau))) == 1
     assert len(keys_of(bureau)) == 3
@@ -220,7 +219,7 @@ async def test_a_call_that_is_given_up_between_its_rounds_is_cancelled(tmp_path:
         await until(lambda: person.asked)
         call.cancel()
         await until(lambda: bureau.cancelled == ["ask"])
-    assert decode((tmp_path / "s").read_bytes()).single_calls == {}
+    assert decode((tmp_path / "s").read_bytes()).durable_calls == {}
 
 
 async def test_rounds_of_a_plain_sdk_server_work_as_with_the_sdks_client() -> None:
@@ -289,23 +288,21 @@ async def transport_to(endpoint: Endpoint) -> AsyncIterator[tuple[Any, Any]]:
     async def nobody(key: str, question: object) -> types.ErrorData:
         raise AssertionError("no question")
 
-    about = {"callback_limit": CallbackLimit(), "on_gap": None, "asked": nobody, "reruns": True}
-    transport = SessionlessTransport(endpoint, limits_of(EAGER), Memory(None, endpoint.url), **about)  # type: ignore[arg-type]
+    about = {"callback_limit": CallbackLimit(), "on_gap": None, "put_question": nobody, "reruns": True}
+    transport = ModernTransport(endpoint, limits_of(EAGER), Memory(None, endpoint.url), **about)  # type: ignore[arg-type]
     async with transport.streams() as streams:
         yield streams
 
 
-async def test_the_state_says_which_way_the_next_client_goes_and_older_releases_are_told(tmp_path: Path) -> None:
+async def test_the_state_says_which_way_the_next_client_goes(tmp_path: Path) -> None:
     """A server of both eras is spoken to in sessions, unless the state was left without one."""
     bureau, state = SdkTaskServer(keys=True), tmp_path / "s"
     async with behind_proxy(bureau) as proxy:
         async with perdure.connect(proxy.url, state=state) as client:
             assert client.session_id is not None
-        assert json.loads(state.read_bytes())["perdure"] == 1
         state.unlink()
         async with perdure.connect(proxy.url, state=state, mode=MODERN) as client:
             assert client.session_id is None
-        assert json.loads(state.read_bytes())["perdure"] == 2
         async with perdure.connect(proxy.url, state=state) as client:
             assert client.protocol_version == MODERN
         async with perdure.connect(proxy.url, state=state, mode="legacy") as client:

@@ -10,9 +10,10 @@ import pytest
 import perdure
 from perdure._core.polling import MAX_ANSWERED, MAX_QUESTIONS
 from perdure.client.memory import decode
-from perdure.client.single_calls import MOST_ROUNDS, TOOL_PAGES
+from perdure.remote.durable_calls import MOST_ROUNDS
+from perdure.remote.requests import TOOL_PAGES
 from tests.client.conftest import text
-from tests.client.test_killed_sessionless import left_behind
+from tests.client.test_killed_modern import left_behind
 from tests.client.test_tasks import EAGER, Person, behind_proxy
 from tests.support.clients.modern_requests import MODERN
 from tests.support.servers.in_process import until
@@ -51,7 +52,7 @@ async def test_so_many_keys_of_answered_questions_are_remembered(tmp_path: Path)
         async with perdure.connect(proxy.url, state=state, elicitation_callback=person) as client:
             left = client.pending()[0]
             await until(lambda: left.is_answered)
-            [kept] = decode(state.read_bytes()).single_calls.values()
+            [kept] = decode(state.read_bytes()).durable_calls.values()
             assert kept.answered == [*earlier[2:], "q0", "q1"]
             assert text(await left) == "1 2"
 

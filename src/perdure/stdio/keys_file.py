@@ -26,7 +26,7 @@ from perdure._files import private
 from perdure._files.locks import release
 from perdure._files.private import Folder, Untrusted
 from perdure.remote.state_writer import StateWriter, read
-from perdure.stdio.slot import Target
+from perdure.stdio.resume_slot import Target
 from perdure.telemetry.events import log_event
 
 #: Of the form. Ledgers of another form are removed.
@@ -45,7 +45,7 @@ KEY_BYTES = 24
 
 
 @dataclass(kw_only=True)
-class Entry:
+class KeptKey:
     """A call that runs, or may run."""
 
     digest: str
@@ -64,13 +64,13 @@ def digest_of(params: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-class CallLedger:
+class KeysFile:
     """Keeps entries; without a folder, in memory alone. Nothing raises."""
 
     def __init__(self, folder: Folder | None = None, target: Target | None = None) -> None:
         self._folder = folder
-        self._running: list[Entry] = []
-        self._left: list[Entry] = []
+        self._running: list[KeptKey] = []
+        self._left: list[KeptKey] = []
         self._lock: int | None = None
         self._writer = StateWriter(self._save, _on_failing)
         kind = "" if target is None else f"{target.digest[:32]}{target.hint}"
@@ -78,20 +78,20 @@ class CallLedger:
         if folder is not None:
             self._look()
 
-    def begin(self, digest: str) -> Entry:
+    def begin(self, digest: str) -> KeptKey:
         """The entry of a call: one that an earlier bridge left, or a new one, on disk before the call is sent."""
         if (found := self._join(lambda entry: entry.digest == digest)) is not None:
             return found
-        entry = Entry(digest=digest, key=secrets.token_urlsafe(KEY_BYTES))
+        entry = KeptKey(digest=digest, key=secrets.token_urlsafe(KEY_BYTES))
         self._running.append(entry)
         self._writer.changed()
         return entry
 
-    def resume(self, task: str) -> Entry | None:
+    def resume(self, task: str) -> KeptKey | None:
         """The entry that an earlier bridge left of a task whose question the host answers now."""
         return self._join(lambda entry: entry.task == task)
 
-    def _join(self, is_wanted: Callable[[Entry], bool]) -> Entry | None:
+    def _join(self, is_wanted: Callable[[KeptKey], bool]) -> KeptKey | None:
         self._look()  # a host may start a bridge before it has ended the earlier one
         self._give_up()
         found = next((entry for entry in self._left if is_wanted(entry)), None)
@@ -103,11 +103,11 @@ class CallLedger:
             log_event(logging.INFO, "stdio.call_joined", "a call of an earlier process goes on with the host's retry")
         return found
 
-    def note_task(self, entry: Entry, task: str) -> None:
+    def note_task(self, entry: KeptKey, task: str) -> None:
         entry.task = task
         self._writer.changed()
 
-    def end(self, entry: Entry) -> None:
+    def end(self, entry: KeptKey) -> None:
         if entry in self._running:
             self._running.remove(entry)
             self._writer.changed()
@@ -181,13 +181,13 @@ class CallLedger:
             private.replace(self._folder.path / f"calls-{self._name}", data)
 
 
-def decode(data: bytes) -> list[Entry]:
+def decode(data: bytes) -> list[KeptKey]:
     """Raises `ValueError` for what is not ours."""
     try:
         found = json.loads(data)
         if found["perdure"] != VERSION:
             raise ValueError("the ledger has another form")
-        entries: list[Entry] = read(list[Entry], found["calls"], "the ledger")
+        entries: list[KeptKey] = read(list[KeptKey], found["calls"], "the ledger")
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"not the ledger of a bridge: {error}") from error
     return entries
@@ -199,12 +199,12 @@ def _on_failing(error: Exception | None) -> None:
         log_event(logging.WARNING, "stdio.ledger_unwritten", sentence)
 
 
-def open_ledger(directory: str | os.PathLike[str] | None, target: Target) -> CallLedger:
+def open_keys(directory: str | os.PathLike[str] | None, target: Target) -> KeysFile:
     """The ledger of this bridge. Never raises: where there is no folder, it is in memory."""
     if directory is None:
-        return CallLedger()
+        return KeysFile()
     try:
-        return CallLedger(Folder(directory), target)
+        return KeysFile(Folder(directory), target)
     except (OSError, RuntimeError, ValueError) as error:
         _on_failing(error)
-        return CallLedger()
+        return KeysFile()

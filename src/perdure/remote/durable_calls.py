@@ -1,0 +1,373 @@
+"""Takes tools' calls without a session (2026-07-28) to their answers, in this process and in the next.
+
+**On disk** (`Caller.on_changed`) is a call with its key before it is sent, and the handle of its task before the task
+is followed. So the next process finds every call that may run, by its handle or by its key.
+
+**Keys.** A server that offers keys (`dev.perdure/calls`) runs a call with a key once, for as long as it keeps the key.
+A call that an earlier process has sent longer ago than that is not sent again, because it would run a second time. A
+handle has no such limit: to ask for a task runs nothing.
+
+**Tasks.** A call that becomes a task (`io.modelcontextprotocol/tasks`) is followed by polling (`_core/polling.py`), and
+its program waits for an ordinary call. The task's questions are put to the program, each once, also over a crash of
+this process: an answer is on disk before it is sent. For a program that takes questions only as the answer to its
+request, they are that answer, and its next request brings the answers.
+"""
+
+import logging
+import math
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import anyio
+import anyio.abc
+
+from perdure._core.codes import HEADER_MISMATCH, NO_SERVER, UNREACHABLE
+from perdure._core.envelope import CANCEL_TASK, DISCOVER, GET_TASK, UPDATE_TASK, param_headers
+from perdure._core.extension import CALLS, CANCEL, KEPT, TASKS
+from perdure._core.jsonrpc import JsonObject
+from perdure._core.polling import LEAST_POLL, MAX_ANSWERED, MAX_QUESTIONS, Decision, Next, after_poll
+from perdure._core.settling import may_run_again
+from perdure.remote.call import ToolCall, unknown
+from perdure.remote.message import Message, message_of
+from perdure.remote.requests import Body, Request, Requests, Take, params_body
+from perdure.remote.stream import Attempts
+from perdure.telemetry.events import log_event
+
+PROGRESS = "notifications/progress"
+#: Of chance in a key: no two calls have the same.
+KEY_BYTES = 24
+#: Rounds in which a call of an earlier process may ask: as many as the SDK's client allows a call by default.
+MOST_ROUNDS = 10
+#: Seconds for which a server keeps a key, where it does not say (`keptMs`): Perdure's keep theirs for a day.
+KEPT_SECONDS = 3_600.0
+
+
+@dataclass(kw_only=True)
+class DurableCall(ToolCall):
+    """A tool's call, with its params and headers as they are sent, to send them again."""
+
+    headers: dict[str, str]
+    key: str | None = None
+    """By the key the server knows the call, if it comes again."""
+    task: str | None = None
+    """The handle of the task that the call became."""
+    began: float = 0.0
+    """When the call was first sent, by this machine's clock."""
+    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The user's answers to the task's questions that the server has not acknowledged, by the questions' keys."""
+    answered: list[str] = field(default_factory=list)
+    """The keys of questions whose answers the server has."""
+    is_given_up: bool = False
+    """The program does not want the result, and the server may not know that yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offers:
+    """The extensions that a server announces."""
+
+    tasks: bool = False
+    keys: bool = False
+    kept_seconds: float = KEPT_SECONDS
+    """How long the server keeps a key."""
+
+
+def offers_in(discovered: Mapping[str, Any]) -> Offers:
+    """What the result of `server/discover` announces."""
+    capabilities = discovered.get("capabilities")
+    found = capabilities.get("extensions") if isinstance(capabilities, Mapping) else None
+    extensions: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+    keys = extensions.get(CALLS)
+    kept = keys.get(KEPT) if isinstance(keys, Mapping) else None
+    seconds = kept / 1000 if isinstance(kept, int) and kept >= 0 else KEPT_SECONDS
+    return Offers(tasks=TASKS in extensions, keys=isinstance(keys, Mapping), kept_seconds=seconds)
+
+
+class QuestionRefused(Exception):
+    """The program does not answer a question. `error` is the answer to the call then."""
+
+    def __init__(self, error: JsonObject) -> None:
+        super().__init__(error.get("message"))
+        self.error = error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """The program that waits for one call."""
+
+    take: Take
+    """Takes a notification that comes before the answer."""
+    on_progress: Callable[[JsonObject], Awaitable[None]]
+    """Takes the params of the progress that a task reports, without a token."""
+    on_changed: Callable[[], None]
+    """Persists the call."""
+    put_question: Callable[[str, object], Awaitable[dict[str, Any]]] | None = None
+    """Returns the user's answer to a question, or raises `QuestionRefused`. None: the program takes a task's questions
+    as the answer to its request."""
+
+
+def new_key() -> str:
+    return secrets.token_urlsafe(KEY_BYTES)
+
+
+def is_round(answer: Message) -> bool:
+    """Whether a call's answer asks for input, and for the call once more."""
+    return not answer.is_error and answer.result.get("resultType") == "input_required"
+
+
+class DurableCalls:
+    """`start` runs something in the background. `reruns`: calls without a key are sent again where their tool says that
+    it may run twice."""
+
+    def __init__(self, requests: Requests, start: Callable[..., None], *, reruns: bool = True) -> None:
+        self.offers: Offers | None = None
+        """None until the server was asked."""
+        self.requests = requests
+        self._start = start
+        self._reruns = reruns
+        self._cancels: set[anyio.Event] = set()
+        """Cancels that are on their way."""
+
+    @property
+    def has_keys(self) -> bool:
+        return self.offers is not None and self.offers.keys
+
+    async def known_offers(self, of: Mapping[str, Any]) -> Offers:
+        """What the server offers: a program may know the server, and not send `server/discover`."""
+        if self.offers is None:
+            found = await self.requests.ask(DISCOVER, {}, of)
+            if found.is_error:
+                return Offers()
+            self.offers = offers_in(found.result)
+        return self.offers
+
+    async def answer(
+        self,
+        call: DurableCall,
+        caller: Caller,
+        *,
+        body: Body | None = None,
+        drives: bool = True,
+        may_have_arrived: bool = False,
+    ) -> Message:
+        """The answer to a call: by its request, and by its task, if it becomes one.
+
+        `body`: makes the request, if it is not made of the call's params. Without `drives` a task is the program's own.
+        """
+        told = -math.inf
+
+        async def take(message: Message) -> None:
+            nonlocal told
+            done = message.params.get("progress")
+            if message.method == PROGRESS and isinstance(done, int | float):
+                told = max(told, done)
+            await caller.take(message)
+
+        if not call.task:
+            body = body or params_body("tools/call", call.params)
+            found = await self._send(call, take, body, may_have_arrived=may_have_arrived)
+            handle = found.result.get("taskId") if found.result.get("resultType") == "task" else None
+            if not drives or not isinstance(handle, str):
+                return found
+            call.task = handle
+            caller.on_changed()
+        return await _TaskFollower(self, call, caller, told).answer()
+
+    async def _send(self, call: DurableCall, take: Take, body: Body, *, may_have_arrived: bool) -> Message:
+        request = Request(
+            method="tools/call",
+            name=call.tool,
+            meta=call.params["_meta"],
+            body=body,
+            headers=call.headers,
+            is_keyed=call.key is not None and self.has_keys,
+            may_run_again=partial(self._may_run_again, call) if self._reruns else None,
+        )
+        found = await self.requests.send(request, take, may_have_arrived=may_have_arrived)
+        if not found.is_error or found.body["error"].get("code") != HEADER_MISMATCH:
+            return found
+        # The tool wants arguments in headers, which a program does not know that has not read the tool's schema.
+        tool = await self.requests.tool(call.tool, call.params)
+        headers = {**call.headers, **param_headers(tool.get("inputSchema"), call.arguments)}
+        if headers == call.headers:
+            return found
+        call.headers = headers
+        return await self._send(call, take, body, may_have_arrived=may_have_arrived)
+
+    async def _may_run_again(self, call: DurableCall) -> bool:
+        if not may_run_again(await self.requests.tool(call.tool, call.params)):
+            return False
+        sentence = "a tool that may run twice is called again"
+        log_event(logging.INFO, "remote.call_again", sentence, tool=call.tool)
+        return True
+
+    async def answer_earlier(self, call: DurableCall, caller: Caller) -> Message:
+        """The answer to a call of an earlier process, with its rounds."""
+        age, offers = time.time() - call.began, self.offers or Offers()
+        if not call.task and call.key is not None and offers.keys and age > offers.kept_seconds:
+            reason = f"it was sent {age / 3600:.1f} hours ago, and the server may have forgotten its key"
+            return unknown_outcome(call, reason)
+        for number in range(MOST_ROUNDS + 1):
+            found = await self.answer(call, caller, may_have_arrived=True)
+            if not is_round(found):
+                return found
+            if number == MOST_ROUNDS:
+                break
+            try:
+                await self._answer_round(call, caller, found.result)
+            except QuestionRefused as refused:
+                await self.cancel(call)
+                return message_of(id=call.id, error=refused.error)
+        await self.cancel(call)
+        return unknown_outcome(call, f"it has asked in more than {MOST_ROUNDS} rounds")
+
+    async def _answer_round(self, call: DurableCall, caller: Caller, round_: Mapping[str, Any]) -> None:
+        """Have a round's questions answered, for the next one."""
+        questions, answers = round_.get("inputRequests"), {}
+        assert caller.put_question is not None
+        for key, question in questions.items() if isinstance(questions, Mapping) else ():
+            answers[key] = await caller.put_question(key, question)
+        if not answers:
+            await anyio.sleep(LEAST_POLL)
+        params = {name: value for name, value in call.params.items() if name not in ("inputResponses", "requestState")}
+        state = {"requestState": round_["requestState"]} if "requestState" in round_ else {}
+        call.params = {**params, **({"inputResponses": answers} if answers else {}), **state}
+        caller.on_changed()
+
+    async def update_task(self, call: DurableCall, answers: Mapping[str, Any]) -> bool:
+        """Bring answers to a task's questions; False if the server did not take them, and so shows them again."""
+        found = await self.requests.ask(UPDATE_TASK, {"taskId": call.task, "inputResponses": answers}, call.params)
+        if not found.is_error:
+            call.answered = [*call.answered, *answers][-MAX_ANSWERED:]
+        return not found.is_error
+
+    # Cancels
+
+    async def cancel(self, call: DurableCall) -> bool:
+        """Cancel a call at the server, by its handle or its key. False if no server took the cancel.
+
+        Without a handle and a key the end of the connection has cancelled the call.
+        """
+        if call.task:
+            found = await self.requests.ask(CANCEL_TASK, {"taskId": call.task}, call.params)
+        elif call.key is not None and self.has_keys:
+            found = await self.requests.ask(CANCEL, {"key": call.key}, call.params)
+        else:
+            return True
+        if found.is_error:
+            log_event(logging.INFO, "remote.not_cancelled", f"a call could not be cancelled: {found.why}")
+        return not found.is_error or found.body["error"].get("code") not in (UNREACHABLE, NO_SERVER)
+
+    def send_cancel(self, call: DurableCall, on_cancelled: Callable[[], None] = lambda: None) -> None:
+        """Cancel a call in the background. `on_cancelled` is called when a server has taken the cancel."""
+
+        async def run(over: anyio.Event) -> None:
+            try:
+                if await self.cancel(call):
+                    on_cancelled()
+            finally:
+                self._cancels.discard(over)
+                over.set()
+
+        self._cancels.add(over := anyio.Event())
+        self._start(run, over)
+
+    async def flush(self) -> None:
+        """Wait for the cancels that are on their way."""
+        while self._cancels:
+            await next(iter(self._cancels)).wait()
+
+
+class _TaskFollower:
+    """Follows the task of one call, whose handle is on disk. `told` is the last progress that the program has seen."""
+
+    def __init__(self, calls: DurableCalls, call: DurableCall, caller: Caller, told: float) -> None:
+        self._calls = calls
+        self._call = call
+        self._caller = caller
+        self._told = told
+        self._open: set[str] = set()
+        """The keys of the questions that are put at the moment."""
+        self._wake = anyio.Event()
+        self._refusal: Message | None = None
+
+    async def answer(self) -> Message:
+        """Exactly one."""
+        try:
+            async with anyio.create_task_group() as group:
+                found = await self._follow(group)
+                group.cancel_scope.cancel()
+        except Exception as failure:
+            return unknown_outcome(self._call, f"{type(failure).__name__}: {failure}")
+        if self._refusal is not None:  # it has cancelled the group
+            await self._calls.cancel(self._call)
+            return self._refusal
+        return found
+
+    async def _follow(self, group: anyio.abc.TaskGroup) -> Message:
+        call, requests = self._call, self._calls.requests
+        attempts = Attempts(requests.limits.patience)
+        while True:
+            began = time.monotonic()
+            found = await requests.ask(GET_TASK, {"taskId": call.task}, call.params)
+            decision = after_poll(
+                {"error": found.body["error"]} if found.is_error else {"result": found.result},
+                answered=call.answered,
+                took=time.monotonic() - began,
+            )
+            match decision.next:
+                case Next.RETRY:
+                    attempts.failed(found.why)
+                    if not await attempts.wait():
+                        return unknown_outcome(call, decision.reason)
+                    continue
+                case Next.UNKNOWN:
+                    return unknown_outcome(call, decision.reason)
+                case Next.RESULT:
+                    return message_of(id=call.id, result=decision.value)
+                case Next.ERROR:
+                    return message_of(id=call.id, error=decision.value)
+                case Next.ANSWER if self._caller.put_question is None:
+                    asked = {"resultType": "input_required", "inputRequests": decision.value}
+                    return message_of(id=call.id, result=asked)
+                case Next.ANSWER:
+                    for key, question in (decision.value or {}).items():
+                        if key not in self._open and len(self._open) < MAX_QUESTIONS:
+                            self._open.add(key)
+                            group.start_soon(self._question, key, question, group.cancel_scope)
+            attempts = Attempts(requests.limits.patience)
+            await self._report_progress(decision)
+            with anyio.move_on_after(decision.pause):
+                await self._wake.wait()
+            self._wake = anyio.Event()
+
+    async def _report_progress(self, decision: Decision) -> None:
+        params = decision.progress
+        if params is not None and params["progress"] > self._told and "progressToken" in self._call.params["_meta"]:
+            self._told = params["progress"]
+            await self._caller.on_progress(params)
+
+    async def _question(self, key: str, question: object, scope: anyio.CancelScope) -> None:
+        call = self._call
+        if key not in call.answers:
+            assert self._caller.put_question is not None
+            try:
+                call.answers[key] = await self._caller.put_question(key, question)
+            except QuestionRefused as refused:
+                self._refusal = message_of(id=call.id, error=refused.error)
+                scope.cancel()
+                return
+            self._caller.on_changed()
+        is_taken = await self._calls.update_task(call, {key: call.answers[key]})
+        self._open.discard(key)
+        if is_taken:  # otherwise it is sent again while the task shows the question
+            del call.answers[key]
+            self._caller.on_changed()
+            self._wake.set()
+
+
+def unknown_outcome(call: DurableCall, reason: str) -> Message:
+    return unknown(call.id, "tools/call", call.tool, reason)

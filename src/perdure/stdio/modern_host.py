@@ -1,0 +1,253 @@
+"""The host's side without sessions (2026-07-28): each request of the host stands alone.
+
+**What the host sees** is a plain server at the other end of a pipe. The bridge sends requests again while their
+connection breaks, declares tasks to the server on its own, and polls a call that becomes one: the host waits for an
+ordinary call, which outlives the server. What a task asks goes to the host as a round of that call, with a state of the
+bridge's own, and comes back with the host's next request. The state holds the task's handle, so any later bridge can
+bring the answer to the task.
+
+**What the host never got** the next bridge finds: each call has a key on disk (`keys_file`), and a request for the
+same joins it.
+
+A host that takes tasks itself is left to drive them, and one that brings a key keeps it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import anyio
+
+from perdure._core import splice
+from perdure._core.codes import INVALID_REQUEST, NO_SERVER, TOO_MANY_AT_ONCE, UNREACHABLE, UNSUPPORTED_VERSION
+from perdure._core.envelope import DISCOVER, LISTEN, declares_tasks, envelope_in, headers_of, with_tasks
+from perdure._core.extension import KEY
+from perdure._core.jsonrpc import JsonObject, Notification, Request
+from perdure._core.reconnect import Patience
+from perdure._core.revisions import REVISIONS
+from perdure.remote import requests as remote
+from perdure.remote.durable_calls import (
+    PROGRESS,
+    Caller,
+    DurableCall,
+    DurableCalls,
+    is_round,
+    new_key,
+    offers_in,
+)
+from perdure.remote.link import Link
+from perdure.remote.listening import listen
+from perdure.remote.message import Message, encode, error, message_of
+from perdure.stdio.keys_file import BEAT_SECONDS, KeptKey, KeysFile, digest_of
+from perdure.stdio.pipes import Output
+
+#: Requests of the host that run at once, as in a session.
+MAX_RUNNING = 256
+#: Seconds for what the host cancelled last before it closed the pipe.
+FLUSH_SECONDS = 0.5
+#: Begins the state of a call whose task has asked something, before the task's handle; the host brings it back with the
+#: answers.
+STATE = "perdure-stdio."
+#: Tasks whose question the host has not answered. Beyond, the oldest is given up: a repeat of its call begins again.
+MAX_ASKING = 1_000
+
+
+@dataclass(kw_only=True, eq=False)
+class HostRequest:
+    """A request of the host that runs, or whose task waits for the host's answer."""
+
+    request: Request
+    text: str
+    host_id: str
+    """As the host wrote it, as JSON."""
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    call: DurableCall | None = None
+    """Of a tool, once the bridge knows what the server offers."""
+    kept_key: KeptKey | None = None
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        return self.request.params or {}
+
+    def as_sent(self, meta: JsonObject) -> remote.Request:
+        method = self.request.method
+        headers = headers_of(method, {**self.params, "_meta": meta})
+        return remote.Request(method=method, meta=meta, body=remote.text_body(self.text), headers=headers)
+
+
+class ModernHost:
+    """`output` writes what the host gets."""
+
+    def __init__(self, link: Link, output: Output, keys: KeysFile) -> None:
+        self._link = link
+        self._output = output
+        self._keys = keys
+        self._requests = remote.Requests(
+            link.endpoint, link.limits, new_id=link.new_id, complain=link.program.complain, report=link.report
+        )
+        self._calls = DurableCalls(self._requests, link.start)
+        self._running: dict[str, HostRequest] = {}
+        self._asking: dict[str, HostRequest] = {}
+        """Calls whose task waits for the host's answer, by its handle."""
+        self._is_beating = False
+
+    @staticmethod
+    def takes(message: object) -> bool:
+        """Whether a message is of the revision without sessions."""
+        return isinstance(message, Request | Notification) and envelope_in(message.params) is not None
+
+    async def take(self, message: Request | Notification, text: str) -> None:
+        if not self._is_beating:
+            self._is_beating = True
+            self._link.start(self._beat)
+        if isinstance(message, Request):
+            await self._begin(message, text)
+            return
+        request = self._running.get(splice.cut(text, "params", "requestId") or "")
+        if request is not None and message.method == "notifications/cancelled":
+            request.scope.cancel()
+            del self._running[request.host_id]
+            self._forget(request)
+            if request.call is not None:
+                self._calls.send_cancel(request.call)
+
+    def stop(self) -> None:
+        """The host does not listen any more. The keys of its calls stay on disk."""
+        for request in self._running.values():
+            request.scope.cancel()
+
+    async def flush(self) -> None:
+        """Wait until what the host has cancelled is cancelled, or `FLUSH_SECONDS` are over."""
+        with anyio.move_on_after(FLUSH_SECONDS):
+            await self._calls.flush()
+
+    async def _beat(self) -> None:
+        while True:
+            await anyio.sleep(BEAT_SECONDS)
+            self._keys.beat()
+
+    async def _begin(self, message: Request, text: str) -> None:
+        host_id = splice.cut(text, "id") or "null"
+        refusal = None
+        if host_id in self._running:
+            refusal = INVALID_REQUEST, f"Request id {host_id} is still in use by a running request"
+        elif len(self._running) >= MAX_RUNNING:
+            refusal = TOO_MANY_AT_ONCE, f"{MAX_RUNNING} requests run already, as many as may"
+        if refusal is not None:
+            await self._output.write(error(host_id, *refusal).text)
+            return
+        request = HostRequest(request=message, text=text, host_id=host_id)
+        self._running[host_id] = request
+        self._link.start(self._follow, request)
+
+    async def _follow(self, request: HostRequest) -> None:
+        with request.scope:
+            match request.request.method:
+                case "tools/call":
+                    answer = await self._call(request)
+                case method if method == LISTEN:
+                    sent = request.as_sent(dict(request.params["_meta"]))
+                    answer = await listen(self._requests, sent, request.host_id, self._deliver)
+                case method if method == DISCOVER:
+                    found = await self._send(request, self._link.limits.handshake, with_own=True)
+                    answer = self._discovered(request, found)
+                case _:
+                    answer = await self._send(request)
+            if self._running.get(request.host_id) is request:
+                del self._running[request.host_id]  # a host may use an id again as soon as it has the answer
+            await self._output.deliver(answer.answering(request.host_id))
+            if request not in self._asking.values():
+                self._forget(request)
+
+    async def _send(self, request: HostRequest, patience: Patience | None = None, *, with_own: bool = False) -> Message:
+        """The answer to a request as the host sent it; `with_own`: it declares what the bridge takes as well."""
+        meta = dict(request.params["_meta"])
+        sent = request.as_sent(with_tasks(meta) if with_own else meta)
+        return await self._requests.send(sent, partial(self._tell, request), patience=patience)
+
+    def _discovered(self, request: HostRequest, answer: Message) -> Message:
+        """The answer to `server/discover`; a server without this revision has the host fall back to a session."""
+        if not answer.is_error:
+            self._calls.offers = offers_in(answer.result)
+            return answer
+        if answer.body["error"].get("code") in (UNREACHABLE, NO_SERVER):
+            return answer
+        meta = envelope_in(request.params) or {}
+        data = {"supported": sorted(REVISIONS, reverse=True), "requested": next(iter(meta.values()), None)}
+        sentence = "The server speaks the revisions that have sessions"
+        return error(encode(answer.body.get("id")), UNSUPPORTED_VERSION, sentence, data)
+
+    # Calls of tools
+
+    async def _call(self, request: HostRequest) -> Message:
+        state, meta = request.params.get("requestState"), dict(request.params["_meta"])
+        if isinstance(state, str) and state.startswith(STATE):
+            return await self._next_round(request, state.removeprefix(STATE))
+        offers = await self._calls.known_offers(request.params)
+        drives = offers.tasks and not declares_tasks(meta)
+        if offers.keys and not isinstance(meta.get(KEY), str):
+            if state is not None:  # a round of the tool's own; no retry of it comes after a restart
+                meta[KEY] = new_key()
+            else:
+                request.kept_key = self._keys.begin(digest_of(request.params))
+                meta[KEY] = request.kept_key.key
+        call = self._made(request, with_tasks(meta) if drives else meta)
+        call.key = meta[KEY] if offers.keys else None
+        if request.kept_key is not None and drives:
+            call.task = request.kept_key.task or None
+        return await self._answer(request, call, drives=drives)
+
+    def _made(self, request: HostRequest, meta: JsonObject) -> DurableCall:
+        params = {**request.params, "_meta": meta}
+        call = DurableCall(id=request.host_id, params=params, headers=headers_of("tools/call", params))
+        request.call = call
+        return call
+
+    async def _next_round(self, request: HostRequest, task: str) -> Message:
+        """The host brings its answers to what a task has asked."""
+        earlier = self._asking.pop(task, None)
+        request.kept_key = self._keys.resume(task) if earlier is None else earlier.kept_key
+        call = self._made(request, with_tasks(request.params["_meta"]))
+        call.task = task
+        if earlier is not None and earlier.call is not None:
+            call.answered = earlier.call.answered
+        answers = request.params.get("inputResponses")
+        if isinstance(answers, Mapping):  # if the server does not take them, the host is asked again
+            await self._calls.update_task(call, answers)
+        return await self._answer(request, call)
+
+    async def _answer(self, request: HostRequest, call: DurableCall, *, drives: bool = True) -> Message:
+        def on_changed() -> None:
+            if request.kept_key is not None and call.task:
+                self._keys.note_task(request.kept_key, call.task)
+
+        async def on_progress(params: JsonObject) -> None:
+            await self._tell(request, message_of(method=PROGRESS, params={"progressToken": None, **params}))
+
+        caller = Caller(take=partial(self._tell, request), on_progress=on_progress, on_changed=on_changed)
+        found = await self._calls.answer(call, caller, body=remote.text_body(request.text), drives=drives)
+        if not call.task or not is_round(found):
+            return found
+        self._asking[call.task] = request
+        if len(self._asking) > MAX_ASKING:
+            self._forget(self._asking.pop(next(iter(self._asking))))
+        return message_of(id=None, result={**found.result, "requestState": STATE + call.task})
+
+    async def _tell(self, request: HostRequest, message: Message) -> None:
+        """Give the host a notification of its request. Servers send no requests in this revision."""
+        if message.is_request or message.method is None:
+            return
+        if message.method == PROGRESS:
+            token = splice.cut(request.text, "params", "_meta", "progressToken")
+            if token is None or "progressToken" not in message.params:
+                return
+            message = message.with_token(token)
+        await self._deliver(message)
+
+    async def _deliver(self, message: Message) -> None:
+        await self._output.deliver(message.text)
+
+    def _forget(self, request: HostRequest) -> None:
+        if request.kept_key is not None:
+            self._keys.end(request.kept_key)
