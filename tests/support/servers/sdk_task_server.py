@@ -19,7 +19,7 @@ from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, INVALID_PARAMS, Notification, RequestId, ToolAnnotations
 from starlette.types import ASGIApp
 
-from perdure._core.extension import CALLS, CANCEL, KEY, POSITION, TASKS
+from perdure._core.extension import CALLS, CANCEL, KEY, TASKS
 
 QUESTION = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
 FRESH = {"ttlMs": 0, "cacheScope": "private"}
@@ -71,7 +71,7 @@ class Job:
 class SdkTaskServer:
     """`tasks`: calls become tasks at once, except those of `quick` and `safe`. `keys`: it knows Perdure's extension."""
 
-    def __init__(self, *, tasks: bool = False, keys: bool = False, positions: bool = False) -> None:
+    def __init__(self, *, tasks: bool = False, keys: bool = False) -> None:
         self.gates: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self.runs: list[str] = []
         self.asked: list[tuple[str, RequestId | None, dict[str, Any]]] = []
@@ -81,8 +81,7 @@ class SdkTaskServer:
         """What `server/discover` says of keys."""
         self.empty_pages = 0
         """Pages of `tools/list` before the one with the tools."""
-        self.refuses_positions = False
-        self._has_tasks, self._has_keys, self._has_positions = tasks, keys, positions
+        self._has_tasks, self._has_keys = tasks, keys
         self._changes: list[tuple[str, dict[str, Any]]] = []
         self._changed = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -252,16 +251,10 @@ class SdkTaskServer:
         heard = len(self._changes)
 
         async def say(method: str, params: dict[str, Any]) -> None:
-            place = {POSITION: {"bureau": heard, "at": heard + 0.5}} if self._has_positions else {}
-            meta = {SUBSCRIPTION_ID_META_KEY: ctx.request_id, **place}
+            meta = {SUBSCRIPTION_ID_META_KEY: ctx.request_id}
             note = Notification[dict[str, Any], str](method=method, params={**params, "_meta": meta})
             await ctx.session.send_notification(note, related_request_id=ctx.request_id)  # type: ignore[arg-type]
 
-        brought = params["_meta"].get(POSITION)
-        if self.refuses_positions and brought is not None:
-            raise MCPError(INVALID_PARAMS, "not a position")
-        if self._has_positions and brought is not None:
-            heard = brought["bureau"]
         stopping = self._stopping
         await say("notifications/subscriptions/acknowledged", {"notifications": params["notifications"]})
         while not stopping.is_set():
