@@ -16,9 +16,12 @@ VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "polling.json").re
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["name"])
 def test_poll(vector: dict[str, Any]) -> None:
     found = after_poll(vector["answer"], answered=vector.get("answered", ()), took=vector.get("took", 0.0))
-    seen = (found.next.name.lower(), found.pause, found.value, found.progress)
-    expected = (vector["next"], vector.get("pause", 0.0), vector.get("value"), vector.get("progress"))
-    assert seen == (expected[0], pytest.approx(expected[1]), *expected[2:])
+    assert (found.next.name.lower(), found.value, found.progress) == (
+        vector["next"],
+        vector.get("value"),
+        vector.get("progress"),
+    )
+    assert found.pause == pytest.approx(vector.get("pause", 0.0))
     assert bool(found.reason) == (found.next in (Next.RETRY, Next.UNKNOWN))
 
 
