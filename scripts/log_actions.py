@@ -1,8 +1,8 @@
 """Every log record that the package can write, read from its source: the table of actions is made from this.
 
-A record is written by `log_event(level, action, sentence, **facts)` of `perdure.telemetry.events` (the function, or the
-method that limits what peers cause), or, where the package must not be imported or an exception goes along, by a logger
-with `extra={"action": …}`.
+A record is written by `log_event(level, action, sentence, **facts)` of `perdure.telemetry.log_records` (the function,
+or the method that limits records that peers cause), or, where the package must not be imported or an exception goes
+along, by a logger with `extra={"action": …}`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Record:
 def records(package: Path = PACKAGE) -> Iterator[Record]:
     for source in sorted(package.rglob("*.py")):
         name = source.relative_to(package).as_posix()
-        if name == "telemetry/events.py":
+        if name == "telemetry/log_records.py":
             continue  # `log_event` itself
         tree = ast.parse(source.read_text())
         assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]

@@ -75,7 +75,7 @@ FIXED = [
     ("perdure.http.post", "MAX_HANDSHAKE_MEMORY", "bytes that an `initialize` request takes parsed", "413, -31004"),
     ("perdure.http.body", "PACE_BYTES", "bytes that a body must bring in 20 seconds", "408, -31004"),
     (
-        "perdure.telemetry.events",
+        "perdure.telemetry.log_records",
         "PEER_RECORDS",
         "log records of one action that peers cause in a minute",
         "they are counted",

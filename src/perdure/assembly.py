@@ -34,7 +34,7 @@ from perdure.store.interface import Liveness, Store
 from perdure.store.time_limit import within_time
 from perdure.telemetry import prometheus as metrics
 from perdure.telemetry.counters import Counters
-from perdure.telemetry.events import PeerLog, log_event
+from perdure.telemetry.log_records import PeerLog, log_event
 
 _DRAIN_LOOK = 0.05
 """Seconds between two looks whether calls still run, while a stop waits for them."""

@@ -14,7 +14,7 @@ import pytest
 
 from perdure.cli.serve import quiet_fastmcp
 from perdure.serve.log_output import TURN_SECONDS, SharedStream, ShownRecords, name_call
-from perdure.telemetry.events import CallIds, current_call
+from perdure.telemetry.log_records import CallIds, current_call
 from tests.support.processes.serving import ROOT
 
 LIBRARIES = ("/venv/site-packages", "/usr/lib/python3.11")

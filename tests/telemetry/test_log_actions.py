@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.telemetry.events import log_event
-from perdure.telemetry.log_lines import KEYS
+from perdure.telemetry.log_records import KEYS, log_event
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -51,7 +50,7 @@ def test_nothing_that_writes_records_is_overlooked() -> None:
                 ast.unparse(node.func),
             )
         ]
-        assert found == (0 if name == "telemetry/events.py" else len(calls)), name
+        assert found == (0 if name == "telemetry/log_records.py" else len(calls)), name
 
 
 def test_the_facts_of_a_record_are_attributes(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from perdure.http import recovery
-from perdure.telemetry import events as observe
+from perdure.telemetry import log_records as observe
 from tests.support.clients.raw_http import Peer, SessionPeer, message
 from tests.support.servers.in_process import until
 from tests.support.servers.raw_served import live

@@ -27,7 +27,7 @@ from perdure.serve.forwarded import TrustedProxies
 from perdure.serve.log_output import FORMATS, name_node, start_log
 from perdure.serve.worker_pool import Watch, WorkerChannel, run_workers
 from perdure.settings import SECURITY, Rule
-from perdure.telemetry.events import MAX_LINE, MAX_LINES, log_event
+from perdure.telemetry.log_records import MAX_LINE, MAX_LINES, log_event
 
 # The serving side is imported where it is used: the SDK takes most of a second, and not every command serves.
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import mcp_types as types
 from mcp.client.session import ClientRequestContext
 
 from perdure._core.text import printable
-from perdure.telemetry.events import LogLines
+from perdure.telemetry.log_records import LogLines
 
 #: Characters of a server's text in a line.
 MAX_SHOWN = 2_000

@@ -42,7 +42,7 @@ from perdure.client.transport import Transport
 from perdure.errors import Misuse, OutcomeUnknown, Unreachable
 from perdure.remote.endpoint import Bearer, Endpoint, TokenProvider, http_client
 from perdure.remote.stream import Limits
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 #: Seconds for one handshake, however lively the answer is: as long as an answer may be silent.
 HANDSHAKE_SECONDS = 300.0

@@ -25,7 +25,7 @@ from perdure._core.losses import GAP, Gap, read_gap
 from perdure.client.memory import Ask, Memory
 from perdure.errors import EventsLost, OutcomeUnknown, Unreachable
 from perdure.remote.message import Message
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 OnGap = Callable[[Gap], Awaitable[None] | None]
 

@@ -23,7 +23,7 @@ from perdure.remote.call import ToolCall
 from perdure.remote.durable_calls import DurableCall
 from perdure.remote.endpoint import Handshake
 from perdure.remote.state_writer import LAG, StateWriter, read
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 #: Of the form. A newer release may raise it; an older one then refuses the file.
 VERSION = 1

@@ -6,7 +6,7 @@ from perdure._core.reconnect import Patience
 from perdure._core.text import format_duration
 from perdure.remote.endpoint import shown
 from perdure.remote.link import Notice
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 
 class ConnectionLog:

@@ -42,7 +42,7 @@ from perdure.remote.endpoint import Endpoint, Handshake, Refused, Unavailable
 from perdure.remote.link import Link
 from perdure.remote.message import encode, error
 from perdure.remote.stream import Limits
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 #: Seconds for leaving: a server that does not answer does not keep the program from ending.
 LEAVING_SECONDS = 5.0

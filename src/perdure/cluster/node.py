@@ -15,7 +15,7 @@ from perdure.errors import HeldElsewhere, StoreLost
 from perdure.log.chores import cancel_all
 from perdure.store.interface import Liveness
 from perdure.store.records import Overview
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 from perdure.telemetry.prometheus import has_left
 
 ROUND = 0.65

@@ -26,7 +26,7 @@ from perdure.sessions.context import OtherNodes, mail_to
 from perdure.store.interface import Store
 from perdure.store.records import Followed, ReaderRecord, StreamRecord
 from perdure.store.steps import LeaveReader, MoveReader, PutReader, Step
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 _ENDS_AT_ONCE = 500
 """Streams looked at in one query."""

@@ -49,7 +49,7 @@ from perdure.store.steps import (
     Step,
 )
 from perdure.telemetry import tracing as spans
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 T = TypeVar("T")
 

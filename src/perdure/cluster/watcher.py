@@ -22,7 +22,7 @@ from perdure.sessions.registry import SessionRegistry
 from perdure.store.interface import stream_by_id
 from perdure.store.records import Overview, StreamRecord
 from perdure.store.steps import MailReceived
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 _ROUNDS_UNKNOWN = 3
 """Rounds of a new node in which others may not know it yet, and hint it nothing: each of them learns of it in a round

@@ -51,7 +51,7 @@ from perdure.store.records import NodeRecord, Survey
 from perdure.telemetry import prometheus as metrics
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.counters import Counters
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 SCRAPE = "perdure.scrape"
 """In the scope of a request for the metrics that passed the endpoint's authentication."""

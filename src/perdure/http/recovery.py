@@ -29,7 +29,7 @@ from perdure.sessions.context import ServerContext
 from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
 from perdure.store.records import SessionRecord
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 REISSUES = 200
 REISSUES_A_SECOND = 0.5

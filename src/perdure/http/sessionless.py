@@ -26,7 +26,7 @@ from perdure.http.modern_request import read_request
 from perdure.http.refusals import Refusal, Refused
 from perdure.http.single_call_endpoint import SingleCallEndpoint
 from perdure.sessions.ledger import unknown_outcome
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 _OWING = (ExchangeState.OWED, ExchangeState.LAST)
 """The server has stopped before the SDK has answered, and answers in its place."""

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from perdure.errors import StoreError
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 MOST_TOLD = 1_000
 """Failing items that are remembered. A store in trouble makes all of them fail at once, and the log need not say that

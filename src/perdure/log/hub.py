@@ -19,7 +19,7 @@ from perdure.log.stream import Stream
 from perdure.settings import Settings
 from perdure.store.steps import Reached, Step
 from perdure.telemetry.counters import Counters
-from perdure.telemetry.events import PeerLog
+from perdure.telemetry.log_records import PeerLog
 
 MOMENT = 0.1
 """Seconds until it is written what was delivered. Less costs a busy standalone stream a write for each of its events;

@@ -47,7 +47,7 @@ from perdure.store.codec import weigh
 from perdure.store.interface import Store
 from perdure.store.steps import Append, Forward, OpenStream, PutSession, Refusals, Step
 from perdure.telemetry.counters import Counters
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 _logger = logging.getLogger("perdure")
 

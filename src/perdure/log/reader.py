@@ -26,7 +26,7 @@ from perdure._core.states import READER, ReaderState, ReaderStep, advance
 from perdure.errors import StoreUnavailable
 from perdure.log.stream import Stream
 from perdure.store.records import READ_BYTES, Event
-from perdure.telemetry.events import SHORT
+from perdure.telemetry.log_records import SHORT
 from perdure.telemetry.tracing import Replay
 
 if TYPE_CHECKING:

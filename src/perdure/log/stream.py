@@ -32,7 +32,7 @@ from perdure.log.journal import Journal, Steps
 from perdure.log.turns import AHEAD
 from perdure.store.records import CallRecord, Event, ReaderRecord, StreamRecord
 from perdure.store.steps import Append, CallEnd, OpenStream, Step, Trim
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 if TYPE_CHECKING:
     from perdure.log.reader import Reader

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx2
 
 from perdure.remote.endpoint import Bearer, Refused, TokenProvider, http_client, shown
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 #: Of the token's file. A signed token with many claims has some 10 KiB.
 MAX_BYTES = 64 << 10

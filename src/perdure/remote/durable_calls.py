@@ -35,7 +35,7 @@ from perdure.remote.call import ToolCall, unknown
 from perdure.remote.message import Message, message_of
 from perdure.remote.requests import Body, Request, Requests, Take, params_body
 from perdure.remote.stream import Attempts
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 PROGRESS = "notifications/progress"
 #: Of chance in a key: no two calls have the same.

@@ -19,7 +19,7 @@ from mcp.server.request_state import AESGCMRequestStateCodec, RequestStateBounda
 from perdure._core.key_ring import ring
 from perdure.errors import Misuse, StoreError
 from perdure.store.interface import Store
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 KEYS = "PERDURE_STATE_KEYS"
 """The environment variable with the operator's keys, separated by commas; the first one seals."""

@@ -10,7 +10,7 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure._core.text import printable
-from perdure.telemetry.events import SHORT
+from perdure.telemetry.log_records import SHORT
 
 MAX_WORD = 200
 """Characters of a path or of a content type, which peers and targets write."""

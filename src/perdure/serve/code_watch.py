@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perdure.errors import Misuse
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 QUIET_SECONDS = 0.2
 """Longer than an editor takes to write a file and format it, and too short to be waited for."""

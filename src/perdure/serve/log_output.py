@@ -17,8 +17,7 @@ from functools import lru_cache
 from typing import TextIO
 
 from perdure._files.locks import HAS_FLOCK
-from perdure.telemetry.events import current_call
-from perdure.telemetry.log_lines import JsonLines, TextLines
+from perdure.telemetry.log_records import JsonLines, TextLines, current_call
 
 FORMATS = ("text", "json")
 

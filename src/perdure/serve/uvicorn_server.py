@@ -32,7 +32,7 @@ from perdure.serve.log_output import last_line
 from perdure.serve.own_frames import blame, own_traceback
 from perdure.serve.worker_pool import ADOPT, AT_ONCE, GONE, LEAVE, RELOAD, RELOAD_SECONDS, WorkerChannel, own_socket
 from perdure.settings import Settings
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 if TYPE_CHECKING:
     from perdure.http.app import App

@@ -28,7 +28,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
 
 from perdure.errors import Misuse
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 VARIABLE = "PERDURE_WORKER_FDS"
 """The environment variable that makes a process a worker: the numbers of the two sockets that it inherits."""

@@ -17,7 +17,7 @@ from perdure.errors import SessionEnded, StoreError, StoreUnavailable
 from perdure.sessions.context import ServerContext
 from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 REVOKED = (
     b'{"jsonrpc":"2.0","method":"notifications/perdure/resume_revoked","params":{"reason":"a retired token was used"}}'

@@ -36,7 +36,7 @@ from perdure.log.stream import Stream
 from perdure.sessions.context import ServerContext
 from perdure.store.records import Event, Followed, StreamRecord
 from perdure.store.steps import Append, ChangeSession, DropStream, Release, Step
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 _AT_ONCE = 256
 """Events of one stream that are read in one go."""

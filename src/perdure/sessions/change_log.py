@@ -19,7 +19,7 @@ from perdure.log.stream import Stream
 from perdure.sessions.context import ServerContext
 from perdure.store.records import Event, SessionRecord
 from perdure.store.steps import OpenStream, PutSession, Release, Step
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 OnShown = Callable[[StreamId, int, Sequence[Change]], None]
 """Called with this node's stream, how far it may be shown, and what is new in it."""

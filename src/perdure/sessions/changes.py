@@ -39,7 +39,7 @@ from perdure.sessions.context import ServerContext, mail_to
 from perdure.sessions.hearing import Hearing
 from perdure.sessions.listen_memory import ListenMemory
 from perdure.sessions.wanted import WantedResources
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 SECRET = "changes"
 """The secret of the store that names the record of the changes streams, and the records of callers."""

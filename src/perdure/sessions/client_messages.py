@@ -14,7 +14,7 @@ from perdure.errors import NodeGone, StoreUnavailable
 from perdure.sessions.context import mail_to
 from perdure.sessions.runtime_link import node_of_ask
 from perdure.store.interface import stream_by_id
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 if TYPE_CHECKING:
     from perdure.sessions.session import Session

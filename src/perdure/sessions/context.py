@@ -21,7 +21,7 @@ from perdure.store.interface import Store
 from perdure.store.records import StreamRecord
 from perdure.store.steps import SendMail, Step
 from perdure.telemetry.counters import Counters
-from perdure.telemetry.events import PeerLog
+from perdure.telemetry.log_records import PeerLog
 
 
 class OtherNodes(Protocol):

@@ -12,7 +12,7 @@ from typing import Any
 from perdure._core.changes import EVERYTHING, Change, ChangeFilter, change_of
 from perdure.log.chores import cancel_all
 from perdure.runtime.base import ListeningRefused, NoListening, ServerChanges
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 ACKNOWLEDGED_WITHIN = 5.0
 """Seconds that the server may take to acknowledge a subscription in its own process: it has nothing to wait for."""

@@ -27,7 +27,7 @@ from perdure.sessions.record_keeper import RecordKeeper
 from perdure.store.interface import stream_by_id
 from perdure.store.records import Event, StreamRecord
 from perdure.store.steps import Forward, Step
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 _FORWARD_AGAIN = 0.2
 """Seconds until the home is looked for again while the store fails."""

@@ -12,7 +12,7 @@ from perdure.log.chores import Chores
 from perdure.sessions.context import ServerContext, mail_to
 from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 _TEND_MOST = 30.0
 _TEND_LEAST = 0.05

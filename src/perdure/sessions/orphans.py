@@ -37,7 +37,7 @@ from perdure.sessions.runtime_link import Ask, RuntimeLink
 from perdure.store.interface import paged, stream_by_id
 from perdure.store.records import StreamRecord
 from perdure.store.steps import Reached, Step
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 ATTEMPTS = 2
 SLACK = 3.0

@@ -28,7 +28,7 @@ from perdure.store.interface import measures_of
 from perdure.store.records import Loaded, SessionRecord, StreamRecord
 from perdure.store.steps import EndSession, OpenAsk, OpenStream, PutSession, SessionLimits, Step
 from perdure.telemetry import tracing as spans
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 from perdure.telemetry.prometheus import Snapshot, snapshot
 
 _MAKE_ROOM_MOST = 8

@@ -42,7 +42,7 @@ from perdure.sessions.record_keeper import RecordKeeper
 from perdure.store.records import AskRecord
 from perdure.store.steps import ChangeSession, CloseAsk, EndSession, OpenAsk, Step, Stick
 from perdure.telemetry import tracing as spans
-from perdure.telemetry.events import CallIds, current_call, log_event
+from perdure.telemetry.log_records import CallIds, current_call, log_event
 
 _ASK = re.compile(r"ask-([A-Za-z0-9_-]{22})-[0-9]+")
 """The id of an ask names the node that waits. The letters in front keep it from being taken for an integer."""

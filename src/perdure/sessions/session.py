@@ -30,7 +30,7 @@ from perdure.sessions.runtime_link import RuntimeLink, node_of_ask
 from perdure.store.interface import paged, stream_by_id
 from perdure.store.records import CallRecord, Event, Followed, KeptRecord, SessionRecord, StreamRecord
 from perdure.store.steps import ChangeSession, DropStream, EndSession, LeaveReader, OpenStream, Release, Step
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 
 class Session:

@@ -37,7 +37,7 @@ from perdure.stdio.modern_host import ModernHost
 from perdure.stdio.pipes import MAX_LINE_BYTES, HostGone, Line, Output
 from perdure.stdio.positions_file import PositionsFile, RunningCall
 from perdure.stdio.resume_broker import ResumeBroker
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 REVOKED = "notifications/perdure/resume_revoked"
 #: Seconds for a handshake, however patient the bridge is otherwise: hosts give up after 30 (some editors) or 60 (the

@@ -28,7 +28,7 @@ from perdure.stdio import earlier_calls
 from perdure.stdio.modern_host import ModernHost
 from perdure.stdio.pipes import MAX_LINE_BYTES, Line, Output, TooLong
 from perdure.stdio.positions_file import PositionsFile, RunningCall
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 #: Requests of the host that run at once. Each holds a connection, and servers take 100 (`max_calls`) or so.
 MAX_RUNNING = 256

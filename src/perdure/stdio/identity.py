@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure.stdio.launchers import ProcessKind, classify
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 #: Bytes of a command line that are read. A launcher's is short; one that is cut is taken for a host's.
 MAX_COMMAND = 65_536

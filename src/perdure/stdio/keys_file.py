@@ -27,7 +27,7 @@ from perdure._files.locks import release
 from perdure._files.private import Folder, Untrusted
 from perdure.remote.state_writer import StateWriter, read
 from perdure.stdio.resume_slot import Target
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 #: Of the form. Ledgers of another form are removed.
 VERSION = 1

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from perdure.remote.endpoint import shown
 from perdure.remote.link import Notice
-from perdure.telemetry.events import LogLines, log_event
+from perdure.telemetry.log_records import LogLines, log_event
 
 #: Records that wait for stderr. A bridge writes a few at its start and at trouble, and none for each message.
 ROOM = 1_000

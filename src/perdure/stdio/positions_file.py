@@ -17,7 +17,7 @@ from perdure._core.sticky import after as sticky_after
 from perdure._files import private
 from perdure.remote.endpoint import can_be_sent
 from perdure.remote.state_writer import StateWriter, read
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 #: Of the form. PositionsFile of another form are not read: the next process then knows less, and nothing wrong.
 VERSION = 1

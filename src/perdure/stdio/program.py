@@ -29,7 +29,7 @@ from perdure.stdio.pipes import HostGone, Output, lines
 from perdure.stdio.positions_file import PositionsFile
 from perdure.stdio.resume_broker import ResumeBroker
 from perdure.stdio.resume_slot import Slot, Target, default_directory, open_slot, resume_off
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 #: As for the other commands: what was asked for cannot be done.
 REFUSED = 2

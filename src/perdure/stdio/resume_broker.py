@@ -18,7 +18,7 @@ from perdure._core.sse import EventTooLarge
 from perdure.remote.endpoint import Endpoint, Handshake, Refused, RequestFailed, Unavailable
 from perdure.remote.stream import Attempts
 from perdure.stdio.resume_slot import Slot
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 #: Seconds for one request to the broker. It does little, and a handshake waits for it.
 TIMEOUT = 5.0

@@ -48,7 +48,7 @@ from typing import Literal, get_args
 from perdure._files.locks import let_go_in_child, release
 from perdure._files.private import Folder, Untrusted
 from perdure.stdio.identity import Identity, Processes, here
-from perdure.telemetry.events import log_event
+from perdure.telemetry.log_records import log_event
 
 #: Slots of one host: more servers than a host has in its configuration. Beyond, the one unused for longest goes.
 MAX_SLOTS = 64

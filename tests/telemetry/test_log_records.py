@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from perdure.telemetry.events import MAX_LINE, MAX_LINES, MAX_SENTENCE, LogLines, log_event
-from perdure.telemetry.log_lines import JsonLines, TextLines
+from perdure.telemetry.log_records import MAX_LINE, MAX_LINES, MAX_SENTENCE, JsonLines, LogLines, TextLines, log_event
 from tests.support.clients.modern_requests import modern
 from tests.support.clients.raw_http import VERSION, Peer, message
 from tests.support.processes.serving import serving

@@ -1,19 +1,42 @@
-"""Formats log records as lines of text for people, or as JSON objects for machines.
+"""Writes log records, each with a sentence for people and a stable `action` for machines, and formats them as lines of
+text or as JSON objects.
 
-Every line has a time, a level and an action: that of our own records, and the logger's name where a record is another
-package's. Ids are as short as operators' commands show them; the whole id of a session is a secret.
+Every line has a time, a level and an action: that of our own records, and the logger's name for a record of another
+package. Ids are as short as operators' commands show them, because the whole id of a session is a secret. Clients
+import this module as well, so it uses `_core` only.
 """
 
+import asyncio
 import json
 import logging
 import math
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from perdure._core.ids import parse_position
 from perdure._core.text import printable
-from perdure.telemetry.events import MAX_LINE, MAX_LINES, MAX_SENTENCE, SHORT, LogLines
+
+_logger = logging.getLogger("perdure")
+
+SHORT = 8
+"""Characters of an id that tell it from others."""
+
+MAX_SENTENCE = 2_000
+"""Characters of a sentence or of a fact: room for any of ours and for its reason, which a peer may have written."""
+
+MAX_LINE = 4_000
+"""Characters of a line: more than our sentences and the lines of tracebacks have, less than a peer may write."""
+
+MAX_LINES = 400
+"""Lines of a record: Python folds repeated lines of a deep traceback to far fewer, but an exception's text may have any
+number."""
+
+PEER_RECORDS = 5
+PEER_SECONDS = 60.0
+"""Records of one action that peers can cause in so much time. The first few say what is wrong and where; thousands
+would fill the disk and hide everything else. The counters count them all."""
 
 IDS = ("session", "stream", "position", "call", "node")
 """Facts that say what a record is about, in the order in which a line shows them."""
@@ -31,8 +54,64 @@ _PLAIN = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"mess
 """Attributes that every record has. All others are facts."""
 
 
+# --- Writing ----------------------------------------------------------------------------------------------------------
+
+
+def log_event(level: int, action: str, sentence: str, /, **facts: object) -> None:
+    """Log a sentence for people, with `action` and the facts as attributes for machines.
+
+    A sentence may hold text of a peer (a method, a reason), so both are made harmless here, for every handler.
+    """
+    if _logger.isEnabledFor(level):
+        safe = {name: _harmless(name, fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
+        _logger.log(level, printable(sentence, MAX_SENTENCE), extra={"action": action, **safe})
+
+
+def _harmless(name: str, fact: str) -> str:
+    return printable(fact[:SHORT] if name == "session" else fact, MAX_SENTENCE)
+
+
+class CallIds(NamedTuple):
+    """Names the call whose handler runs."""
+
+    session: str
+    stream: str
+    call: int | str
+
+
+current_call: ContextVar[CallIds | None] = ContextVar("perdure_call", default=None)
+"""Set where a call is handed to its handler, so that records of the user's code can name their call."""
+
+
+class PeerLog:
+    """Logs records that peers cause: a few of each action in a minute, and then one with the number of the others.
+
+    It belongs to one process's event loop, whose timer writes the last one.
+    """
+
+    def __init__(self) -> None:
+        self._written: dict[str, int] = {}
+
+    def log_event(self, level: int, action: str, sentence: str, /, **facts: object) -> None:
+        """As `log_event`, unless there were too many records of this action within the minute."""
+        if action not in self._written:
+            asyncio.get_running_loop().call_later(PEER_SECONDS, self._sum_up, level, action)
+        count = self._written[action] = self._written.get(action, 0) + 1
+        if count <= PEER_RECORDS:
+            log_event(level, action, sentence, **facts)
+
+    def _sum_up(self, level: int, action: str) -> None:
+        more = self._written.pop(action) - PEER_RECORDS
+        if more > 0:
+            sentence = f"{more} more records of {action} within {PEER_SECONDS:g} s were not written"
+            log_event(level, action, sentence, suppressed=more)
+
+
+# --- Formatting -------------------------------------------------------------------------------------------------------
+
+
 def facts_of(record: logging.LogRecord) -> Mapping[str, Any]:
-    """What the record was given as `extra`, its action aside; ids are shortened."""
+    """The members of a record's `extra`, without its action; ids are shortened."""
     given = {name: value for name, value in vars(record).items() if name not in _PLAIN and name != "action"}
     return {name: shortened(name, value) for name, value in given.items()}
 
@@ -48,6 +127,21 @@ def shortened(name: str, value: object) -> object:
 
 def _time(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class LogLines(logging.Formatter):
+    """Formats records so that each begins at the left edge, and its further lines (a traceback) are indented.
+
+    The SDK and the target log method names, prompt names and exceptions with texts of peers. A line break in one of
+    them would look like the beginning of a record, and an escape sequence would act on the operator's terminal.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        # The base class keeps the traceback's text in the record, for other handlers: only the lines are made safe.
+        first, *rest = super().format(record).split("\n")
+        if len(rest) > MAX_LINES:
+            rest = [*rest[:MAX_LINES], f"… {len(rest) - MAX_LINES} more lines"]
+        return "\n".join([printable(first, MAX_LINE), *(printable(f"    {line}", MAX_LINE) for line in rest)])
 
 
 class TextLines(LogLines):
@@ -84,11 +178,11 @@ def _cell(value: object) -> str:
 class JsonLines(logging.Formatter):
     """Writes a record as one JSON object in one line, with its facts as members and a traceback as text.
 
-    Everything beyond ASCII is escaped, so nothing that a peer wrote can end the line or act on a terminal.
+    Everything beyond ASCII is escaped, so no text of a peer can end the line or act on a terminal.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        told: dict[str, Any] = {
+        members: dict[str, Any] = {
             "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -96,10 +190,10 @@ class JsonLines(logging.Formatter):
             "message": _cut(record.getMessage().rstrip("\n")),
             "pid": record.process,
         }
-        facts = {name: _value(fact) for name, fact in facts_of(record).items() if name not in told}
-        told |= {name: facts.pop(name) for name in IDS if name in facts} | facts
-        told |= dict(self._tracebacks(record))
-        return json.dumps(told)
+        facts = {name: _value(fact) for name, fact in facts_of(record).items() if name not in members}
+        members |= {name: facts.pop(name) for name in IDS if name in facts} | facts
+        members |= dict(self._tracebacks(record))
+        return json.dumps(members)
 
     def _tracebacks(self, record: logging.LogRecord) -> Iterator[tuple[str, str]]:
         if record.exc_info and record.exc_info[0] is not None:
