@@ -60,9 +60,6 @@ FIXED = [
     ("perdure._core.changes", "MAX_URIS", "resources that one listener names (2026-07-28)", "400, -32602"),
     ("perdure._core.changes", "MAX_URI", "characters of such a resource's URI", "400, -32602"),
     ("perdure._core.changes", "MAX_UNION", "resources that all listeners name together", "503, -31004"),
-    ("perdure._core.changes", "MAX_NAMED", "nodes that a listener's position names", "400, -32602"),
-    ("perdure._core.changes", "KEPT_CHANGES", "changes that are kept of one node", "older positions are lost"),
-    ("perdure._core.changes", "KEPT_STREAMS", "nodes that are gone whose changes are kept", "older positions are lost"),
     ("perdure._core.retention", "MAX_ENDED", "records of ended sessions", "the oldest are removed"),
     (
         "perdure._core.retention",

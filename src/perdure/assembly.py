@@ -25,9 +25,9 @@ from perdure.log.hub import Hub, ReadMarks
 from perdure.log.journal import Journal
 from perdure.runtime.base import Runtimes, ServerChanges
 from perdure.sessions.call_waiters import CallWaiters
-from perdure.sessions.changes import Changes
 from perdure.sessions.context import ServerContext
 from perdure.sessions.housekeeping import Housekeeping
+from perdure.sessions.listening import Listening
 from perdure.sessions.registry import SessionRegistry, ToolHints, has_durable_calls, numbers
 from perdure.settings import Settings
 from perdure.store.interface import Liveness, Store
@@ -57,8 +57,8 @@ class ServerProcess:
     """Which tools may run again, as far as a stop has learnt."""
     liveness: Liveness
     loop: asyncio.AbstractEventLoop
-    changes: Changes | None = None
-    """What changes at all nodes, for those that listen."""
+    listening: Listening | None = None
+    """`None` where no client of 2026-07-28 is served."""
 
     async def drain(self, is_busy: Callable[[], bool], end_others: Callable[[], None]) -> None:
         """Wait for running calls, for `drain_timeout` at most, and for tasks and calls with a key, if those have more
@@ -128,13 +128,22 @@ async def running(
         stack.push_async_callback(_leave, context, liveness)
         stack.push_async_callback(context.journal.aclose)
         stack.callback(context.hub.marks.close)
-        changes = None if server_changes is None else Changes(context, server_changes)
-        if changes is not None:
-            stack.push_async_callback(changes.aclose)  # behind the sessions, whose tools may tell of changes to the end
+        started = context.clock()
+
+        def facts() -> bytes:
+            number = 0 if listening is None else listening.number
+            return metrics.facts(replace(numbers(context, sessions), started=started, listening=number))
+
+        async def beat() -> None:
+            await liveness.beat(facts())
+
+        listening = None if server_changes is None else Listening(context, server_changes, beat=beat)
+        if listening is not None:
+            stack.push_async_callback(listening.aclose)  # after the sessions, whose tools may report changes to the end
         sessions = SessionRegistry(context)
         stack.push_async_callback(sessions.aclose)
         settler = Settler(context, sessions)
-        watcher = Watcher(context, sessions, settler, readers, changes)
+        watcher = Watcher(context, sessions, settler, readers, listening)
         stack.push_async_callback(readers.aclose)
         stack.push_async_callback(watcher.aclose)
         stack.callback(watcher.subscribe())
@@ -145,11 +154,11 @@ async def running(
             tools=ToolHints(sessions),
             liveness=liveness,
             loop=asyncio.get_running_loop(),
-            changes=changes,
+            listening=listening,
         )
-        node = _node(process, peers, watcher, on_buried, on_lost)
-        if changes is not None:
-            await changes.start()
+        node = _node(process, peers, watcher, facts, on_buried, on_lost)
+        if listening is not None:
+            await listening.start()
         housekeeping = Housekeeping(context, sessions)
         chores = (context.hub.watch, housekeeping.tend, housekeeping.sweep, node.run)
         stack.push_async_callback(cancel_all, [asyncio.create_task(keep_going(chore)) for chore in chores])
@@ -160,18 +169,19 @@ def _node(
     process: ServerProcess,
     peers: Peers,
     watcher: Watcher,
+    facts: Callable[[], bytes],
     on_buried: Callable[[], None],
     on_lost: Callable[[StoreLost], None],
 ) -> Node:
-    context, sessions = process.context, process.sessions
-    started = context.clock()
+    context = process.context
     return Node(
         liveness=process.liveness,
         peers=peers,
         settler=process.settler,
         watcher=watcher,
+        listening=process.listening,
         lease=context.settings.lease,
-        facts=lambda: metrics.facts(replace(numbers(context, sessions), started=started)),
+        facts=facts,
         thaw=context.hub.thaw,
         on_buried=on_buried,
         on_lost=on_lost,

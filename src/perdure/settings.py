@@ -110,13 +110,6 @@ class Settings:
     task_ttl: float = _kept(
         _DAY, "how long a task, and the answer to a call with a key, is kept; never longer than `replay_window`"
     )
-    listen_memory: float = _kept(
-        60.0,
-        "how long a client of 2026-07-28 whose subscription ended may take to listen again, without a position, and"
-        " still hear what changed meanwhile; 0 forgets it at once",
-        low=0,
-        high=3_600.0,
-    )
     session_grace: float = _kept(1_800.0, "how long a session with no connection and no running call stays loaded")
     runtime_idle: float = _kept(300.0, "how long an unused runtime stays in memory; the next request loads it again")
     cleanup_interval: float = _kept(300.0, "how often expired events, answers and sessions are removed")

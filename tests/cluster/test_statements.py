@@ -112,22 +112,20 @@ async def test_an_idle_node_asks_twice_a_second(counted: Counted) -> None:
 
 
 async def test_a_change_costs_the_node_of_a_listener_one_read_and_a_rest_none(counted: Counted) -> None:
-    """While a listener is there a node looks for the changes of all nodes in each round; without one it asks nothing
-    more than before there was any."""
+    """A change is mail, which a hint brings; without a listener a node asks nothing more than before there was any."""
     a, b = counted.pair.a.site, counted.pair.b.site
     async with listening(b.port, "tools") as ear:
-        changes = life_of(a).changes
-        assert changes is not None
+        listens = life_of(a).listening
+        assert listens is not None
         counted.b.take()
         for _ in range(12):
-            changes.heard("notifications/tools/list_changed", None)
+            listens.heard("notifications/tools/list_changed", None)
             await ear.until_told("tools")
             ear.forget()
         seen = counted.b.take()
-        assert seen["follow_streams"] <= 12 + seen["overview"]
+        assert seen["read_mail"] <= 2 * 13 + seen["overview"]  # each once, and one that finds no more
         assert seen["overview"] < 10  # hints bring them, and no round
-        assert seen["streams_of_session"] <= seen["overview"] + 1
-    await until(lambda: len(life_of(b).changes or ()) == 0)
+    await until(lambda: len(life_of(b).listening or ()) == 0)
     await until(lambda: counted.b.seen["overview"] >= 2)  # what was begun with the listener is over by then
     counted.b.take()
     await until(lambda: counted.b.seen["overview"] >= 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -12,7 +13,6 @@ from typing import Any
 import pytest
 from fastmcp import Context as FastContext
 from fastmcp import FastMCP
-from mcp.server.auth.provider import AccessToken, TokenVerifier
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import Server
 from mcp.server.mcpserver import MCPServer
@@ -28,16 +28,13 @@ from mcp_types import (
 
 from perdure._core import changes as rules
 from perdure._core.codes import STORE_UNAVAILABLE
-from perdure._core.ids import RecordKind
 from perdure._core.limits import Caller
 from perdure._core.states import LogState
-from perdure.sessions import call_quota, hearing
-from perdure.sessions import changes as all_changes
-from perdure.sessions.changes import SECRET, Changes
+from perdure.sessions import call_quota, server_subscription
+from perdure.sessions import listening as rules_of_listening
+from perdure.sessions.listening import Listening
 from perdure.store import MemoryStore
-from perdure.store.records import SessionRecord
-from perdure.store.steps import Release
-from tests.support.clients.listeners import GAP, POSITION, SUBSCRIPTION, Listener, listening, publish, wanted
+from tests.support.clients.listeners import SUBSCRIPTION, Listener, listening, publish, wanted
 from tests.support.clients.modern_peer import CallPeer, result_of
 from tests.support.clients.modern_requests import modern
 from tests.support.clients.raw_http import Answer, Peer
@@ -58,16 +55,10 @@ async def board() -> AsyncIterator[Site]:
         yield site
 
 
-def changes_of(site: Site) -> Changes:
-    changes = life_of(site).changes
-    assert changes is not None
-    return changes
-
-
-async def record_of_changes(site: Site) -> SessionRecord:
-    """The record to which all changes streams belong."""
-    [record] = [one for one in await site.store.sessions(after=None, limit=9) if await site.store.streams(one.id)]
-    return record
+def listening_of(site: Site) -> Listening:
+    listening = life_of(site).listening
+    assert listening is not None
+    return listening
 
 
 @asynccontextmanager
@@ -92,19 +83,24 @@ async def ask(site: Site, notifications: Any, meta: Mapping[str, Any] | None = N
 # --- What a listener is told
 
 
-async def test_the_acknowledgement_comes_first_with_what_is_honoured_and_a_position(board: Site) -> None:
+async def test_the_acknowledgement_comes_first_with_what_is_honoured_and_a_cue_for_each_item_follows(
+    board: Site,
+) -> None:
+    """The listener may have been cut off before: it reads everything that it named again. What it brings of an earlier
+    connection means nothing."""
     ear = Listener("tools", "board://a")
-    told = await ear.listen(board.port)
-    meta = told["params"].pop("_meta")
-    assert told == {
+    assert await ear.listen(board.port) == {
         "jsonrpc": "2.0",
         "method": "notifications/subscriptions/acknowledged",
-        "params": {"notifications": wanted("tools", "board://a")},
+        "params": {"notifications": wanted("tools", "board://a"), "_meta": {SUBSCRIPTION: "mine"}},
     }
-    assert meta.keys() == {SUBSCRIPTION, POSITION}
-    assert meta[SUBSCRIPTION] == "mine"
-    assert len(meta[POSITION]["nodes"]) == 1
+    await ear.until_told("tools", "board://a")
+    assert ear.told == ["tools", "board://a"]
     await ear.cut()
+    params = {"notifications": wanted("tools"), "_meta": {"dev.perdure/position": {"time": "noon"}}}
+    body, headers = modern("subscriptions/listen", params, id="mine")
+    async with await Peer(port=board.port).begin("POST", body, headers=headers) as exchange:
+        assert await exchange.head() == 200
 
 
 async def test_a_silent_listener_gets_keep_alives() -> None:
@@ -126,10 +122,10 @@ async def test_a_client_that_does_not_read_costs_no_more_than_its_filter() -> No
         ear.exchange.stop_reading()
         for _ in range(60):
             for uri in uris:
-                changes_of(site).heard(rules.UPDATED, {"uri": uri})
+                listening_of(site).heard(rules.UPDATED, {"uri": uri})
             await other.until_told(*uris)
             other.forget()
-        changes_of(site).heard("notifications/tools/list_changed", None)
+        listening_of(site).heard("notifications/tools/list_changed", None)
         await ear.until_told("tools", *uris)
         assert ear.told.count(uris[0]) < 30
 
@@ -142,15 +138,15 @@ async def test_a_client_that_takes_nothing_is_let_go_of() -> None:
 
         def is_gone() -> bool:
             for uri in uris:
-                changes_of(site).heard(rules.UPDATED, {"uri": uri})
-            return len(changes_of(site)) == 0
+                listening_of(site).heard(rules.UPDATED, {"uri": uri})
+            return len(listening_of(site)) == 0
 
         await until(is_gone)
 
 
 async def test_the_resource_below_one_that_was_named_is_told(board: Site) -> None:
     async with listening(board.port, "board://a") as ear:
-        changes = changes_of(board)
+        changes = listening_of(board)
         changes.heard("notifications/resources/updated", {"uri": "board://a/part"})
         changes.heard("notifications/resources/updated", {"uri": "board://b"})
         changes.heard("notifications/message", {"level": "info"})
@@ -189,13 +185,6 @@ async def test_what_a_tool_says_reaches_the_listeners_of_a_server_without_subscr
 # --- What is refused
 
 
-@pytest.mark.parametrize("position", ["12", {"time": "noon", "nodes": {}}, {"time": 1.0, "nodes": {"a": 1}}, None])
-async def test_a_malformed_position_is_refused_by_name(board: Site, position: Any) -> None:
-    answer = await ask(board, wanted("tools"), {POSITION: position})
-    assert (answer.status, answer.json["id"], answer.error["code"]) == (400, "mine", -32602)
-    assert answer.error["message"].startswith(f"{POSITION} is not a position: ")
-
-
 async def test_more_resources_than_a_listener_may_name_are_refused(board: Site) -> None:
     most = [f"board://{n}" for n in range(rules.MAX_URIS)]
     async with listening(board.port, *most):
@@ -206,7 +195,7 @@ async def test_more_resources_than_a_listener_may_name_are_refused(board: Site) 
 
 async def test_listeners_name_no_more_resources_than_all_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At whatever node; what was named already costs nothing."""
-    monkeypatch.setattr("perdure.sessions.wanted.MAX_UNION", 3)
+    monkeypatch.setattr(rules_of_listening, "MAX_UNION", 3)
     async with (
         two(tmp_path, max_share=100) as (a, b),
         listening(a.port, "board://a", "board://b"),
@@ -238,7 +227,7 @@ async def test_a_caller_holds_no_more_listeners_than_it_may() -> None:
         assert answer.error["message"].endswith("as many as you may (max_principal_listeners)")
         async with listening(site.port, "tools", address="127.0.0.2") as ear:
             await ear.cut()
-            await until(lambda: len(changes_of(site)) == 1)
+            await until(lambda: len(listening_of(site)) == 1)
             async with listening(site.port, "tools", address="127.0.0.2"):
                 pass
 
@@ -296,6 +285,8 @@ async def test_listeners_are_refused_while_the_store_fails() -> None:
         listening(site.port, "tools") as ear,
     ):
         store.writes = Fault.RAISES
+        await CallPeer(port=site.port).call("change", {"what": "tools"}, key="mine")
+        assert life_of(site).context.journal.state is LogState.DEGRADED
         await publish(site.port, "tools")
         await ear.until_told("tools")  # what is here goes on from memory
         answer = await ask(site, wanted("tools"))
@@ -321,9 +312,12 @@ async def test_a_server_that_refuses_our_own_subscription_serves_its_listeners_i
         return await served(ctx, params)
 
     server: Server[Any] = Server("picky", on_subscriptions_listen=listen)
-    async with serve(server) as site, listening(site.port, "tools") as ear:
+    async with serve(server) as site:
+        ear = Listener("tools")
+        await ear.listen(site.port)
         await bus.publish(ToolsListChanged())
         await ear.until_told("tools")
+        await ear.cut()
     assert any(getattr(record, "action", "") == "changes.refused" for record in caplog.records)
 
 
@@ -336,18 +330,15 @@ async def test_a_server_whose_author_switched_subscriptions_off_has_none() -> No
 # --- What is kept
 
 
-async def test_nothing_is_written_or_heard_before_the_first_listener_comes(tmp_path: Path) -> None:
+async def test_nothing_is_kept_of_listeners_and_nothing_is_read_before_the_first_one_comes(tmp_path: Path) -> None:
     async with two(tmp_path) as (a, b):
         await publish(a.port, "tools")
-        assert SECRET not in await a.store.secrets()
-        assert not await a.store.sessions(after=None, limit=10)
-        async with listening(b.port, "tools") as ear:
+        assert listening_of(a)._subscription._task is None
+        async with listening(b.port, "tools", "board://a") as ear:
             await publish(a.port, "tools")
             await ear.until_told("tools")
-        record = await record_of_changes(a)
-        assert record.kind is RecordKind.MARK
-        assert len(await a.store.streams(record.id)) == 2
-        assert await a.store.count_states() == {}
+        assert not await a.store.sessions(after=None, limit=10)
+        await until(lambda: not listening_of(a)._nodes)  # and no node sends b anything any more
 
 
 async def test_listeners_take_no_room_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,143 +359,94 @@ async def test_listeners_take_no_room_of_tasks(monkeypatch: pytest.MonkeyPatch) 
         assert site.app.counters.calls_joined == 1
 
 
-async def test_a_position_from_before_what_is_kept_is_told_as_a_gap(
-    board: Site, monkeypatch: pytest.MonkeyPatch
+async def test_other_nodes_forget_resources_that_no_listener_names_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.sessions.change_log.KEPT_CHANGES", 3)
-    async with listening(board.port, "tools", "prompts") as ear:
-        await ear.cut()
-        for what in ("tools", "resources", "tools"):
-            await publish(board.port, what)
-        await ear.listen(board.port)
-        await ear.until_told("tools")
-        assert GAP not in ear.told
-        await ear.cut()
-        ear.forget()
-        for _ in range(4):
-            await publish(board.port, "resources")
-        await ear.listen(board.port)
-        await ear.until_told("tools", "prompts")
-        assert ear.told == [GAP, "tools", "prompts"]
-        assert ear.exchange is not None
-        gap = ear.exchange.messages[1]["params"]
-        assert gap["reason"] == "some of the changes since the position are no longer kept"
+    """Not with each listener that leaves: most come back."""
+    monkeypatch.setattr(rules_of_listening, "LEFT_OVER", 1)
+    async with two(tmp_path) as (a, b), listening(a.port, "board://a") as ear:
 
+        def known() -> set[str]:
+            return {uri for node in listening_of(b)._nodes.values() for uri in node.filter.uris}
 
-async def test_streams_of_nodes_that_are_gone_are_dropped_in_their_time(tmp_path: Path) -> None:
-    """A position from before then may have missed something, and is told so; a later one has not."""
-    async with two(tmp_path, event_ttl=0.2) as (a, _), listening(a.port, "tools") as ear:
-        early = ear.position
-        path = tmp_path / "log.db"
-        async with serve(new_server(), store=SharedStore(path)) as third:
-            await publish(third.port, "tools")
-            await ear.until_told("tools")
-        changes = changes_of(a)
-        record = await record_of_changes(a)
-
-        async def is_dropped() -> bool:
-            changes.on_hint(())
-            return len(await a.store.streams(record.id)) == 2
-
-        await until(is_dropped)
-        await publish(a.port, "tools")
-        while len(ear.position["nodes"]) == 3:
-            assert await ear.read()
-        late = ear.position
-        ear.position, ear.told = early, []
-        await ear.listen(a.port)
-        await ear.until_told("tools")
-        assert ear.told[0] == GAP
-        ear.position = {**late, "time": late["time"] + 5}  # behind the slack between clocks
-        ear.forget()
-        await ear.listen(a.port)
-        await publish(a.port, "tools")
-        await ear.until_told("tools")
-        assert ear.told == ["tools"]
-
-
-async def test_a_resource_that_no_node_has_heard_of_counts_as_changed(tmp_path: Path) -> None:
-    """No listener wanted it since the position: what it did meanwhile is not known."""
-    async with two(tmp_path) as (a, b), listening(a.port, "tools") as ear:
-        await ear.cut()
+        async with listening(a.port, "board://b", "board://c"):
+            assert known() == {"board://a", "board://b", "board://c"}
+        async with listening(a.port, "board://d"):
+            assert known() == {"board://a", "board://b", "board://c", "board://d"}
+        await until(lambda: known() == {"board://a"})
         await publish(b.port, "board://a")
-        ear.items = ("tools", "board://a")
-        await ear.listen(b.port)
+        await ear.until_told("board://a")
+
+
+# --- Lists: a cue that is not needed costs some hosts a call
+
+
+async def test_a_listener_that_comes_back_gets_no_cue_for_a_list_that_is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = new_server()
+    async with serve(server) as site:
+        ear = Listener("tools", "prompts", "board://a")
+        await ear.listen(site.port)
+        await ear.until_told("tools", "prompts", "board://a")  # nothing was known of the lists
+        monkeypatch.setattr(rules_of_listening, "RETURNS_WITHIN", -1.0)  # the first minute is over
+        for is_alone in (True, False):
+            async with contextlib.AsyncExitStack() as stack:
+                if not is_alone:
+                    await stack.enter_async_context(listening(site.port, "board://b"))
+                ear.forget()
+                await ear.listen(site.port)
+                await ear.until_told("board://a")
+                assert ear.told == ["board://a"]
+        await ear.cut()
+        await until(lambda: len(listening_of(site)) == 0)
+        monkeypatch.undo()
+        monkeypatch.setattr(listening_of(site)._lists, "_changed", dict.fromkeys(rules.LISTS.values(), -1e9))
+        server.change("prompts")  # which it did not publish
+        ear.forget()
+        await ear.listen(site.port)
+        await ear.until_told("prompts", "board://a")
+        assert ear.told == ["prompts", "board://a"]
+        await ear.cut()
+
+
+async def test_where_anything_may_have_changed_lists_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the server reports itself is passed on, also where the list is the same: it may differ by caller."""
+    server = new_server()
+    async with serve(server) as site, listening(site.port, *LISTS, "board://a") as ear:
+        for changed in ((), ("tools",), ("prompts", "resources")):
+            for what in changed:
+                server.change(what)
+            listening_of(site).on_death()
+            await ear.until_told("board://a", *changed)
+            assert sorted(ear.told) == sorted(["board://a", *changed])
+            ear.forget()
+        listening_of(site).heard("notifications/tools/list_changed", None)
+        await ear.until_told("tools")
+        ear.forget()
+        listening_of(site).on_death()
+        await ear.until_told("tools", "board://a")  # not known since: the list may have changed once more
+        ear.forget()
+        listening_of(site).on_death()
         await ear.until_told("board://a")
         assert ear.told == ["board://a"]
 
 
-async def test_a_resource_that_no_listener_wants_any_more_is_forgotten_after_a_while(tmp_path: Path) -> None:
-    async with two(tmp_path, listen_memory=0.05) as (a, _), listening(a.port, "board://a") as ear:
-        record = await record_of_changes(a)
-        async with listening(a.port, "board://a", "board://b"):
-            assert len(await a.store.asks(record.id)) == 2
-        await until(lambda: is_wanted(a, record, 1))
-        await ear.cut()
-        await until(lambda: is_wanted(a, record, 0))
+@pytest.mark.parametrize("fails", ["raises", "hangs"])
+async def test_a_list_that_cannot_be_read_counts_as_changed(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    monkeypatch.setattr(rules_of_listening, "DIGEST_SECONDS", 0.05)
+    server = new_server()
 
+    async def list_tools() -> Any:
+        if fails == "raises":
+            raise RuntimeError("no tools today")
+        await asyncio.Event().wait()
 
-async def is_wanted(site: Site, record: SessionRecord, batches: int) -> bool:
-    return len(await site.store.asks(record.id)) == batches
-
-
-async def test_a_process_that_is_started_again_and_again_leaves_few_streams_behind(tmp_path: Path) -> None:
-    """Although no listener is there any more."""
-    path = tmp_path / "log.db"
-    async with serve(new_server(), store=SharedStore(path)) as site, listening(site.port, "tools"):
-        pass
-    for _ in range(rules.KEPT_STREAMS + 3):
-        async with serve(new_server(), store=SharedStore(path)) as site:
-            record = await record_of_changes(site)
-            count = len(await site.store.streams(record.id))
-    assert count == rules.KEPT_STREAMS + 1
-
-
-async def test_a_client_that_is_back_before_its_loss_was_noticed_hears_what_it_missed(tmp_path: Path) -> None:
-    """Its old connection still counts as open at the node that served it."""
-    async with two(tmp_path) as (a, b), listening(a.port, "tools", "prompts"):
-        await publish(a.port, "tools")
-        back = Listener("tools", "prompts")
-        await back.listen(b.port)
-        await back.until_told("tools")
-        assert back.told == ["tools"]
-        await back.cut()
-
-
-async def test_a_caller_is_remembered_by_its_principal() -> None:
-    async with serve(new_server(), auth=Names()) as site:
-        alice, bob = ({"authorization": f"Bearer {name}"} for name in ("alice", "bob"))
-        async with listening(site.port, "tools", "prompts", headers=alice) as ear:
-            await ear.cut()
-            await until(lambda: len(changes_of(site)) == 0)
-            await publish(site.port, "tools", headers=bob)
-            async with listening(site.port, "tools", "prompts", headers=bob) as other:
-                await publish(site.port, "prompts", headers=bob)
-                await other.until_told("prompts")
-                assert other.told == ["prompts"]
-            ear.position = None
-            await ear.listen(site.port)
-            await ear.until_told("tools", "prompts")
-
-
-class Names(TokenVerifier):
-    """Takes every token as the name of its client."""
-
-    async def verify_token(self, token: str) -> AccessToken | None:
-        return AccessToken(token=token, client_id=token, scopes=[])
-
-
-async def test_without_memory_a_client_without_a_position_hears_from_now_on(tmp_path: Path) -> None:
-    async with two(tmp_path, listen_memory=0) as (a, b):
-        ear = Listener(*LISTS, keeps_position=False)
-        await ear.listen(a.port)
-        await ear.cut()
-        await publish(b.port, "tools")
-        await ear.listen(b.port)
-        await publish(a.port, "prompts")
-        await ear.until_told("prompts")
-        assert ear.told == ["prompts"]
-        await ear.cut()
+    monkeypatch.setattr(server, "list_tools", list_tools)
+    async with serve(server) as site, listening(site.port, *LISTS) as ear:
+        listening_of(site).on_death()
+        await ear.until_told("tools")
+        assert ear.told == ["tools"]
 
 
 # --- Where something goes wrong
@@ -513,13 +455,14 @@ async def test_without_memory_a_client_without_a_position_hears_from_now_on(tmp_
 async def test_a_subscription_that_the_server_ends_is_opened_again_and_everything_may_have_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hearing, "_PAUSES", (0.0,))
+    monkeypatch.setattr(server_subscription, "_PAUSES", (0.0,))
     bus = InMemorySubscriptionBus()
     handler = ListenHandler(bus)
     server: Server[Any] = Server("closing", on_subscriptions_listen=handler)
-    async with serve(server) as site, listening(site.port, "tools", "prompts") as ear:
+    async with serve(server) as site, listening(site.port, "tools", "board://a") as ear:
         handler.close()
-        await ear.until_told("tools", "prompts")
+        await ear.until_told("board://a")
+        assert ear.told == ["board://a"]  # the list of tools is the same
         ear.forget()
         await bus.publish(ToolsListChanged())
         await ear.until_told("tools")
@@ -561,35 +504,74 @@ async def test_a_listener_does_not_wait_long_for_a_node_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is acknowledged, and told that it may have missed something once the node hears."""
-    monkeypatch.setattr(all_changes, "HEARD_WITHIN", 0.05)
+    monkeypatch.setattr(rules_of_listening, "SUBSCRIBED_WITHIN", 0.05)
     async with two(tmp_path) as (a, b):
-        changes = changes_of(b)
+        other = listening_of(b)
         kept: list[Any] = []
-        monkeypatch.setattr(changes, "on_mail", kept.append)
-        async with listening(a.port, "tools", "board://a") as ear:
+        monkeypatch.setattr(other, "on_mail", kept.append)
+        async with listening(a.port, "board://a") as ear:
             assert ear.told == []
             await until(lambda: kept)
             monkeypatch.undo()
             for message in kept:
-                changes.on_mail(message)
-            await ear.until_told("tools", "board://a")
+                other.on_mail(message)
+            await ear.until_told("board://a")
 
 
-async def test_a_node_that_others_took_for_dead_goes_on_with_another_stream(tmp_path: Path) -> None:
-    """Its stream was let go of; what it hears behind that is not lost."""
-    async with two(tmp_path) as (a, b), listening(b.port, "tools", "board://a") as ear:
-        changes = changes_of(a)
-        own = changes._log.stream
-        assert own is not None
-        await a.store.commit([Release(stream=own.id, fence=own.fence)])
-        await ear.until_told("tools", "board://a")  # it looks like a death
-        ear.forget()
-        await publish(a.port, "board://a")
+async def test_a_node_that_lacks_what_others_announced_asks_for_it(tmp_path: Path) -> None:
+    """Its mail was lost, or refused because too much of it waited: the beats say what it lacks. Listeners are told that
+    they may have missed something."""
+    async with two(tmp_path) as (a, b), listening(a.port, "board://a") as ear:
+        await life_of(a).context.journal.write()  # what was announced
+        node = life_of(a).context.node
+        await until(lambda: node in listening_of(b)._nodes)
+        del listening_of(b)._nodes[node]
         await ear.until_told("board://a")
-        await until(lambda: changes._log.stream not in (None, own))
         ear.forget()
-        await publish(a.port, "tools")
-        await ear.until_told("tools")
-        async with listening(a.port, "board://b") as other:  # and it wants what its listeners want
-            await publish(b.port, "board://b")
-            await other.until_told("board://b")
+        await publish(b.port, "board://a")
+        await ear.until_told("board://a")
+
+
+async def test_a_node_that_joins_learns_what_listeners_want_before_it_serves(tmp_path: Path) -> None:
+    """And they read nothing again because of it."""
+    path = tmp_path / "log.db"
+    async with two(tmp_path) as (a, _), listening(a.port, "tools", "board://a") as ear:
+        for item in ("board://a", "tools"):
+            async with serve(new_server(), store=SharedStore(path)) as third:
+                await publish(third.port, item)
+                await ear.until_told(item)
+                assert ear.told == [item]
+                ear.forget()
+
+
+async def test_a_node_that_joins_and_is_not_answered_serves_and_reports_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules_of_listening, "ANSWERED_WITHIN", 0.01)
+    async with two(tmp_path) as (a, _), listening(a.port, "board://a") as ear:
+        kept: list[Any] = []
+        monkeypatch.setattr(listening_of(a), "on_mail", kept.append)
+        async with serve(new_server(), store=SharedStore(tmp_path / "log.db")) as third:
+            await until(lambda: kept)
+            monkeypatch.undo()
+            for message in kept:
+                listening_of(a).on_mail(message)
+            await ear.until_told("board://a")
+            ear.forget()
+            await publish(third.port, "board://a")
+            await ear.until_told("board://a")
+
+
+async def test_more_changes_than_wait_for_the_store_are_one_cue_for_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules_of_listening, "MAX_UNSENT", 3)
+    async with two(tmp_path) as (a, b), listening(a.port, "board://a", "board://b") as ear:
+        for n in range(3):
+            listening_of(b).heard(rules.UPDATED, {"uri": f"board://a/{n}"})
+        await ear.until_told("board://a/0", "board://a/1", "board://a/2")
+        ear.forget()
+        for n in range(4):
+            listening_of(b).heard(rules.UPDATED, {"uri": f"board://a/{n}"})
+        await ear.until_told("board://a", "board://b")
+        assert ear.told == ["board://a", "board://b"]

@@ -145,10 +145,10 @@ async def test_tasks_count_among_the_running_calls_of_an_address() -> None:
 
 
 async def test_resources_that_listeners_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another caller has named already costs nothing; what a listener leaves counts until it is forgotten."""
-    monkeypatch.setattr("perdure.sessions.wanted.MAX_UNION", 4)
+    """What this caller has named already costs nothing more; what no listener names any more counts no more."""
+    monkeypatch.setattr("perdure.sessions.listening.MAX_UNION", 4)
     async with (
-        serve(new_server(), max_share=50, listen_memory=0) as site,
+        serve(new_server(), max_share=50) as site,
         listening(site.port, "board://a", "board://b"),
         listening(site.port, "board://x", address=ELSEWHERE),
         listening(site.port, "board://x", "board://a"),

@@ -16,7 +16,7 @@ from starlette.requests import Request as HttpRequest
 
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.single_calls import Client
-from perdure.runtime import tool_catalog
+from perdure.runtime import own_requests, tool_catalog
 from perdure.runtime.server import host
 from perdure.runtime.tool_catalog import ToolCatalog
 from perdure.settings import Settings
@@ -179,7 +179,7 @@ async def test_the_lists_of_callers_are_bounded(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_pages_that_never_end_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_catalog, "MAX_PAGES", 3)
+    monkeypatch.setattr(own_requests, "MAX_PAGES", 3)
     shop = Shop(*(["bread"] for _ in range(9)))
     async with catalog(shop.server) as tools:
         assert await look(tools, "bread") is not None

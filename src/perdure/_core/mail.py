@@ -7,6 +7,7 @@ its reader logs that and goes on.
 import dataclasses
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -104,20 +105,55 @@ class Ended(_Mail):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted(_Mail):
-    """To all nodes: listeners at this node want to hear of more changes. Hear of them, and say so with the number."""
+class Listening:
+    """To all nodes: this node has listeners, who name these resources. Subscribe to them, and say so with the
+    number."""
 
+    node: NodeId
+    number: int
+    uris: Sequence[str]
+    adds: bool
+    """To those that it has announced before; otherwise these replace them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subscribed:
+    """To the node that asked: this node has subscribed to everything that was announced up to the number."""
+
+    asker: NodeId
     node: NodeId
     number: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Heard(_Mail):
-    """To the node that asked: this node hears of all changes that were wanted when it read of that number."""
+class Silent:
+    """To all nodes: this node has no listeners any more."""
 
     node: NodeId
-    number: int
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Joined:
+    """To a node with listeners: this node does not know what they want. Announce it."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Changed:
+    """To nodes with listeners: these items have changed."""
+
+    changes: Sequence[Sequence[str]]
+    """The method of each notification, and the URI of a resource or nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unheard:
+    """To nodes with listeners: changes may have been missed."""
+
+
+ListeningMail = Listening | Subscribed | Silent | Joined | Changed | Unheard
+"""Messages about listeners, which concern no session."""
 
 Message = (
     AskAnswered
@@ -132,8 +168,12 @@ Message = (
     | Missed
     | Here
     | Ended
-    | Wanted
-    | Heard
+    | Listening
+    | Subscribed
+    | Silent
+    | Joined
+    | Changed
+    | Unheard
 )
 
 _KINDS: dict[str, type[Message]] = {

@@ -13,6 +13,7 @@ from perdure.cluster.settler import Settler
 from perdure.cluster.watcher import Watcher
 from perdure.errors import HeldElsewhere, StoreLost
 from perdure.log.chores import cancel_all
+from perdure.sessions.listening import Listening
 from perdure.store.interface import Liveness
 from perdure.store.records import Overview
 from perdure.telemetry.log_records import log_event
@@ -84,6 +85,7 @@ class Node:
     peers: Peers
     settler: Settler
     watcher: Watcher
+    listening: Listening | None
     lease: float
     facts: Callable[[], bytes]
     thaw: Callable[[], None]
@@ -183,5 +185,9 @@ class Node:
                 log_event(logging.INFO, "node.departed", f"node {name} has left; its calls are taken over", node=dead)
             else:
                 log_event(logging.WARNING, "node.dead", f"node {name} has died; its calls are being settled", node=dead)
-        await self.settler.settle_node(dead, beat, has_left=has_left)
+                if self.listening is not None:
+                    self.listening.on_death()
+        is_buried = await self.settler.settle_node(dead, beat, has_left=has_left)
+        if is_buried and not has_left and self.listening is not None:
+            self.listening.on_burial()
         await self.peers.meet()

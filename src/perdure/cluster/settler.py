@@ -269,9 +269,10 @@ class Settler:
         self._doubts = 0
         self._looked_for_lost = context.hub.monotonic()
 
-    async def settle_node(self, dead: NodeId, beat: int, *, has_left: bool = False) -> None:
+    async def settle_node(self, dead: NodeId, beat: int, *, has_left: bool = False) -> bool:
         """Settle a dead node, and bury it, unless it has beaten since: it is back then, and keeps what was not claimed
-        yet. What fails does not hold up the rest, and is tried again by the next round. `has_left`: it was stopped."""
+        yet. What fails does not hold up the rest, and is tried again by the next round. `has_left`: it was stopped.
+        Returns whether it is buried."""
         context, tools = self._context, ToolHints(self._sessions)
         cancelled = set()  # by their clients, of which the dead node has not read
         async for _, raw in paged(lambda after: context.store.mail(dead, after=after)):
@@ -300,7 +301,7 @@ class Settler:
         if read is None:
             sentence = f"node {dead[:8]} is back; it goes on with what was not taken from it"
             log_event(logging.WARNING, "node.back", sentence, node=dead)
-            return
+            return False
         for record in read:
             # The reader of this stream went with its node: let the writer know.
             session = self._sessions.held(record.session)
@@ -311,6 +312,7 @@ class Settler:
                 self._put(*mail_to([record.node], mail.Reading(session=record.session, stream=record.id)))
         context.counters.nodes_settled += 1
         log_event(logging.INFO, "node.settled", f"what node {dead[:8]} left behind is settled", node=dead)
+        return True
 
     async def go_round(self) -> None:
         """Go on with what could not be finished, answer what has waited for too long, and see whether the calls that

@@ -16,8 +16,8 @@ from perdure.cluster.settler import Settler
 from perdure.errors import SessionEnded, StoreError, StoreLost, StoreUnavailable
 from perdure.log.chores import OnDemand
 from perdure.log.journal import Steps
-from perdure.sessions.changes import Changes
 from perdure.sessions.context import ServerContext, mail_to
+from perdure.sessions.listening import Listening
 from perdure.sessions.registry import SessionRegistry
 from perdure.store.interface import stream_by_id
 from perdure.store.records import Overview, StreamRecord
@@ -38,13 +38,13 @@ class Watcher:
         sessions: SessionRegistry,
         settler: Settler,
         readers: RemoteReaders,
-        changes: Changes | None = None,
+        listening: Listening | None = None,
     ) -> None:
         self._context = context
         self._sessions = sessions
         self._settler = settler
         self._readers = readers
-        self._changes = changes
+        self._listening = listening
         self.handled = 0
         """The key of the last message that was handled."""
         self._unknown_rounds = _ROUNDS_UNKNOWN
@@ -71,24 +71,19 @@ class Watcher:
             self._context.waiters.wake_all()
         if seen is None or seen.has_forwarded:
             self._homes.want()  # also what this node itself has forwarded to one that died
-        if self._changes is not None:
-            self._changes.go_round()
+        if self._listening is not None:
+            self._listening.go_round(seen)
         if self._context.store.stamp() != self._looked or self._readers.has_readers_beyond:
             self._all = True
             if seen is None or seen.has_mail:
                 self._mail.want()
             self._streams.want()
-            if self._changes is not None:
-                self._changes.on_hint(())
 
     def _on_hint(self, streams: Sequence[StreamId]) -> None:
         """`streams` may have changed; without any, others may have written anything."""
         self._context.waiters.wake(streams)
-        others = streams if self._changes is None else self._changes.on_hint(streams)
-        if others:
-            self._named.update(others)
-        elif streams:
-            return
+        if streams:
+            self._named.update(streams)
         else:
             self._all = True
             self._mail.want()
@@ -151,13 +146,14 @@ class Watcher:
                 context.journal.put(Steps((MailReceived(node=context.node, through=key),)))
 
     async def _handle(self, message: mail.Message) -> None:
+        if isinstance(message, mail.ListeningMail):
+            if self._listening is not None:
+                self._listening.on_mail(message)
+            return
         held = self._sessions.held(message.session)
         if isinstance(message, mail.Unread | mail.AskAnswered | mail.Notified | mail.Cancelled):
             held = await self._sessions.load(message.session)
         match message:
-            case mail.Wanted() | mail.Heard():
-                if self._changes is not None:
-                    self._changes.on_mail(message)
             case mail.Ended():
                 await self._sessions.was_ended(message.session, message.reason)
             case mail.Waiting():

@@ -45,8 +45,8 @@ class Endpoint:
         self.sessionless: SessionlessHandler | None = None
         if started.sessionless is not None:
             single_calls, sources = None, list[ListenSources]()
-            if process.changes is not None:
-                sources.append(ChangesSources(process.changes))
+            if process.listening is not None:
+                sources.append(ChangesSources(process.listening))
             if started.tools is not None:
                 calls = DurableCalls(process.context, process.sessions)
                 known = KnownCalls(access, calls, started.tools)
@@ -55,7 +55,7 @@ class Endpoint:
                 single_calls = SingleCallEndpoint(access, handler, TaskHandler(access, calls, known))
                 if not started.tools.serves_tasks:
                     sources.append(TaskSources(calls, known.view))
-            listening = None if process.changes is None else ListeningHandler(access, sources)
+            listening = None if process.listening is None else ListeningHandler(access, sources)
             self.sessionless = SessionlessHandler(started.sessionless, access, single_calls, listening)
 
     async def __call__(

@@ -20,16 +20,7 @@ from pydantic import ValidationError
 from starlette.types import Receive, Scope, Send
 
 from perdure._core import sse
-from perdure._core.changes import (
-    METHODS,
-    SUBSCRIPTION,
-    BadFilter,
-    BadPosition,
-    Notification,
-    read_filter,
-    read_position,
-)
-from perdure._core.extension import POSITION
+from perdure._core.changes import METHODS, SUBSCRIPTION, BadFilter, Notification, read_filter
 from perdure._core.limits import Caller, Full, Quota, weigh
 from perdure.errors import StoreError
 from perdure.http.access import SessionAccess, refuse_full
@@ -38,9 +29,7 @@ from perdure.http.credentials import EXPIRY, Expiry, caller_of, principal_of
 from perdure.http.event_stream import BREAK_OFF, EventStream
 from perdure.http.modern_request import read_request
 from perdure.http.refusals import Refusal, Refused
-from perdure.sessions.change_feed import ChangeListener
-from perdure.sessions.changes import Changes
-from perdure.sessions.wanted import TooManyResources
+from perdure.sessions.listening import Listening, TooManyResources
 
 LISTEN = "subscriptions/listen"
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
@@ -74,10 +63,6 @@ class ListenSource(Protocol):
         """Its part of the acknowledged filter."""
 
     @property
-    def meta(self) -> Mapping[str, Any]:
-        """Its part of the acknowledgement's `_meta`."""
-
-    @property
     def is_over(self) -> bool:
         """Nothing more will be due. A listener ends by itself once that is so of all its sources."""
 
@@ -99,56 +84,22 @@ class ListenSources(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _ChangesOfOne:
-    """The changes that one listener wants, as a source."""
-
-    _listener: ChangeListener
-
-    @property
-    def honoured(self) -> Mapping[str, Any]:
-        return self._listener.honoured.wire
-
-    @property
-    def meta(self) -> Mapping[str, Any]:
-        return {POSITION: self._listener.begin().wire}
-
-    @property
-    def is_over(self) -> bool:
-        return not self.honoured
-
-    def watch(self, on_due: Callable[[], None]) -> None:
-        self._listener.on_due = on_due
-
-    def take(self) -> Sequence[Notification]:
-        return self._listener.take()
-
-    def close(self) -> None:
-        self._listener.close()
-
-
-@dataclass(frozen=True, slots=True)
 class ChangesSources:
     """Changes of the server's lists and resources, at whatever node."""
 
-    _changes: Changes
+    _listening: Listening
 
     async def open(self, request: ListenRequest) -> ListenSource | None:
         try:
-            wanted = read_filter(request.filter)
-            position = read_position(request.meta[POSITION]) if POSITION in request.meta else None
+            return await self._listening.join(read_filter(request.filter), caller=request.caller)
         except BadFilter as error:
             raise Refused(Refusal.BAD_FILTER, reason=error) from None
-        except BadPosition as error:
-            raise Refused(Refusal.BAD_LISTEN_POSITION, name=POSITION, reason=error) from None
-        try:
-            listener = await self._changes.join(wanted, position=position, caller=request.caller)
         except TooManyResources as full:
             if full.of_caller:
                 raise Refused(Refusal.OWN_SHARE, limit=full.limit, what="the resources that listeners name") from None
             raise Refused(Refusal.TOO_MANY_RESOURCES, limit=full.limit) from None
         except StoreError:
             raise Refused(Refusal.STORE_UNREADABLE) from None
-        return None if listener is None else _ChangesOfOne(listener)
 
 
 @dataclass(slots=True, eq=False)
@@ -202,11 +153,10 @@ class _Listening:
         return {name: value for source in self.sources for name, value in source.honoured.items()}
 
     def _acknowledgement(self) -> bytes:
-        meta = {name: value for source in self.sources for name, value in source.meta.items()}
-        return self._frame(Notification(ACKNOWLEDGED, {"notifications": self.honoured}, meta))
+        return self._frame(Notification(ACKNOWLEDGED, {"notifications": self.honoured}))
 
     def _frame(self, told: Notification) -> bytes:
-        params = {**told.params, "_meta": {SUBSCRIPTION: self.id, **told.meta}}
+        params = {**told.params, "_meta": {SUBSCRIPTION: self.id}}
         return _framed({"jsonrpc": "2.0", "method": told.method, "params": params})
 
     def _completion(self) -> bytes:

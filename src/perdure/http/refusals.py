@@ -181,7 +181,6 @@ class Refusal(enum.Enum):
         "The subscriptions to this server may name {limit} resources in all; name fewer, or try again later",
     )
     BAD_FILTER = (400, INVALID_PARAMS, "The filter cannot be served: {reason}")
-    BAD_LISTEN_POSITION = (400, INVALID_PARAMS, "{name} is not a position: {reason}; leave it out to hear from now on")
     TOO_MANY_SUBSCRIPTIONS = (429, LIMIT_REACHED, "This session may hold {limit} subscriptions of {size} bytes in all")
     TOO_MANY_READERS = (503, LIMIT_REACHED, "This server holds {limit} event streams, as many as it may (max_readers)")
     STORE_FAILS = (503, STORE_UNAVAILABLE, "The log cannot be written at the moment")

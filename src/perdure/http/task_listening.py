@@ -58,10 +58,6 @@ class _TasksOfOne:
         return {TASK_IDS: [record.id for record in self._tasks]} if self._wanted else {}
 
     @property
-    def meta(self) -> Mapping[str, Any]:
-        return {}
-
-    @property
     def is_over(self) -> bool:
         """All that it was to tell of has ended."""
         return self._wanted and not self._open and not self._due
@@ -75,7 +71,7 @@ class _TasksOfOne:
 
     def take(self) -> Sequence[Notification]:
         due, self._due = self._due, {}
-        return [Notification(METHOD, self._view(facts), {}) for facts in due.values()]
+        return [Notification(METHOD, self._view(facts)) for facts in due.values()]
 
     def close(self) -> None:
         for task in self._following:

@@ -126,3 +126,7 @@ class ServerChanges(Protocol):
         """Listen to all lists and to these resources, until it is cancelled or the server ends it.
 
         Raises `NoListening` or `ListeningRefused` in place of the acknowledgement."""
+
+    async def digest(self, method: str) -> bytes | None:
+        """A digest of the list whose changes a notification reports, as a request of this process's own gets it. `None`
+        if the server does not say. Raises whatever the server's handler raises."""

@@ -1,10 +1,13 @@
 """Stands in the place of a client in requests that this process makes of its own server."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
+from mcp.server.connection import Connection
+from mcp.server.lowlevel.server import Server
+from mcp.server.runner import serve_one
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import NoBackChannelError
 from mcp.shared.message import MessageMetadata
@@ -13,6 +16,9 @@ from mcp_types import RequestId
 
 NAME = "perdure"
 """The id of such a request, and the name of its client."""
+
+MAX_PAGES = 100
+"""Pages of one list: a server whose pages never end must not hold a call up for ever."""
 
 OnNotification = Callable[[str, Mapping[str, Any] | None], Awaitable[None]]
 
@@ -39,3 +45,23 @@ class OwnRequestContext:
 
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """The request brings no progress token."""
+
+
+async def pages(
+    server: Server[Any],
+    lifespan_state: object,
+    method: str,
+    context: OwnRequestContext,
+    connect: Callable[[OwnRequestContext], Connection],
+    params: Mapping[str, Any],
+) -> AsyncIterator[dict[str, Any]]:
+    """Read the pages of a list of the server, `MAX_PAGES` at most."""
+    for _ in range(MAX_PAGES):
+        page = await serve_one(
+            server, context, method, params, connection=connect(context), lifespan_state=lifespan_state
+        )
+        cursor = page.get("nextCursor")
+        yield page
+        if not isinstance(cursor, str):
+            return
+        params = {**params, "cursor": cursor}

@@ -12,7 +12,6 @@ from typing import Any
 
 from mcp.server.connection import Connection
 from mcp.server.lowlevel.server import Server
-from mcp.server.runner import serve_one
 from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.transport_context import TransportContext
 from mcp_types import SERVER_INFO_META_KEY, InitializeRequestParams
@@ -21,7 +20,7 @@ from starlette.requests import Request as HttpRequest
 
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.single_calls import Client
-from perdure.runtime.own_requests import OwnRequestContext
+from perdure.runtime.own_requests import OwnRequestContext, pages
 
 KEEP_SECONDS = 60.0
 """How old a list may be before it is read again. A tool rarely changes what it says of itself, and each call would list
@@ -40,9 +39,6 @@ lists than this."""
 
 MAX_OWNERS = 256
 """Lists that are kept, of as many callers; those that have not called for longest go first."""
-
-MAX_PAGES = 100
-"""Pages of one list: a server whose pages never end must not hold a call up for ever."""
 
 LISTED_AS = "2025-11-25"
 """The revision in which tools are listed: the last one in which a tool says whether it runs as a task. The SDK leaves
@@ -116,27 +112,19 @@ class ToolCatalog:
         tools: dict[str, JsonObject] = {}
         if self._server.get_request_handler("tools/list") is None:
             return tools
-        params: JsonObject = {}
         context = OwnRequestContext(
             transport=TransportContext(kind="streamable-http", can_send_request=False, headers=origin.headers),
             message_metadata=ServerMessageMetadata(request_context=origin),
         )
         told = _initialize_params(client)
-        for _ in range(MAX_PAGES):
+
+        def connect(context: OwnRequestContext) -> Connection:
             connection = Connection(context, protocol_version=LISTED_AS, client_params=told)
             connection.initialized.set()
-            page = await serve_one(
-                self._server,
-                context,
-                "tools/list",
-                params,
-                connection=connection,
-                lifespan_state=self._lifespan_state,
-            )
+            return connection
+
+        async for page in pages(self._server, self._lifespan_state, "tools/list", context, connect, {}):
             tools |= {str(tool.get("name")): tool for tool in page.get("tools", ())}
-            if not isinstance(cursor := page.get("nextCursor"), str):
-                break
-            params = {"cursor": cursor}
         return tools
 
 

@@ -60,6 +60,9 @@ class Snapshot:
     """Latencies: how many within each bound, and their sum."""
     store: Mapping[str, float] = field(default_factory=dict)
     """What a store on a server tells of this node's connections, by name."""
+    listening: int = 0
+    """The number of the node's last announcement to others that it has listeners; 0: it has none. Other nodes read it
+    (`sessions.listening`)."""
 
 
 def snapshot(node: NodeId, counters: Counters, *, measures: Measures | None = None, **held: Any) -> Snapshot:

@@ -1,4 +1,4 @@
-"""Listeners of 2026-07-28 on a socket: what each was told, how far it has heard, and how it comes back."""
+"""Listeners of 2026-07-28 on a socket: what each was told, and how it comes back."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any
 from tests.support.clients.modern_requests import modern
 from tests.support.clients.raw_http import Answer, Exchange, Peer
 
-POSITION = "dev.perdure/position"
 SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
-GAP = "notifications/perdure/gap"
 UPDATED = "notifications/resources/updated"
 LISTS = {"tools", "prompts", "resources"}
 
@@ -36,21 +34,18 @@ def item_of(message: Mapping[str, Any]) -> str:
 class Listener:
     """One listener, over all its connections."""
 
-    def __init__(self, *items: str, keeps_position: bool = True, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, *items: str, headers: Mapping[str, str] | None = None) -> None:
         self.items = items
         self.told: list[str] = []
         """Every item that it was told of, in order."""
-        self.position: Any = None
         self.exchange: Exchange | None = None
-        self._keeps = keeps_position
         self._headers = dict(headers or {})
         self._seen = 0
 
     async def listen(self, port: int, *, address: str = "127.0.0.1") -> dict[str, Any]:
-        """Listen at a port, from the last position if there is one; gives the acknowledgement."""
+        """Listen at a port; returns the acknowledgement."""
         await self.cut()
-        meta = {"_meta": {POSITION: self.position}} if self._keeps and self.position is not None else {}
-        body, headers = modern("subscriptions/listen", {"notifications": wanted(*self.items), **meta}, id="mine")
+        body, headers = modern("subscriptions/listen", {"notifications": wanted(*self.items)}, id="mine")
         peer = Peer(port=port, headers=self._headers, address=address)
         self.exchange = await peer.begin("POST", body, headers=headers)
         self._seen = 0
@@ -66,8 +61,7 @@ class Listener:
             self._seen += 1
             if "method" not in message:
                 continue
-            assert message["params"]["_meta"][SUBSCRIPTION] == "mine"
-            self.position = message["params"]["_meta"].get(POSITION, self.position)
+            assert message["params"]["_meta"] == {SUBSCRIPTION: "mine"}
             if message["method"] != ACKNOWLEDGED:
                 self.told.append(item_of(message))
 
@@ -112,10 +106,12 @@ def result_of(answer: Answer) -> dict[str, Any]:
 async def listening(
     port: int, *items: str, address: str = "127.0.0.1", headers: Mapping[str, str] | None = None
 ) -> AsyncIterator[Listener]:
-    """A listener that is acknowledged."""
+    """A listener that is acknowledged, and has had the cue for each item with which it begins."""
     listener = Listener(*items, headers=headers)
     try:
         await listener.listen(port, address=address)
+        await listener.until_told(*items)
+        listener.forget()
         yield listener
     finally:
         await listener.cut()

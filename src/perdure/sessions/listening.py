@@ -1,0 +1,525 @@
+"""Serves the listeners of this node with the changes of all nodes, by cues.
+
+A cue says "read that item again", so a needless one costs one read, and no node has to know what a listener has seen.
+Each node has one subscription to its own server (`ServerSubscription`). A node with listeners says so in its beat, and
+asks every other node by mail to subscribe to the resources that its listeners name; it acknowledges a listener when
+they have done so. A change is mail to the nodes with listeners. A node that joins asks the nodes with listeners before
+it serves. Where a change may be missed (a listener that comes back, a node that died, a subscription that broke off, a
+node that answered late), the listener gets a cue for each resource that it named, and for each list that may differ.
+
+One host refuses the call that it was about to make when a list is said to have changed, so a needless cue for a list is
+not cheap. A node therefore keeps a digest of each list, and where it is in doubt it sends a cue only if the digest
+differs from the last one, or is unknown. What the server itself reports is always passed on: a list may differ by
+caller, and the digest is of the list that the process's own request gets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from perdure._core import mail
+from perdure._core.changes import (
+    ALL_RESOURCES,
+    ANYTHING,
+    LISTS,
+    MAX_UNION,
+    MAX_URIS,
+    Change,
+    ChangeFilter,
+    DueChanges,
+    Notification,
+    change_of,
+)
+from perdure._core.ids import NodeId
+from perdure._core.limits import Caller, share_of
+from perdure._core.states import LogState
+from perdure.errors import NodeGone, PerdureError, StoreError, StoreUnavailable
+from perdure.log.chores import OnDemand
+from perdure.log.journal import Steps
+from perdure.runtime.base import ServerChanges
+from perdure.sessions.context import ServerContext, mail_to
+from perdure.sessions.server_subscription import ServerSubscription
+from perdure.store.records import Overview
+from perdure.telemetry.log_records import log_event
+from perdure.telemetry.prometheus import read_facts
+
+SUBSCRIBED_WITHIN = 2.0
+"""Seconds that a new listener waits for the other nodes to subscribe to what it names. They answer within milliseconds;
+one that hangs, has died or is of another release must not keep a listener waiting."""
+
+ANSWERED_WITHIN = 0.5
+"""Seconds that a node which joins waits for the nodes with listeners before it serves. If one answers later, its
+listeners get a cue for everything."""
+
+DIGEST_SECONDS = 1.0
+"""Seconds that the server may take to list something: a listener waits for it. The digest is unknown beyond."""
+
+RETURNS_WITHIN = 60.0
+"""Seconds in which a listener that was cut off comes back. One that begins so soon after a list may have changed gets a
+cue for the list; a client that was away for longer has to read its lists anyway, as the revision says."""
+
+MAX_UNSENT = 1_000
+"""Changes that wait for the store, for one node; beyond, that node is told that anything may have changed."""
+
+LEFT_OVER = 100
+"""Resources that no listener here names any more of which other nodes may still be subscribed, beside as many as are
+named: they are asked again, for less, when there are more. So a listener that comes back asks nobody for anything."""
+
+
+class TooManyResources(PerdureError):
+    """The listeners of all nodes would name more resources than they may; or those of one caller here would."""
+
+    def __init__(self, limit: int, *, of_caller: bool) -> None:
+        super().__init__()
+        self.limit = limit
+        self.of_caller = of_caller
+
+
+@dataclass(slots=True, eq=False)
+class ChangeListener:
+    """One listener at this node, as `http.listening` serves it."""
+
+    due: DueChanges
+    _on_close: Callable[[ChangeListener], None]
+    _on_due: Callable[[], None] = field(default=lambda: None)
+
+    @property
+    def honoured(self) -> Mapping[str, Any]:
+        """Its part of the acknowledged filter."""
+        return self.due.filter.wire
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing will ever be due."""
+        return not self.honoured
+
+    def watch(self, on_due: Callable[[], None]) -> None:
+        """Call `on_due` whenever something is due."""
+        self._on_due = on_due
+
+    def add(self, changes: Iterable[Change]) -> None:
+        wanted = [self.due.add(change) for change in changes]
+        if any(wanted):
+            self._on_due()
+
+    def take(self) -> Sequence[Notification]:
+        return self.due.take()
+
+    def close(self) -> None:
+        self._on_close(self)
+
+
+class ListDigests:
+    """Knows which lists may have changed, and when."""
+
+    def __init__(self, server: ServerChanges, monotonic: Callable[[], float]) -> None:
+        self._server = server
+        self._monotonic = monotonic
+        self._digests: dict[str, bytes] = {}
+        """Of the lists that listeners here have been told of, as far as known."""
+        self._changed = dict.fromkeys(LISTS.values(), monotonic())
+        """When each list may have changed last."""
+
+    def note_change(self, method: str) -> None:
+        """The server has reported a change. The digest is unknown: read now, it could include a later change."""
+        if method in self._changed:
+            self._digests.pop(method, None)
+            self._changed[method] = self._monotonic()
+
+    async def differing(self) -> Sequence[Change]:
+        """Read the lists; returns those that differ from when they were read before, or that cannot be compared."""
+        changed = dict(self._changed)
+        read = await asyncio.gather(*(self._read(method) for method in changed))
+        found = []
+        for method, digest in zip(changed, read, strict=True):
+            if self._changed[method] != changed[method]:
+                continue  # the server reported a change while the list was read: that is a cue by itself
+            if digest is None or digest != self._digests.get(method):
+                found.append(Change(method))
+                self.note_change(method)
+            if digest is not None:
+                self._digests[method] = digest
+        return found
+
+    async def _read(self, method: str) -> bytes | None:
+        try:
+            async with asyncio.timeout(DIGEST_SECONDS):
+                return await self._server.digest(method)
+        except Exception:  # whatever the server's handler raises
+            return None
+
+    def recent(self) -> Sequence[Change]:
+        """The lists that may have changed while a listener was on its way back."""
+        since = self._monotonic() - RETURNS_WITHIN
+        return [Change(method) for method, changed in self._changed.items() if changed >= since]
+
+
+@dataclass(slots=True, eq=False)
+class _Announcement:
+    """A request to other nodes to subscribe to more, and the nodes that have not answered yet."""
+
+    since: float
+    waiting: set[NodeId]
+    is_overdue: bool = False
+    """A listener was acknowledged although nodes had not answered."""
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True)
+class _NodeWithListeners:
+    """Another node that has listeners."""
+
+    number: int
+    filter: ChangeFilter
+
+
+class Listening:
+    """The listeners of this node, and the other nodes that have any. Nothing runs before the first listener comes, at
+    whatever node."""
+
+    def __init__(self, context: ServerContext, server: ServerChanges, *, beat: Callable[[], Awaitable[None]]) -> None:
+        """`beat` writes this node's beat, with `number` in it."""
+        self._context = context
+        self._beat = beat
+        self._listeners: set[ChangeListener] = set()
+        self._begun = 0
+        """Listeners here, those that are not acknowledged yet among them."""
+        self._named: Counter[str] = Counter()
+        """Resources, and how many listeners here name each."""
+        self._first: dict[str, Caller] = {}
+        """Of each resource, the caller whose listener named it first; it counts as that caller's."""
+        self._shares: Counter[Caller] = Counter()
+        self._announced: set[str] | None = None
+        """Resources to which other nodes were asked to subscribe; `None` while they know of no listener here."""
+        self._number = 0
+        """Of the last announcement."""
+        self._announcements: dict[int, _Announcement] = {}
+        self._nodes: dict[NodeId, _NodeWithListeners] = {}
+        self._to_answer: dict[NodeId, int] = {}
+        """Nodes that wait for this one to subscribe to more, each with the number of its last announcement."""
+        self._asked: set[NodeId] = set()
+        """Nodes with listeners whose announcement this node lacks, and has asked for."""
+        self._is_started = False
+        self._answered = asyncio.Event()
+        self._unsent: dict[NodeId, dict[Change, None]] = {}
+        self._suspects: tuple[frozenset[NodeId], frozenset[NodeId]] = (frozenset(), frozenset())
+        """In the last round: nodes with listeners that are gone, and those whose announcement was missing."""
+        self._doubts = context.journal.doubts
+        self._lists = ListDigests(server, context.hub.monotonic)
+        self._subscription = ServerSubscription(
+            server, on_change=self._on_change, on_gap=self._on_gap, task_context=context.task_context
+        )
+        self._turn = asyncio.Lock()
+        self._subscribes = OnDemand(self._subscribe, name="perdure-listening-subscribe", on_failure=_failed)
+        self._sends = OnDemand(self._send, name="perdure-listening-send", on_failure=_failed)
+        self._doubt = OnDemand(self._cue_doubtful, name="perdure-listening-doubt", on_failure=_failed)
+        context.changed.connect(self.heard)
+
+    @property
+    def number(self) -> int:
+        """For the beat: the number of the last announcement; 0 while no listener is here."""
+        return 0 if self._announced is None else self._number
+
+    def __len__(self) -> int:
+        return len(self._listeners)
+
+    async def start(self) -> None:
+        """Learn what the listeners of other nodes want, before this node serves. Raises `StoreError`."""
+        context = self._context
+        for record in await context.store.nodes():
+            if (
+                record.id != context.node
+                and read_facts(record).listening
+                and not await context.nodes.is_dead(record.id)
+            ):
+                self._ask(record.id)
+        if self._asked:
+            try:
+                async with asyncio.timeout(ANSWERED_WITHIN):
+                    await self._answered.wait()
+            except TimeoutError:
+                pass
+        self._is_started = True
+
+    async def aclose(self) -> None:
+        await self._subscribes.aclose()
+        await self._doubt.aclose()
+        await self._subscription.aclose()
+        await self._sends.aclose()
+        for node, changes in self._unsent.items():
+            self._put_mail([node], _message(changes))
+
+    # Listeners
+
+    async def join(self, wanted: ChangeFilter, *, caller: Caller) -> ChangeListener | None:
+        """Begin to listen. `None`: this process cannot subscribe to its server, and only the server itself can serve a
+        listener. Raises `StoreError`, or `TooManyResources`."""
+        if self._context.journal.state is LogState.DEGRADED:
+            raise StoreUnavailable("other nodes cannot be asked to subscribe to more")
+        self._begun += 1
+        is_named = False
+        try:
+            async with self._turn:
+                self._name(wanted.uris, caller)
+                is_named = True
+                await self._subscription.cover(self._union())
+                if self._subscription.serves:
+                    await self._announce(wanted.uris)
+            if self._subscription.serves:
+                await self._wait_subscribed()
+                if not self._listeners:
+                    await self._lists.differing()  # those that changed while no listener was here are recent now
+                honoured = self._subscription.honours(wanted)
+                listener = ChangeListener(DueChanges(honoured), lambda left: self._leave(left, wanted.uris))
+                self._listeners.add(listener)
+                listener.add([*self._lists.recent(), ALL_RESOURCES])
+                return listener
+        except BaseException:
+            self._release(wanted.uris if is_named else ())
+            raise
+        self._release(wanted.uris)
+        return None
+
+    def _leave(self, listener: ChangeListener, uris: Iterable[str]) -> None:
+        if listener in self._listeners:
+            self._listeners.discard(listener)
+            self._release(uris)
+
+    def _name(self, uris: Iterable[str], caller: Caller) -> None:
+        new = [uri for uri in uris if uri not in self._named]
+        elsewhere = {uri for node in self._nodes.values() for uri in node.filter.uris} if new else set()
+        if new and len(elsewhere | self._named.keys() | set(new)) > MAX_UNION:
+            raise TooManyResources(MAX_UNION, of_caller=False)
+        share = share_of(MAX_UNION, self._context.settings.max_share)
+        if new and self._shares[caller] + len(new) > share:
+            raise TooManyResources(share, of_caller=True)
+        self._named.update(list(uris))  # a mapping would count by its values
+        self._first.update(dict.fromkeys(new, caller))
+        self._shares[caller] += len(new)
+
+    def _release(self, uris: Iterable[str]) -> None:
+        """A listener here is gone."""
+        self._begun -= 1
+        for uri in uris:
+            self._named[uri] -= 1
+            if not self._named[uri]:
+                caller = self._first.pop(uri)
+                self._shares[caller] -= 1
+                if not self._shares[caller]:
+                    del self._shares[caller]
+                del self._named[uri]
+
+    def _union(self) -> set[str]:
+        return {*self._named, *(uri for node in self._nodes.values() for uri in node.filter.uris)}
+
+    # Changes
+
+    def heard(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """A tool has sent its caller a notification. Passed on if it reports a change; never waits or fails."""
+        if (change := change_of(method, params)) is not None:
+            self._on_change(change)
+
+    def _on_change(self, change: Change) -> None:
+        """The server of this process has reported a change."""
+        self._cue([change])
+        for node, other in self._nodes.items():
+            if other.filter.admits(change):
+                self._queue(node, change)
+
+    def _on_gap(self) -> None:
+        """This node may have missed changes of its server."""
+        self._doubt.want()
+        for node in self._nodes:
+            self._queue(node, ANYTHING)
+
+    def on_death(self) -> None:
+        """A node has died, and may have published what it had no time to send."""
+        self._doubt.want()
+
+    def on_burial(self) -> None:
+        """This node has buried a dead one; others may not have seen that it was dead."""
+        for node in self._nodes:
+            self._queue(node, ANYTHING)
+
+    def _cue(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            self._lists.note_change(change.method)
+        for listener in list(self._listeners):
+            listener.add(changes)
+
+    async def _cue_doubtful(self) -> None:
+        """Anything may have changed."""
+        if self._listeners:
+            differing = await self._lists.differing()
+            for listener in list(self._listeners):
+                listener.add([*differing, ALL_RESOURCES])
+
+    def _queue(self, node: NodeId, change: Change) -> None:
+        unsent = self._unsent.setdefault(node, {})
+        unsent[change] = None
+        if len(unsent) > MAX_UNSENT:
+            self._unsent[node] = {ANYTHING: None}
+        self._sends.want()
+
+    async def _send(self) -> None:
+        """Send what has changed. Changes of one item that come meanwhile are one."""
+        unsent, self._unsent = self._unsent, {}
+        sent = (self._context.journal.write(*mail_to([node], _message(changes))) for node, changes in unsent.items())
+        outcomes = await asyncio.gather(*sent, return_exceptions=True)
+        failures = []
+        for (node, changes), outcome in zip(unsent.items(), outcomes, strict=True):
+            if outcome is not None and not isinstance(outcome, NodeGone):
+                self._unsent[node] = changes | self._unsent.get(node, {})  # sent in the next round
+                failures.append(outcome)
+        if failures:
+            raise failures[0]
+
+    # Asking the other nodes
+
+    async def _announce(self, uris: Collection[str]) -> None:
+        """Ask all other nodes to subscribe to resources, unless they were asked before."""
+        before = self._announced
+        if before is not None and before.issuperset(uris):
+            return
+        self._announced = {*(before or ()), *uris}
+        try:
+            if before is None:
+                self._number += 1
+                await self._beat()  # nodes are read after it is written: a node that joins later sees it, and asks
+            others = {record.id for record in await self._context.store.nodes()} - {self._context.node}
+        except BaseException:
+            self._announced = before
+            raise
+        self._send_announcement(others, uris, adds=before is not None)
+
+    def _send_announcement(self, nodes: Collection[NodeId], uris: Collection[str], *, adds: bool) -> None:
+        if not nodes:
+            return
+        self._number += 1
+        self._announcements[self._number] = _Announcement(self._context.hub.monotonic(), set(nodes))
+        listed = list(uris)
+        for start in range(0, max(1, len(listed)), MAX_URIS):
+            part = listed[start : start + MAX_URIS]
+            message = mail.Listening(node=self._context.node, number=self._number, uris=part, adds=adds or start > 0)
+            self._put_mail(nodes, message)
+
+    async def _wait_subscribed(self) -> None:
+        """Wait until the other nodes have subscribed to what this one has announced, or for `SUBSCRIBED_WITHIN`."""
+        open_ = list(self._announcements.values())
+        try:
+            async with asyncio.timeout(SUBSCRIBED_WITHIN):
+                for announcement in open_:
+                    await announcement.done.wait()
+        except TimeoutError:
+            for announcement in open_:
+                announcement.is_overdue = True
+
+    def _settle(self, nodes: Collection[NodeId], *, through: int) -> None:
+        """Nodes have answered, or are gone."""
+        for number, announcement in list(self._announcements.items()):
+            if number <= through:
+                announcement.waiting.difference_update(nodes)
+            if not announcement.waiting:
+                announcement.done.set()
+                del self._announcements[number]
+                if announcement.is_overdue:
+                    self._doubt.want()
+
+    def on_mail(self, message: mail.ListeningMail) -> None:
+        own = self._context.node
+        match message:
+            case mail.Changed():
+                self._cue([Change(method, uri) for method, uri in message.changes])
+            case mail.Unheard():
+                self._doubt.want()
+            case mail.Listening():
+                known = self._nodes.get(message.node) if message.adds else None
+                uris = {**(known.filter.uris if known else {}), **dict.fromkeys(message.uris)}
+                wanted = ChangeFilter(methods=frozenset(LISTS.values()), uris=uris)
+                self._nodes[message.node] = _NodeWithListeners(message.number, wanted)
+                self._to_answer[message.node] = message.number
+                self._subscribes.want()
+            case mail.Silent():
+                self._nodes.pop(message.node, None)
+            case mail.Joined() if self._announced is not None:
+                self._send_announcement([message.node], self._announced, adds=False)
+            case mail.Subscribed() if message.asker == own:  # otherwise it is mail of a node that this one has buried
+                self._settle([message.node], through=message.number)
+
+    async def _subscribe(self) -> None:
+        """Subscribe to everything that is wanted, and answer the nodes that asked for it."""
+        answers, self._to_answer = self._to_answer, {}
+        try:
+            await self._subscription.cover(self._union())
+        except BaseException:
+            self._to_answer = answers | self._to_answer
+            raise
+        for node, number in answers.items():
+            self._put_mail([node], mail.Subscribed(asker=node, node=self._context.node, number=number))
+            if node in self._asked:
+                self._asked.discard(node)
+                if self._is_started:  # it has served, and this node has heard nothing of its own server for that one
+                    self._queue(node, ANYTHING)
+        if not self._asked:
+            self._answered.set()
+
+    def _ask(self, node: NodeId) -> None:
+        self._asked.add(node)
+        self._put_mail([node], mail.Joined(node=self._context.node))
+
+    def _put_mail(self, nodes: Collection[NodeId], message: mail.ListeningMail) -> None:
+        for step in mail_to(nodes, message):
+            self._context.journal.put(Steps((step,)))
+
+    # Rounds
+
+    def go_round(self, seen: Overview | None) -> None:
+        """Do again what has failed, and compare what this node knows with the beats of the others. A beat may be older
+        than mail that has come since it was read, so what it says counts when the next round sees the same."""
+        if self._to_answer:
+            self._subscribes.want()
+        if self._unsent:
+            self._sends.want()
+        if self._doubts != self._context.journal.doubts:  # the store has lost its tail, and mail with it
+            self._doubts = self._context.journal.doubts
+            self._doubt.want()
+        if seen is None:
+            return
+        others = {record.id: record for record in seen.nodes if record.id != self._context.node}
+        if self._announced is not None and not self._begun:
+            self._announced = None
+            self._put_mail(others, mail.Silent(node=self._context.node))
+        elif self._announced is not None and len(self._announced) > 2 * len(self._named) + LEFT_OVER:
+            self._announced = set(self._named)
+            self._send_announcement(others, self._announced, adds=False)
+        gone = frozenset(self._nodes.keys() - others.keys())
+        listening = {node: read_facts(record).listening for node, record in others.items() if node not in seen.dead}
+        unknown = {node for node, number in listening.items() if number > self._number_of(node)}
+        last_gone, last_unknown = self._suspects
+        self._suspects = gone, frozenset(unknown)
+        for node in gone & last_gone:
+            del self._nodes[node]
+        for node in (unknown & last_unknown) - self._asked:
+            self._ask(node)
+        self._asked &= others.keys()
+        long_ago = self._context.hub.monotonic() - SUBSCRIBED_WITHIN
+        for number, announcement in list(self._announcements.items()):
+            if announcement.since < long_ago:  # this round has seen the others after it was sent
+                self._settle(announcement.waiting - others.keys(), through=number)
+
+    def _number_of(self, node: NodeId) -> int:
+        return self._nodes[node].number if node in self._nodes else 0
+
+
+def _message(changes: Collection[Change]) -> mail.ListeningMail:
+    return mail.Unheard() if ANYTHING in changes else mail.Changed(changes=[list(change) for change in changes])
+
+
+def _failed(failure: Exception, again: bool) -> None:
+    level = logging.DEBUG if again or isinstance(failure, StoreError) else logging.ERROR
+    log_event(level, "changes.failed", f"changes could not be exchanged with other nodes, and wait: {failure!r}")
