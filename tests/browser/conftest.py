@@ -30,6 +30,13 @@ async def browser(chromium: Browser) -> AsyncIterator[Browser]:
         yield it
 
 
+@pytest.fixture
+async def caching_browser(chromium: Browser) -> AsyncIterator[Browser]:
+    """A private window that keeps a page for the way back."""
+    async with chromium.window(caches=True) as it:
+        yield it
+
+
 @pytest.fixture(scope="session")
 async def shared(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     origins = (chromium.origin, chromium.origin.replace("127.0.0.1", "plain.test"))

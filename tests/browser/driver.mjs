@@ -10,7 +10,7 @@ const browserPackage = createRequire(here('../../clients/browser/package.json'))
 const { chromium } = browserPackage('playwright-core');
 const { build } = browserPackage('esbuild');
 const { bundle } = await import('../../clients/browser/bundle.mjs');
-const [executablePath, profile] = process.argv.slice(2);
+const [path, cachingPath, profile] = process.argv.slice(2);
 
 // The package as it is shipped, and the page on it; each SDK is loaded by the pages that use it.
 const shipped = `${profile}/package`;
@@ -41,19 +41,22 @@ const site = createServer(({ url }, response) => {
 await new Promise((resolve) => site.listen(0, '127.0.0.1', resolve));
 const { port } = site.address();
 
-const ordinary = await chromium.launchPersistentContext(`${profile}/profile`, {
-  executablePath,
-  headless: true,
-  ignoreDefaultArgs: ['--disable-back-forward-cache'],
-  args: [
-    '--no-sandbox',
-    '--disable-gpu',
-    '--disable-background-networking',
-    '--disable-component-update',
-    '--disable-sync',
-    '--host-resolver-rules=MAP plain.test 127.0.0.1',
-  ],
-});
+const launch = (executablePath, name) =>
+  chromium.launchPersistentContext(`${profile}/${name}`, {
+    executablePath,
+    headless: true,
+    ignoreDefaultArgs: ['--disable-back-forward-cache'],
+    args: [
+      '--no-sandbox',
+      '--disable-gpu',
+      '--disable-background-networking',
+      '--disable-component-update',
+      '--disable-sync',
+      '--host-resolver-rules=MAP plain.test 127.0.0.1',
+    ],
+  });
+const ordinary = await launch(path, 'profile');
+let caching; // started by the first test that needs the cache for the way back
 let context = ordinary;
 let responses = [];
 const tabs = [];
@@ -72,8 +75,9 @@ async function watch(tab) {
 }
 
 const commands = {
-  async window({ private: alone }) {
-    context = alone ? await ordinary.browser().newContext() : ordinary;
+  async window({ private: alone, caches }) {
+    const browser = caches && cachingPath !== path ? (caching ??= await launch(cachingPath, 'caching')) : ordinary;
+    context = alone ? await browser.browser().newContext() : ordinary;
     context.setDefaultTimeout(20_000);
     responses = [];
   },
@@ -136,5 +140,5 @@ for await (const line of createInterface({ input: process.stdin })) {
     .then(() => commands[name](rest))
     .then((value) => say({ n, value: value ?? null }), (error) => say({ n, error: String(error) }));
 }
-await ordinary.close();
+await Promise.all([ordinary.close(), caching?.close()]);
 site.close();

@@ -159,15 +159,15 @@ sessionStorage.setItem(key, JSON.stringify({...state, life: state.life + 1}));
 """
 
 
-async def test_a_page_from_the_browsers_cache(browser: Browser, servers: Cluster) -> None:
+async def test_a_page_from_the_browsers_cache(caching_browser: Browser, servers: Cluster) -> None:
     """On the way back the old page is there as it was, and goes on; unless another one has gone on meanwhile.
 
     Chromium drops a page from its cache when another asks for the lock, so what that one does is done by hand here.
     """
-    tab = await browser.open(servers.proxy.url, host="plain.test")
+    tab = await caching_browser.open(servers.proxy.url, host="plain.test")
     session = await tab.connected()
     await tab.eval("globalThis.mark = 'first'")
-    blank = browser.origin.replace("127.0.0.1", "plain.test") + "/blank"
+    blank = caching_browser.origin.replace("127.0.0.1", "plain.test") + "/blank"
     await tab.goto(blank)
     await tab.back()
     assert await tab.connected() == session

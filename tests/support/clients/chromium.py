@@ -20,6 +20,8 @@ from tests.support.processes.serving import ROOT
 PACKAGE = ROOT / "clients" / "browser"
 DRIVER = ROOT / "tests" / "browser" / "driver.mjs"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
+#: Takes less than half of the processor time for a test, and has no cache for the way back to a page.
+SMALL = "chromium-headless-shell"
 
 
 def chromium() -> str:
@@ -66,9 +68,10 @@ class Browser:
                 waiting.set_exception(RuntimeError("the browser's driver has ended"))
 
     @asynccontextmanager
-    async def window(self, *, private: bool = True) -> AsyncIterator[Browser]:
-        """Tabs are opened in here, and closed at the end. A private window shares nothing with any other."""
-        await self.do("window", private=private)
+    async def window(self, *, private: bool = True, caches: bool = False) -> AsyncIterator[Browser]:
+        """Open tabs in here; the end closes them. A private window shares nothing with any other. A window that
+        `caches` keeps a page for the way back."""
+        await self.do("window", private=private, caches=caches)
         try:
             yield self
         finally:
@@ -179,6 +182,7 @@ async def browsing() -> AsyncIterator[Browser]:
         process = await asyncio.create_subprocess_exec(
             program("node"),
             DRIVER,
+            shutil.which(SMALL) or chromium(),
             chromium(),
             Path(profile),
             stdin=asyncio.subprocess.PIPE,
