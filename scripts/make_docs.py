@@ -209,8 +209,12 @@ def limits(_: str) -> str:
 
 
 def metrics(_: str) -> str:
-    rows = [[f"`{m.name}`", m.kind, ", ".join(f"`{label}`" for label in m.labels), m.help] for m in METRICS]
-    return table(("metric", "type", "labels", "what it tells"), rows)
+    """Each metric with its own labels; all but a few have `node`, and `le` comes with histograms."""
+    rows = []
+    for metric in METRICS:
+        own = ", ".join(label for label in metric.labels if label not in ("node", "le"))
+        rows.append([f"`{metric.name}{{{own}}}`" if own else f"`{metric.name}`", metric.help])
+    return table(("metric", "what it tells"), rows)
 
 
 def alerts(_: str) -> str:
