@@ -182,7 +182,7 @@ def _node(
         listening=process.listening,
         lease=context.settings.lease,
         facts=facts,
-        thaw=context.hub.thaw,
+        resume=context.hub.resume_readers,
         on_buried=on_buried,
         on_lost=on_lost,
     )

@@ -11,7 +11,7 @@ from perdure._core.ids import Kind, NodeId, SessionId, StreamId
 from perdure._core.states import CallState, ContentState, LogState, WritingState
 from perdure.errors import StoreUnavailable
 from perdure.log.journal import Journal, Steps
-from perdure.log.stream import Stream, Streams
+from perdure.log.stream import Stream, StreamOwner, Streams
 from perdure.settings import Settings
 from perdure.store import MemoryStore
 from perdure.store.records import Event, StreamRecord
@@ -44,24 +44,12 @@ class Repairs(FaultyStore):
         return await super().commit(steps)
 
 
-class Owner:
+class Owner(StreamOwner):
     def __init__(self) -> None:
         self.lost = 0
 
-    def on_settled(self, stream: Stream) -> None:
-        """Streams stay."""
-
-    def on_grown(self, stream: Stream) -> None:
-        """No reader is elsewhere."""
-
     def on_lost(self, stream: Stream, unwritten: Sequence[Event], shown: int) -> None:
         self.lost += 1
-
-    def on_reader_lost(self, stream: Stream) -> None:
-        """No session learns of it."""
-
-    def on_step_written(self, stream: Stream, step: Step) -> None:
-        """No session learns of it."""
 
 
 class Desk:

@@ -11,7 +11,7 @@ import pytest
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.states import CallState, ContentState, WritingState
 from perdure.log.journal import Journal
-from perdure.log.stream import Stream, Streams
+from perdure.log.stream import Stream, StreamOwner, Streams
 from perdure.settings import Settings
 from perdure.store import MemoryStore
 from perdure.store.records import Event, StreamRecord
@@ -26,7 +26,7 @@ HERE, THERE, SESSION = NodeId("here"), NodeId("there"), SessionId("s")
 END = CallEnd(incarnation=1, request_id=1, state=CallState.ANSWERED)
 
 
-class Owner:
+class Owner(StreamOwner):
     """Lets go of what is settled, and remembers what it was told."""
 
     def __init__(self) -> None:
@@ -44,9 +44,6 @@ class Owner:
 
     def on_lost(self, stream: Stream, unwritten: Sequence[Event], shown: int) -> None:
         self.lost.append([event.payload for event in unwritten])
-
-    def on_reader_lost(self, stream: Stream) -> None:
-        """No session learns of it."""
 
     def on_step_written(self, stream: Stream, step: Step) -> None:
         self.written.append(step)

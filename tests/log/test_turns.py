@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 from mcp.server.mcpserver import Context, MCPServer
 
-from perdure.log.turns import ALONE, CROWD, QUEUED_BYTES, Turns
+from perdure.log.journal import QUEUED_BYTES, SHARED_TURN, SOLE_TURN, Turns
 from tests.support.clients.raw_http import progress, text_of
 from tests.support.servers.in_process import until
 from tests.support.servers.raw_served import Live, live
@@ -30,25 +30,25 @@ async def send(turns: Turns, count: int, sent: list[object], name: object, *, si
 
 async def test_one_alone_sends_as_much_in_a_turn_as_it_may_run_ahead() -> None:
     turns, sent = Turns(), list[object]()
-    call = asyncio.create_task(send(turns, 10 * ALONE, sent, "a"))
+    call = asyncio.create_task(send(turns, 10 * SOLE_TURN, sent, "a"))
     await asyncio.sleep(0)
-    assert len(sent) == ALONE
+    assert len(sent) == SOLE_TURN
     turns.on_taken()
     await call
 
 
 async def test_many_send_a_share_each_turn_and_each_has_its_turn() -> None:
     turns, sent, most = Turns(), list[object](), 0
-    calls = [asyncio.create_task(send(turns, 3 * CROWD, sent, number)) for number in range(20)]
+    calls = [asyncio.create_task(send(turns, 3 * SHARED_TURN, sent, number)) for number in range(20)]
     await asyncio.sleep(0)
     begun = len(sent)
-    assert ALONE < begun < ALONE + 20  # the first did not know of the others, each of which has sent one
+    assert SOLE_TURN < begun < SOLE_TURN + 20  # the first did not know of the others, each of which has sent one
     while not all(call.done() for call in calls):
         before = len(sent)
         await asyncio.sleep(0)
         most = max(most, len(sent) - before)
-    assert most <= CROWD
-    later = list(dict.fromkeys(sent[begun : begun + 20 * CROWD]))
+    assert most <= SHARED_TURN
+    later = list(dict.fromkeys(sent[begun : begun + 20 * SHARED_TURN]))
     assert set(later) >= set(range(1, 20)), "each goes on once before one goes on again"
 
 
@@ -65,12 +65,12 @@ async def test_nobody_sends_while_too_much_is_queued() -> None:
 
 async def test_one_that_is_cancelled_in_the_line_does_not_hold_up_the_next() -> None:
     turns, sent = Turns(), list[object]()
-    calls = [asyncio.create_task(send(turns, 2 * ALONE, sent, number)) for number in range(3)]
+    calls = [asyncio.create_task(send(turns, 2 * SOLE_TURN, sent, number)) for number in range(3)]
     await asyncio.sleep(0)
     calls[0].cancel()
     calls[1].cancel()
     await calls[2]
-    assert sent.count(2) == 2 * ALONE
+    assert sent.count(2) == 2 * SOLE_TURN
 
 
 @asynccontextmanager
@@ -81,7 +81,7 @@ async def about_to_flood(begin: asyncio.Event) -> AsyncIterator[Live]:
     @server.tool()
     async def flood(ctx: Context) -> str:
         await begin.wait()
-        for number in range(1, 4 * ALONE):
+        for number in range(1, 4 * SOLE_TURN):
             await ctx.report_progress(number, message="x" * 1_000)
         return "done"
 
@@ -113,4 +113,4 @@ async def test_a_quick_call_waits_for_a_few_turns_of_calls_that_flood() -> None:
         between = counters.events_appended - before
     assert progress(answer.messages) == [1, 2, 3]
     assert text_of(answer.messages[-1]) == "few"
-    assert between < FLOODS * ALONE / 2, between
+    assert between < FLOODS * SOLE_TURN / 2, between

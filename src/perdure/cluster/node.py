@@ -88,7 +88,7 @@ class Node:
     listening: Listening | None
     lease: float
     facts: Callable[[], bytes]
-    thaw: Callable[[], None]
+    resume: Callable[[], None]
     """Called in each round while this node holds its claim: what rests because it did not may go on."""
     on_buried: Callable[[], None]
     on_lost: Callable[[StoreLost], None]
@@ -135,7 +135,7 @@ class Node:
             else:
                 log_event(logging.WARNING, "node.resumed", "the store answers and knows this node: it goes on")
         if claim is ClaimState.HOLDING:
-            self.thaw()
+            self.resume()
 
     async def _repeat(self, what: str, work: Callable[[], Awaitable[None]], pause: float) -> None:
         while True:

@@ -25,7 +25,7 @@ class Chores:
 
     @contextmanager
     def surviving(self, what: str, item: object = None) -> Iterator[None]:
-        """Go on behind the block, whatever happens in it. `what` says what could not be done, `item` for which one."""
+        """Go on after the block, whatever happens in it. `what` says what could not be done, `item` for which item."""
         key = (what, item)
         try:
             yield
@@ -42,7 +42,7 @@ class Chores:
 
 
 async def keep_going(chore: Callable[[], Awaitable[None]]) -> None:
-    """Run a chore that is meant to run for ever; if it breaks down, that is logged and it begins again."""
+    """Run a chore for ever; if it fails, log that and begin again."""
     chores = Chores()
     while True:
         with chores.surviving("a chore broke down, and begins again"):
@@ -52,12 +52,12 @@ async def keep_going(chore: Callable[[], Awaitable[None]]) -> None:
 
 
 class OnDemand:
-    """A job that is wanted now and then. What is wanted while it runs makes it run once more."""
+    """A job that is wanted now and then. A wish while it runs makes it run once more."""
 
     def __init__(
         self, job: Callable[[], Awaitable[None]], *, name: str, on_failure: Callable[[Exception, bool], None]
     ) -> None:
-        """`on_failure` gets what went wrong, and whether the run before that failed too."""
+        """`on_failure` gets the failure, and whether the previous run failed too."""
         self._job = job
         self._name = name
         self._on_failure = on_failure
@@ -94,7 +94,6 @@ class OnDemand:
 
 
 async def cancel_all(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel tasks, and wait until they have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -27,25 +27,25 @@ more is delivered again after a crash."""
 
 
 class Registry(Protocol):
-    """Learns of readers on streams that another node writes, and lists those of this one."""
+    """Is notified of readers on streams that another node writes, and lists those of this node."""
 
     def on_attached(self, reader: Reader) -> None: ...
 
     def list_here(self, reader: Reader) -> None:
-        """A reader came to a stream that this node writes: let operators know."""
+        """A reader came to a stream that this node writes: enter it in the store, for operators."""
 
     def on_progress(self, reader: Reader) -> None: ...
 
     def on_detached(self, reader: Reader) -> None: ...
 
     def on_grown(self, stream: Stream) -> None:
-        """A stream that this node writes has grown, and its reader sits at another node."""
+        """A stream that this node writes has grown, and its reader is at another node."""
 
     async def look_who_reads(self, stream: Stream) -> None:
-        """Learn from the store which reader is on a stream, at whatever node."""
+        """Read from the store which reader is on a stream, at any node."""
 
     def on_claimed(self, stream: Stream) -> None:
-        """This node has claimed a stream that another one wrote."""
+        """This node has claimed a stream that another node wrote."""
 
 
 class ReadMarks:
@@ -66,11 +66,11 @@ class ReadMarks:
         """Taken to look for unread calls: thousands of clients may come at once, and their requests go first."""
 
     def moved(self, stream: Stream) -> None:
-        """The reader of a standalone stream has got further."""
+        """The reader of a standalone stream has moved."""
         self._later(stream)
 
     def left(self, stream: Stream) -> None:
-        """The reader of a stream has left it, or came to its end."""
+        """The reader of a stream has left, or came to its end."""
         if stream.kind is Kind.CALL:
             readers = stream.readers
             unread = stream.content is not ContentState.SEALED or readers.delivered < stream.tail.last
@@ -83,12 +83,11 @@ class ReadMarks:
         self._write(stream)
 
     def lost(self, stream: Stream) -> None:
-        """The reader of a call's stream went with its process."""
+        """The reader of a call's stream died with its process."""
         stream.readers.marked_unread = True
         self._later(stream)
 
     def close(self) -> None:
-        """Write the rest."""
         self._write(*self._unwritten.values())
         if self._timer is not None:
             self._timer.cancel()
@@ -133,9 +132,9 @@ class Hub:
     random: RandomBytes
     readers: set[Reader] = field(default_factory=set)
     _frozen: set[Reader] = field(default_factory=set)
-    """Readers that found that nothing may be shown."""
+    """Readers that rest because nothing may be shown."""
     open: Quota = field(init=False)
-    """The event streams that are open, by the caller that each is counted for."""
+    """The open event streams, by caller."""
     _chores: Chores = field(default_factory=Chores)
 
     def __post_init__(self) -> None:
@@ -143,18 +142,19 @@ class Hub:
         self.open = Quota(most, each=share_of(most, self._settings.max_share))
 
     def arrive(self) -> int:
-        """A number for a request that will become a reader: a later one has a higher number."""
+        """Return a number for a request that will become a reader: a later one has a higher number."""
         return next(self.arrivals)
 
     def count_readers(self) -> dict[str, int]:
-        """The open event streams by kind. `sessionless`: of clients without a session, which no stream of the log is
-        read for."""
+        """The open event streams by kind. `sessionless`: of clients without a session, which read no stream of the
+        log."""
         standalone = sum(1 for reader in self.readers if reader.stream.kind is Kind.STANDALONE)
         calls = len(self.readers) - standalone
         return {"call": calls, "standalone": standalone, "sessionless": self.open.held - len(self.readers)}
 
     def attach(self, reader: Reader) -> None:
-        """Put a reader on its stream. The newest wins, whichever the store answered first; the other one is ended."""
+        """Put a reader on its stream. The newest reader wins, whichever the store answered first; the other is
+        ended."""
         stream = reader.stream
         before = stream.readers.reader
         self.readers.add(reader)
@@ -176,15 +176,15 @@ class Hub:
         stream.moved()
 
     def is_frozen(self, reader: Reader) -> bool:
-        """Whether nothing may be shown, because this node does not hold its claim; `thaw` wakes the reader then."""
+        """Whether nothing may be shown, because this node does not hold its claim."""
         if self._journal.may_show:
             return False
         self._frozen.add(reader)
         return True
 
-    def thaw(self) -> None:
-        """Wake the readers that rest only because nothing could be shown. Called again and again while this node holds
-        its claim, so that no reader is forgotten that rests just before it is renewed."""
+    def resume_readers(self) -> None:
+        """Wake the readers that rest because nothing could be shown. Called again and again while this node holds its
+        claim, so that a reader is not forgotten that rests just before it is renewed."""
         while self._frozen:
             self._frozen.pop().wake()
 
@@ -226,7 +226,7 @@ class Hub:
         return warning_frames(position, sentence, message, random=self.random, log=by_log)
 
     async def watch(self) -> None:
-        """Write a comment to connections that are silent, end those that are stuck; runs for ever."""
+        """Write a comment to silent connections and end those that are stuck, for ever."""
         while True:
             await asyncio.sleep(min(self._settings.keepalive_interval, self._settings.stream_timeout) / 4)
             self._look_at_all()
@@ -241,7 +241,7 @@ class Hub:
                     reader.keep_alive()
 
     def end_idle(self) -> None:
-        """End every reader that does not wait for a call that runs here; its client comes back elsewhere."""
+        """End every reader that does not wait for a call that runs here; its client comes back at another node."""
         for reader in list(self.readers):
             stream = reader.stream
             if stream.kind is Kind.STANDALONE or (stream.writer is None and not stream.is_over):
@@ -249,7 +249,7 @@ class Hub:
 
     @property
     def unwritten(self) -> int:
-        """How many readers wait for answers that their calls have given, and that are not in the store yet."""
+        """How many readers wait for answers that are not in the store yet."""
         return sum(reader.stream.is_sealed and not reader.stream.is_over for reader in self.readers)
 
     def end_all(self) -> None:

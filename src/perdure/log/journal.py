@@ -41,7 +41,6 @@ from perdure.errors import (
     StoreReplaced,
     StoreUnavailable,
 )
-from perdure.log.turns import Turns
 from perdure.settings import Settings
 from perdure.store.codec import weigh
 from perdure.store.interface import Store
@@ -60,35 +59,49 @@ MOST_HELD_BYTES = 256 << 20
 """Bytes held while the store fails, besides the number of events: they may be large, and so may requests."""
 
 _FAILURES = (StoreUnavailable, StoreReplaced)
-"""What makes the journal hold steps. Other errors of the store refuse the steps for good."""
+"""Errors that make the journal hold steps. Other errors of the store refuse the steps for good."""
 
 _RETRY_FIRST = 0.02
 _RETRY_MOST = 0.5
 """Seconds between attempts while the store fails: soon at first, then without being a burden to a store in trouble."""
+
+AHEAD = 4
+"""Events that a call may be ahead of the log without a place in the line: one that sends now and then never waits."""
+
+SHARED_TURN = 64
+"""Events of all calls in one turn while others wait in the line, nearly: about five milliseconds. A request takes about
+ten turns. Fewer would make commits small, and those cost more for each event."""
+
+SOLE_TURN = 256
+"""Events in one turn while none waits: as many as a call may run ahead (`RUN_AHEAD`), so one that is alone does not
+notice."""
+
+QUEUED_BYTES = 256 * 1024
+"""Bytes of events that may be queued to be written; again as many as a call may run ahead."""
 
 
 class Source(Protocol):
     """Has steps to write, and learns what became of them."""
 
     def take(self) -> Sequence[Step]:
-        """All there is at the moment, in order. It is written in one commit, so it should be little: the writers of a
-        stream wait in `wait_for_room`."""
+        """All steps there are, in order. They are written in one commit, so they should be few: the writers of a stream
+        wait in `wait_for_room`."""
 
     def accepted(self, steps: Sequence[Step]) -> None:
-        """These are written: they may be shown."""
+        """The store has accepted these steps: they may be shown."""
 
     def held(self, steps: Sequence[Step]) -> None:
-        """These are held while the store fails. They may be shown, where `Journal.lapses` but for final answers."""
+        """These steps are held while the store fails. They may be shown; where `Journal.lapses`, final answers may
+        not."""
 
-    def written(self, steps: Sequence[Step]) -> None:
-        """These are in the store."""
+    def written(self, steps: Sequence[Step]) -> None: ...
 
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
-        """These were refused for good."""
+        """The store refused these steps for good."""
 
     def after_loss(self, steps: Sequence[Step], reason: Behind) -> Sequence[Step]:
-        """The store has lost what came before these: gives what is written in their place, at once and before anything
-        else of this source. Nothing: they are refused for good."""
+        """The store has lost what came before these steps. Returns what is written in their place, before anything else
+        of this source; nothing: the steps are refused for good."""
 
 
 Part = tuple[Source, Sequence[Step]]
@@ -96,7 +109,7 @@ Group = list[Part]
 
 
 class Journal:
-    """Writes steps, and knows whether the store is well."""
+    """Writes steps, and knows whether the store works."""
 
     def __init__(
         self,
@@ -116,11 +129,11 @@ class Journal:
         self._timeout = settings.store_timeout
         self._holding = settings.on_store_failure == "hold"
         self.is_lost = False
-        """The store's file is not there any more: nothing that is held is ever written."""
+        """The file of the store does not exist any more: nothing that is held is ever written."""
         self._claim = claim or Claim()
         self.lapses = lapses
-        """The claim of a node that lives may run out, and another node settles its calls then: a final answer is shown
-        only when it is in the store, because the other node might give another one (promise 3)."""
+        """The claim of a live node may lapse, and another node settles its calls then. So a final answer is shown only
+        when it is in the store: the other node might give another one (promise 3)."""
         self.counters = counters
         self._queue: deque[Source] = deque()
         self._queued_since = self._taken_since = self.time = 0.0
@@ -129,14 +142,13 @@ class Journal:
         self._too_much = 0
         """Bytes of the group at which the store failed."""
         self._groups = 0
-        """Groups that were written, so far."""
         self._refused = 0
-        """Steps that were refused, since the store last began to fail."""
+        """Steps that were refused since the store last began to fail."""
         self.doubts = 0
-        """How often it was seen that the store may have lost something: it was away, or it is behind."""
+        """How often the store may have lost something: it was away, or it is behind."""
         self._has_lapsed = False
-        """The claim has lapsed since the store began to fail: other nodes may have taken this one's streams, so nothing
-        that is held is shown before the store has it."""
+        """The claim has lapsed since the store began to fail: other nodes may have taken the streams of this node, so
+        nothing that is held is shown before the store has it."""
         self._scheduled = False
         self._writer: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
@@ -144,7 +156,7 @@ class Journal:
 
     @property
     def may_show(self) -> bool:
-        """What is accepted may be shown: this node holds its claim, and has held it since it last had written all."""
+        """Accepted steps may be shown: this node holds its claim, and has held it since everything was last written."""
         return not self._has_lapsed and time.monotonic() < self._claim.until
 
     @property
@@ -156,31 +168,29 @@ class Journal:
         return self._claim.at(time.monotonic()) is ClaimState.BURIED
 
     def check_claim(self) -> None:
-        """Raises `StoreUnavailable` unless this node holds its claim. Asked before it writes, or claims a stream: it
-        may have stood still since it decided to, and a stream of a node that is buried has no writer for ever."""
+        """Raises `StoreUnavailable` unless this node holds its claim. Called before the node writes or claims a stream:
+        it may have stood still since it decided to, and a stream of a buried node never has a writer."""
         if not self._has_claim:
             raise StoreUnavailable("it has not answered this node for so long that the node's lease has lapsed")
 
     @property
     def _holds(self) -> bool:
-        """While the store fails, live traffic goes on from memory; but not for a node whose claim does not hold."""
         return self._holding and self.may_show
 
     @property
     def refuses(self) -> bool:
-        """New work is refused at the moment: this node's claim does not hold; or the store fails, and the setting says
-        so or too much is held."""
+        """New work is refused: the claim does not hold; or the store fails, and the setting says so or too much is
+        held."""
         degraded = self.state is LogState.DEGRADED
         return not self.may_show or (degraded and not (self._holding and self.backlog.has_room))
 
     @property
     def _is_behind(self) -> bool:
-        """The store has failed, and there is something to catch up with. A node that is buried only has its backlog
-        refused."""
+        """The store has failed, and there is something to catch up with. A buried node only has its backlog refused."""
         return self.state is LogState.DEGRADED and (bool(self.backlog.parts) or not self._is_buried)
 
     def put(self, source: Source) -> None:
-        """Queue a source, once; it is asked for its steps at the end of this turn of the loop."""
+        """Queue a source, once. It is asked for its steps at the end of this turn of the loop."""
         if not self._queue:
             self._queued_since = time.perf_counter()
             self.time = self.clock()
@@ -190,7 +200,7 @@ class Journal:
 
     async def write(self, *steps: Step, may_be_held: bool = True) -> None:
         """Write steps and wait until they are accepted. Raises `StoreUnavailable` where the journal refuses; also where
-        it would hold them, if they may not be held: only the store can tell what becomes of them."""
+        it would hold steps that may not be held, because only the store can decide what becomes of them."""
         if not self._queue and self._writer is None and (refusals := self._at_once(steps)) is not None:
             for refusal in refusals:
                 if refusal is not None:
@@ -201,7 +211,8 @@ class Journal:
         await outcome
 
     async def aclose(self) -> None:
-        """Write what is queued; what is left when the store took nothing for its time is lost with the process."""
+        """Write what is queued. What is left when the store took nothing for `store_timeout` is lost with the
+        process."""
         while not self._idle.is_set():
             groups = self._groups
             try:
@@ -245,7 +256,7 @@ class Journal:
             self._settle_idle()
 
     def _take(self) -> Group:
-        """As much from the front of the queue as one commit should hold; the rest keeps its place."""
+        """As much from the front of the queue as one commit should hold."""
         self._taken_since = self._queued_since
         return front(self._taken())
 
@@ -266,7 +277,7 @@ class Journal:
             return None  # the way through the writer meets the same failure, and deals with it
 
     async def _write(self, group: Group) -> None:
-        """Write a group, and whatever has queued up meanwhile, until nothing is left."""
+        """Write a group, and whatever is queued meanwhile, until nothing is left."""
         try:
             await self._write_group(group)
             while self._queue or self._is_behind:
@@ -290,8 +301,8 @@ class Journal:
             self._hold(list(self._taken()))  # what came while the store was tried: it is not put into the queue again
 
     async def _commit(self, group: Group) -> None:
-        """Write a group, and call its sources back: each is then taken out of it. If the store fails, that is raised
-        with the others left in it."""
+        """Write a group, call its sources back and remove them from it. If the store fails, the rest stays in the
+        group."""
         while group:
             if self._is_buried:
                 self._done(group, [StaleFence("other nodes have buried this one")] * len(flat(group)))
@@ -315,8 +326,8 @@ class Journal:
 
     def _done(self, group: Group, refusals: Refusals) -> None:
         """Call the sources of a group back. What a source writes in place of its steps, because the store has lost what
-        came before them, stays in the group: it goes before everything that is queued or held behind it, and what is
-        held of the same source is refused until then."""
+        came before them, stays in the group. It is written before everything that is queued or held after it, and what
+        is held of the same source is refused until then."""
         outcomes = iter(refusals)
         again: Group = []
         for source, steps in group:
@@ -339,7 +350,6 @@ class Journal:
     # Holding
 
     def lose(self) -> None:
-        """The store's file was replaced: hold everything until the process ends."""
         self.is_lost = self._holding = True
 
     def _failed(self, failure: StoreError) -> None:
@@ -374,7 +384,6 @@ class Journal:
                 source.held(steps)
 
     async def _catch_up(self) -> None:
-        """Try to write the backlog until it is empty; `_flush` adds to its end meanwhile."""
         delay, backlog = _RETRY_FIRST, self.backlog
         while self._is_behind:
             try:
@@ -417,7 +426,7 @@ class Journal:
 
 
 class Steps:
-    """A source for steps. A caller may wait for their outcome."""
+    """A source for a few steps. A caller may wait for their outcome."""
 
     __slots__ = ("_steps", "may_be_held", "outcome")
 
@@ -427,7 +436,6 @@ class Steps:
         self._steps = steps
         self.outcome = outcome
         self.may_be_held = may_be_held
-        """While the store fails they may count as accepted. Otherwise a caller that waits is refused."""
 
     def take(self) -> Sequence[Step]:
         return self._steps
@@ -455,7 +463,7 @@ class Steps:
 
 
 def _call_back(source: Source, steps: Sequence[Step], refusal: PerdureError | None) -> None:
-    """Call a source back with what became of its steps. One that fails at that must not hold up the others."""
+    """Report an outcome to a source. A source that fails must not hold up the others."""
     try:
         if refusal is not None:
             source.refused(steps, refusal)
@@ -467,14 +475,13 @@ def _call_back(source: Source, steps: Sequence[Step], refusal: PerdureError | No
 
 
 class Backlog:
-    """Parts that wait for the store, the oldest first."""
+    """The parts that wait for the store, the oldest first."""
 
     __slots__ = ("_bytes", "_events", "_most_events", "_on_holding", "_room", "_shows", "has_room", "parts")
 
     def __init__(self, most_events: int, on_holding: Callable[[bool], None]) -> None:
-        """`on_holding` is called before the first event is shown that is not written, and when everything held is."""
+        """`on_holding` is called before the first unwritten event is shown, and when everything held is written."""
         self.has_room = True
-        """No more is held than memory should carry."""
         self.parts: deque[Part] = deque()
         self._most_events = most_events
         self._on_holding = on_holding
@@ -494,12 +501,12 @@ class Backlog:
             self._on_holding(shown)
 
     def add(self, source: Source, steps: Sequence[Step]) -> int:
-        """Hold steps; gives the number of events in them."""
+        """Hold steps. Returns the number of events in them."""
         self.parts.append((source, steps))
         return self._count(steps, 1)
 
     def replace(self, taken: int, left: Group) -> None:
-        """Of so many parts at the front these are left; the others are written, or refused."""
+        """Of so many parts at the front these are left; the others are written or refused."""
         for _ in range(taken):
             self._count(self.parts.popleft()[1], -1)
         for part in reversed(left):
@@ -526,7 +533,6 @@ class Backlog:
 
 
 def front(parts: Iterable[Part]) -> Group:
-    """As many of the parts as one commit should hold."""
     group: Group = []
     count = size = 0
     for part in parts:
@@ -543,8 +549,68 @@ def flat(group: Group) -> list[Step]:
 
 
 def _without_limit(step: Step) -> Step:
-    """A step that is held counts as accepted: it must not be refused for a limit when it is written, nor because the
-    session's record was changed meanwhile."""
+    """A held step counts as accepted: it must not be refused later for a limit, nor because the session's record
+    changed."""
     if isinstance(step, PutSession):
         return replace(step, limits=None)
     return replace(step, most_calls=None, seen=None) if isinstance(step, OpenStream) else step
+
+
+class Turns:
+    """Shares each turn of the event loop, and what is queued to be written, between calls that send without a pause.
+
+    If hundreds of calls ran ahead of the log by hundreds of events in one turn, that turn would take seconds, and so
+    would the commit after it, for which every quick call waits twice: with its row, and with its answer. So all calls
+    together have a share of each turn. A call that is a little ahead when the share is used up waits in a line. Events
+    and bytes are counted, not time: a busy machine does not make the shares smaller.
+    """
+
+    __slots__ = ("_line", "_queued", "_scheduled", "_sent")
+
+    def __init__(self) -> None:
+        self._line: deque[asyncio.Future[None]] = deque()
+        self._scheduled = False
+        self._sent = 0
+        self._queued = 0
+        """Bytes of the events that were sent since the journal last took everything."""
+
+    def sent(self, size: int) -> None:
+        self._sent += 1
+        self._queued += size
+
+    @property
+    def is_over(self) -> bool:
+        """The share of this turn is used up."""
+        if not self._scheduled:
+            self._schedule()  # somebody sends, so the next turn is another one
+        return self._sent >= (SHARED_TURN if self._line else SOLE_TURN) or self._queued >= QUEUED_BYTES
+
+    async def wait(self) -> None:
+        place = asyncio.get_running_loop().create_future()
+        self._line.append(place)
+        if not self._scheduled:
+            self._schedule()
+        await place
+
+    def on_taken(self) -> None:
+        self._queued = 0
+        if self._line and not self._scheduled:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        self._scheduled = True
+        asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        """The next turn has come. One call goes on in it, and sends as much as the share allows; if it sends less, the
+        turn was short and this is called again."""
+        self._scheduled = False
+        self._sent = 0
+        if self._queued >= QUEUED_BYTES:
+            return  # `on_taken` goes on
+        while self._line:
+            if not (place := self._line.popleft()).done():  # it may have been cancelled
+                place.set_result(None)
+                break
+        if self._line:
+            self._schedule()

@@ -38,13 +38,13 @@ class History(Protocol):
 
     @property
     def tells_by_log(self) -> bool:
-        """A log message may tell of a gap."""
+        """A log message may report a gap."""
 
     async def lost_answers(self, stream: Stream) -> Sequence[bytes]:
         """Error responses for the answers of a stream that are no longer retained."""
 
     async def closed_asks(self, events: Sequence[Event]) -> set[int]:
-        """The sequence numbers of those events that are asks which wait for no answer any more."""
+        """The sequence numbers of events that are asks which wait for no answer any more."""
 
 
 class Connection(Protocol):
@@ -53,10 +53,10 @@ class Connection(Protocol):
     async def write(self, body: bytes, *, last: bool) -> None: ...
 
     def abort(self) -> None:
-        """Break it off: its client takes nothing, so it could not even be ended politely."""
+        """Break the connection off, because its client takes nothing."""
 
     def finish(self) -> None:
-        """Stop waiting for the client: the reader has written all that it will."""
+        """Stop waiting for the client: the reader has written everything."""
 
 
 BATCH = 256
@@ -85,14 +85,14 @@ class Reader:
     caller: Caller
     """The caller that it is counted for."""
     ahead: Sequence[Event] = ()
-    """The first events behind the cursor, where they have been read already."""
+    """The first events after the cursor, where they have been read already."""
     preamble: bytes = b""
-    """What is written before the next event."""
+    """Bytes that are written before the next event."""
     retry: bytes = b""
     frame: Callable[[Event], bytes] | None = None
-    """Writes an event, where that is not done with its position."""
+    """Encodes an event without its position, where that is wanted."""
     progress: float | None = None
-    """What its client was shown of a call's progress that is not in the log, or was not when it was shown."""
+    """The progress that its client was shown and that was not in the log then."""
     state: ReaderState = ReaderState.STARTING
     failure: Exception | None = None
     live_from: int = field(init=False)
@@ -113,7 +113,7 @@ class Reader:
         self.last_write = self._hub.monotonic()
 
     def watch(self, replay: Replay) -> None:
-        """Tell a replay how far this reader gets with what was there when it came."""
+        """Report to a replay how far this reader gets with the events that existed when it came."""
         self._replay = replay
 
     async def begin(self, connection: Connection) -> None:
@@ -132,7 +132,7 @@ class Reader:
 
     @property
     def is_writing(self) -> bool:
-        """Events are on their way that `cursor` does not count yet."""
+        """Events are being written that `cursor` does not count yet."""
         return self._writing_since is not None
 
     def leave(self) -> None:
@@ -157,10 +157,8 @@ class Reader:
 
     @contextmanager
     def taking(self, events: Sequence[Event], *, after: int) -> Iterator[None]:
-        """Save a reader at rest that is woken in the block from reading: these are the first events after a number.
-
-        Only a reader whose pump has not begun takes them. One that runs may have read some of them already.
-        """
+        """Save a reader at rest that is woken in the block from reading: `events` are the first ones after a number.
+        Only a reader whose pump has not begun takes them, because one that runs may have read some of them already."""
         was_resting = self.state is ReaderState.RESTING
         yield
         if not events or not was_resting or self.state is not ReaderState.PUMPING:
@@ -179,7 +177,7 @@ class Reader:
         self.wake()
 
     def close_with_retry(self) -> None:
-        """Write what is there and a hint when to come back, then close the connection."""
+        """Write what exists and a hint when to come back, then close the connection."""
         self.preamble += self.retry
         self.stop_here()
 
@@ -195,7 +193,7 @@ class Reader:
             self._pump = asyncio.create_task(self._close())
 
     def end_if_stuck(self, before: float) -> None:
-        """End a connection that has taken nothing since then, though there is something to write."""
+        """End a connection that has taken nothing since `before`, though there is something to write."""
         if self._writing_since is not None and self._writing_since <= before:
             self._hub.counters.slow_readers_ended += 1
             self.failure = TimeoutError("the reader made no progress")
@@ -246,7 +244,7 @@ class Reader:
                 self.state = READER[ReaderState.PUMPING][ReaderStep.CATCH_UP]
 
     async def _deliver(self) -> bool:
-        """Write what is there; tells whether there was anything."""
+        """Write what exists. Returns whether there was anything."""
         if self._hub.is_frozen(self):
             preamble, self.preamble = self.preamble, b""  # comments keep the connection alive meanwhile
             if preamble:
@@ -299,8 +297,8 @@ class Reader:
         return moved
 
     def _note_progress(self, event: Event, *, is_held: bool) -> bool:
-        """Keep what a held event says of the progress for the positions from there on, until the log is beyond it.
-        Tells whether an event is shown: one of a second run is not while the first was further."""
+        """Keep the progress of a held event for the positions from there on, until the log is beyond it. Returns
+        whether an event is shown: an event of a second run is not while the first run was further."""
         progress = settling.progress_in(event.payload) if self.stream.has_one_call else None
         if progress is not None and is_held and math.isfinite(progress):
             self.progress = progress if self.progress is None else max(self.progress, progress)
@@ -315,7 +313,6 @@ class Reader:
         return self._hub.tell_gap(self.stream, first, last, reason="trimmed", by_log=self._history.tells_by_log)
 
     def _move(self, cursor: int) -> None:
-        """What was read up to there is written."""
         hub, stream = self._hub, self.stream
         if self._replay is not None:
             hub.counters.events_replayed += max(0, min(cursor, self.live_from) - self.cursor)

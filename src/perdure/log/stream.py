@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from perdure._core.ids import Fence, Kind, NodeId, Position, SessionId, StreamId, position_prefix
 from perdure._core.retention import StreamSizes, StreamUsage
@@ -28,8 +28,7 @@ from perdure._core.states import (
     advance,
 )
 from perdure.errors import Behind, PerdureError, SessionEnded
-from perdure.log.journal import Journal, Steps
-from perdure.log.turns import AHEAD
+from perdure.log.journal import AHEAD, Journal, Steps
 from perdure.store.records import CallRecord, Event, ReaderRecord, StreamRecord
 from perdure.store.steps import Append, CallEnd, OpenStream, Step, Trim
 from perdure.telemetry.log_records import log_event
@@ -65,7 +64,6 @@ class Tail:
 
     def __init__(self, last: int) -> None:
         self.pins = 0
-        """How many need all of it to stay in memory."""
         self.reset(last)
 
     def reset(self, last: int) -> None:
@@ -73,7 +71,7 @@ class Tail:
         self.last = self.visible = self.durable = last
         self._events: list[Event] = []
         self._size = 0
-        """Bytes of the visible ones."""
+        """Bytes of the visible events."""
 
     def append(self, time: float, payload: bytes, final: bool) -> Event:
         self.last = seq = self.last + 1
@@ -82,12 +80,12 @@ class Tail:
         return event
 
     def show(self, through: int, size: int) -> None:
-        """Events up to a number may be shown; those that could not be before have so many bytes."""
+        """Events up to a number may be shown; `size` is that of the events that become visible."""
         self.visible = through
         self._size += size
 
     def read(self, after: int, limit: int) -> Sequence[Event] | None:
-        """Visible events after a sequence number; `None` if only the store can tell."""
+        """Visible events after a sequence number; `None` if they have to be read from the store."""
         events = self._events
         if events and events[0].seq <= after + 1:
             start = after + 1 - events[0].seq
@@ -96,7 +94,6 @@ class Tail:
 
     @property
     def unwritten(self) -> list[Event]:
-        """Events that are not in the store."""
         return [event for event in self._events if event.seq > self.durable]
 
     @property
@@ -106,22 +103,21 @@ class Tail:
         return next((event.seq for event in unseen if event.final), None)
 
     def after(self, last: int) -> list[Event]:
-        """Durable events behind a number, as far as they are still here: the last ones, without a gap."""
+        """Durable events after a number, as far as they are in memory: the last ones, without a gap."""
         return [event for event in self._events if last < event.seq <= self.durable]
 
     @property
     def finals(self) -> list[Event]:
-        """Final answers that the store may not have yet."""
         return [event for event in self._events if event.final]
 
     @property
     def start(self) -> int:
-        """The sequence number before the oldest event that is in memory."""
+        """The sequence number before the oldest event in memory."""
         return self._events[0].seq - 1 if self._events else self.last
 
     def release(self, floor: int, kept: int = 0) -> None:
-        """Forget the front: what is durable and read (up to `floor`), or too much to carry for a reader that lags; of
-        the latter not the newest `kept`."""
+        """Forget the front: events that are durable and read (up to `floor`), or too many bytes for a reader that lags;
+        of these not the newest `kept`."""
         events = self._events
         if self.pins or not events:
             return
@@ -146,11 +142,11 @@ class Readership:
     delivered: int
     """How far the readers have got."""
     marked_unread: bool
-    """The store has the stream down as a call's whose reader was lost before the end."""
+    """The store has noted that the reader of this call was lost before the end."""
     reader: Reader | None = None
-    """The one at this node."""
+    """At this node."""
     remote: ReaderRecord | None = None
-    """The one at another node, as the store tells."""
+    """At another node, as the store has it."""
     lost_at: int = 0
     """When the last reader was lost, as an arrival number of the hub."""
     pause_at: int = 0
@@ -160,18 +156,17 @@ class Readership:
 
     @property
     def present(self) -> bool:
-        """A reader is there, at this node or at another one."""
+        """A reader exists, at this node or at another one."""
         return self.reader is not None or self.remote is not None
 
     @property
     def through(self) -> int | None:
-        """As far as the present reader has got; `None` if there is none."""
+        """How far the present reader has got; `None` without a reader."""
         if self.reader is not None:
             return self.reader.cursor
         return None if self.remote is None else self.remote.seq
 
     def advance(self, through: int) -> None:
-        """A reader has got this far, at whatever node."""
         if through > self.delivered:
             self.delivered = through
 
@@ -180,19 +175,19 @@ class Readership:
         self.lost_at = self.lost_at or arrival
 
     def drop_remote(self) -> ReaderRecord | None:
-        """The newest reader is at this node: the other one is overtaken, and given back."""
+        """The newest reader is at this node. Returns the remote reader that it overtakes."""
         remote, self.remote = self.remote, None
         return remote
 
     def end_beyond(self, end: int) -> None:
         """End a reader that was shown what the log will not have: its writer held it, and has lost its claim or died.
-        The reader's client learns that from its position, when it comes again."""
+        The client learns that from its position when it comes again."""
         if self.reader is not None and self.reader.cursor > end:
             self.reader.end()
 
     def update(self, visible: int, most_ahead: int | None, over: bool) -> None:
-        """Reckon how far the writer may go, and let those that wait look again; called whenever something that it
-        depends on has moved. `most_ahead`: events that it may be ahead of the present reader."""
+        """Compute how far the writer may go, and wake the writers that wait; called whenever something that this
+        depends on has moved. `most_ahead`: events that the writer may be ahead of the present reader."""
         pause_at = visible + RUN_AHEAD
         if most_ahead is not None and (through := self.through) is not None and through + most_ahead < pause_at:
             pause_at = through + most_ahead
@@ -204,7 +199,7 @@ class Readership:
                     future.set_result(over)
 
     async def wait(self) -> bool:
-        """Wait until something has moved. Tells whether the stream was over at that moment."""
+        """Wait until something has moved. Returns whether the stream was over at that moment."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.waiting += (future,)
         return await future
@@ -212,7 +207,7 @@ class Readership:
 
 @dataclass(slots=True, eq=False)
 class StreamWriter:
-    """The writing end of a stream. There is one only where this node writes."""
+    """The writing end of a stream, where this node writes."""
 
     _id: StreamId
     _tail: Tail
@@ -222,9 +217,8 @@ class StreamWriter:
     record: StreamRecord
     """As it was when this node became the writer."""
     _calls: Sequence[CallRecord]
-    """The rows of the requests that it answers."""
     written_ends: tuple[CallEnd, ...] = ()
-    """The ends of calls that are written. Few streams have more than one call, so it is mostly empty."""
+    """Ends of calls that are written. Few streams have more than one call, so it is mostly empty."""
     loss: str = ""
     """What the store has lost, when it was last found behind."""
     written_taken: int = 0
@@ -233,9 +227,8 @@ class StreamWriter:
     """Everything owed is appended."""
     is_queued: bool = False
     ahead_bytes: int = 0
-    """Bytes that are not accepted yet."""
     pending: list[Event] = field(default_factory=list)
-    """What the journal has not taken yet."""
+    """Events that the journal has not taken yet."""
     _taken: int = 0
     # Tuples, as `Readership.waiting`.
     _ends: tuple[CallEnd, ...] = ()
@@ -243,8 +236,8 @@ class StreamWriter:
 
     @property
     def opening(self) -> OpenStream:
-        """The step that opens the stream again, should the store have lost it; repeated without harm. A call whose row
-        was lost comes without its request: should its node die as well, it is not run again, and its outcome is
+        """The step that opens the stream again if the store has lost it; repeated without harm. A call whose row was
+        lost is written without its request: if its node dies as well, it is not run again, and its outcome is
         unknown."""
         return OpenStream(record=self.record, calls=tuple([replace(call, request=b"") for call in self._calls]))
 
@@ -264,8 +257,8 @@ class StreamWriter:
             self._taken = taken
 
     def take(self, fence: Fence, *, limit: int, read: int | None) -> Sequence[Step]:
-        """The steps that write what has collected, and keep the stream within its limit; what lies behind `read`, where
-        a reader is, does not go. Sizes are counted here, once for a group of events."""
+        """The steps that write what is pending, and keep the stream within its limit. Events after `read`, which the
+        present reader needs, stay. Sizes are counted here, once for a group of events."""
         if not self.pending:
             self.is_queued = False
             return ()
@@ -286,16 +279,15 @@ class StreamWriter:
         return steps
 
     def written(self, append: Append) -> None:
-        """Remember what the store would have to be told again, had it lost this."""
+        """Remember what has to be written again if the store loses it."""
         if append.ends and not append.seal:
             self.written_ends += append.ends
         if append.taken:
             self.written_taken = append.taken
 
     def after_loss(self, append: Append, last: int) -> Append:
-        """The append in place of one in front of which the store has lost the events behind `last`: those that are
-        still in memory come with it, the others leave a hole. Calls that had ended have ended, what was taken is
-        taken."""
+        """The append in place of one before which the store has lost the events after `last`. Those that are still in
+        memory come with it, the others leave a hole. Calls that had ended have ended, what was taken is taken."""
         events = append.events
         if events[0].seq == self._tail.durable + 1:  # what is held behind it follows it then
             events = (*self._tail.after(last), *events)
@@ -303,7 +295,7 @@ class StreamWriter:
         return replace(append, events=events, ends=ends, taken=taken, lost=True)
 
     def drop(self) -> Sequence[Step]:
-        """Forget what has collected; gives the steps that were to be written together with it."""
+        """Forget what is pending. Returns the steps that were to be written together with it."""
         self.is_queued = False
         extra, self._extra_steps = self._extra_steps, ()
         self.pending, self._ends, self._taken = [], (), 0
@@ -313,39 +305,40 @@ class StreamWriter:
         return self.sizes.usage(self._id, last=self._tail.last, floor=self._floor, idle=idle)
 
     def forget_events(self) -> Trim:
-        """Trim everything that may go, final answers excepted."""
+        """Trim everything that no reader needs, except final answers."""
         self.sizes.trim(self._floor)
         return Trim(stream=self._id, through=self.sizes.trimmed)
 
     @property
     def _floor(self) -> int:
-        """Up to where no reader needs it any more."""
         through, last = self._readers.through, self._tail.last
         return last if through is None else min(last, through)
 
 
-class StreamOwner(Protocol):
-    """Learns what happens to streams."""
+class StreamOwner:
+    """Is notified of what happens to streams. The methods do nothing unless an owner defines them."""
+
+    __slots__ = ()
 
     def on_settled(self, stream: Stream) -> None:
-        """The store knows all of a stream, or no reader needs it here: the object may go. Called whenever so."""
+        """The store has all of a stream, or no reader needs it here: the object may go. Called repeatedly."""
 
     def on_grown(self, stream: Stream) -> None:
         """A stream has grown that is read at another node."""
 
     def on_lost(self, stream: Stream, unwritten: Sequence[Event], shown: int) -> None:
-        """Another node has become the writer; what could not be appended because of that, and up to which number it may
-        have been shown already."""
+        """Another node has become the writer. `unwritten` could not be appended; events up to `shown` may have been
+        shown."""
 
     def on_reader_lost(self, stream: Stream) -> None:
         """The reader of a stream has left before its end, at this node or at another one."""
 
     def on_step_written(self, stream: Stream, step: Step) -> None:
-        """A further step is written that was committed together with events; or it never will be."""
+        """A step that was committed together with events is written, or never will be."""
 
 
 class Stream:
-    """One stream of this process. Appending is synchronous and never fails; `wait_for_room` is where a writer waits."""
+    """One stream in this process. Appending is synchronous and never fails; writers wait in `wait_for_room`."""
 
     __slots__ = (
         "_journal",
@@ -385,7 +378,6 @@ class Stream:
         self.tail = Tail(record.last)
         self.readers = Readership(record.delivered, record.unread)
         self.writer: StreamWriter | None = None
-        """There is one where this node writes."""
         self._journal = journal
         self._owner = owner
         self._limit = limit
@@ -407,9 +399,9 @@ class Stream:
     # Who writes
 
     def follow(self, record: StreamRecord, *, kept: int | None = None) -> None:
-        """Another node writes it, and it has come this far. `kept`: the store has lost what was followed here behind
-        that number, and its writer went on from there. The reader is ended, and its client learns of the gap when it
-        comes again."""
+        """Another node writes the stream, which has come this far. `kept`: the store has lost what was followed here
+        after that number, and its writer went on from there. The reader is ended, and its client learns of the gap when
+        it comes again."""
         tail, readers, writes = self.tail, self.readers, self.writer is not None
         if record.generation > self.generation and record.last < tail.durable and kept is None:
             kept = record.last  # a claim changes no end: the store has lost the last claim, and what came with it
@@ -451,7 +443,7 @@ class Stream:
         self._owner.on_lost(self, unwritten, shown)
 
     def claim(self, record: StreamRecord, *, owed: int = 0, calls: Sequence[CallRecord] = ()) -> None:
-        """This node has become the writer; also where it was, and has claimed the stream again."""
+        """This node has become the writer; also where it was the writer before."""
         self._set_node(record)
         self.writing = advance(WRITING, self.writing, WritingStep.CLAIM)
         tail, readers = self.tail, self.readers
@@ -469,7 +461,7 @@ class Stream:
     # Who reads
 
     def set_remote_reader(self, record: ReaderRecord | None, *, arrival: int) -> None:
-        """Take over what the store tells of a reader at another node, with the hub's arrival number of this moment."""
+        """Take over what the store has of a reader at another node. `arrival`: the arrival number of this moment."""
         readers = self.readers
         if record == readers.remote:
             return
@@ -490,7 +482,7 @@ class Stream:
 
     @property
     def has_one_call(self) -> bool:
-        """What it says of progress is said of one call. (Where another node writes, that is not known.)"""
+        """All progress on it is of one call. (Where another node writes, that is not known.)"""
         return self.kind is Kind.CALL and (self.writer is None or self.writer.has_one_call)
 
     def position(self, seq: int, progress: float | None = None) -> Position:
@@ -510,18 +502,17 @@ class Stream:
 
     @property
     def is_over(self) -> bool:
-        """Nothing more will come; or another node writes this call's stream, which this one wrote, and what is known
-        of it here is of no use."""
+        """Nothing more will come; or another node has taken over this call, and what is known here is of no use."""
         return self.content is not ContentState.OPEN or self.writing is WritingState.LOST
 
     def expire(self) -> None:
-        """Its session has ended: what is not sealed never will be."""
+        """Its session has ended: a stream that is not sealed never will be."""
         if self.content is ContentState.OPEN:
             self.content = advance(CONTENT, self.content, ContentStep.SESSION_ENDED)
             self.moved()
 
     def unlog(self) -> None:
-        """The store has forgotten it, with its session: what was and will be appended is for the present reader."""
+        """The store has deleted it with its session: what was and will be appended is for the present reader."""
         if self.writing is WritingState.WRITING:
             self.writing = advance(WRITING, self.writing, WritingStep.FORGET)
         if self.writer is None:
@@ -572,8 +563,8 @@ class Stream:
         )
 
     async def wait_for_room(self) -> None:
-        """Wait until the writer may go on: events accepted, room in memory, the attached reader not too far behind. If
-        many send at once, each has its turn."""
+        """Wait until the writer may go on: events accepted, room in memory, the reader not too far behind. If many
+        calls send at once, each has its turn."""
         while (writer := self.writer) is not None and (
             self.tail.last >= self.readers.pause_at or writer.ahead_bytes >= RUN_AHEAD_BYTES
         ):
@@ -583,15 +574,14 @@ class Stream:
             await self._journal.turns.wait()
 
     async def wait_over(self) -> None:
-        """Wait until everything owed is there."""
         while not self.is_over:
             if await self.readers.wait():
                 return  # it was over, and may be followed again by now
 
     @contextmanager
     def pinned(self) -> Iterator[None]:
-        """Keep it, and all of it, in memory meanwhile: it will be read from its start, whatever the store does until
-        then; or a reader is about to come."""
+        """Keep the stream, and all of it, in memory meanwhile: it will be read from its start whatever the store does,
+        or a reader is about to come."""
         self.tail.pins += 1
         try:
             yield
@@ -600,12 +590,12 @@ class Stream:
             self.moved()
 
     def moved(self) -> None:
-        """A reader came, got further or left: let waiting writers look again, forget what no reader needs."""
+        """A reader came, moved or left: wake waiting writers, and forget what no reader needs."""
         self.readers.update(self.tail.visible, self._most_ahead, self.is_over)
         self._release()
 
     def _release(self, *, kept: int = 0) -> None:
-        """Forget what is not needed in memory: the front of the tail but for the newest `kept`, or the stream."""
+        """Forget what is not needed in memory: the front of the tail except the newest `kept`, or the stream."""
         tail, reader = self.tail, self.readers.reader
         if tail.pins:
             return
@@ -664,8 +654,8 @@ class Stream:
         self._release(kept=len(append.events))  # for its reader, which was woken just now
 
     def after_loss(self, steps: Sequence[Step], reason: Behind) -> Sequence[Step]:
-        """The store has lost the end of this stream, or all of it, and this node still writes it: it is opened again if
-        need be, and goes on with the numbers that its readers know."""
+        """The store has lost the end of this stream, or all of it, and this node still writes it. It is opened again if
+        necessary, and goes on with the numbers that its readers know."""
         append, writer = _append_of(steps), self.writer
         if append.lost or append.fence != self.fence or writer is None or self.writing is not WritingState.WRITING:
             return ()
@@ -702,7 +692,7 @@ class Stream:
     # Reading
 
     async def read(self, *, after: int, limit: int) -> Sequence[Event]:
-        """Visible events after a sequence number; from the tail where it reaches back far enough."""
+        """Visible events after a sequence number, from the tail where that reaches back far enough."""
         events = self.tail.read(after, limit)
         if events is None:
             events = await self._journal.store.read(self.id, after=after, limit=limit)
@@ -713,14 +703,14 @@ class Stream:
 
 
 def _append_of(steps: Sequence[Step]) -> Append:
-    """The append among the steps of a part: the first, or behind the step that opens its stream again."""
+    """The append among the steps of a part: the first, or after the step that opens its stream again."""
     append = steps[0] if type(steps[0]) is Append else steps[1]
     assert isinstance(append, Append)
     return append
 
 
 def _light(calls: Sequence[CallRecord]) -> Sequence[CallRecord]:
-    """Rows that are kept for as long as their stream is in memory: without large requests."""
+    """Rows without large requests, because they are kept for as long as their stream is in memory."""
     return [replace(call, request=b"") if len(call.request) > LIGHT_REQUEST else call for call in calls]
 
 
@@ -745,11 +735,11 @@ class Streams:
         return iter([stream for streams in self._by_session.values() for stream in streams.values()])
 
     def of(self, session: SessionId) -> Mapping[StreamId, Stream]:
-        """A session's, the oldest first."""
+        """The streams of a session, the oldest first."""
         return self._by_session.get(session, _NO_STREAMS)
 
     def write(self, record: StreamRecord, *, owed: int, calls: Sequence[CallRecord] = ()) -> Stream:
-        """The stream of a record that this node has opened or claimed: from now on it writes here."""
+        """The stream of a record that this node has opened or claimed."""
         stream = self.of(record.session).get(record.id)
         if stream is None:
             stream = Stream(record, self._journal, self._owner, limit=self._limit, writes=True, owed=owed, calls=calls)
@@ -759,10 +749,8 @@ class Streams:
         return stream
 
     def follow(self, record: StreamRecord) -> Stream:
-        """The stream of a record that a reader needs; where this node does not write it, it has come this far.
-
-        The caller keeps it (`Stream.pinned`) in the same turn of the loop, until its reader is there.
-        """
+        """The stream of a record that a reader needs. The caller keeps it (`Stream.pinned`) in the same turn of the
+        loop, until its reader exists."""
         stream = self.of(record.session).get(record.id)
         if stream is None:
             stream = Stream(record, self._journal, self._owner, limit=self._limit, writes=False)
@@ -774,7 +762,7 @@ class Streams:
         return stream
 
     def release(self, stream: Stream) -> bool:
-        """Let go of a stream. Tells whether it was here."""
+        """Let go of a stream. Returns whether it was here."""
         streams = self._by_session.get(stream.session, {})
         if streams.pop(stream.id, None) is None:
             return False
@@ -783,8 +771,8 @@ class Streams:
         return True
 
     def release_parked(self, is_needed: Callable[[Stream], bool]) -> None:
-        """Let go of streams that are not needed, and on which nothing is under way: calls wait there for their
-        principal while their session is not in memory, or their session has ended."""
+        """Let go of streams that are not needed and at rest: their calls wait for their principal while their session
+        is not in memory, or their session has ended."""
         for stream in self:
             tail = stream.tail
             at_rest = stream.readers.reader is None and not tail.pins and tail.durable >= tail.last

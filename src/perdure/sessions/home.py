@@ -19,8 +19,8 @@ from perdure._core.ids import NO_FENCE, Kind, NodeId, SessionId, StreamId, new_s
 from perdure._core.losses import gap_notification
 from perdure._core.states import SessionState
 from perdure.errors import Behind, HeldElsewhere, MailFull, NodeGone, PerdureError, SessionEnded, StoreError
-from perdure.log.stream import RUN_AHEAD, Stream
-from perdure.log.turns import AHEAD
+from perdure.log.journal import AHEAD
+from perdure.log.stream import RUN_AHEAD, Stream, StreamOwner
 from perdure.runtime.base import Flow
 from perdure.sessions.context import ServerContext, mail_to
 from perdure.sessions.record_keeper import RecordKeeper
@@ -159,7 +159,7 @@ class Outbox:
 
 
 @dataclass(slots=True, eq=False)
-class Home:
+class Home(StreamOwner):
     """One session's home, as this node sees it."""
 
     _context: ServerContext
@@ -435,17 +435,8 @@ class Home:
     def on_grown(self, stream: Stream) -> None:
         self._context.hub.registry.on_grown(stream)
 
-    def on_settled(self, stream: Stream) -> None:
-        """It stays as long as its session."""
 
-    def on_reader_lost(self, stream: Stream) -> None:
-        """A client that left comes back by itself."""
-
-    def on_step_written(self, stream: Stream, step: Step) -> None:
-        """Asks are known to the store; the record is changed by answers, on the streams of calls."""
-
-
-class NoHome:
+class NoHome(StreamOwner):
     """Stands in the place of the home of a single call, which has no standalone stream: what belongs to no request has
     no reader."""
 
@@ -470,18 +461,6 @@ class NoHome:
     async def caught_up(self) -> None: ...
 
     async def forwarded(self) -> None: ...
-
-    # The owner of a stream on which nothing happens
-
-    def on_lost(self, stream: Stream, unwritten: Sequence[Event], shown: int) -> None: ...
-
-    def on_grown(self, stream: Stream) -> None: ...
-
-    def on_settled(self, stream: Stream) -> None: ...
-
-    def on_reader_lost(self, stream: Stream) -> None: ...
-
-    def on_step_written(self, stream: Stream, step: Step) -> None: ...
 
 
 async def look_at(context: ServerContext, stream: Stream) -> StreamRecord | None:

@@ -20,7 +20,7 @@ from perdure._core.limits import Caller
 from perdure._core.settling import Occasion, Rerun, may_run_again, rerun
 from perdure._core.states import CallState, ContentState, LogState, SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreUnavailable, TooManySessions
-from perdure.log.stream import Stream, Streams
+from perdure.log.stream import Stream, StreamOwner, Streams
 from perdure.sessions.context import ServerContext, Stamp
 from perdure.sessions.ledger import Call, encode
 from perdure.sessions.session import Intake, Session
@@ -75,7 +75,7 @@ class SessionInfo:
     """The standalone stream, then the calls' streams that are not over."""
 
 
-class CallStreams:
+class CallStreams(StreamOwner):
     """The owner of the streams of all calls: tells sessions what happens to them. A stream may be in memory before its
     session is (a call of a dead node that is being settled) and after it (an answer that is still being written). So
     the owner looks for the session each time."""
