@@ -60,7 +60,7 @@ clean: ## Remove what was made here
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # Made again when what it is made from changes; what is installed already stays.
-.venv/ready: pyproject.toml requirements-dev.txt requirements-fastmcp.txt constraints.txt scripts/setup
+.venv/ready: pyproject.toml constraints.txt scripts/setup
 	@$(PYTHON) scripts/setup
 	@touch $@
 

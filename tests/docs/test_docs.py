@@ -124,9 +124,9 @@ def test_every_dependency_has_its_reason() -> None:
     wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
     for extra in project["project"]["optional-dependencies"].values():
         wanted += extra
-    for name in ("requirements-dev.txt", "requirements-docs.txt", "bench/requirements.txt"):
-        lines = (ROOT / name).read_text().splitlines()
-        wanted += [line for line in lines if line and not line.startswith("#")]
+    wanted += [*project["dependency-groups"]["dev"], *project["dependency-groups"]["docs"]]
+    lines = (ROOT / "bench" / "requirements.txt").read_text().splitlines()
+    wanted += [line for line in lines if line and not line.startswith("#")]
     names = {re.split(r"[\[<>=;! ]", requirement)[0] for requirement in wanted}
     told = (ROOT / "project" / "dependencies.md").read_text()
     assert {name for name in names if f"`{name}`" not in told} == set()

@@ -46,7 +46,7 @@ def checkout(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("dist", "__pycache__"))
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
-    for name in ("pyproject.toml", "requirements-dev.txt", "requirements-fastmcp.txt", "constraints.txt"):
+    for name in ("pyproject.toml", "constraints.txt"):
         (tmp_path / name).touch()
     (tmp_path / "scripts" / "setup").touch()
     (tmp_path / ".venv" / "ready").touch()
