@@ -60,7 +60,7 @@ def a_snapshot(node: NodeId = OWN, **counts: int) -> Snapshot:
         node,
         counters,
         sessions={"active": 2, "dormant": 1},
-        single_calls=6,
+        durable_calls=6,
         streams={"call": 4},
         readers=3,
         degraded=True,
@@ -95,10 +95,10 @@ def test_every_number_of_a_node_is_on_the_page() -> None:
     assert of(page, "perdure_node_lease_age_seconds", node=node) == 0.25
     assert of(page, "perdure_store_sessions", state="active") == 9
     assert of(page, "perdure_store_sessions", state="dormant") == 0
-    assert of(page, "perdure_single_calls", node=node) == 6
-    assert of(page, "perdure_store_single_calls", state="active") == 0
-    assert of(page, "perdure_store_single_calls", state="dormant") == 8
-    assert of(page, "perdure_store_single_calls", state="ended") is None
+    assert of(page, "perdure_durable_calls", node=node) == 6
+    assert of(page, "perdure_store_durable_calls", state="active") == 0
+    assert of(page, "perdure_store_durable_calls", state="dormant") == 8
+    assert of(page, "perdure_store_durable_calls", state="ended") is None
 
 
 def test_every_counter_is_exported_once() -> None:
@@ -240,7 +240,7 @@ async def test_a_scrape_shows_what_happened() -> None:
 
 
 @pytest.mark.anyio
-async def test_single_calls_are_counted_apart_from_sessions() -> None:
+async def test_durable_calls_are_counted_apart_from_sessions() -> None:
     shop = ToolServer()
     async with serve(shop.server, task_after=0) as site:
         peer = RawPeer(port=site.port)
@@ -255,10 +255,10 @@ async def test_single_calls_are_counted_apart_from_sessions() -> None:
         task = await ask("tools/call", call)
         assert await ask("tools/call", call) == task
         page = await page_of(site)
-        assert (page("perdure_single_calls"), page("perdure_sessions", state="active")) == (1, 0)
+        assert (page("perdure_durable_calls"), page("perdure_sessions", state="active")) == (1, 0)
         assert (page("perdure_tasks_handed_out_total"), page("perdure_calls_joined_total")) == (1, 1)
         stored = numbers((await scraped(site)).text)
-        assert of(stored, "perdure_store_single_calls", state="active") == 1
+        assert of(stored, "perdure_store_durable_calls", state="active") == 1
         assert of(stored, "perdure_store_sessions", state="active") == 0
         shop.open("g")
         while (await ask("tasks/get", {"taskId": task["taskId"]}))["status"] == "working":
@@ -266,8 +266,8 @@ async def test_single_calls_are_counted_apart_from_sessions() -> None:
 
         async def kept() -> bool:
             page = numbers((await scraped(site)).text)
-            in_memory = sum(value for (name, _), value in page.items() if name == "perdure_single_calls")
-            return (of(page, "perdure_store_single_calls", state="dormant"), in_memory) == (1, 0)
+            in_memory = sum(value for (name, _), value in page.items() if name == "perdure_durable_calls")
+            return (of(page, "perdure_store_durable_calls", state="dormant"), in_memory) == (1, 0)
 
         await until(kept)
 

@@ -554,7 +554,7 @@ def numbers(context: ServerContext, sessions: SessionRegistry) -> Snapshot:
         context.node,
         context.counters,
         sessions={state.value: states[state.value] for state in SessionState if state is not SessionState.ENDED},
-        single_calls=single,
+        durable_calls=single,
         streams={"standalone": len(held), "call": single + sum(len(session.streams) for session in held)},
         readers=len(context.hub.readers),
         open_readers=context.hub.count_readers(),

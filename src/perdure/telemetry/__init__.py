@@ -1,2 +1,2 @@
-"""Tells operators what happens, by log records, counters, Prometheus metrics and spans; uses `store`, `settings`,
-`errors` and `_core`."""
+"""Reports to operators by log records, counters, Prometheus metrics and spans; uses `store`, `settings`, `errors` and
+`_core`."""

@@ -1,7 +1,7 @@
-"""Counts what happens in one process, and how long it takes: plain numbers in one object.
+"""Counts events and durations of one process: plain numbers in one object.
 
-`prometheus` exports them, and so may the program around Perdure. The help of each counter stands beside it and nowhere
-else: the metrics and the documentation are made from this table.
+`prometheus` exports them, and so may the application around Perdure. The help of each counter stands beside it and
+nowhere else: the metrics and the documentation are made from this table.
 """
 
 import dataclasses
@@ -31,17 +31,17 @@ class Counters:
     standalone_readers: int = _counter("GETs attached to a standalone stream.")
     resumes: int = _counter("GETs that named a position.")
     events_appended: int = _counter("Events appended to streams.")
-    events_replayed: int = _counter("Events that a reader got from further back than the moment it came.")
-    replays_completed: int = _counter("Readers that caught up with what they had missed.", outcome="complete")
-    replays_abandoned: int = _counter("Readers that left before they had caught up.", outcome="abandoned")
+    events_replayed: int = _counter("Events that a reader got from before its arrival.")
+    replays_completed: int = _counter("Readers that got all events that they had missed.", outcome="complete")
+    replays_abandoned: int = _counter("Readers that left before they had got all of them.", outcome="abandoned")
     replays_refused: int = _counter("GETs with a position that were refused.", outcome="refused")
-    gaps: int = _counter("Gaps told to readers: events that are no longer there.")
-    orphans_told: int = _counter("Times that a client was told of a call whose position it had lost.")
+    gaps: int = _counter("Gaps reported to readers: events that no longer exist.")
+    orphans_told: int = _counter("Calls reported to a client that had lost their positions.")
     positions_lost: int = _counter("Positions that could not be honoured.")
     take_overs: int = _counter("Readers ended because a newer one took their stream.")
     slow_readers_ended: int = _counter("Readers ended because they took nothing for stream_timeout.")
     calls_accepted: int = _counter("Requests written into the ledger.")
-    calls_answered: int = _counter("Requests answered by the server behind.")
+    calls_answered: int = _counter("Requests answered by the server.")
     calls_cancelled: int = _counter("Requests cancelled by their client.")
     calls_settled: int = _counter("Calls answered with: interrupted, outcome unknown.", outcome="unknown")
     calls_rerun: int = _counter("Calls of a dead node that were run again here.", outcome="rerun")
@@ -53,7 +53,7 @@ class Counters:
     answers_given_up: int = _counter(
         "Answers of ended tasks and calls with a key that were given up before their time, for newer ones."
     )
-    keys_given_up: int = _counter("Requests told that the answer of their call or task was given up.")
+    keys_given_up: int = _counter("Requests refused because the answer of their call or task was given up.")
     nodes_settled: int = _counter("Dead nodes whose calls this one has settled.")
     recoveries_tried: int = _counter('New sessions begun in place of lost ones (`recover="reissue"`).', outcome="tried")
     recoveries_succeeded: int = _counter("New sessions that were ready in place of lost ones.", outcome="succeeded")
@@ -72,19 +72,19 @@ class Counters:
 
     call_seconds: Histogram = field(
         default_factory=lambda: Histogram(CALL_BUCKETS),
-        metadata={"help": "From the moment that a request was accepted until the server behind has answered it."},
+        metadata={"help": "From the acceptance of a request to the server's answer."},
     )
     append_seconds: Histogram = field(
         default_factory=Histogram,
-        metadata={"help": "From the first thing put into a group until the group is written."},
+        metadata={"help": "From the first step of a group until the group is written."},
     )
     replay_seconds: Histogram = field(
         default_factory=Histogram,
-        metadata={"help": "From the coming of a reader until it has caught up with what was there."},
+        metadata={"help": "From the arrival of a reader until it has the events that existed then."},
     )
 
     def snapshot(self) -> dict[str, int]:
-        """The counters; the latencies are read one by one."""
+        """The counters without the histograms."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, int)}
 

@@ -2,8 +2,7 @@
 
 Several processes share one listening socket, so a scrape reaches any one of them. Each node therefore sends the store
 its numbers with its heartbeat (`facts`), and the node that is scraped shows those of all, each sample with the label
-`node`: its own as they are at this moment, the others' as of their last beat. No label says who a client is or what it
-calls.
+`node`: its own as they are at this moment, the others' as of their last beat. No label names a client or its calls.
 """
 
 import contextlib
@@ -26,7 +25,7 @@ _VERSION = version("perdure")
 _ON_A_SERVER = " (Stores on a server.)"
 
 CALL_STATES = (SessionState.ACTIVE, SessionState.DORMANT)
-"""The states of single calls in the store: they have no handshake, and leave no record when they have ended."""
+"""The states of durable calls in the store: they have no handshake, and leave no record when they have ended."""
 
 _NODE_CHARS = 8
 """Of a node's id: enough to tell nodes apart."""
@@ -42,11 +41,11 @@ class Snapshot:
     node: NodeId
     version: str = ""
     started: float | None = None
-    """When it joined the store, by the store's clock; told with the beats only."""
+    """When it joined the store, by the store's clock; only in the facts of a beat."""
     counters: Mapping[str, int] = field(default_factory=dict)
     sessions: Mapping[str, int] = field(default_factory=dict)
     """By state, of those in this node's memory."""
-    single_calls: int | None = None
+    durable_calls: int | None = None
     """In this node's memory."""
     streams: Mapping[str, int] = field(default_factory=dict)
     """By kind, of those in this node's memory."""
@@ -59,16 +58,15 @@ class Snapshot:
     seconds: Mapping[str, tuple[Sequence[int], float]] = field(default_factory=dict)
     """Latencies: how many within each bound, and their sum."""
     store: Mapping[str, float] = field(default_factory=dict)
-    """What a store on a server tells of this node's connections, by name."""
+    """Figures of this node's connections to a store on a server, by name."""
     listening: int = 0
     """The number of the node's last announcement to others that it has listeners; 0: it has none. Other nodes read it
     (`sessions.listening`)."""
 
 
 def snapshot(node: NodeId, counters: Counters, *, measures: Measures | None = None, **held: Any) -> Snapshot:
-    """The numbers of this node at this moment. `held`: its `sessions`, `single_calls`, `streams`, `readers`,
-    `open_readers`, `held_bytes` and `degraded`.
-    `measures`: what its store tells."""
+    """The numbers of this node at this moment. `held`: its `sessions`, `durable_calls`, `streams`, `readers`,
+    `open_readers`, `held_bytes` and `degraded`. `measures`: those of its store."""
     timed = {"call": counters.call_seconds, "append": counters.append_seconds, "replay": counters.replay_seconds}
     if measures is not None:
         timed |= {f"store_{name}": histogram for name, histogram in measures.seconds.items()}
@@ -78,7 +76,7 @@ def snapshot(node: NodeId, counters: Counters, *, measures: Measures | None = No
 
 
 def facts(own: Snapshot) -> bytes:
-    """What a node sends the store of itself with each beat."""
+    """The numbers of a node as it writes them into the store with each beat."""
     sent = {name: value for name, value in vars(own).items() if name != "node"}
     return json.dumps(sent, separators=(",", ":")).encode()
 
@@ -88,12 +86,12 @@ LEFT = b'{"left":true}'
 
 
 def has_left(record: NodeRecord) -> bool:
-    """The node has left in good order, so it has not died."""
+    """Whether the node has left in good order, so it has not died."""
     return record.facts == LEFT
 
 
 def read_facts(record: NodeRecord) -> Snapshot:
-    """What another node sent, as far as it can be understood: it may be older or newer, or have sent nothing yet."""
+    """Read the facts of another node, which may run another release or may have written none yet."""
     try:
         sent = json.loads(record.facts or b"{}")
         known = {name: sent[name] for name in Snapshot.__dataclass_fields__ if name != "node" and name in sent}
@@ -107,20 +105,20 @@ def read_facts(record: NodeRecord) -> Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """All that a scrape shows."""
+    """The numbers of one scrape."""
 
     nodes: Sequence[Snapshot]
     ages: Mapping[NodeId, float]
     stored: Mapping[SessionState, int]
-    """Sessions in the store by state, all states; empty if the store could not be asked."""
+    """Sessions in the store by state, all states; empty if the store could not be read."""
     stored_calls: Mapping[SessionState, int]
-    """Single calls in the store, in the same way."""
+    """Durable calls in the store, in the same way."""
     survey: Survey | None = None
-    """`None` for a store that cannot tell, or if it could not be asked."""
+    """`None` for a store without a survey, or if the store could not be read."""
 
 
 Sample = tuple[str, dict[str, str], Any]
-"""What is added to the metric's name, the labels, the number."""
+"""The suffix of the metric's name, the labels, the number."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,7 @@ class Metric:
 
 
 Values = Callable[[Snapshot], Iterable[tuple[str, str, Any]]]
-"""What is added to the name, the label's value, and the number, which is `None` where the node has none."""
+"""The suffix of the name, the label's value, and the number, which is `None` where the node has none."""
 
 
 def _of_node(
@@ -152,7 +150,7 @@ def _of_node(
     def samples(page: Page) -> Iterator[Sample]:
         for node in page.nodes:
             labels = {"node": node.node[:_NODE_CHARS]}
-            # Another release's numbers may be of any kind: those that are not understood are left out.
+            # Another release may report numbers in another form: those are left out.
             with contextlib.suppress(TypeError, ValueError, AttributeError):
                 for suffix, value, number in list(values(node)):
                     if isinstance(number, int | float) and isinstance(value, str):
@@ -225,9 +223,9 @@ METRICS = (
         "state",
     ),
     _gauge(
-        "single_calls",
-        "Single calls (2026-07-28) in the memory of a node: they run there, or a client there asks for them.",
-        lambda node: {"": node.single_calls},
+        "durable_calls",
+        "Durable calls (2026-07-28) in the memory of a node: they run there, or a client there asks for them.",
+        lambda node: {"": node.durable_calls},
     ),
     _gauge("streams", "Streams in the memory of a node, by kind.", lambda node: node.streams, "kind"),
     _gauge("readers", "Event streams that clients are reading.", lambda node: {"": node.readers}),
@@ -244,7 +242,7 @@ METRICS = (
     ),
     _gauge(
         "store_degraded",
-        "1 while the store fails and the node goes on from memory, or refuses.",
+        "1 while the store fails and the node continues from memory, or refuses.",
         lambda node: {"": node.degraded},
     ),
     *(_counter(name, HELP[name]) for name in Counters().snapshot() if name not in OUTCOMES),
@@ -272,7 +270,7 @@ METRICS = (
     Metric(
         "perdure_node_lease_age_seconds",
         "gauge",
-        "Seconds since a node was last known to be alive, seen by this one.",
+        "Seconds since this node last saw a sign of life of another node.",
         lambda page: (("", {"node": node[:_NODE_CHARS]}, round(age, 3)) for node, age in sorted(page.ages.items())),
         ("node",),
     ),
@@ -284,10 +282,10 @@ METRICS = (
         ("state",),
     ),
     Metric(
-        "perdure_store_single_calls",
+        "perdure_store_durable_calls",
         "gauge",
-        "Single calls in the store, by state: active ones have not ended; dormant ones have, and their answers are kept"
-        " for clients with a handle or a key.",
+        "Durable calls in the store, by state: active ones have not ended; dormant ones have, and their answers are"
+        " kept for clients with a handle or a key.",
         lambda page: (("", {"state": state.value}, count) for state, count in page.stored_calls.items()),
         ("state",),
     ),
@@ -303,11 +301,11 @@ METRICS = (
     ),
     _of_store("waiting", "gauge", "Commits and reads of a node that wait for a connection."),
     _of_store("connections_lost_total", "counter", "Connections that were lost or given up, to be made again."),
-    _of_store("polls", "gauge", "1 if a node looks for news by itself, because it hears no notifications."),
+    _of_store("polls", "gauge", "1 if a node polls the store, because it gets no notifications."),
     _of_store(
         "hints_total",
         "counter",
-        "Hints between nodes to look at streams or at mail.",
+        "Hints between nodes to read streams or mail.",
         "direction",
         sent="hints_sent",
         heard="hints_heard",
@@ -316,7 +314,7 @@ METRICS = (
         *(
             "slots_total",
             "counter",
-            "Slots of expired events or answers that a node found, by what came of it.",
+            "Slots of expired events or answers that a node found, by outcome.",
             "outcome",
         ),
         emptied="slots_emptied",
@@ -351,11 +349,11 @@ METRICS = (
         "rotated_timestamp_seconds", "When the present slot began to be written.", "part", lambda survey: survey.rotated
     ),
     _surveyed(
-        "replication_lag_bytes", "How far a standby is behind the primary.", "standby", lambda survey: survey.lag_bytes
+        "replication_lag_bytes", "Bytes that a standby has still to replay.", "standby", lambda survey: survey.lag_bytes
     ),
     _surveyed(
         "replication_lag_seconds",
-        "For how long a standby has been behind, as the primary sees it.",
+        "Seconds that a standby lags, as the primary sees it.",
         "standby",
         lambda survey: survey.lag_seconds,
     ),

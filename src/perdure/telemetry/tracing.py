@@ -45,7 +45,7 @@ _tracer = get_tracer("perdure")
 
 
 class TracedReader(Protocol):
-    """What the span of a request needs of its reader."""
+    """The attributes of a reader that the span of its request uses."""
 
     stream: Any
     cursor: int
@@ -79,14 +79,14 @@ class Request:
         self._span.end()
 
     def refused(self, name: str, status: int, sentence: str) -> None:
-        """The endpoint refused. `nothing_more` is not an error: the stream was read to its end."""
+        """Record a refusal of the endpoint. `nothing_more` is not an error: the stream was read to its end."""
         self._span.set_attributes({ERROR: name, "http.response.status_code": status})
         if name != "nothing_more":
             self._span.set_status(Status(StatusCode.ERROR, sentence))
 
     def reads(self, reader: TracedReader, *, session: str, resumes: bool, counters: Counters) -> Replay | None:
-        """The response is a stream. What it missed is what was there before its reader came (`resumes`: by GET); the
-        replay of that is given back."""
+        """Record that the response is a stream. Returns the replay of the events that its reader has missed, if it came
+        by GET (`resumes`) and missed any."""
         missed = max(0, reader.live_from - reader.cursor) if resumes else 0
         stream: str = reader.stream.id
         replay = Replay(session=session, stream=stream, missed=missed, counters=counters) if missed else None
@@ -97,7 +97,7 @@ class Request:
 
 
 class Replay:
-    """The span and the duration of a replay: from the coming of a reader until it has caught up with what was there."""
+    """The span and the duration of a replay: from the arrival of a reader until it has the events that existed then."""
 
     __slots__ = ("_began", "_counters", "_span")
 
@@ -107,7 +107,7 @@ class Replay:
         self._span = _tracer.start_span("perdure.replay", attributes=_reading(session, stream, missed))
 
     def at(self, cursor: int, *, end: int) -> Replay | None:
-        """The reader has got that far. Returns this replay, or `None` once it is complete."""
+        """Record how far the reader has got. Returns this replay, or `None` once it is complete."""
         if cursor < end:
             return self
         self._counters.replay_seconds.observe(time.perf_counter() - self._began)
@@ -116,7 +116,7 @@ class Replay:
         return None
 
     def give_up(self) -> None:
-        """The reader has left, or was ended, before it had caught up."""
+        """Record that the reader has left, or was ended, before the replay was complete."""
         self._counters.replays_abandoned += 1
         if self._span.is_recording():
             self._span.set_status(Status(StatusCode.ERROR, "the reader left before it had caught up"))
@@ -134,8 +134,7 @@ class _AsgiHeaders(Getter[dict[bytes, bytes]]):
 
 _HEADERS = _AsgiHeaders()
 _UNTRACED = Request(INVALID_SPAN, None)
-"""Stands for every request while no tracer records and no trace passes through, so that a stream at rest keeps nothing
-for it."""
+"""The span of every request while no tracer records and no trace passes through, so that an idle stream keeps none."""
 
 
 def request(method: str, headers: Headers) -> Request:
