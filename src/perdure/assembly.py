@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 from perdure._core.ids import new_node_id
 from perdure._core.limits import Quota, share_of
 from perdure._core.retention import Limits
-from perdure.cluster.node import Node, Peers
+from perdure.cluster.node import Node, Peers, Watcher
 from perdure.cluster.remote_readers import RemoteReaders
 from perdure.cluster.settler import Settler
-from perdure.cluster.watcher import Watcher
 from perdure.errors import StoreError, StoreLost
 from perdure.log.chores import cancel_all, keep_going
 from perdure.log.hub import Hub, ReadMarks

@@ -14,7 +14,7 @@ import pytest
 
 from perdure._core.ids import SessionId, StreamId
 from perdure._core.states import LogState
-from perdure.cluster.watcher import Watcher
+from perdure.cluster.node import Watcher
 from perdure.log.stream import RUN_AHEAD
 from perdure.store.interface import stream_by_id
 from perdure.store.records import MAX_FORWARDED, Forwarded

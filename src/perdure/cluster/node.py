@@ -1,4 +1,4 @@
-"""Keeps this process alive as a node of the store, knows the other nodes, and has the calls of dead ones settled."""
+"""Keeps this process alive as a node of the store, follows the other nodes, and has the calls of dead ones settled."""
 
 import asyncio
 import logging
@@ -6,23 +6,27 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from perdure._core.ids import NodeId
+from perdure._core import mail
+from perdure._core.ids import Kind, NodeId, StreamId
+from perdure._core.jsonrpc import Notification, Response, coerce_id
 from perdure._core.leases import BEATS_IN_LEASE
 from perdure._core.states import ClaimState
+from perdure.cluster.remote_readers import RemoteReaders
 from perdure.cluster.settler import Settler
-from perdure.cluster.watcher import Watcher
-from perdure.errors import HeldElsewhere, StoreLost
-from perdure.log.chores import cancel_all
+from perdure.errors import HeldElsewhere, SessionEnded, StoreError, StoreLost, StoreUnavailable
+from perdure.log.chores import OnDemand, cancel_all
+from perdure.sessions.context import ServerContext, mail_to
 from perdure.sessions.listening import Listening
-from perdure.store.interface import Liveness
-from perdure.store.records import Overview
+from perdure.sessions.registry import SessionRegistry
+from perdure.store.interface import Liveness, stream_by_id
+from perdure.store.records import Overview, StreamRecord
+from perdure.store.steps import MailReceived
 from perdure.telemetry.log_records import log_event
 from perdure.telemetry.prometheus import has_left
 
 ROUND = 0.65
-"""Seconds between two looks at who lives: the calls of a dead process are settled within about a second. With the beats
-(`LONGEST_PAUSE`) that makes two statements a second, which is all that a node asks of a server when nothing
-happens."""
+"""Seconds between two readings of which nodes are alive: the calls of a dead process are settled within about a second.
+With the beats (`LONGEST_PAUSE`) that makes two statements a second, which is all that an idle node asks of a server."""
 
 LONGEST_PAUSE = 3.0
 """Seconds between two beats at the most: operators see the numbers of all nodes as of their last beat."""
@@ -30,23 +34,27 @@ LONGEST_PAUSE = 3.0
 _KNOWN_DEAD = 64
 """Dead nodes that are remembered: their sessions come in herds, soon after the death."""
 
+_ROUNDS_UNKNOWN = 3
+"""Rounds of a new node in which the others may not know it yet and send it no hints: each learns of it in a round of
+its own, and a busy one is late."""
+
 
 class Peers:
-    """The other nodes on the store, as this one knows them."""
+    """The other nodes on the store, as this node knows them."""
 
     def __init__(self, *, node: NodeId, liveness: Liveness) -> None:
         self.others: Sequence[NodeId] = ()
-        """The nodes that live, as far as is known."""
+        """The nodes that are alive, as far as is known."""
         self.departed: frozenset[NodeId] = frozenset()
         """The nodes that left in good order, and left something behind."""
         self.alone = False
-        """No other node is there, not even a dead one whose calls are to be settled. Not known at first."""
+        """No other node exists, not even a dead one whose calls are to be settled. Not known at first."""
         self._node = node
         self._liveness = liveness
         self._dead: deque[NodeId] = deque(maxlen=_KNOWN_DEAD)
 
     async def meet(self, *, mail_after: int = 0) -> Overview:
-        """Read which nodes are there."""
+        """Read which nodes exist."""
         seen = await self._liveness.overview(mail_after=mail_after)
         known = [record.id for record in seen.nodes if record.id != self._node]
         self.alone = not known
@@ -56,8 +64,8 @@ class Peers:
         return seen
 
     async def is_dead(self, node: NodeId) -> bool:
-        """Whether a node is dead. The store is asked once, however many of its sessions come here; one that is back
-        after all is found by the next round."""
+        """Whether a node is dead. The store is asked once, however many sessions of the node come here; a node that is
+        back after all is found by the next round."""
         if node == self._node:
             return False
         if node not in self._dead:
@@ -68,18 +76,194 @@ class Peers:
         return True
 
     async def holders(self) -> Sequence[NodeId]:
-        """The other nodes that live and show what is not in the store."""
+        """The other nodes that are alive and show what is not in the store."""
         return await self._liveness.holders()
 
     async def refuse_while_held(self) -> None:
-        """Raises `HeldElsewhere` while another node holds anything. After that the store has all that it has shown."""
+        """Raises `HeldElsewhere` while another node holds anything. After that, the store has all that was shown."""
         if holders := await self.holders():
             raise HeldElsewhere(f"{len(holders)} other nodes hold what is not written yet")
 
 
+class Watcher:
+    """Reads what other nodes wrote, and handles their mail, when the store hints at it and in each round. Streams,
+    homes and mail are separate jobs: a message may take long (a session ends, a home is looked for), and readers must
+    not wait for that."""
+
+    def __init__(
+        self,
+        context: ServerContext,
+        sessions: SessionRegistry,
+        settler: Settler,
+        readers: RemoteReaders,
+        listening: Listening | None = None,
+    ) -> None:
+        self._context = context
+        self._sessions = sessions
+        self._settler = settler
+        self._readers = readers
+        self._listening = listening
+        self.handled = 0
+        """The key of the last message that was handled."""
+        self._unknown_rounds = _ROUNDS_UNKNOWN
+        self._named: set[StreamId] = set()
+        self._all = False
+        self._looked: object = None
+        """The store's stamp from before everything was last read."""
+        self._homeless: dict[StreamId, StreamRecord] = {}
+        self._streams = OnDemand(self._look_at_streams, name="perdure-look", on_failure=self._not_looked)
+        self._homes = OnDemand(self._look_at_homes, name="perdure-homes", on_failure=self._not_looked)
+        self._mail = OnDemand(self._handle_mail, name="perdure-mail", on_failure=self._mail_waits)
+
+    def subscribe(self) -> Callable[[], None]:
+        """Read whenever the store hints. Returns the function that stops it."""
+        return self._context.store.subscribe(self._context.node, self._on_hint)
+
+    async def aclose(self) -> None:
+        await asyncio.gather(self._streams.aclose(), self._homes.aclose(), self._mail.aclose())
+
+    def go_round(self, seen: Overview | None) -> None:
+        """Look at everything in which there may be something to see; `None`: that is not known."""
+        if self._unknown_rounds:
+            self._unknown_rounds -= 1
+            self._context.waiters.wake_all()
+        if seen is None or seen.has_forwarded:
+            self._homes.want()  # also what this node itself has forwarded to one that died
+        if self._listening is not None:
+            self._listening.go_round(seen)
+        if self._context.store.stamp() != self._looked or self._readers.has_readers_beyond:
+            self._all = True
+            if seen is None or seen.has_mail:
+                self._mail.want()
+            self._streams.want()
+
+    def _on_hint(self, streams: Sequence[StreamId]) -> None:
+        """`streams` may have changed; without any, others may have written anything."""
+        self._context.waiters.wake(streams)
+        if streams:
+            self._named.update(streams)
+        else:
+            self._all = True
+            self._mail.want()
+            self._homes.want()
+        self._streams.want()
+
+    async def _look_at_streams(self) -> None:
+        everything, self._all = self._all, False
+        named, self._named = self._named, set()
+        stamp = self._context.store.stamp()
+        unknown = not all(map(self._readers.follows, named))  # something was forwarded to a stream that is written here
+        found = await self._readers.look(named, everything=everything)
+        self._homeless |= {record.id: record for record in found}
+        if unknown or found:
+            self._homes.want()
+        if everything:
+            self._looked = stamp
+
+    async def _look_at_homes(self) -> None:
+        """Become the home of sessions whose standalone stream is read here and has no writer, and of those with
+        messages that were forwarded to this node or to a node that is gone; append these."""
+        homeless, self._homeless = self._homeless, {}
+        for record in (*homeless.values(), *await self._context.store.forwarded_to(self._context.node)):
+            try:
+                session = await self._sessions.load(record.session)
+                if session is not None and session.standalone.id == record.id:
+                    session.standalone.follow(record)
+                    with session.in_use():
+                        if await session.home.claim():
+                            await session.home.caught_up()
+            except SessionEnded:
+                await self._sessions.load(record.session)  # which lets go of it
+            except (StoreUnavailable, StoreLost):
+                raise
+            except Exception as failure:  # it must not stand in the way of other streams
+                sentence = f"what was forwarded could not be appended: {failure!r}"
+                log_event(logging.ERROR, "forward.failed", sentence, session=record.session, stream=record.id)
+
+    async def _handle_mail(self) -> None:
+        """Handle mail in order, one message at a time. A message that cannot be handled must not block those after
+        it."""
+        context = self._context
+        while page := await context.store.mail(context.node, after=self.handled):
+            for key, raw in page:
+                try:
+                    if (message := mail.decode(raw)) is not None:
+                        log_event(logging.DEBUG, "mail.received", f"mail from another node: {type(message).__name__}")
+                        await self._handle(message)
+                    else:
+                        log_event(
+                            logging.WARNING,
+                            "mail.unknown",
+                            "a newer release sent mail of a kind that this one does not know",
+                        )
+                except StoreUnavailable:
+                    raise
+                except Exception as failure:
+                    log_event(logging.ERROR, "mail.failed", f"mail could not be handled: {failure!r}")
+                self.handled = key
+                context.put(MailReceived(node=context.node, through=key))
+
+    async def _handle(self, message: mail.Message) -> None:
+        if isinstance(message, mail.ListeningMail):
+            if self._listening is not None:
+                self._listening.on_mail(message)
+            return
+        held = self._sessions.held(message.session)
+        if isinstance(message, mail.Unread | mail.AskAnswered | mail.Notified | mail.Cancelled):
+            held = await self._sessions.load(message.session)
+        match message:
+            case mail.Ended():
+                await self._sessions.was_ended(message.session, message.reason)
+            case mail.Waiting():
+                self._settler.waiting.expect(message.session)
+            case mail.Attached() if held is not None:
+                if message.incarnation > held.record.incarnation:
+                    await self._sessions.load(message.session)  # which begins the incarnation
+                else:
+                    held.orphans.begun(cursor=message.cursor)
+            case mail.Reading() if held is not None and (stream := held.held_stream(message.stream)) is not None:
+                if stream.kind is Kind.STANDALONE and stream.writer is not None:
+                    record = await stream_by_id(self._context.store, stream.id)
+                    if record is not None:
+                        stream.follow(record)  # another node may have become the home
+                await self._readers.look_who_reads(stream)
+            case mail.Missed() if held is not None and held.is_connected:
+                held.context.put(*mail_to([message.node], mail.Here(session=held.id)))
+            case mail.Lost() if held is not None and held.standalone.readers.reader is not None:
+                held.orphans.lost_elsewhere(waited=message.waited)
+            case mail.Here() if held is not None:
+                held.touch()
+            case mail.Displaced(incarnation=incarnation, request_id=id_) if held is not None:
+                if (call := held.link.calls.running((incarnation, coerce_id(id_)))) is not None:
+                    call.is_displaced = True
+            case mail.Unread() if held is not None:
+                held.orphans.time_has_passed_elsewhere()
+            # What a client said to another node, and concerns this one.
+            case mail.AskAnswered() if held is not None:
+                held.link.asks.answer(Response(id=message.response.get("id"), raw=message.response), None)
+            case mail.Notified() if held is not None:
+                held.link.pass_on(Notification(method=message.method, params=message.params, raw={}), None)
+            case mail.Cancelled(request_id=id_, incarnation=incarnation, params=params) if held is not None:
+                if not held.link.cancel(id_, incarnation=incarnation, params=params):
+                    await self._settler.waiting.cancel(message)
+
+    # Whatever fails is looked at again in the next round, with everything else. The journal logs a store that fails;
+    # anything else is logged once.
+
+    def _not_looked(self, failure: Exception, again: bool) -> None:
+        self._looked = None
+        level = logging.DEBUG if again or isinstance(failure, StoreError) else logging.ERROR
+        log_event(level, "neighbours.look", f"what other nodes wrote could not be read: {failure!r}")
+
+    def _mail_waits(self, failure: Exception, again: bool) -> None:
+        self._looked = None
+        level = logging.DEBUG if again or isinstance(failure, StoreError) else logging.ERROR
+        log_event(level, "mail.unread", f"mail waits, it cannot be read: {failure!r}")
+
+
 @dataclass(kw_only=True)
 class Node:
-    """Beats and goes round. Beats go on while a dead node is settled, however long that takes."""
+    """Beats, and does the rounds. Beats go on while a dead node is settled, however long that takes."""
 
     liveness: Liveness
     peers: Peers
@@ -89,13 +273,12 @@ class Node:
     lease: float
     facts: Callable[[], bytes]
     resume: Callable[[], None]
-    """Called in each round while this node holds its claim: what rests because it did not may go on."""
+    """Called in each round while this node holds its claim: readers that rest because it did not may go on."""
     on_buried: Callable[[], None]
     on_lost: Callable[[StoreLost], None]
     _claim: ClaimState = field(default=ClaimState.HOLDING, init=False)
-    """The one that the log tells of."""
+    """The state that was logged last."""
     _seen: Overview | None = field(default=None, init=False)
-    """What this round has seen."""
     _failing: set[str] = field(default_factory=set, init=False)
     _settling: set[NodeId] = field(default_factory=set, init=False)
 
@@ -104,7 +287,7 @@ class Node:
         self._round = min(ROUND, self._every)
 
     async def run(self) -> None:
-        """Runs until another node has buried this one."""
+        """Run until another node has buried this one."""
         tasks = [
             asyncio.create_task(self._repeat("this node could not show that it lives", self._beat, self._every)),
             asyncio.create_task(self._repeat("other nodes could not be looked after", self.go_round, self._round)),
@@ -123,7 +306,7 @@ class Node:
         self.on_buried()
 
     def _look_at_claim(self, claim: ClaimState) -> None:
-        """Tell what has become of this node's claim, which runs out by a clock, without an event."""
+        """Log what has become of this node's claim, which lapses by a clock, without an event."""
         if claim is not self._claim:
             self._claim = claim
             if claim is ClaimState.FROZEN:

@@ -29,15 +29,15 @@ from perdure.store.steps import LeaveReader, MoveReader, PutReader, Step
 from perdure.telemetry.log_records import log_event
 
 _ENDS_AT_ONCE = 500
-"""Streams looked at in one query."""
+"""Streams read in one query."""
 
 _EVENTS_AT_ONCE = 16
 """Streams whose new events are read with their records. They are held until each is written to its reader, so they must
-not be many; a hint seldom names more."""
+be few; a hint seldom names more."""
 
 
 async def stream_ends(store: Store, streams: Sequence[StreamId]) -> list[StreamRecord]:
-    """How far streams have grown; those that are there."""
+    """Return the records of the streams that exist."""
     found: list[StreamRecord] = []
     for start in range(0, len(streams), _ENDS_AT_ONCE):
         found += (await store.streams_by_id(streams[start : start + _ENDS_AT_ONCE])).values()
@@ -45,7 +45,7 @@ async def stream_ends(store: Store, streams: Sequence[StreamId]) -> list[StreamR
 
 
 class RemoteReaders:
-    """Readers here of streams that other nodes write, and readers there of streams that this node writes."""
+    """Readers here of streams that other nodes write, and readers at other nodes of streams that this node writes."""
 
     def __init__(
         self, *, node: NodeId, store: Store, journal: Journal, peers: OtherNodes, arrivals: Iterator[int], lag: int
@@ -79,7 +79,7 @@ class RemoteReaders:
 
     @property
     def has_readers_beyond(self) -> bool:
-        """Readers here rest beyond the end of their stream, and wait for its writer to write what it has shown."""
+        """Readers here rest beyond the end of their stream, until its writer has written what it has shown."""
         return any(entry.rests_beyond for entry in self._followed.values())
 
     def follows(self, stream: StreamId) -> bool:
@@ -123,7 +123,7 @@ class RemoteReaders:
             self._look_up.want()  # the other streams are looked up all the same
 
     async def look_who_reads(self, stream: Stream) -> None:
-        """Learn from the store who reads a stream."""
+        """Read from the store which reader is on a stream."""
         row = await self._store.reader(stream.id)
         if stream.writer is None:
             entry = self._followed.get(stream.id)
@@ -177,7 +177,8 @@ class RemoteReaders:
             self._journal.put(_Hinting(self._store, (moved,), reader.stream.node, reader.stream.id))
 
     def list_here(self, reader: Reader) -> None:
-        """Enter a reader of a stream that this node writes. While the store fails it would only add to what is held."""
+        """Enter a reader of a stream that this node writes. While the store fails, that would only add to what is
+        held."""
         if self._store.shared and self._journal.state is LogState.HEALTHY:
             self._listed_here[reader.stream.id] = reader
             self._put(self._entering(reader, only_listed=True))
@@ -209,8 +210,8 @@ class RemoteReaders:
     # Looking
 
     async def look(self, named: Collection[StreamId], *, everything: bool) -> Sequence[StreamRecord]:
-        """See how far streams have come that are read here and written elsewhere, or the reverse: the named ones, or
-        all. Gives the standalone streams that are read here and have no writer any more."""
+        """Read how far streams have come that are read here and written elsewhere, or the reverse: the named ones, or
+        all. Returns the standalone streams that are read here and have no writer any more."""
         holders = await self._peers.holders() if everything and self.has_readers_beyond else ()
         if everything or len(named) > _EVENTS_AT_ONCE:
             after = {name: 0 for name in self._followed if everything or name in named}
@@ -239,7 +240,7 @@ class RemoteReaders:
     async def _follow(
         self, after: Mapping[StreamId, int], found: Mapping[StreamId, Followed]
     ) -> Sequence[StreamRecord]:
-        """`after`: the streams that were looked for, and the numbers behind which their events were read."""
+        """`after`: the streams that were looked for, and the numbers after which their events were read."""
         homeless = []
         for stream_id in after.keys() - found.keys():
             if (gone := self._followed.pop(stream_id, None)) is not None:
@@ -263,9 +264,9 @@ class RemoteReaders:
         return homeless
 
     async def _look_for_loss(self, stream: Stream, record: StreamRecord) -> int | None:
-        """Another writer has gone on behind what was read here, and perhaps not behind all of it: the store may have
-        lost the end, or the claim under which it was written. Then gives where the other went on. (Or the record is
-        older than what is known here: the reader is ended for nothing then, and comes again.)"""
+        """Another writer has gone on after what was read here, and perhaps not after all of it: the store may have lost
+        the end, or the claim under which it was written. Then returns where the other went on. (Or the record is older
+        than what is known here: the reader is ended for nothing, and comes again.)"""
         if stream.writer is not None or stream.is_over or record.fence == stream.fence:
             return None
         ended, known = await self._store.generations(stream.id), stream.tail.durable
@@ -289,8 +290,8 @@ class _Entry:
 
 
 class _Hinting(Steps):
-    """Steps after which a node is hinted at a stream. With `entry`, they enter a reader in the store, and its own node
-    looks once its row is there: what came before the row was hinted to no node."""
+    """Steps after which a node gets a hint about a stream. With `entry`, they enter a reader in the store, and its own
+    node reads once the row exists: no node got hints about what came before the row."""
 
     __slots__ = ("_entry", "_node", "_store", "_stream")
 

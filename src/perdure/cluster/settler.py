@@ -14,9 +14,9 @@ import contextlib
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TypeVar
 
 from perdure._core import mail, settling
@@ -28,12 +28,10 @@ from perdure._core.states import CALL, SESSION, CallState, CallStep, LogState, S
 from perdure.cluster.remote_readers import stream_ends
 from perdure.errors import HeldElsewhere, IdTaken, SessionEnded, StaleFence, StoreError, StoreUnavailable
 from perdure.log.chores import Chores
-from perdure.log.journal import Steps
 from perdure.log.stream import Stream
 from perdure.sessions.context import ServerContext, mail_to
 from perdure.sessions.ledger import logged_in, progress_token, unknown_outcome
 from perdure.sessions.registry import SessionRegistry, ToolHints
-from perdure.sessions.runtime_link import Ask
 from perdure.sessions.session import Session
 from perdure.store.interface import paged, stream_by_id
 from perdure.store.records import CallRecord, Event, SessionRecord, StreamRecord
@@ -65,7 +63,7 @@ class AbandonedCall:
 
     @cached_property
     def request(self) -> Request | None:
-        """`None` if the recorded bytes cannot be read."""
+        """`None` if the recorded bytes cannot be parsed."""
         try:
             parsed = parse_body(self.row.request)
         except InvalidMessage:
@@ -100,9 +98,8 @@ class SettleRequest:
     occasion: Occasion
     tools: ToolHints
     origin: object = None
-    """The request whose credentials a call runs with; only the runtime looks into it."""
+    """The request whose credentials a call runs with; only the runtime reads it."""
     cancelled: frozenset[CallKey] = frozenset()
-    """Calls that their client has cancelled."""
     withdrawn: set[str] = field(default_factory=set)
     """Asks of dead nodes that were cancelled."""
     reported: set[SessionId] = field(default_factory=set)
@@ -113,10 +110,11 @@ class SettleRequest:
 async def said_before(
     context: ServerContext, call: AbandonedCall, standalone: StreamId
 ) -> tuple[float | None, Counter[bytes]]:
-    """What a call had sent before it was left behind: its highest progress, and its log messages.
+    """Return what a call had sent before its node died: its highest progress, and its log messages.
 
-    Progress is on its own stream or, as an orphan's, on the standalone one, and may still wait for the session's home.
-    Log messages are looked for on its own stream; where several calls share that, it is not known whose they are.
+    Progress is on its own stream or, as an orphan, on the standalone one, and may still wait for the home of the
+    session. Log messages are searched on its own stream; where several calls share that, it is not known whose they
+    are.
     """
     row, token = call.row, None if call.request is None else progress_token(call.request)
     progress = [] if token is None or row.progress is None else [row.progress]
@@ -141,11 +139,11 @@ def _events(context: ServerContext, stream: StreamId) -> AsyncIterator[Event]:
 
 
 _Settle = Callable[[StreamRecord, SettleRequest], Awaitable[bool]]
-"""Settles the calls that wait on a stream; `False` if none does any more."""
+"""Settles the calls that wait on a stream; `False` if none waits any more."""
 
 
 class WaitingCalls:
-    """The calls that wait, as far as this node knows of them."""
+    """The calls that wait for their principal, as far as this node knows."""
 
     def __init__(self, context: ServerContext, sessions: SessionRegistry, settle: _Settle) -> None:
         self._context = context
@@ -164,8 +162,8 @@ class WaitingCalls:
             self.send_back()
 
     def send_back(self) -> None:
-        """Ask clients that were back before their calls had to wait to come again: that request has the credentials
-        to run them with."""
+        """Ask clients that were back before their calls had to wait to come again: that request has the credentials to
+        run them with."""
         for session_id in self._until:
             session = self._sessions.held(session_id)
             if session is not None and session.waits:
@@ -175,7 +173,7 @@ class WaitingCalls:
                         stream.readers.reader.close_with_retry()
 
     async def resume(self, session: Session, origin: object) -> None:
-        """The principal is back: run again, or answer, what waited for it."""
+        """The principal is back: run again, or answer, the calls that waited for it."""
         session.waits = False
         tools = ToolHints(self._sessions)
         by = SettleRequest(occasion=Occasion.PRINCIPAL_BACK, tools=tools, origin=origin)
@@ -189,7 +187,7 @@ class WaitingCalls:
             self._until.pop(session.id, None)
 
     async def give_up(self) -> None:
-        """Answer what has waited here for too long."""
+        """Answer calls that have waited here for too long."""
         now = self._monotonic()
         by = SettleRequest(occasion=Occasion.GRACE_PASSED, tools=ToolHints(self._sessions))
         for session_id in [session_id for session_id, until in self._until.items() if until <= now]:
@@ -215,7 +213,7 @@ class WaitingCalls:
         if row.state is CallState.WAITING and await self._settle(record, by):
             return
         if record.node and record.node != context.node:
-            context.journal.put(Steps(mail_to([record.node], cancelled)))
+            context.put(*mail_to([record.node], cancelled))
 
     async def _waiting_streams(self, session_id: SessionId) -> Sequence[StreamRecord]:
         rows = await self._context.store.calls(session_id)
@@ -228,12 +226,12 @@ REASONS = {
     Occasion.GRACE_PASSED: "its process died, and its principal did not come back",
     Occasion.STORE_BEHIND: "the store lost its answer",
 }
-"""Why an outcome is unknown, where it is not simply that a process died."""
+"""Why an outcome is unknown, where the reason is not that a process died."""
 DIED = "its process died"
 
 _LOOK_AGAIN = 30.0
-"""Seconds after which a node looks for calls whose end the store has lost, also where nothing told of a loss. It is one
-query, and a client that waits for such a call waits as long."""
+"""Seconds after which a node looks for calls whose end the store has lost, also where nothing indicated a loss. It is
+one query, and a client waits that long for such a call."""
 
 _RELEASE_AT_ONCE = 256
 """Homes of a dead node that are released in one commit."""
@@ -241,15 +239,13 @@ _RELEASE_AT_ONCE = 256
 
 @dataclass(kw_only=True)
 class _InProgress:
-    """A stream whose calls are being settled."""
-
     by: SettleRequest
     stream: Stream | None = None
-    """Once it is claimed."""
+    """Set once it is claimed."""
     calls: list[AbandonedCall] = field(default_factory=list)
-    """The calls that are not settled yet."""
+    """Calls that are not settled yet."""
     withdrawn: bool = False
-    """Whether the dead node's open asks were cancelled."""
+    """The open asks of the dead node were cancelled."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One at a time: its principal may come back while it is being settled."""
 
@@ -270,9 +266,9 @@ class Settler:
         self._looked_for_lost = context.hub.monotonic()
 
     async def settle_node(self, dead: NodeId, beat: int, *, has_left: bool = False) -> bool:
-        """Settle a dead node, and bury it, unless it has beaten since: it is back then, and keeps what was not claimed
-        yet. What fails does not hold up the rest, and is tried again by the next round. `has_left`: it was stopped.
-        Returns whether it is buried."""
+        """Settle a dead node and bury it, unless it has beaten since: then it is back, and keeps what was not claimed
+        yet. A failure does not hold up the rest, and is tried again by the next round. `has_left`: the node was
+        stopped."""
         context, tools = self._context, ToolHints(self._sessions)
         cancelled = set()  # by their clients, of which the dead node has not read
         async for _, raw in paged(lambda after: context.store.mail(dead, after=after)):
@@ -309,14 +305,14 @@ class Settler:
                 if (stream := session.held_stream(record.id)) is not None:
                     stream.set_remote_reader(None, arrival=context.hub.arrive())
             elif record.node:
-                self._put(*mail_to([record.node], mail.Reading(session=record.session, stream=record.id)))
+                self._context.put(*mail_to([record.node], mail.Reading(session=record.session, stream=record.id)))
         context.counters.nodes_settled += 1
         log_event(logging.INFO, "node.settled", f"what node {dead[:8]} left behind is settled", node=dead)
         return True
 
     async def go_round(self) -> None:
-        """Go on with what could not be finished, answer what has waited for too long, and see whether the calls that
-        run here are still this node's."""
+        """Go on with what could not be finished, answer calls that have waited for too long, and check whether the
+        calls that run here still belong to this node."""
         surviving = self._chores.surviving
         if self._in_progress:
             with surviving("what was begun to be settled could not be finished"):
@@ -391,7 +387,8 @@ class Settler:
                 lost.setdefault(stream.session, set()).add(stream.id)
         for session_id, streams in lost.items():
             if (session := self._sessions.held(session_id)) is not None:
-                session.link.asks.repeat(partial(_was_asked_on, streams), why="the question was lost")
+                asks = session.link.asks
+                asks.repeat([name for name, ask in asks.open.items() if ask.on in streams], why="the question was lost")
 
     def _is_left(self, record: StreamRecord) -> bool:
         """Whether no writer of a call's stream is in memory, and the stream is not being settled."""
@@ -402,11 +399,11 @@ class Settler:
     # A call's stream
 
     async def settle_waiting(self, record: StreamRecord, by: SettleRequest) -> bool:
-        """Settle calls that wait on a stream; `False` if none does any more, or they are being settled already and
-        this brings no credentials for that.
+        """Settle calls that wait on a stream. Returns `False` if none waits any more, or if they are being settled
+        already and this brings no credentials.
 
-        That they wait is seen after the stream's fence: a claim with that fence takes it from no node that runs them.
-        A node that holds may have answered them.
+        That they wait is read after the fence of the stream: a claim with that fence takes it from no node that runs
+        them. A node that holds may have answered them.
         """
         if by.origin is None or record.id not in self._in_progress:
             if record.node in await self._context.nodes.holders():
@@ -430,11 +427,11 @@ class Settler:
             elif (claimed := await self._claim(record)) is None:
                 pass  # another node was faster
             elif owner is None or owner.state is SessionState.ENDED:
-                self._put(DropStream(stream=record.id))
+                self._context.put(DropStream(stream=record.id))
             elif owner.state is SessionState.OPENING:
                 # Its client does not know of it.
                 reason = SessionStep.HANDSHAKE_FAILED.value
-                self._put(EndSession(session=owner.id, time=context.clock(), reason=reason))
+                self._context.put(EndSession(session=owner.id, time=context.clock(), reason=reason))
             else:
                 # Seen behind a claim, no other node can end them.
                 rows = [row for row in await store.calls_on(record.id) if CALL[row.state]]
@@ -520,7 +517,7 @@ class Settler:
     # What becomes of a call
 
     def _end_of(self, owner: SessionRecord) -> Step | None:
-        """What the end of its call changes in the record of a single call, which may not be in memory."""
+        """The change at the end of a durable call in its record, which may not be in memory."""
         if owner.kind is RecordKind.SESSION:
             return None
         now = self._context.clock()
@@ -594,9 +591,7 @@ class Settler:
 
     async def _settle_homes(self, homes: Sequence[StreamRecord], by: SettleRequest) -> list[Exception]:
         """A session with subscriptions, or in use here, gets a new home at once; the others when they are loaded.
-
-        Gives what went wrong with single ones.
-        """
+        Returns the failures."""
         releases: list[Step] = []
         failures: list[Exception] = []
         waited_for = {record.id for home in homes[:1] for record in await self._context.store.forwarded_to(home.node)}
@@ -610,8 +605,8 @@ class Settler:
         return failures
 
     async def _bring_home(self, record: StreamRecord, by: SettleRequest, *, needed: bool) -> Sequence[Step]:
-        """Become the home of a session that needs one now (`needed`: messages wait for it). Gives what lets go of the
-        home of one that needs none: such a session rests from now on, or it would expire without a word."""
+        """Become the home of a session that needs one now (`needed`: messages wait for it). For any other session,
+        returns the steps that release its home and put it to rest, or it would expire without a word."""
         held = self._sessions.held(record.session)
         owner = await self._context.store.session(record.session) if held is None else held.record
         subscribes = owner is not None and owner.state is SessionState.ACTIVE and bool(owner.sticky)
@@ -634,13 +629,4 @@ class Settler:
         return ()
 
     def _send_all(self, message: mail.Message) -> None:
-        """Send mail to all other nodes that live."""
-        self._put(*mail_to(self._context.nodes.others, message))
-
-    def _put(self, *steps: Step) -> None:
-        if steps:
-            self._context.journal.put(Steps(steps))
-
-
-def _was_asked_on(streams: Container[StreamId], ask: Ask) -> bool:
-    return ask.on in streams
+        self._context.put(*mail_to(self._context.nodes.others, message))

@@ -111,7 +111,7 @@ class Orphans:
             coming += [event.payload async for event in events]
             coming += [payload for _, payload in await store.forwarded(stream.id)]
         met = {name for name in asked if any(name.encode() in payload for payload in coming)}
-        self._link.asks.repeat(named=frozenset(asked) - met)
+        self._link.asks.repeat([name for name in asked if name not in met])
 
     def _is_of_orphan(self, ask: Ask) -> bool:
         """Whether a question was asked on a call's own stream, which its client does not read any more."""
@@ -285,7 +285,8 @@ class Orphans:
             async with context.hub.marks.one_at_a_time:
                 elsewhere, told = set[NodeId](), 0
                 unread = await context.store.unread(record.id)
-                self._link.asks.repeat(self._is_of_orphan)  # where the store can be read, it could be resumed
+                asks = self._link.asks  # where the store can be read, they could be resumed
+                asks.repeat([name for name, ask in asks.open.items() if self._is_of_orphan(ask)])
                 for stream_record in unread:
                     if stream_record.node in context.nodes.others:
                         elsewhere.add(stream_record.node)

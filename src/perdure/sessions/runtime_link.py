@@ -12,7 +12,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from perdure._core import sticky
@@ -538,18 +538,10 @@ class Asks:
         for name in list(self.open):
             self.answer(Response(id=name, raw={"jsonrpc": "2.0", "error": error}), None)
 
-    def repeat(
-        self,
-        which: Callable[[Ask], bool] | None = None,
-        *,
-        named: Container[str] | None = None,
-        why: str = "the client came again",
-    ) -> None:
-        """The client has forgotten what it was asked, or the store has: cancel the old ids, ask under new ones."""
-        for name, ask in list(self.open.items()):
-            if (which is not None and not which(ask)) or (named is not None and name not in named):
-                continue
-            del self.open[name]
+    def repeat(self, names: Iterable[str], *, why: str = "the client came again") -> None:
+        """The client or the store has forgotten these questions: cancel the old ids, ask under new ones."""
+        for name in [name for name in names if name in self.open]:
+            ask = self.open.pop(name)
             close = CloseAsk(session=self._link.keeper.record.id, id=name)
             params = {"requestId": name, "reason": f"{why}; it is asked again under a new id"}
             self._link.append(ask.call, encode_notification("notifications/cancelled", params), also=close)

@@ -200,7 +200,7 @@ class Session:
         self.orphans.reattached()  # after its readers have left, so that they count as lost before
         if reattached:
             self.orphans.give_time()
-        self.link.asks.repeat()
+        self.link.asks.repeat(list(self.link.asks.open))
 
     async def rest(self) -> None:
         """No client has used it for long: its runtime and its home go, record and answers stay (R8). The runtime goes
