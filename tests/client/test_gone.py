@@ -109,7 +109,7 @@ async def test_it_is_logged(shop: ToolServer, site: Site, caplog: pytest.LogCapt
         async with perdure.connect(url_of(site)) as client:
             await end(site, client.session_id)
             await client.list_tools()
-    assert [vars(record).get("action") for record in caplog.records].count("client.session_gone") == 1
+    assert [vars(record).get("action") for record in caplog.records].count("remote.session_gone") == 1
 
 
 async def test_a_session_that_the_server_offers_in_its_404_is_left_to_expire(shop: ToolServer, tmp_path: Path) -> None:

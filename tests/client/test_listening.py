@@ -34,7 +34,7 @@ async def test_a_stream_that_was_given_up_is_tried_again_when_the_server_is_hear
         await proxy.answered("GET")
         proxy.refuse()
         proxy.cut()
-        await until(lambda: any(vars(record)["action"] == "client.standalone_lost" for record in caplog.records))
+        await until(lambda: any(vars(record)["action"] == "remote.standalone_lost" for record in caplog.records))
         proxy.accept()
         await client.call_tool("announce", {"n": 2})
         await until(lambda: inbox.notices == ["notice://1", "notice://2"])

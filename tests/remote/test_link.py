@@ -10,7 +10,6 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from perdure._core.delivery import Purpose
 from perdure.remote.call import Sender
 from perdure.remote.endpoint import Refused, Unavailable
 from perdure.remote.link import Notice
@@ -30,9 +29,9 @@ async def test_a_notification_is_sent_again_in_a_new_session_and_a_reply_is_not(
     async with linked(odd) as client:
         sender = Sender(client.link)
         odd.ended.add("odd-1")
-        assert await sender.send(NOTE, Purpose.NOTIFICATION)
+        assert await sender.send(NOTE)
         odd.ended.add("odd-2")
-        assert not await sender.send(REPLY, Purpose.REPLY)
+        assert not await sender.send(REPLY, is_reply=True)
         assert client.program.adopted == ["odd-2", "odd-3"]
         assert len(client.program.heard(Notice.NOT_SENT)) == 1
     assert ("odd-2", "notifications/roots/list_changed") in odd.heard
@@ -54,10 +53,10 @@ async def test_what_has_no_answer_waits_for_a_server_that_fails_and_not_for_one_
     failing = Failing()
     async with linked(failing) as client:
         sender = Sender(client.link)
-        assert await sender.send(NOTE, Purpose.NOTIFICATION)
+        assert await sender.send(NOTE)
         assert answers == []
         answers.append(Response(status_code=400))
-        assert not await sender.send(NOTE, Purpose.NOTIFICATION)
+        assert not await sender.send(NOTE)
         await sender.idle()
         assert client.program.heard(Notice.NOT_SENT) == ["HTTP 400"]
 

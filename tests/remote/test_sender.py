@@ -9,7 +9,6 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from perdure._core.delivery import Purpose
 from perdure._core.reconnect import Patience
 from perdure.remote.call import Sender
 from perdure.remote.link import Notice
@@ -43,8 +42,8 @@ async def test_a_message_that_waited_in_a_queue_until_its_patience_ended_is_trie
         sender, handed_over = Sender(client.link), time.monotonic()
         attempts = sender.attempts()
         await until(lambda: time.monotonic() > handed_over + patience.max_time)
-        assert not await sender.send(NOTE, Purpose.NOTIFICATION, attempts=attempts)
+        assert not await sender.send(NOTE, attempts=attempts)
         assert odd.sent == 1
-        assert not await sender.send(NOTE, Purpose.NOTIFICATION)
+        assert not await sender.send(NOTE)
         assert odd.sent > 2  # handed over in this moment, it has its patience
         assert client.program.heard(Notice.NOT_SENT) == ["HTTP 500", "HTTP 500"]

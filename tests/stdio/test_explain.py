@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.stdio.explain import outcome
+from perdure.stdio.program import outcome
 from perdure.stdio.resume_slot import survey
 from tests.support.processes.fake_hosts import host, opened, target, token
 from tests.support.processes.serving import python_path

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from perdure.remote.message import messages_in
-from perdure.stdio.earlier_calls import report
+from perdure.stdio.host_side import report_of
 from perdure.stdio.positions_file import RunningCall
 from tests.stdio.test_stock_hosts import started
 from tests.support.processes.serving import ROOT
@@ -51,11 +51,13 @@ def test_the_report_looks_as_the_page_says() -> None:
     result = json.dumps(json.loads(shown)["params"]["data"]["result"])
     answer = f'{{"jsonrpc":"2.0","id":3,"result":{result}}}'
     noted = RunningCall(id="3", method="tools/call", name="bake")
-    assert json.loads(report(noted, *messages_in(answer))) == json.loads(shown)
+    assert json.loads(report_of(noted, *messages_in(answer))) == json.loads(shown)
 
 
 def test_every_sentence_of_the_table_is_in_the_source() -> None:
-    source = "".join(path.read_text() for path in (ROOT / "src" / "perdure" / "stdio").rglob("*.py"))
+    source = "".join(
+        path.read_text() for room in ("stdio", "remote") for path in (ROOT / "src/perdure" / room).rglob("*.py")
+    )
     plain = re.sub(r"\{[^{}]*\}", "…", source)
     said = [sentence for row in SENTENCES for sentence in row if sentence]
     assert len(said) > 12

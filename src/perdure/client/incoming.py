@@ -24,7 +24,10 @@ from perdure._core.codes import INTERNAL_ERROR, OUTCOME_UNKNOWN, POSITION_LOST, 
 from perdure._core.losses import GAP, Gap, read_gap
 from perdure.client.memory import Ask, Memory
 from perdure.errors import EventsLost, OutcomeUnknown, Unreachable
+from perdure.remote.endpoint import Endpoint
+from perdure.remote.link import ConnectionLog, Notice
 from perdure.remote.message import Message
+from perdure.remote.stream import Limits
 from perdure.telemetry.log_records import log_event
 
 OnGap = Callable[[Gap], Awaitable[None] | None]
@@ -37,6 +40,15 @@ MAX_ASK_BYTES = 65_536
 MAX_CALLBACKS = 1_000
 
 Callback = TypeVar("Callback", bound=Callable[..., Awaitable[None]])
+
+
+#: The program gets an error for these, or a gap.
+_SKIPPED = {Notice.REFUSED, Notice.NOT_RENEWED, Notice.NOT_REPEATED, Notice.POSITION_LOST}
+
+
+def connection_log(endpoint: Endpoint, limits: Limits) -> ConnectionLog:
+    wait = limits.handshake.max_time
+    return ConnectionLog(endpoint.url, level=logging.INFO, first_wait=wait, skips=_SKIPPED)
 
 
 class CallbackLimit:

@@ -40,9 +40,8 @@ from perdure._core.codes import INTERNAL_ERROR, UNREACHABLE, UNSUPPORTED_VERSION
 from perdure._core.envelope import DISCOVER, LISTEN
 from perdure._core.extension import KEY
 from perdure.client.handover import Handover, Handovers
-from perdure.client.incoming import CallbackLimit, Incoming, OnGap, answer_of, encoded
+from perdure.client.incoming import CallbackLimit, Incoming, OnGap, answer_of, connection_log, encoded
 from perdure.client.memory import Memory
-from perdure.client.notices import ConnectionLog
 from perdure.client.pending import PendingCall
 from perdure.remote.durable_calls import (
     PROGRESS,
@@ -96,7 +95,7 @@ class ModernTransport:
             limits,
             new_id=lambda: f"{prefix}.{next(numbers)}",
             complain=self._incoming.deliver,
-            report=ConnectionLog(endpoint.url, limits.handshake),
+            report=connection_log(endpoint, limits),
         )
         self._calls = DurableCalls(self._requests, self._start, reruns=reruns)
         self._group: anyio.abc.TaskGroup | None = None

@@ -29,13 +29,11 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from perdure._core.codes import NO_SERVER, UNREACHABLE
-from perdure._core.delivery import Purpose
 from perdure._core.losses import Gap
 from perdure._core.sticky import METHODS as STICKY
 from perdure.client.handover import Handover, Handovers
-from perdure.client.incoming import CallbackLimit, Incoming, OnGap, answer_of, encoded
+from perdure.client.incoming import CallbackLimit, Incoming, OnGap, answer_of, connection_log, encoded
 from perdure.client.memory import Memory, Running
-from perdure.client.notices import ConnectionLog
 from perdure.client.pending import PendingCall
 from perdure.remote.call import Call, Sender, unknown
 from perdure.remote.endpoint import Endpoint, Handshake, Refused, Unavailable
@@ -74,7 +72,7 @@ class Transport:
         self._on_renewed = on_renewed
         self._ends_session = ends_session
         prefix = f"{memory.state.start}-{secrets.token_hex(4)}"
-        report = ConnectionLog(endpoint.url, limits.handshake)
+        report = connection_log(endpoint, limits)
         self._link = Link(endpoint, limits, self, report, prefix=prefix, listening_seconds=LISTENING_SECONDS)
         self._sender = Sender(self._link)
         self._incoming = Incoming(memory, callback_limit, on_gap, partial(self._link.start, self._send))
@@ -175,7 +173,7 @@ class Transport:
         is_new = handshake is not None and not handshake.initialized
         if handshake is not None and is_new:
             body = encode(encoded(message)).encode()
-            handshake.initialized = await self._sender.send(body, Purpose.NOTIFICATION, may_renew=False)
+            handshake.initialized = await self._sender.send(body, may_renew=False)
             self._memory.changed()
         await self._link.listen(position=state.position, retry=state.retry, is_new=is_new)
         self._is_ready.set()
@@ -298,9 +296,9 @@ class Transport:
     async def _send(self, body: dict[str, Any]) -> None:
         """A notification or a reply."""
         await self._is_ready.wait()
-        purpose = Purpose.NOTIFICATION if "method" in body else Purpose.REPLY
-        await self._sender.send(encode(body).encode(), purpose)
-        if purpose is Purpose.REPLY:
+        is_reply = "method" not in body
+        await self._sender.send(encode(body).encode(), is_reply=is_reply)
+        if is_reply:
             self._memory.answered(body["id"])
 
     # The program of the link

@@ -230,8 +230,8 @@ class Sender:
     async def send(
         self,
         body: bytes,
-        purpose: Purpose,
         *,
+        is_reply: bool = False,
         departed: anyio.Event | None = None,
         attempts: Attempts | None = None,
         may_renew: bool = True,
@@ -242,6 +242,7 @@ class Sender:
         next request to find: the second half of a handshake does not begin another one.
         """
         departed, attempts = departed or anyio.Event(), attempts or self.attempts()
+        purpose = Purpose.REPLY if is_reply else Purpose.NOTIFICATION
         try:
             while True:
                 handshake = self._link.handshake

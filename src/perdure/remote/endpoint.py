@@ -94,6 +94,11 @@ class RequestFailed(Exception):
         self.refusal = refusal or Refused("refused", reason)
         """For the failures that waiting does not mend."""
 
+    @property
+    def is_final(self) -> bool:
+        """Whether waiting does not mend it."""
+        return self.failure in (Failure.UNTRUSTED, Failure.NO_CREDENTIALS)
+
 
 class Heartbeat:
     """Notices a connection whose other end has vanished without closing it, by one server's beat.

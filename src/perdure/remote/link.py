@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import enum
 import itertools
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+import logging
+import math
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -22,16 +24,18 @@ import anyio.abc
 from perdure._core import splice
 from perdure._core.delivery import Attempt, Failure, Meaning, Purpose, of_failure
 from perdure._core.sse import EventTooLarge
-from perdure.remote.endpoint import Endpoint, Handshake, Refused, RequestFailed, Unavailable
+from perdure._core.text import format_duration
+from perdure.remote.endpoint import Endpoint, Handshake, Refused, RequestFailed, Unavailable, shown
 from perdure.remote.message import Message, encode
 from perdure.remote.stream import Attempts, Limits, Listener, Stream
+from perdure.telemetry.log_records import log_event
 
 _SENT_AGAIN = (Meaning.AGAIN, Meaning.RESTART)
 Task = Callable[..., Coroutine[Any, Any, object]]
 
 
 class Notice(enum.Enum):
-    """An event of a link that its client writes to its log, under the client's own action names."""
+    """An event of a link, for the log."""
 
     WAITING = "the server cannot be reached, and is tried again"
     REACHED = "the server answers"
@@ -48,6 +52,55 @@ class Report(Protocol):
     """`why` says more about it; `reason` is the word for machines of a refusal."""
 
     def __call__(self, notice: Notice, why: str = "", *, reason: str = "") -> None: ...
+
+
+class ConnectionLog:
+    """Writes a link's notices to the log: once that the server is away or refuses, and again after it has answered.
+
+    `level` is that of a server that is away. A program that raises an error for some notices `skips` them. Patience for
+    a server that has not answered yet is `first_wait` seconds; where there is none, the handshake's error says why.
+    """
+
+    def __init__(self, url: str, *, level: int, first_wait: float, skips: Collection[Notice] = ()) -> None:
+        self._where = shown(url)
+        self._level = level
+        self._skips = skips
+        self._first_wait = first_wait
+        self._has_answered = False
+        self._last: str | None = None
+        """The last refusal in the log, "" for a server that is away, None for one that answers."""
+
+    def __call__(self, notice: Notice, why: str = "", *, reason: str = "") -> None:
+        if notice in self._skips:
+            return
+        match notice:
+            case Notice.WAITING if self._last is None and (self._has_answered or self._first_wait):
+                self._last, level = "", self._level
+                sentence = f"{self._where} cannot be reached, and is tried again: {why}"
+                if not self._has_answered and self._first_wait < math.inf:
+                    sentence = f"waiting for {self._where}, for {format_duration(self._first_wait)} at most: {why}"
+                log_event(level, "remote.waiting", sentence)
+            case Notice.REACHED:
+                if self._last is not None:
+                    log_event(logging.INFO, "remote.reached", f"{self._where} answers again")
+                self._last, self._has_answered = None, True
+            case Notice.REFUSED if self._last != why:
+                self._last = why
+                log_event(logging.ERROR, "remote.refused", why, reason=reason)
+            case Notice.SESSION_GONE:
+                log_event(logging.WARNING, "remote.session_gone", "the session is gone; a new one is begun")
+            case Notice.NOT_RENEWED:
+                log_event(logging.WARNING, "remote.not_renewed", f"no new session could be begun: {why}")
+            case Notice.NOT_REPEATED:
+                log_event(logging.WARNING, "remote.not_repeated", f"subscriptions or the log level are lost: {why}")
+            case Notice.NOT_SENT:
+                log_event(logging.WARNING, "remote.not_sent", f"a notification or a reply could not be sent: {why}")
+            case Notice.POSITION_LOST:
+                sentence = "the server refused the position; what was missed is not repeated"
+                log_event(logging.WARNING, "remote.position_lost", sentence)
+            case Notice.LISTENING_LOST:
+                sentence = f"the standalone stream is given up, what belongs to no call is missed: {why}"
+                log_event(logging.WARNING, "remote.standalone_lost", sentence)
 
 
 class Program(Protocol):
@@ -159,7 +212,7 @@ class Standalone:
                 stream.failed(f"HTTP {response.status}", at_least=response.retry_after)
                 return meaning
         except RequestFailed as failed:
-            if failed.failure in (Failure.UNTRUSTED, Failure.NO_CREDENTIALS):
+            if failed.is_final:
                 link.report(Notice.REFUSED, str(failed.refusal), reason=failed.refusal.reason)
             else:
                 link.report(Notice.WAITING, str(failed))

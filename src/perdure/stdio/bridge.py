@@ -21,18 +21,15 @@ from typing import Any
 import anyio
 
 from perdure._core.codes import INTERNAL_ERROR, NO_SERVER, UNREACHABLE
-from perdure._core.delivery import Purpose
 from perdure._core.reconnect import Patience
 from perdure._core.sse import EventTooLarge
 from perdure.remote.call import DEPARTURE
 from perdure.remote.endpoint import Endpoint, Handshake, Refused, Unavailable
-from perdure.remote.link import Link, Notice
+from perdure.remote.link import ConnectionLog, Link, Notice
 from perdure.remote.message import Message, error
 from perdure.remote.stream import Attempts, Limits, StrayAnswer
-from perdure.stdio import earlier_calls
-from perdure.stdio.host_side import HostSide
+from perdure.stdio.host_side import HostSide, bridge_logs, is_set_level, with_logging
 from perdure.stdio.keys_file import KeysFile
-from perdure.stdio.logs import ConnectionLog
 from perdure.stdio.modern_host import ModernHost
 from perdure.stdio.pipes import MAX_LINE_BYTES, HostGone, Line, Output
 from perdure.stdio.positions_file import PositionsFile, RunningCall
@@ -67,6 +64,10 @@ def limits_of(patience: Patience) -> Limits:
     )
 
 
+def connection_log(url: str) -> ConnectionLog:
+    return ConnectionLog(url, level=logging.WARNING, first_wait=math.inf)
+
+
 class Bridge:
     """One host's connection to one session, for as long as the host keeps the pipe open. It is the link's program."""
 
@@ -87,7 +88,7 @@ class Bridge:
             endpoint,
             limits_of(patience),
             self,
-            ConnectionLog(endpoint.url),
+            connection_log(endpoint.url),
             # Random, so that no id of an earlier process is used again.
             prefix=secrets.token_urlsafe(9),
             listening_seconds=DEPARTURE,
@@ -160,7 +161,7 @@ class Bridge:
                 self._broker.on_resumed()
                 self._positions.recall(session)
                 self._earlier = dict(self._positions.positions.calls)  # before this process adds its own
-            return earlier_calls.with_logging(answer.answering(host_id), made)
+            return with_logging(answer.answering(host_id), made)
         except Unavailable as unavailable:
             link.report(Notice.WAITING, str(unavailable))
             found = error(host_id, UNREACHABLE, f"The server did not answer within the limits: {unavailable}")
@@ -174,7 +175,7 @@ class Bridge:
 
     async def _finish(self, text: str) -> None:
         """The host's `initialized`. In a resumed session the server swallows it."""
-        await self._host.sender.send(text.encode(), Purpose.NOTIFICATION)
+        await self._host.sender.send(text.encode())
         handshake = self._link.handshake
         if handshake is None or handshake.initialized:
             return
@@ -225,8 +226,8 @@ class Bridge:
         return None  # the host judges what the server agrees to
 
     def sticky(self, handshake: Handshake) -> list[str]:
-        is_own = earlier_calls.is_own(handshake)
-        return [text for text in self._positions.positions.sticky if not (is_own and earlier_calls.is_set_level(text))]
+        is_own = bridge_logs(handshake)
+        return [text for text in self._positions.positions.sticky if not (is_own and is_set_level(text))]
 
     async def adopt(self, handshake: Handshake) -> None:
         self._positions.begin(handshake.session)

@@ -3,8 +3,15 @@
 Hosts count their requests from 0 or 1 each time they start their server. On the wire a request has an id that is never
 used again, and its progress token is that id. The host gets both back as it gave them. So nothing of an earlier process
 can be taken for something of this one.
+
+**Calls of an earlier process.** The host forgot these calls when it ended that process, and its ids begin from 0 again,
+so their results answer no request of the host. How they ended is reported in a log message (`notifications/message`,
+level info). A host that has asked for less does not get it; the bridge's own log has a line about it in any case. Only
+a server that has declared `logging` may send log messages, and most do not. For these the bridge declares it to the
+host, and keeps the level that the host sets.
 """
 
+import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, Coroutine
@@ -15,16 +22,15 @@ import anyio
 import anyio.lowlevel
 
 from perdure._core import splice
-from perdure._core.codes import INVALID_REQUEST, PARSE_ERROR, TOO_MANY_AT_ONCE, UNSUPPORTED_VERSION
-from perdure._core.delivery import Purpose
+from perdure._core.codes import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, TOO_MANY_AT_ONCE, UNSUPPORTED_VERSION
 from perdure._core.jsonrpc import Batch, InvalidMessage, Notification, Request, Response, parse_body
 from perdure._core.revisions import REVISIONS
 from perdure._core.sticky import METHODS as STICKY
 from perdure._core.sticky import encode as encode_sticky
 from perdure.remote.call import Call, Sender
+from perdure.remote.endpoint import Handshake
 from perdure.remote.link import Link
 from perdure.remote.message import Message, encode, error
-from perdure.stdio import earlier_calls
 from perdure.stdio.modern_host import ModernHost
 from perdure.stdio.pipes import MAX_LINE_BYTES, Line, Output, TooLong
 from perdure.stdio.positions_file import PositionsFile, RunningCall
@@ -44,6 +50,11 @@ MAX_WAITING = 100
 LARGE = 1 << 20
 #: Seconds for what the host said last before it closed the pipe.
 FLUSH_SECONDS = 0.5
+
+SET_LEVEL = "logging/setLevel"
+
+#: Of the specification, the least important first.
+LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 
 Job = Callable[[anyio.Event], Coroutine[Any, Any, None]]
 
@@ -157,11 +168,11 @@ class HostSide:
             case Notification(method="notifications/initialized"):
                 await self.queue.add(lambda _: self._finish(text))
             case Notification() if self._has_begun:
-                await self.queue.add(self._sending(text, Purpose.NOTIFICATION), weight=len(text))
+                await self.queue.add(self._sending(text), weight=len(text))
             case Response():
                 if self._close_ask(splice.cut(text, "id") or "null"):
                     # It does not wait: the request in front of it may be waiting for the very call that asked.
-                    self.queue.start_now(self._sending(text, Purpose.REPLY))
+                    self.queue.start_now(self._sending(text, is_reply=True))
                 else:
                     log_event(logging.DEBUG, "stdio.answer_unasked", "the host answers what is not asked, or no longer")
 
@@ -261,8 +272,8 @@ class HostSide:
         if not call.is_repeatable:
             self._positions.add_call(call.first_id, request.noted)
         with call.scope:
-            if request.noted.method == earlier_calls.SET_LEVEL and earlier_calls.is_own(self._link.handshake):
-                answer = earlier_calls.answer_set_level(request.noted.id, request.sticky)
+            if request.noted.method == SET_LEVEL and bridge_logs(self._link.handshake):
+                answer = answer_set_level(request.noted.id, request.sticky)
             else:
                 answer = (await call.answer()).answering(request.noted.id)
             if request.sticky and splice.find(answer, "result") is not None:
@@ -288,8 +299,8 @@ class HostSide:
                     answer = await call.answer()
                 sentence = f"the call of {noted.name or noted.method} that an earlier process made has ended"
                 log_event(logging.INFO, "stdio.ended_before", sentence, tool=noted.name)
-                if earlier_calls.wants_info(self._positions.positions.sticky):
-                    await self._output.deliver(earlier_calls.report(noted, answer))
+                if wants_info(self._positions.positions.sticky):
+                    await self._output.deliver(report_of(noted, answer))
                 self._positions.end_call(wire_id)
         finally:
             self._earlier.discard(call)
@@ -306,16 +317,16 @@ class HostSide:
         self._positions.end_call(request.call.first_id)
         if request.call.is_begun:
             named = splice.replaced(text, encode(request.call.id), "params", "requestId")
-            self.queue.start_now(self._sending(named, Purpose.NOTIFICATION))
+            self.queue.start_now(self._sending(named))
         else:
             request.call.departed.set()
 
-    def _sending(self, text: str, purpose: Purpose) -> Job:
+    def _sending(self, text: str, *, is_reply: bool = False) -> Job:
         """The job that sends a message. Its patience runs from now, however long it waits in the queue."""
         attempts = self.sender.attempts()
 
         async def send(departed: anyio.Event) -> None:
-            await self.sender.send(text.encode(), purpose, departed=departed, attempts=attempts)
+            await self.sender.send(text.encode(), is_reply=is_reply, departed=departed, attempts=attempts)
 
         return send
 
@@ -335,7 +346,7 @@ class HostSide:
             ask = splice.cut(line.decode(), "id") or "null"
             if self._close_ask(ask):
                 sentence = f"The host's answer cannot be sent on: {invalid.reason.replace('the body', 'it')}"
-                self.queue.start_now(self._sending(error(ask, invalid.code, sentence).text, Purpose.REPLY))
+                self.queue.start_now(self._sending(error(ask, invalid.code, sentence).text, is_reply=True))
         host_id = encode(invalid.id)
         if invalid.id is None and "method" in found and type(found.get("id")) in (int, str):
             host_id = splice.cut(line.decode(), "id") or "null"  # the host may be waiting for it
@@ -360,3 +371,58 @@ def _same_id(text: str) -> str:
     """An id in one spelling: `"\\u00e9"` and `"é"` are the same, and the two sides escape differently."""
     found = splice.decode(text)
     return encode(found) if isinstance(found, str) else text
+
+
+# The bridge's own logging
+
+
+def bridge_logs(handshake: Handshake | None) -> bool:
+    """Whether the bridge does the logging."""
+    if handshake is None:
+        return False
+    capabilities = handshake.result.get("capabilities")
+    return not isinstance(capabilities, dict) or "logging" not in capabilities
+
+
+def with_logging(answer: str, handshake: Handshake) -> str:
+    """The server's answer to `initialize`, as the host gets it."""
+    if not bridge_logs(handshake):
+        return answer
+    given = splice.cut(answer, "result", "capabilities")
+    if given is None or not isinstance(splice.decode(given), dict):
+        return answer  # the host judges a server that says so little
+    rest = given.strip()[1:].lstrip()
+    return splice.replaced(answer, '{"logging":{}' + ("" if rest == "}" else ",") + rest, "result", "capabilities")
+
+
+def is_set_level(request: str) -> bool:
+    return bool(json.loads(request)["method"] == SET_LEVEL)
+
+
+def wants_info(requests: list[str]) -> bool:
+    """Whether the host wants messages of level info, by its sticky requests. It does until it sets another level."""
+    levels = [_level(request) for request in requests if is_set_level(request)]
+    return not levels or levels[-1] in ("debug", "info")
+
+
+def answer_set_level(request_id: str, request: str) -> str:
+    """The answer to a host that sets the level of the bridge's own logging."""
+    seen = _level(request)
+    if seen in LEVELS:
+        return f'{{"jsonrpc":"2.0","id":{request_id},"result":{{}}}}'
+    return error(request_id, INVALID_PARAMS, f"The level {encode(seen)} is none of {', '.join(LEVELS)}").text
+
+
+def _level(request: str) -> object:
+    return json.loads(request)["params"].get("level")
+
+
+def report_of(noted: RunningCall, answer: Message) -> str:
+    """The message that tells the host how a call ended that it no longer knows."""
+    what = "error" if answer.is_error else "result"
+    data = f'"message":"A call of an earlier process has ended","method":{encode(noted.method)},"requestId":{noted.id}'
+    if noted.name:
+        data += f',"tool":{encode(noted.name)}'
+    data += f',"{what}":{splice.cut(answer.text, what)}'
+    params = f'{{"level":"info","logger":"perdure","data":{{{data}}}}}'
+    return f'{{"jsonrpc":"2.0","method":"notifications/message","params":{params}}}'

@@ -1,11 +1,21 @@
-"""Runs `perdure stdio` from its start to its end: checks what the user gave, makes the HTTP client, runs the bridge."""
+"""Runs `perdure stdio` from its start to its end: checks what the user gave, makes the HTTP client, runs the bridge.
+
+The bridge's log goes to stderr, and to a file if the user names one. stdout belongs to MCP. A thread writes the
+records: a host that does not read stderr must not stop the bridge. What such a host leaves unread beyond `ROOM` records
+is dropped.
+
+`--explain` prints which session a bridge would go on with: the host that was found, the slots there, and why (T7, T9).
+"""
 
 import asyncio
 import contextlib
 import logging
+import os
+import queue
 import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,16 +30,24 @@ from perdure.remote.credentials import checked_client, on_401, token_provider
 from perdure.remote.endpoint import Endpoint, Refused
 from perdure.remote.link import Notice
 from perdure.remote.message import encode, error
-from perdure.stdio import explain as how
-from perdure.stdio import logs
-from perdure.stdio.bridge import Bridge
-from perdure.stdio.identity import Identity, here, identify
+from perdure.stdio.bridge import Bridge, connection_log
+from perdure.stdio.identity import MAX_LAUNCHERS, Identity, Processes, ProcessInfo, here, identify
 from perdure.stdio.keys_file import KeysFile, open_keys
+from perdure.stdio.launchers import ProcessKind, classify, is_script
 from perdure.stdio.pipes import HostGone, Output, lines
 from perdure.stdio.positions_file import PositionsFile
 from perdure.stdio.resume_broker import ResumeBroker
-from perdure.stdio.resume_slot import Slot, Target, default_directory, open_slot, resume_off
-from perdure.telemetry.log_records import log_event
+from perdure.stdio.resume_slot import (
+    Slot,
+    SlotState,
+    Target,
+    Use,
+    default_directory,
+    open_slot,
+    resume_off,
+    survey,
+)
+from perdure.telemetry.log_records import LogLines, log_event
 
 #: As for the other commands: what was asked for cannot be done.
 REFUSED = 2
@@ -40,6 +58,10 @@ MAX_NAME = 64
 #: Characters of a line of `--explain`, which may hold an address and a path.
 MAX_TEXT = 500
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+#: Records that wait for stderr. A bridge writes a few at its start and at trouble, and none for each message.
+ROOM = 1_000
+#: Seconds for the last records at the end of the process.
+FLUSH = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +80,10 @@ class Options:
 
 def run(options: Options, *, arguments: list[str], environ: Mapping[str, str]) -> int:
     """The exit status: 0 at the end of stdin, 128 and its number for a signal, 2 if it could not have worked."""
-    log = logs.to_stderr(options.log_level)
+    log = to_stderr(options.log_level)
     try:
         if options.log_file is not None:
-            logs.to_file(options.log_file)
+            to_file(options.log_file)
     except OSError as failure:
         log_event(logging.WARNING, "stdio.log_file", f"the log file cannot be written: {failure}")
     try:
@@ -124,12 +146,12 @@ def _identified() -> Identity | None:
 
 def explain(options: Options, *, arguments: list[str], environ: Mapping[str, str]) -> int:
     """Print which session a bridge would go on with that is called with these arguments, and why."""
-    logs.to_stderr(options.log_level)
+    to_stderr(options.log_level)
     place = _place(options, arguments, environ)
     if isinstance(place, Slot):
         print("session   a fresh one: resume is off")
     else:
-        how.explain(*place, lambda name, text: print(f"{name:<9} {printable(text, MAX_TEXT)}"))
+        explain_session(*place, lambda name, text: print(f"{name:<9} {printable(text, MAX_TEXT)}"))
     return 0
 
 
@@ -157,7 +179,7 @@ def _place(options: Options, arguments: list[str], environ: Mapping[str, str]) -
 
 async def _refuse(url: str, output: Output, refused: Refused) -> int:
     """It cannot work as it was started. Hosts show the answer to `initialize` rather than stderr."""
-    logs.ConnectionLog(url)(Notice.REFUSED, str(refused), reason=refused.reason)
+    connection_log(url)(Notice.REFUSED, str(refused), reason=refused.reason)
     with contextlib.suppress(HostGone):
         async for line in lines(sys.stdin.fileno()):
             try:
@@ -168,3 +190,123 @@ async def _refuse(url: str, output: Output, refused: Refused) -> int:
                 data = {"reason": refused.reason}
                 await output.write(error(encode(message.id), NO_SERVER, str(refused), data).text)
     return REFUSED
+
+
+# The log
+
+
+class Unblocked(logging.Handler):
+    """Hands records to another handler, in its own thread."""
+
+    def __init__(self, below: logging.Handler) -> None:
+        super().__init__()
+        self._records: queue.Queue[logging.LogRecord | None] = queue.Queue(ROOM)
+
+        def run() -> None:
+            while (record := self._records.get()) is not None:
+                below.handle(record)
+
+        self._thread = threading.Thread(target=run, name="perdure-stderr", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(queue.Full):
+            self._records.put_nowait(record)
+
+    def finish(self) -> None:
+        with contextlib.suppress(queue.Full):
+            self._records.put_nowait(None)
+        self._thread.join(FLUSH)
+
+
+def to_stderr(level: str) -> Unblocked:
+    logging.raiseExceptions = False  # a host that closed stderr
+    logger = logging.getLogger("perdure")
+    logger.setLevel(level.upper())
+    logger.propagate = False
+    shown = logging.StreamHandler(sys.stderr)
+    shown.setFormatter(LogLines("perdure: %(message)s"))
+    unblocked = Unblocked(shown)
+    logger.addHandler(unblocked)
+    return unblocked
+
+
+def to_file(path: Path) -> None:
+    """Raises `OSError` where it cannot be opened."""
+    opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    written = logging.StreamHandler(os.fdopen(opened, "a", encoding="utf-8"))
+    written.setFormatter(LogLines("%(asctime)s %(process)d %(levelname)s %(message)s"))
+    logging.getLogger("perdure").addHandler(written)
+
+
+# --explain
+
+_USES = {
+    Use.ALIKE: "of this address, these options and this directory",
+    Use.OURS: "of this address, these options and this directory, of another credential",
+    Use.BLANK: "of no bridge",
+    Use.OTHER: "of another address, of other options or of another directory",
+    Use.FOREIGN: "of another machine or container",
+}
+_KINDS = {
+    ProcessKind.HOST: "the host: it is not a launcher that is known",
+    ProcessKind.LAUNCHER: "a launcher",
+    ProcessKind.MANAGER: "a process manager: the host is not known",
+}
+
+
+def explain_session(directory: Path | None, target: Target, say: Callable[[str, str], None]) -> None:
+    """Call `say` with each fact, as a name and a text. Nothing is taken, written or asked for."""
+    processes = here()
+    chain = [] if processes is None else _chain(processes)
+    for place, found in enumerate(chain):
+        kind = _KINDS[classify(name=found.name, words=found.words)] if place else "this bridge"
+        say("process", f"{found.pid} {found.name}: {kind}")
+    identity = identify(processes)
+    if identity is None:
+        say("session", "a fresh one: no host process is known, so none can be found again")
+        return
+    say("host", f"process {identity.pid} ({chain[-1].name}): its bridges go on with their sessions while it runs")
+    if is_script(chain[-1].words):
+        say("", "If your host started this script, let the script start the bridge with `exec`: it is another process")
+        say("", "each time, and no session is found again by it.")
+    say("address", target.url)
+    if directory is None:
+        say("session", "a fresh one: no directory for resume tokens is known; name one with --token-dir")
+        return
+    say("files", str(directory))
+    try:
+        states = survey(directory, identity, target)
+    except OSError as error:
+        say("session", f"a fresh one: the directory cannot be used: {error}")
+        return
+    for state in states:
+        what = "a bridge uses it" if state.is_held else "a session waits" if state.is_known else "no session waits"
+        say("slot", f"{state.name}: {_USES[state.use]}; {what}")
+    say("session", outcome(states))
+
+
+def outcome(states: Sequence[SlotState]) -> str:
+    """What a bridge does that finds these slots; `slot` has the table."""
+    ours = [state for state in states if state.use is Use.ALIKE] or [state for state in states if state.use is Use.OURS]
+    waiting = [state for state in ours if state.is_known and not state.is_held]
+    held = [state for state in ours if state.is_held]
+    if len(waiting) > 1:
+        return f"a fresh one: {len(waiting)} wait and cannot be told apart; give each bridge a name with --instance"
+    if waiting:
+        return f"the one of slot {waiting[0].name}: it is the only one that waits"
+    if held:
+        return f"a fresh one, unless slot {held[0].name} becomes free within a second: its bridge still runs"
+    return "a fresh one: none of this host waits for this address, these options and this directory"
+
+
+def _chain(processes: Processes) -> list[ProcessInfo]:
+    """This process and those above it, to the first that is not a launcher."""
+    found = processes.look(os.getpid())
+    chain: list[ProcessInfo] = []
+    while found is not None and len(chain) <= MAX_LAUNCHERS + 1:
+        chain.append(found)
+        if len(chain) > 1 and classify(name=found.name, words=found.words) is not ProcessKind.LAUNCHER:
+            break
+        found = processes.look(found.parent) if found.parent > 1 else None
+    return chain

@@ -11,7 +11,6 @@ from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 
-from perdure._core.delivery import Failure
 from perdure._core.reconnect import Patience
 from perdure._core.site import see
 from perdure._core.sse import EventTooLarge
@@ -142,7 +141,7 @@ class ResumeBroker:
             except TimeoutError:
                 attempts.failed(f"the broker has not answered within {TIMEOUT:.0f} s")
             except RequestFailed as failed:
-                if failed.failure in (Failure.UNTRUSTED, Failure.NO_CREDENTIALS):
+                if failed.is_final:
                     raise failed.refusal from failed
                 attempts.failed(str(failed))
             if not await attempts.wait():
