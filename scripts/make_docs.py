@@ -57,9 +57,9 @@ FIXED = [
     ("perdure._core.jsonrpc", "MAX_ID_CHARS", "characters of a request id", "400, -32600"),
     ("perdure._core.jsonrpc", "MAX_METHOD_CHARS", "characters of a method's name", "400, -32600"),
     ("perdure._core.sticky", "MAX_STICKY", "subscriptions of one session", "429, -31004"),
-    ("perdure._core.changes", "MAX_URIS", "resources that one listener names (2026-07-28)", "400, -32602"),
-    ("perdure._core.changes", "MAX_URI", "characters of such a resource's URI", "400, -32602"),
-    ("perdure._core.changes", "MAX_UNION", "resources that all listeners name together", "503, -31004"),
+    ("perdure._core.listening", "MAX_URIS", "resources that one listener names (2026-07-28)", "400, -32602"),
+    ("perdure._core.listening", "MAX_URI", "characters of such a resource's URI", "400, -32602"),
+    ("perdure._core.listening", "MAX_UNION", "resources that all listeners name together", "503, -31004"),
     ("perdure._core.retention", "MAX_ENDED", "records of ended sessions", "the oldest are removed"),
     (
         "perdure._core.retention",

@@ -29,10 +29,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from perdure._core.extension import KEY
+from perdure._core.durable_calls import call_digest, key_names
+from perdure._core.envelope import KEY
 from perdure._core.ids import SessionId
 from perdure._core.retention import Cutoffs
-from perdure._core.single_calls import call_digest, key_names
 from perdure._core.states import CallState
 from perdure.admin.queries import find
 from perdure.http.app import CALL_KEYS

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
-from perdure._core.single_calls import parse_task_rules
+from perdure._core.durable_calls import parse_task_rules
 from perdure._core.text import format_duration, format_size, parse_count, parse_duration, parse_size
 from perdure.errors import BadSetting
 

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 import perdure
 from perdure._core.codes import UNSUPPORTED_VERSION
-from perdure._core.extension import CANCEL, KEY
+from perdure._core.envelope import CANCEL, KEY
 from perdure.client.connect import limits_of
 from perdure.client.incoming import CallbackLimit
 from perdure.client.memory import Memory, decode

@@ -13,7 +13,7 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 import perdure
-from perdure._core.extension import KEY
+from perdure._core.envelope import KEY
 from perdure.client.memory import decode
 from tests.client.conftest import text
 from tests.client.test_durable_calls import keys_of

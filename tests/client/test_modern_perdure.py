@@ -12,7 +12,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import ElicitRequestParams, ElicitResult, ProgressNotification
 
 import perdure
-from perdure._core.extension import CALLS, KEPT
+from perdure._core.envelope import CALLS, KEPT
 from perdure.client.memory import decode
 from tests.client.conftest import Progress, text
 from tests.client.test_tasks import EAGER

@@ -38,7 +38,7 @@ from mcp_types.version import LATEST_HANDSHAKE_VERSION
 import perdure
 from perdure._core.codes import OUTCOME_UNKNOWN
 from perdure._core.envelope import PREFIX as ENVELOPE
-from perdure._core.extension import TASKS
+from perdure._core.envelope import TASKS
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import perdure
-from perdure._core.extension import TASKS
+from perdure._core.envelope import TASKS
 from perdure.client.memory import decode
 from tests.client.conftest import text
 from tests.support.clients.modern_requests import MODERN

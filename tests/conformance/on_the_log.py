@@ -16,7 +16,7 @@ from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from perdure._core.extension import CALLS
+from perdure._core.envelope import CALLS
 from perdure._core.ids import RecordKind
 from perdure.http.body import replayed
 from perdure.store.interface import Store

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from perdure._core import mail
-from perdure._core.changes import (
+from perdure._core.ids import NodeId
+from perdure._core.listening import (
     ALL_RESOURCES,
     MAX_URI,
     MAX_URIS,
@@ -17,7 +18,6 @@ from perdure._core.changes import (
     change_of,
     read_filter,
 )
-from perdure._core.ids import NodeId
 
 TOOLS = Change("notifications/tools/list_changed")
 PROMPTS = Change("notifications/prompts/list_changed")

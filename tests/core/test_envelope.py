@@ -8,7 +8,9 @@ import pytest
 from mcp.shared.inbound import encode_header_value, mcp_param_headers, x_mcp_header_map
 
 from perdure._core.envelope import (
+    CALLS,
     CAPABILITIES,
+    TASKS,
     VERSION,
     declares_tasks,
     envelope_in,
@@ -17,7 +19,6 @@ from perdure._core.envelope import (
     param_headers,
     with_tasks,
 )
-from perdure._core.extension import CALLS, TASKS
 
 META = {VERSION: "2026-07-28", CAPABILITIES: {"roots": {}, "extensions": {"x": {}}}}
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from perdure._core.durable_calls import STATUS, Standing, TaskFacts, TaskStatus, handle_view, input_requests, task_view
 from perdure._core.states import CallState
-from perdure._core.tasks import STATUS, Standing, TaskFacts, TaskStatus, handle_view, input_requests, task_view
 
 RESULT = b'{"jsonrpc":"2.0","id":1,"result":{"content":[]}}'
 ERROR = b'{"jsonrpc":"2.0","id":1,"error":{"code":-31001,"message":"Interrupted, outcome unknown"}}'

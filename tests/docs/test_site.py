@@ -11,7 +11,7 @@ import tomllib
 import pytest
 
 import perdure
-from perdure._core.site import SITE, see
+from perdure._core.text import SITE, see
 from tests.docs.test_docs import SITE_PAGES, anchors
 from tests.support.processes.node_programs import program
 from tests.support.processes.serving import ROOT
@@ -82,7 +82,7 @@ def test_text_of_list_items_is_indented_by_four_spaces_for_each_level() -> None:
 
 
 def test_messages_point_to_sections_that_are_there_on_the_one_site() -> None:
-    """An installed package has no `docs`, so messages name the site's address (`perdure._core.site`)."""
+    """An installed package has no `docs`, so messages name the site's address (`perdure._core.text`)."""
     sources = {file: file.read_text() for file in (ROOT / "src").rglob("*.py")}
     pointers = [(file, found) for file, text in sources.items() for found in _POINTER.findall(text)]
     assert len(pointers) > 10

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from perdure._core.extension import CANCEL
+from perdure._core.envelope import CANCEL
 from tests.support.clients.modern_peer import ALL_ASKS, TAKES_TASKS, CallPeer, accept, result_of, said
 from tests.support.clients.raw_http import Answer
 from tests.support.clients.recording_client import looking

@@ -11,7 +11,7 @@ from mcp.server.auth.provider import AccessToken, TokenVerifier
 from mcp.server.mcpserver import MCPServer
 from pydantic import Field
 
-from perdure._core.extension import KEY
+from perdure._core.envelope import KEY
 from tests.http.test_bounds import LIMIT, Names, bearer
 from tests.support.clients.modern_peer import ALL_ASKS, TAKES_TASKS, CallPeer, accept, result_of, said
 from tests.support.clients.modern_requests import modern

@@ -26,7 +26,7 @@ from mcp_types import (
     ToolListChangedNotification,
 )
 
-from perdure._core import changes as rules
+from perdure._core import listening as rules
 from perdure._core.codes import STORE_UNAVAILABLE
 from perdure._core.limits import Caller
 from perdure._core.states import LogState

@@ -9,7 +9,7 @@ import pytest
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel.server import Server
 
-from perdure._core.extension import CALLS, KEPT
+from perdure._core.envelope import CALLS, KEPT
 from tests.support.clients.modern_peer import FORM, TAKES_TASKS, CallPeer, result_of, said
 from tests.support.clients.modern_requests import TASKS
 from tests.support.servers.raw_served import live

@@ -11,9 +11,9 @@ from mcp.server.auth.provider import AccessToken, TokenVerifier
 from mcp.server.mcpserver import Context
 
 from perdure._core.codes import INVALID_PARAMS, LIMIT_REACHED, STOPPING, STORE_UNAVAILABLE
-from perdure._core.extension import CANCEL, KEY
+from perdure._core.durable_calls import MAX_KEY, STATE_PREFIX
+from perdure._core.envelope import CANCEL, KEY
 from perdure._core.ids import NodeId, SessionId, new_session_id
-from perdure._core.single_calls import MAX_KEY, STATE_PREFIX
 from perdure.errors import StoreUnavailable
 from perdure.http.known_calls import MAX_RESPONSES
 from perdure.store import MemoryStore

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perdure._core.extension import KEY
+from perdure._core.envelope import KEY
 from perdure._core.ids import RecordKind, StreamId
 from perdure.sessions import call_quota, housekeeping
 from perdure.store import MemoryStore

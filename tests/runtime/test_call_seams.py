@@ -29,7 +29,7 @@ from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.transport_context import TransportContext
 from pydantic import ValidationError
 
-from perdure._core.extension import CALLS, TASKS
+from perdure._core.envelope import CALLS, TASKS
 from perdure.runtime.sdk_call import CallContext
 from perdure.runtime.server import announce_extensions
 from perdure.settings import Settings

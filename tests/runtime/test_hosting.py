@@ -18,7 +18,7 @@ from starlette.routing import Mount
 
 import perdure
 from perdure import BadTarget
-from perdure._core.extension import CALLS, KEPT, TASKS
+from perdure._core.envelope import CALLS, KEPT, TASKS
 from perdure.runtime.server import is_server
 from perdure.store import MemoryStore
 from tests.clients.python_clients import fastmcp_client

@@ -6,9 +6,8 @@ import pytest
 from mcp.server.mcpserver import MCPServer
 from mcp.server.request_state import InvalidRequestState
 
-from perdure._core.key_ring import LIFE
 from perdure.errors import Misuse, StoreError
-from perdure.runtime.request_state import KEYS, SharedKeys, given_keys, share_request_state
+from perdure.runtime.request_state import KEYS, LIFE, SharedKeys, given_keys, share_request_state
 from perdure.store.memory import MemoryStore
 from tests.support.stores.faulty_store import Fault, FaultyStore
 

@@ -42,8 +42,9 @@ from starlette.routing import Route
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from perdure._core.changes import LISTS, METHODS, SUBSCRIPTION, URIS, ChangeFilter
+from perdure._core.envelope import SUBSCRIPTION
 from perdure._core.jsonrpc import coerce_id
+from perdure._core.listening import LISTS, METHODS, URIS, ChangeFilter
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure.runtime.sdk import Dispatcher, ReadStream, WriteStream
 from perdure.runtime.sdk_changes import SdkChanges
@@ -486,5 +487,5 @@ def test_requests_without_a_session_are_checked_by_public_functions_of_the_sdk()
     """`perdure.http.listening` leaves to the SDK's handler what they refuse, so both must be of one mind."""
     for name in ("classify_inbound_request", "find_duplicated_routing_header", "InboundModernRoute"):
         assert name in inbound.__all__, moved(name, "http/listening.py")
-    assert LISTEN_STREAM_METHODS == METHODS, moved("LISTEN_STREAM_METHODS", "perdure._core.changes")
+    assert LISTEN_STREAM_METHODS == METHODS, moved("LISTEN_STREAM_METHODS", "perdure._core.listening")
     assert SUBSCRIPTION_ID_META_KEY == SUBSCRIPTION

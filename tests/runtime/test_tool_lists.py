@@ -14,8 +14,8 @@ from mcp.server.lowlevel.server import Server
 from mcp.server.mcpserver import MCPServer
 from starlette.requests import Request as HttpRequest
 
+from perdure._core.durable_calls import Client
 from perdure._core.jsonrpc import JsonObject
-from perdure._core.single_calls import Client
 from perdure.runtime import own_requests, tool_catalog
 from perdure.runtime.server import host
 from perdure.runtime.tool_catalog import ToolCatalog

@@ -161,7 +161,7 @@ async def test_a_server_that_ends_subscriptions_at_once_is_come_back_to_ever_lat
         meta = {"_meta": {SUBSCRIPTION: key}}
         said: list[Message] = [{"method": listening.ACKNOWLEDGED, "params": {"notifications": WANTED, **meta}}]
         if len(barren) == 3:
-            said.append({"method": listening.CHANGES["toolsListChanged"], "params": meta})
+            said.append({"method": listening.LISTS["toolsListChanged"], "params": meta})
         said.append({"id": key, "result": {"resultType": "complete", **meta}})
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
         for one in said:

@@ -3,7 +3,7 @@
 The sentence below each code is its description in the documentation.
 """
 
-from perdure._core.site import see
+from perdure._core.text import see
 
 PARSE_ERROR = -32700
 """JSON-RPC: the body is not JSON, or exceeds a limit on JSON text, such as its nesting."""

@@ -34,8 +34,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from perdure._core.envelope import CANCEL_TASK, DISCOVER, GET_TASK, LISTEN, UPDATE_TASK
-from perdure._core.extension import CANCEL
+from perdure._core.envelope import CANCEL, CANCEL_TASK, DISCOVER, GET_TASK, LISTEN, UPDATE_TASK
 from perdure._core.settling import READS
 from perdure._core.sticky import METHODS as STICKY
 

@@ -1,4 +1,5 @@
-"""The envelope: what every request of 2026-07-28 says of itself, in `_meta` and in its HTTP headers."""
+"""The envelope: what every request of 2026-07-28 says of itself, in `_meta` and in its HTTP headers; and the names that
+the tasks extension and Perdure add to its messages."""
 
 import base64
 import contextlib
@@ -6,7 +7,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from perdure._core.extension import CALLS, TASKS
 from perdure._core.jsonrpc import JsonObject
 
 PREFIX: Final = "io.modelcontextprotocol/"
@@ -21,6 +21,28 @@ LISTEN: Final = "subscriptions/listen"
 GET_TASK: Final = "tasks/get"
 UPDATE_TASK: Final = "tasks/update"
 CANCEL_TASK: Final = "tasks/cancel"
+
+TASKS: Final = "io.modelcontextprotocol/tasks"
+"""The extension for tasks; a client declares it in its capabilities, a server names it in `server/discover`."""
+
+OWN_PREFIX: Final = "dev.perdure"
+"""The prefix of every name that is Perdure's own."""
+
+CALLS: Final = f"{OWN_PREFIX}/calls"
+"""Perdure's extension: a call may bring a key, and is run once for it. A client that declares it
+repeats requests whose connection broke."""
+
+KEPT: Final = "keptMs"
+"""Beside `CALLS` in `server/discover`: how long the server keeps a key, from the first request that brought it."""
+
+KEY: Final = f"{OWN_PREFIX}/key"
+"""The key of a call, in `_meta`: requests with equal keys are one call."""
+
+KEY_HEADER: Final = "Idempotency-Key"
+"""The same key as an HTTP header, for gateways."""
+
+CANCEL: Final = f"{OWN_PREFIX}/cancel"
+"""The method that cancels a call by its key."""
 
 _NAMES = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 _PLAIN = re.compile(r"[!-~](?:[\t -~]*[!-~])?")

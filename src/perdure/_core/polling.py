@@ -112,7 +112,7 @@ _PROGRESS = re.compile(r"([\d.e+-]{1,32})(?: of ([\d.e+-]{1,32}))?(?:: (.*))?", 
 
 
 def progress_in(status_message: object) -> JsonObject | None:
-    """The progress that a task's `statusMessage` reports, as Perdure's servers write it (`_core/tasks.py`)."""
+    """The progress that a task's `statusMessage` reports, as Perdure's servers write it (`_core/durable_calls.py`)."""
     found = _PROGRESS.fullmatch(status_message) if isinstance(status_message, str) else None
     if found is None:
         return None

@@ -1,4 +1,5 @@
-"""Formats text for people: durations and sizes as they write them (`1h`, `500ms`, `4 MiB`); a peer's text, harmless.
+"""Formats text for people: durations and sizes as they write them (`1h`, `500ms`, `4 MiB`); a peer's text, harmless;
+addresses of the documentation, which an installed package does not have.
 
 What `format_…` writes, `parse_…` reads back to the same value.
 """
@@ -14,6 +15,10 @@ _BYTES = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
 _DURATION = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?(ms|s|m|h|d)?")
 _SIZE = re.compile(r"([0-9]{1,18}) ?(GiB|MiB|KiB|B)?")
 _COUNT = re.compile(r"[0-9]{1,18}")
+
+SITE = "https://perdure.example/docs"
+"""Where the pages are that `make docs` builds. `.example` is a name that nobody has: a release sets it, here and in the
+project's metadata, which a test compares."""
 
 _MARK = "\N{REPLACEMENT CHARACTER}"
 
@@ -59,3 +64,8 @@ def printable(text: str, most: int | None = None) -> str:
     if most is not None and len(text) > most:
         text = text[:most] + "…"
     return text if text.isprintable() else "".join(c if c.isprintable() else _MARK for c in text)
+
+
+def see(page: str, section: str) -> str:
+    """Point to a section, at the end of a message."""
+    return f"see {SITE}/{page}.html#{section}"

@@ -16,8 +16,7 @@ import click
 from click.core import ParameterSource
 
 import perdure
-from perdure._core.site import see
-from perdure._core.text import parse_count, printable
+from perdure._core.text import parse_count, printable, see
 from perdure._files.locks import HAS_FLOCK, NO_FLOCK
 from perdure.cli.options import DEFAULT_STORE, LEVELS, ServeOption, parsed, setting_options, settings_from
 from perdure.cli.sources import source_options

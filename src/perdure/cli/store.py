@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from perdure._core.owner import Owner
 from perdure.errors import Misuse, StoreError
 from perdure.store import existing_store, owner, upkeep_of
+from perdure.store.owner import Owner
 
 UNFIT = 1
 """The status of a check that found a problem."""

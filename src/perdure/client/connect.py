@@ -31,7 +31,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from perdure._core.codes import INTERNAL_ERROR, NO_SERVER, UNREACHABLE
-from perdure._core.extension import CALLS, TASKS
+from perdure._core.envelope import CALLS, TASKS
 from perdure._core.reconnect import Patience
 from perdure._core.sse import MAX_EVENT_BYTES
 from perdure.client.incoming import CallbackLimit, OnGap, named, naming

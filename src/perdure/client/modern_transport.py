@@ -37,8 +37,7 @@ from mcp_types import (
 from pydantic import TypeAdapter, ValidationError
 
 from perdure._core.codes import INTERNAL_ERROR, UNREACHABLE, UNSUPPORTED_VERSION
-from perdure._core.envelope import DISCOVER, LISTEN
-from perdure._core.extension import KEY
+from perdure._core.envelope import DISCOVER, KEY, LISTEN
 from perdure.client.handover import Handover, Handovers
 from perdure.client.incoming import CallbackLimit, Incoming, OnGap, answer_of, connection_log, encoded
 from perdure.client.memory import Memory

@@ -23,7 +23,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from perdure._core.ids import RecordKind
-from perdure._core.owner import Owner
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure._core.states import LogState, SessionState
 from perdure.assembly import ServerProcess, running
@@ -45,7 +44,7 @@ from perdure.sessions.registry import SessionInfo, has_durable_calls, numbers, r
 from perdure.settings import Settings
 from perdure.store import open_store
 from perdure.store.interface import Store, survey_of
-from perdure.store.owner import claim_for
+from perdure.store.owner import Owner, claim_for
 from perdure.store.postgres.address import without_password
 from perdure.store.records import NodeRecord, Survey
 from perdure.telemetry import prometheus as metrics

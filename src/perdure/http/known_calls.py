@@ -12,10 +12,9 @@ from starlette.requests import Request as HttpRequest
 
 from perdure._core import mail
 from perdure._core.codes import STOPPING
+from perdure._core.durable_calls import STATE_PREFIX, TaskFacts, handle_view, input_requests, task_view
 from perdure._core.jsonrpc import JsonObject, Response, error_payload
-from perdure._core.single_calls import STATE_PREFIX
 from perdure._core.states import CallState
-from perdure._core.tasks import TaskFacts, handle_view, input_requests, task_view
 from perdure.http.access import SessionAccess
 from perdure.http.credentials import caller_of
 from perdure.http.event_stream import Ending, EventStream

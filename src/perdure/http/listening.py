@@ -20,8 +20,9 @@ from pydantic import ValidationError
 from starlette.types import Receive, Scope, Send
 
 from perdure._core import sse
-from perdure._core.changes import METHODS, SUBSCRIPTION, BadFilter, Notification, read_filter
+from perdure._core.envelope import LISTEN, SUBSCRIPTION
 from perdure._core.limits import Caller, Full, Quota, weigh
+from perdure._core.listening import ACKNOWLEDGED, METHODS, BadFilter, Notification, read_filter
 from perdure.errors import StoreError
 from perdure.http.access import SessionAccess, refuse_full
 from perdure.http.body import Headers, replayed_first
@@ -30,9 +31,6 @@ from perdure.http.event_stream import BREAK_OFF, EventStream
 from perdure.http.modern_request import read_request
 from perdure.http.refusals import Refusal, Refused
 from perdure.sessions.listening import Listening, TooManyResources
-
-LISTEN = "subscriptions/listen"
-ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 
 AT_ONCE = 64
 """Notifications in one write: a client that reads slowly is waited for in between."""

@@ -6,9 +6,9 @@ from mcp.shared.inbound import InboundLadderRejection, classify_inbound_request,
 from starlette.requests import Request as HttpRequest
 from starlette.types import Scope
 
-from perdure._core.extension import KEY, KEY_HEADER, TASKS
+from perdure._core.durable_calls import MAX_KEY, Client, is_key
+from perdure._core.envelope import KEY, KEY_HEADER, TASKS
 from perdure._core.jsonrpc import InvalidMessage, JsonObject, Request, parse_body
-from perdure._core.single_calls import MAX_KEY, Client, is_key
 from perdure.http.body import Headers, accepts, replayed
 from perdure.http.credentials import principal_of
 from perdure.http.refusals import Refusal, Refused

@@ -9,7 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope
 
 from perdure._core import sticky
-from perdure._core.extension import CALLS, KEY
+from perdure._core.envelope import CALLS, KEY
 from perdure._core.jsonrpc import Batch, Envelope, InvalidMessage, Notification, Request, parse_body
 from perdure._core.limits import Caller, weigh
 from perdure._core.losses import numbers_of

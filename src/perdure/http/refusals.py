@@ -23,8 +23,7 @@ from perdure._core.codes import (
     UNSUPPORTED_VERSION,
 )
 from perdure._core.jsonrpc import error_payload
-from perdure._core.site import see
-from perdure._core.text import printable
+from perdure._core.text import printable, see
 
 
 class Refusal(enum.Enum):

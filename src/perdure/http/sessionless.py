@@ -12,8 +12,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 from starlette.types import Message, Receive, Scope, Send
 
-from perdure._core.envelope import DISCOVER
-from perdure._core.extension import CALLS, TASKS
+from perdure._core.envelope import CALLS, DISCOVER, LISTEN, TASKS
 from perdure._core.limits import Quota, share_of, weigh
 from perdure._core.revisions import REVISIONS
 from perdure._core.states import EXCHANGE, ExchangeState, ExchangeStep, advance
@@ -21,7 +20,7 @@ from perdure.http.access import SessionAccess, refuse_full
 from perdure.http.body import Headers, replayed_first
 from perdure.http.credentials import EXPIRY, caller_of, principal_of
 from perdure.http.event_stream import EventStream
-from perdure.http.listening import LISTEN, ListeningHandler, hearing_changes
+from perdure.http.listening import ListeningHandler, hearing_changes
 from perdure.http.modern_request import read_request
 from perdure.http.refusals import Refusal, Refused
 from perdure.http.single_call_endpoint import SingleCallEndpoint

@@ -2,7 +2,7 @@
 
 from starlette.types import Receive, Scope, Send
 
-from perdure._core.extension import CANCEL
+from perdure._core.envelope import CANCEL
 from perdure.http.access import SessionAccess
 from perdure.http.body import Headers
 from perdure.http.modern_request import read_request

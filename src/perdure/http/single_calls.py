@@ -18,23 +18,23 @@ from mcp.shared.inbound import (
 )
 from starlette.types import Receive, Send
 
-from perdure._core.ids import SessionId, StreamId
-from perdure._core.jsonrpc import JsonObject
-from perdure._core.limits import Caller
-from perdure._core.single_calls import (
+from perdure._core.durable_calls import (
     MAX_KEY,
     PROGRESS_TOKEN,
     STATE_PREFIX,
     Client,
     TaskSupport,
     call_digest,
+    handle_view,
     is_key,
     key_names,
     parse_task_rules,
     task_support,
 )
+from perdure._core.ids import SessionId, StreamId
+from perdure._core.jsonrpc import JsonObject
+from perdure._core.limits import Caller
 from perdure._core.states import LogState, SessionStep
-from perdure._core.tasks import handle_view
 from perdure.errors import StoreError, TooManySessions
 from perdure.http.access import SessionAccess
 from perdure.http.credentials import caller_of, while_good

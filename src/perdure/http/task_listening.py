@@ -9,10 +9,9 @@ from typing import Any
 
 from mcp_types import CLIENT_CAPABILITIES_META_KEY
 
-from perdure._core.changes import Notification
+from perdure._core.durable_calls import Client, TaskFacts
 from perdure._core.jsonrpc import JsonObject
-from perdure._core.single_calls import Client
-from perdure._core.tasks import TaskFacts
+from perdure._core.listening import Notification
 from perdure.errors import StoreError
 from perdure.http.listening import ListenRequest, ListenSource
 from perdure.http.modern_request import needs_tasks

@@ -3,9 +3,9 @@
 from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value
 from starlette.types import Receive, Send
 
+from perdure._core.durable_calls import TaskFacts
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.states import CallState
-from perdure._core.tasks import TaskFacts
 from perdure.http.access import SessionAccess
 from perdure.http.credentials import caller_of, while_good
 from perdure.http.event_stream import EventStream

@@ -26,8 +26,17 @@ import anyio
 import anyio.abc
 
 from perdure._core.codes import HEADER_MISMATCH, NO_SERVER, UNREACHABLE
-from perdure._core.envelope import CANCEL_TASK, DISCOVER, GET_TASK, UPDATE_TASK, param_headers
-from perdure._core.extension import CALLS, CANCEL, KEPT, TASKS
+from perdure._core.envelope import (
+    CALLS,
+    CANCEL,
+    CANCEL_TASK,
+    DISCOVER,
+    GET_TASK,
+    KEPT,
+    TASKS,
+    UPDATE_TASK,
+    param_headers,
+)
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.polling import LEAST_POLL, MAX_ANSWERED, MAX_QUESTIONS, Decision, Next, after_poll
 from perdure._core.settling import may_run_again

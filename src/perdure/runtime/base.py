@@ -11,8 +11,8 @@ repeat after each reload. The numbers of one session never repeat.
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from perdure._core.changes import ChangeFilter
 from perdure._core.jsonrpc import Envelope, JsonObject
+from perdure._core.listening import ChangeFilter
 from perdure.store.records import SessionRecord
 
 

@@ -3,6 +3,10 @@
 The SDK makes a key of its own in each process, so the second round of a call succeeds only at the process that answered
 the first. Here the keys are secrets of the store: a round may come to any process, also behind a restart. Where the
 operator gives keys (`PERDURE_STATE_KEYS`), those are used, for deployments that share no store.
+
+Keys are named by the time in which each seals, so all processes that share a store, and so its clock and its secrets,
+have the same keys without a message. A key is made one life before it seals, so every process that reads the secrets
+now and then has it in time.
 """
 
 import asyncio
@@ -11,12 +15,11 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from mcp.server.lowlevel.server import Server
 from mcp.server.request_state import AESGCMRequestStateCodec, RequestStateBoundary, RequestStateSecurity
 
-from perdure._core.key_ring import ring
 from perdure.errors import Misuse, StoreError
 from perdure.store.interface import Store
 from perdure.telemetry.log_records import log_event
@@ -27,8 +30,26 @@ KEYS = "PERDURE_STATE_KEYS"
 RING = "request-state"
 KEY_BYTES = 32
 
+LIFE = 30 * 86_400.0
+"""Seconds for which a key seals: it is in few hands and seals little, and a ring of three is all that is kept in
+memory. What was sealed lives for minutes (the SDK's default is ten)."""
+
 RENEW_SECONDS = 3_600.0
 """Seconds between two looks at the keys: often within the life of a key, and one small query."""
+
+
+class Ring(NamedTuple):
+    """The names of the keys that count at a moment."""
+
+    present: str
+    previous: str
+    next: str
+
+
+def ring(name: str, *, now: float) -> Ring:
+    """The keys of a ring, at a time in seconds since 1970."""
+    number = int(now // LIFE)
+    return Ring(f"{name}-{number}", f"{name}-{number - 1}", f"{name}-{number + 1}")
 
 
 @dataclass(slots=True, eq=False)

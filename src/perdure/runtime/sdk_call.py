@@ -39,9 +39,9 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 from starlette.requests import Request as HttpRequest
 
+from perdure._core.durable_calls import Client
 from perdure._core.jsonrpc import Envelope, JsonObject, Notification, Request, Response
 from perdure._core.revisions import is_sessionless
-from perdure._core.single_calls import Client
 from perdure.runtime.base import CallEnded, Flow, Outlet
 from perdure.store.records import SessionRecord
 

@@ -22,12 +22,10 @@ from mcp_types import (
 )
 from mcp_types.version import LATEST_MODERN_VERSION
 
-from perdure._core.changes import LISTS, URIS, ChangeFilter, read_honoured
+from perdure._core.envelope import LISTEN
+from perdure._core.listening import ACKNOWLEDGED, LISTS, URIS, ChangeFilter, read_honoured
 from perdure.runtime.base import ListeningRefused, NoListening
 from perdure.runtime.own_requests import NAME, OnNotification, OwnRequestContext, pages
-
-LISTEN = "subscriptions/listen"
-ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 
 _READ_BY = {
     "notifications/tools/list_changed": ("tools/list",),

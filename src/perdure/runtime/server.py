@@ -22,7 +22,7 @@ from starlette.applications import Starlette
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.routing import Route
 
-from perdure._core.extension import CALLS, KEPT, TASKS
+from perdure._core.envelope import CALLS, KEPT, TASKS
 from perdure._core.jsonrpc import JsonObject
 from perdure.errors import BadTarget
 from perdure.runtime.base import Runtimes, ServerChanges

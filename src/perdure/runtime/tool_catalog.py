@@ -18,8 +18,8 @@ from mcp_types import SERVER_INFO_META_KEY, InitializeRequestParams
 from pydantic import ValidationError
 from starlette.requests import Request as HttpRequest
 
+from perdure._core.durable_calls import Client
 from perdure._core.jsonrpc import JsonObject
-from perdure._core.single_calls import Client
 from perdure.runtime.own_requests import OwnRequestContext, pages
 
 KEEP_SECONDS = 60.0

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from perdure._core.owner import Owner
 from perdure.errors import BadTarget, TargetFailed
 from perdure.serve.own_frames import blame, own_traceback
+from perdure.store.owner import Owner
 
 _FORMS = "write package.module:name or path/file.py:name"
 

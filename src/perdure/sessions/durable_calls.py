@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from perdure._core.codes import REQUEST_CANCELLED
+from perdure._core.durable_calls import Client, TaskFacts
 from perdure._core.ids import RecordKind, SessionId, StreamId, new_session_id, parse_session_id
 from perdure._core.jsonrpc import JsonObject, Request
 from perdure._core.limits import Caller
-from perdure._core.single_calls import Client
 from perdure._core.states import CallState, LogState, SessionState
-from perdure._core.tasks import TaskFacts
 from perdure.errors import StaleFence, StaleRecord, StoreUnavailable, TooManySessions
 from perdure.sessions.call_quota import CallerChecks, KeyRoom, TaskCount
 from perdure.sessions.context import ServerContext

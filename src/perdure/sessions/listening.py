@@ -23,7 +23,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perdure._core import mail
-from perdure._core.changes import (
+from perdure._core.ids import NodeId
+from perdure._core.limits import Caller, share_of
+from perdure._core.listening import (
     ALL_RESOURCES,
     ANYTHING,
     LISTS,
@@ -35,8 +37,6 @@ from perdure._core.changes import (
     Notification,
     change_of,
 )
-from perdure._core.ids import NodeId
-from perdure._core.limits import Caller, share_of
 from perdure._core.states import LogState
 from perdure.errors import NodeGone, PerdureError, StoreError, StoreUnavailable
 from perdure.log.chores import OnDemand

@@ -16,11 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from perdure._core import sticky
-from perdure._core.changes import METHODS
 from perdure._core.codes import CLIENT_AWAY, REQUEST_CANCELLED
 from perdure._core.ids import NodeId, StreamId
 from perdure._core.jsonrpc import Envelope, Notification, Request, Response, coerce_id, error_payload
 from perdure._core.limits import Caller
+from perdure._core.listening import METHODS
 from perdure._core.losses import Visits
 from perdure._core.revisions import REVISIONS
 from perdure._core.states import SESSION, CallState, CallStep, SessionState, SessionStep, advance

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from perdure._core.changes import Change, ChangeFilter, change_of
+from perdure._core.listening import Change, ChangeFilter, change_of
 from perdure.log.chores import cancel_all
 from perdure.runtime.base import NoListening, ServerChanges
 from perdure.telemetry.log_records import log_event

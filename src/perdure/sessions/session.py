@@ -13,10 +13,10 @@ from typing import NamedTuple, Self
 
 from perdure._core import mail, sticky
 from perdure._core.codes import POSITION_LOST
+from perdure._core.durable_calls import Client
 from perdure._core.ids import Kind, SessionId, StreamId
 from perdure._core.jsonrpc import Request, coerce_id, error_payload
 from perdure._core.losses import Visits
-from perdure._core.single_calls import Client
 from perdure._core.states import SESSION, SessionState, SessionStep, WritingState, advance
 from perdure.errors import PerdureError, SessionEnded, StoreError, StoreUnavailable
 from perdure.log.stream import Stream, Streams

@@ -21,8 +21,7 @@ import anyio
 
 from perdure._core import splice
 from perdure._core.codes import INVALID_REQUEST, NO_SERVER, TOO_MANY_AT_ONCE, UNREACHABLE, UNSUPPORTED_VERSION
-from perdure._core.envelope import DISCOVER, LISTEN, declares_tasks, envelope_in, headers_of, with_tasks
-from perdure._core.extension import KEY
+from perdure._core.envelope import DISCOVER, KEY, LISTEN, declares_tasks, envelope_in, headers_of, with_tasks
 from perdure._core.jsonrpc import JsonObject, Notification, Request
 from perdure._core.reconnect import Patience
 from perdure._core.revisions import REVISIONS

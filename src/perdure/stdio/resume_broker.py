@@ -12,8 +12,8 @@ from urllib.parse import urlsplit, urlunsplit
 import anyio
 
 from perdure._core.reconnect import Patience
-from perdure._core.site import see
 from perdure._core.sse import EventTooLarge
+from perdure._core.text import see
 from perdure.remote.endpoint import Endpoint, Handshake, Refused, RequestFailed, Unavailable
 from perdure.remote.stream import Attempts
 from perdure.stdio.resume_slot import Slot

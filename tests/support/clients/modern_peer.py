@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from perdure._core.extension import CALLS, KEY
+from perdure._core.envelope import CALLS, KEY
 from tests.support.clients.modern_requests import TASKS, modern
 from tests.support.clients.raw_http import Answer, Exchange, Peer
 

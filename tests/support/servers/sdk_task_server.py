@@ -19,7 +19,7 @@ from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, INVALID_PARAMS, Notification, RequestId, ToolAnnotations
 from starlette.types import ASGIApp
 
-from perdure._core.extension import CALLS, CANCEL, KEY, TASKS
+from perdure._core.envelope import CALLS, CANCEL, KEY, TASKS
 
 QUESTION = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
 FRESH = {"ttlMs": 0, "cacheScope": "private"}

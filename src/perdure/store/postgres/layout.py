@@ -4,7 +4,7 @@ import asyncio
 
 import asyncpg
 
-from perdure._core.site import see
+from perdure._core.text import see
 from perdure.errors import StoreError, StoreTooNew, StoreUnavailable
 from perdure.store.postgres import sql_files
 from perdure.store.postgres.address import Address

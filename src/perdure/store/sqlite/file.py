@@ -13,7 +13,7 @@ from typing import Literal
 from urllib.parse import quote
 
 from perdure._core.ids import generations_skipped
-from perdure._core.site import see
+from perdure._core.text import see
 from perdure.errors import StoreError, StoreReplaced, StoreTooNew, StoreUnavailable
 from perdure.store.sqlite import sql_files as _sql
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure._core.key_ring import LIFE, ring
+from perdure.runtime.request_state import LIFE, ring
 
 
 def test_the_next_key_is_known_for_a_whole_life_before_it_seals() -> None:

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure._core.ids import parse_session_id
-from perdure._core.single_calls import (
+from perdure._core.durable_calls import (
     Client,
     TaskSupport,
     call_digest,
@@ -17,6 +16,7 @@ from perdure._core.single_calls import (
     parse_task_rules,
     task_support,
 )
+from perdure._core.ids import parse_session_id
 from tests.support.clients.modern_requests import TASKS
 
 SECRET = bytes(32)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perdure._core.owner import Owner
+from perdure.store.owner import Owner
 
 A = Owner(name="bakery", machine="here", file="/srv/a.py", folder="/srv")
 
