@@ -75,7 +75,7 @@ async def fastmcp(url: str, asked: list[str]) -> AsyncIterator[Call]:
 )  # FastMCP has no word for models
 async def test_stock_clients_answer_what_tools_ask_at_any_node(server: str, tools: int, tmp_path: Path) -> None:
     """Each question reaches the user once."""
-    target, store = f"tests.support.{server}:server", f"sqlite:{tmp_path / 'log.db'}"
+    target, store = f"tests.support.servers.{server}:server", f"sqlite:{tmp_path / 'log.db'}"
     async with AsyncExitStack() as stack:
         nodes = [await stack.enter_async_context(serving(target, "--store", store, "--eras", "both")) for _ in range(2)]
         between = await stack.enter_async_context(balancer(*(node.port for node in nodes)))

@@ -104,7 +104,7 @@ def remember_file(path: Path) -> Callable[[], None]:
 
 
 def _remember_tables(store: MemoryStore) -> Callable[[], None]:
-    not_stored = ("_payloads", "_subscriptions", "_offset", "_writes")
+    not_stored = ("_payloads", "_subscriptions", "_views", "_offset", "_writes")
     kept = copy.deepcopy({name: table for name, table in vars(store).items() if name not in not_stored})
 
     def lose() -> None:
