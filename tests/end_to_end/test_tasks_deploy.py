@@ -244,7 +244,7 @@ REFUSED_STATE = {
 async def test_a_rolling_deploy_under_load_of_both_eras(tmp_path: Path) -> None:
     """Two releases at once, and a change of the key of request state between their processes."""
     address, log = shared_address(tmp_path / "log.db"), tmp_path / "diary"
-    release = (*build(tmp_path / "next"), "serve")
+    release = (*build(tmp_path / "next", migrates_files=False), "serve")
     async with cluster(address, *OPTIONS, processes=2) as nodes:
         load = Load(balancer=Balancer(ports=[served.port for served in nodes.servers]), log=log)
         early = [await begin_round(at(served), f"early-{served.port}") for served in nodes.servers]

@@ -35,9 +35,9 @@ END $$;
 """
 
 
-def build(folder: Path, *, oldest: int = VERSION) -> tuple[str, ...]:
-    """Make it in a folder; gives the beginning of a command that runs it. `oldest`: the oldest version whose releases
-    can use the schema after the migration."""
+def build(folder: Path, *, oldest: int = VERSION, migrates_files: bool = True) -> tuple[str, ...]:
+    """Build it; return the beginning of a command that runs it. `oldest` is the oldest version whose releases
+    can use the PostgreSQL schema after the migration. No older release can use a SQLite file after its migration."""
     package = folder / "perdure"
     shutil.copytree(ROOT / "src" / "perdure", package, ignore=shutil.ignore_patterns("__pycache__"))
     sql = package / "store" / "postgres" / "sql"
@@ -48,7 +48,8 @@ def build(folder: Path, *, oldest: int = VERSION) -> tuple[str, ...]:
     (sql / f"schema_{NEXT}.sql").write_text(TABLES + STEPS.format(parameters=parameters, arguments=arguments))
     _edit(sql / "queries.sql", re.escape(commit), f"perdure.commit_{NEXT}(")
     _edit(sql.parent / "sql_files.py", r"(?<=^OLDEST: Mapping\[int, int\] = \{\n)", f"    {NEXT}: {oldest},\n")
-    (package / "store" / "sqlite" / "sql" / f"schema_{schema_version() + 1}.sql").write_text(SQLITE)
+    if migrates_files:
+        (package / "store" / "sqlite" / "sql" / f"schema_{schema_version() + 1}.sql").write_text(SQLITE)
     return ("env", f"PYTHONPATH={folder}", sys.executable, "-m", "perdure")
 
 
