@@ -282,8 +282,9 @@ class Reader:
             cursor = target
         moved = cursor > self.cursor
         stops = self._stop_at is not None and cursor >= self._stop_at
-        last = stops or (stream.is_over and cursor >= stream.tail.visible)
-        if last and stream.is_over and self._gapped and stream.kind is Kind.CALL:
+        is_over = stream.is_over
+        last = stops or (is_over and cursor >= stream.tail.visible)
+        if last and is_over and self._gapped and stream.kind is Kind.CALL:
             name = stream.position(cursor)
             answers = await self._history.lost_answers(stream)
             frames += [sse.encode_event(name.priming(self._hub.random).encode(), answer) for answer in answers]

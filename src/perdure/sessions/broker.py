@@ -59,7 +59,7 @@ class Broker:
     _sessions: SessionRegistry
 
     async def open(self, session_id: str, caller: TokenUser) -> str:
-        """The first token of a new chain, in place of the one that the session may have."""
+        """The first token of a new chain, in place of the chain that the session may have."""
         self._refuse_while_failing()
         session = await self._find(session_id, caller)
         random = self._context.random
@@ -72,7 +72,7 @@ class Broker:
         return token.text
 
     async def resume(self, text: str, caller: TokenUser) -> Resumed:
-        """Find the session of a token; gives it, and the token for the next time."""
+        """Find the session of a token. Returns it, and the token for the next time."""
         token, fresh = chains.read_token(text), self._context.random(chains.SECRET_BYTES)
         seen = await self._use(Action.RESUME, token, caller, fresh=fresh)
         session = await self._find(seen.session, caller)
@@ -81,7 +81,7 @@ class Broker:
         return Resumed(session=session.id, token=token.renewed(fresh).text)
 
     async def confirm(self, text: str, caller: TokenUser) -> None:
-        """Retire the earlier token: the holder has the new one in a safe place."""
+        """Retire the earlier token: the holder has stored the new one."""
         await self._use(Action.CONFIRM, chains.read_token(text), caller)
 
     async def revoke(self, text: str, caller: TokenUser) -> None:
@@ -90,7 +90,7 @@ class Broker:
             await self._use(Action.REVOKE, chains.read_token(text), caller)
 
     async def _use(self, action: Action, token: Token, caller: TokenUser, *, fresh: bytes = b"") -> Chain:
-        """Use a token as the table says; gives its chain as it was before."""
+        """Use a token as the table says. Returns its chain as it was before."""
         self._refuse_while_failing()
         for _ in range(_TRIES):
             seen = await self._chain(token, caller)
@@ -128,7 +128,7 @@ class Broker:
         raise self._rejected("there is no such session for the caller")
 
     async def _tell_revoked(self, chain: Chain, action: Action) -> None:
-        """A token was used twice. The attached client keeps the session, and learns that it needs a new chain."""
+        """A token was used twice. The attached client keeps the session, and is notified that it needs a new chain."""
         self._context.counters.resume_chains_revoked += 1
         name = chain.session[:8]
         self._context.peers.log_event(
@@ -156,6 +156,6 @@ class Broker:
         return Rejected(why)
 
     def _refuse_while_failing(self) -> None:
-        """Refuse while this process holds anything back: a session may have ended in what the store does not have."""
+        """Refuse while this process holds anything: a session may have ended in what the store does not have."""
         if self._context.journal.state is LogState.DEGRADED:
             raise StoreUnavailable

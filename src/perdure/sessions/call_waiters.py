@@ -7,17 +7,17 @@ from perdure._core.ids import NodeId, StreamId
 
 
 class CallWaiters:
-    """Knows the requests of this process that wait: a poll that is held, or a request with the key of a call."""
+    """The requests of this process that wait: a poll that is held, or a request with the key of a call."""
 
     def __init__(self, hint: Callable[[NodeId, Sequence[StreamId]], None], others: Callable[[], Iterable[NodeId]]):
         self._hint = hint
         self._others = others
         self._waiting: dict[StreamId, set[asyncio.Future[None]]] = {}
         self.is_over = False
-        """The process ends: nothing is to be waited for any more."""
+        """The process ends: requests no longer wait."""
 
     def watch(self, stream: StreamId) -> "Watched":
-        """Notice every change from now on. What is read behind this, and has not changed, may be waited for."""
+        """Notice every change from now on."""
         return Watched(self._waiting, stream)
 
     def wake(self, streams: Iterable[StreamId]) -> None:
@@ -30,7 +30,6 @@ class CallWaiters:
                     waiting.set_result(None)
 
     def wake_all(self) -> None:
-        """Wake every request of this process that waits."""
         self.wake(list(self._waiting))
 
     def end(self) -> None:
@@ -46,7 +45,7 @@ class CallWaiters:
 
 
 class Watched:
-    """One request that waits. To be closed with `with`."""
+    """One request that waits, as a context manager."""
 
     def __init__(self, waiting: dict[StreamId, set[asyncio.Future[None]]], stream: StreamId) -> None:
         self._all = waiting
@@ -71,7 +70,7 @@ class Watched:
             self._all.pop(self._stream, None)
 
     async def changed(self, seconds: float) -> bool:
-        """Wait for the next change, for some time at most. Tells whether there was one."""
+        """Wait for the next change, for some time at most. Returns whether there was one."""
         await asyncio.wait({self._future}, timeout=seconds)
         changed = self._future.done()
         if changed:

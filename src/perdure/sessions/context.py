@@ -29,17 +29,17 @@ class OtherNodes(Protocol):
 
     @property
     def others(self) -> Sequence[NodeId]:
-        """The nodes that live, as far as is known."""
+        """The nodes that are alive, as far as is known."""
 
     @property
     def alone(self) -> bool:
-        """No other node is there, not even a dead one whose calls are to be settled."""
+        """No other node exists, not even a dead one whose calls are to be settled."""
 
     async def is_dead(self, node: NodeId) -> bool:
         """Whether a node certainly writes nothing more."""
 
     async def holders(self) -> Sequence[NodeId]:
-        """The other nodes that live and show what is not in the store."""
+        """The other nodes that are alive and show what is not in the store."""
 
     async def refuse_while_held(self) -> None:
         """Raises `HeldElsewhere` while another node holds anything. After that the store has all that it has shown."""
@@ -63,7 +63,7 @@ class ChangeSignal:
 
 
 class Stamp(NamedTuple):
-    """A moment at which a record is read: what was read then is so as long as none of this changes."""
+    """A moment at which a record is read: the record is current as long as no field changes."""
 
     store: object
     doubts: int
@@ -115,6 +115,5 @@ class ServerContext:
 
 
 def mail_to(nodes: Iterable[NodeId], message: mail.Message) -> list[Step]:
-    """The steps that send a message to nodes."""
     encoded = mail.encode(message)
     return [SendMail(node=node, message=encoded) for node in nodes]

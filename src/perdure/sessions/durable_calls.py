@@ -26,7 +26,7 @@ from perdure.store.records import CallRecord, CallSnapshot, Event, SessionRecord
 from perdure.store.steps import EndSession, PutSession, SessionLimits
 
 LOOK_AGAIN = 2.0
-"""Seconds after which a request that waits for a call looks again, should it have missed a hint."""
+"""Seconds after which a request that waits for a call reads again, in case it missed a hint."""
 
 ROOM_SHARE = 100
 """A hundredth of a caller's calls is given up at once, so that the next ones, at whatever node, find room."""
@@ -44,7 +44,7 @@ or log messages."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """A request that becomes a single call."""
+    """A request that becomes a durable call."""
 
     request: Request
     body: bytes
@@ -58,11 +58,11 @@ class Asked:
 
 
 class TooManyKeys(Exception):
-    """As many keys of a caller's are kept as may be, so none of its calls can be given up."""
+    """As many keys of a caller are kept as may be, so none of its calls can be given up."""
 
 
 class DurableCalls:
-    """The single calls of this process, and those that any process has begun."""
+    """The durable calls of this process, and those that any process has begun."""
 
     def __init__(self, context: ServerContext, sessions: SessionRegistry) -> None:
         self._context = context
@@ -72,13 +72,12 @@ class DurableCalls:
         self._count = TaskCount(context.store, context.settings.max_tasks, context.clock)
         self._checks = CallerChecks(context.settings.max_principal_tasks)
         self._sizes = CallerChecks(context.settings.max_principal_tasks)
-        """When the bytes that are kept of a caller are counted."""
         self._trimming = asyncio.Lock()
         self.keys = KeyRoom(context.store, context.settings.max_keys, context.clock)
 
     async def begin(self, asked: Asked) -> tuple[Session, Call] | None:
-        """Accept a call. `None` if there is one with the same key already, or was, at whatever node. Raises
-        `TooManySessions` beyond the limit of the caller or of all, `TooManyKeys`, and `StoreUnavailable`."""
+        """Accept a call. `None` if a call with the same key exists or existed, at any node. Raises `TooManySessions`
+        beyond the limit of the caller or of all, `TooManyKeys`, and `StoreUnavailable`."""
         session_id = new_session_id(self._context.random) if asked.names is None else asked.names[0]
         if session_id in self._beginning or self._sessions.held(session_id) is not None:
             return None
@@ -149,8 +148,8 @@ class DurableCalls:
         self._sessions.let_go(session)
 
     async def make_room(self, caller: Caller) -> bool:
-        """Give up a hundredth of a caller's own calls that have ended: first what was delivered whole, and of that what
-        ended longest ago. Tells whether there was one. Raises `TooManyKeys`."""
+        """Give up a hundredth of a caller's own calls that have ended: first those that were delivered whole, and of
+        these the ones that ended longest ago. Returns whether there was one. Raises `TooManyKeys`."""
         for done in range(max(1, self._context.settings.max_principal_tasks // ROOM_SHARE)):
             if not (await self._give_up_oldest(caller)):
                 return done > 0
@@ -167,8 +166,8 @@ class DurableCalls:
         return False
 
     async def _give_up(self, record: SessionRecord) -> bool:
-        """Forget the answer of a call that has ended, unless a node uses it, and keep what its key means for as long as
-        the answer would have been kept. Tells whether it is given up."""
+        """Delete the answer of a call that has ended, unless a node uses it, and keep its key for as long as the answer
+        would have been kept. Returns whether it is given up."""
         row = await self.row(record)
         if row is None and await self._context.store.session(record.id) != record:
             return True  # another process has given it up in this moment
@@ -186,7 +185,7 @@ class DurableCalls:
         return True
 
     async def _trim(self, caller: Caller) -> None:
-        """Give up calls of a caller until no more bytes are kept of it than may be."""
+        """Give up calls of a caller until no more bytes of it are kept than may be."""
         most = self._context.settings.max_principal_task_bytes
         async with self._trimming:
             for _ in range(TRIM_MOST):
@@ -200,7 +199,7 @@ class DurableCalls:
     # Finding
 
     async def find(self, text: object, owner: str) -> SessionRecord | None:
-        """The record of a caller's own call. A foreign one is as one that is not there."""
+        """The record of a caller's own call. A foreign call is treated as one that does not exist."""
         session_id = parse_session_id(text) if isinstance(text, str) else None
         if session_id is None:
             return None
@@ -219,7 +218,7 @@ class DurableCalls:
         return record if record is not None and record.kind is RecordKind.KEY and record.owner == owner else None
 
     async def look(self, text: object, owner: str) -> tuple[SessionRecord, TaskFacts] | None:
-        """A caller's own call and how it is, with one question to the store at most."""
+        """A caller's own call and its state, with one query at most."""
         session_id = parse_session_id(text) if isinstance(text, str) else None
         held = None if session_id is None else self._sessions.held(session_id)
         if held is not None and _is_call_of(owner, held.record) and (facts := self._held_facts(held.id)) is not None:
@@ -233,8 +232,8 @@ class DurableCalls:
         return None if record is None or found is None else (record, found)
 
     async def _own_record(self, session_id: SessionId, owner: str) -> SessionRecord | None:
-        """The record of a call, if it is the owner's. One that is foreign causes the same questions to the store as one
-        that is not there, so that its failure does not tell them apart."""
+        """The record of a call, if it is the owner's. A foreign call causes the same queries as one that does not
+        exist, so that a failure of the store does not distinguish them."""
         held = self._sessions.held(session_id)
         if held is not None and held.streams and _is_call_of(owner, held.record):
             return held.record
@@ -242,12 +241,12 @@ class DurableCalls:
         return record if record is not None and _is_call_of(owner, record) else None
 
     async def row(self, record: SessionRecord) -> CallRecord | None:
-        """A call's row, with the digest of what was asked for."""
+        """A call's row, with the digest of its request."""
         rows = await self._context.store.calls(record.id)
         return rows[0] if rows else None
 
     async def facts(self, record: SessionRecord) -> TaskFacts | None:
-        """All that can be told of a call at this moment: what this process holds of it counts before the store."""
+        """The state of a call at this moment: what this process holds of it counts before the store."""
         if (held := self._held_facts(record.id)) is not None:
             return held
         kept = await self._context.store.single_call(record.id, recent=_RECENT)
@@ -256,7 +255,7 @@ class DurableCalls:
         return _facts(kept, kept.call)
 
     def _held_facts(self, session_id: SessionId) -> TaskFacts | None:
-        """What is known of a call that runs here, or that has ended here and whose end the store may not have yet."""
+        """The state of a call that runs here, or that has ended here and whose end the store may not have yet."""
         if (session := self._sessions.held(session_id)) is None:
             return None
         facts = TaskFacts(
@@ -287,7 +286,7 @@ class DurableCalls:
     async def wait(
         self, record: SessionRecord, until: Callable[[TaskFacts], bool], *, seconds: float
     ) -> TaskFacts | None:
-        """Wait for a call to come as far as wanted, for some time at most; gives how far it is. `None`: it is gone."""
+        """Wait for a call to come as far as wanted, for some time at most. Returns its state; `None`: it is gone."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         if (stream := await self._stream(record)) is None:

@@ -34,10 +34,9 @@ _FORWARD_AGAIN = 0.2
 
 TAKE_PATIENCE = 2.0
 """Seconds for which a request that moves the home waits for a home that holds what is not written. Most locks on a file
-are over by then, and its client sees nothing of them; a longer outage is answered with an error."""
+are over by then, and the client notices nothing; a longer outage is answered with an error."""
 
 _TAKE_AGAIN = 0.05
-"""Seconds between two looks whether the home still holds something."""
 _FULL_AGAIN = 0.02
 """Seconds until a message is forwarded again for which there was no room: a live home takes a page in less."""
 
@@ -57,10 +56,10 @@ class _Group:
 
 @dataclass(slots=True, eq=False)
 class Outbox:
-    """Forwards the messages of this node for a stream that another node writes: a source of the journal.
+    """Forwards messages of this node for a stream that another node writes: a source of the journal.
 
-    The store takes the numbers of one sender in their order only. So where a message is refused, those behind it are
-    refused as well: they all come back, still in order, and are forwarded again later.
+    The store takes the numbers of one sender in order only. So where a message is refused, those after it are refused
+    as well: they all come back, still in order, and are forwarded again later.
     """
 
     _context: ServerContext
@@ -68,7 +67,7 @@ class Outbox:
     _on_room: Callable[[], None]
     _sender: str = ""
     _sent: int = 0
-    """The number of the last message that was handed to the journal."""
+    """The number of the last message that the journal got."""
     _pending: list[Message] = field(default_factory=list)
     _queued: bool = False
     _taken: list[_Group] = field(default_factory=list)
@@ -77,17 +76,16 @@ class Outbox:
     """Messages that were refused and are here again."""
     _settled: asyncio.Event | None = None
     refusal: PerdureError | None = None
-    """Why the oldest of those came back that are here."""
+    """Why the oldest of these came back."""
 
     @property
     def unaccepted(self) -> int:
-        """Messages that the store has not accepted."""
         under_way = sum(len(group.messages) for group in self._taken if not group.accepted)
         return len(self._pending) + under_way + len(self.returned)
 
     @property
     def is_settled(self) -> bool:
-        """Nothing is under way: what was put in is in the store, or here again."""
+        """Nothing is under way: every message is in the store, or here again."""
         return not self._pending and not self._taken
 
     def put(self, payload: bytes, also: Step | None) -> None:
@@ -97,7 +95,7 @@ class Outbox:
             self._context.journal.put(self)
 
     def take_back(self) -> list[Message]:
-        """The messages that were refused, once nothing is under way: their numbers are free again."""
+        """Return the refused messages, once nothing is under way: their numbers are free again."""
         assert self.is_settled
         back, self.returned, self.refusal = self.returned, [], None
         self._sent -= len(back)
@@ -142,7 +140,7 @@ class Outbox:
         return ()  # a message in front of them may have been refused: they come back, and go again behind it
 
     def restart(self) -> None:
-        """The store has lost messages that it had taken: those that come next have the numbers of another sender."""
+        """The store has lost messages that it had taken: the next ones get the numbers of another sender."""
         sentence = f"the store has lost messages that were forwarded ({self.refusal})"
         log_event(logging.ERROR, "forward.lost", sentence, session=self._stream.session, stream=self._stream.id)
         self._sender, self._sent = "", len(self.returned)
@@ -160,7 +158,7 @@ class Outbox:
 
 @dataclass(slots=True, eq=False)
 class Home(StreamOwner):
-    """One session's home, as this node sees it."""
+    """The home of one session, as this node sees it."""
 
     _context: ServerContext
     _keeper: RecordKeeper
@@ -170,9 +168,9 @@ class Home(StreamOwner):
     is_new: InitVar[bool]
     standalone: Stream = field(init=False)
     _direct: bool = field(init=False)
-    """This node is the home, and nothing that was said before waits: what it says is appended at once."""
+    """This node is the home, and no earlier message waits: messages are appended at once."""
     _outgoing: list[Message] = field(default_factory=list)
-    """What is said while it is not known who the home is, or while this node becomes it."""
+    """Messages that came while the home is not known, or while this node becomes it."""
     _outbox: Outbox | None = None
     """Made with the first message that is forwarded: most sessions never need it."""
     _forwarding: asyncio.Task[None] | None = None
@@ -181,7 +179,7 @@ class Home(StreamOwner):
     _drawn_through: int = 0
     """The key of the last forwarded message that was appended under the present claim."""
     _drawn: frozenset[int] = frozenset()
-    """The events that were made of forwarded messages, as far as they may not be written yet."""
+    """The events of forwarded messages, as far as they may not be written yet."""
     _room: asyncio.Event | None = None
     _ordered: object = None
     """The store's stamp from before forwarded messages were last looked for."""
@@ -212,7 +210,7 @@ class Home(StreamOwner):
 
     @property
     def is_full(self) -> bool:
-        """Whether a caller should wait in `wait_for_room` until what was sent has been accepted."""
+        """A caller should wait in `wait_for_room` until what was sent has been accepted."""
         journal = self._context.journal
         is_ahead = self.waiting >= RUN_AHEAD or (self.waiting >= AHEAD and journal.turns.is_over)
         return is_ahead or not journal.backlog.has_room
@@ -232,7 +230,7 @@ class Home(StreamOwner):
             self._room.set()
 
     def _on_forwarded(self) -> None:
-        """What was forwarded is accepted, or has come back."""
+        """Forwarded messages are accepted, or have come back."""
         self._make_room()
         if self._outbox is not None and self._outbox.returned:
             self._begin()
@@ -240,8 +238,8 @@ class Home(StreamOwner):
     # Sending
 
     def send(self, payload: bytes, also: Step | None = None) -> Flow:
-        """Send a message on the standalone stream; through the session's home, where that is another node. Gives where
-        to wait before more is sent."""
+        """Send a message on the standalone stream; through the home of the session, where that is another node. Returns
+        where to wait before more is sent."""
         if self._direct:
             self.standalone.append(payload, also=also)
             return self.standalone
@@ -263,7 +261,7 @@ class Home(StreamOwner):
             self._forwarding = asyncio.create_task(self._forward(), name="perdure-forward")
 
     async def _forward(self) -> None:
-        """Forward what waits here; or append it, behind what was forwarded before, if this is the home."""
+        """Forward what waits here; or append it, after what was forwarded before, if this is the home."""
         try:
             while self._has_work and not self._has_ended:
                 try:
@@ -313,16 +311,16 @@ class Home(StreamOwner):
     # Being the home
 
     async def claim(self, *, take: bool = False, seen: StreamRecord | None = None) -> bool:
-        """Become the session's home, if it has none that lives; with `take`, in any case. Tells whether it is.
-
-        `seen`: the standalone stream, where it was read just now."""
+        """Become the home of the session, if it has no live home; with `take`, in any case. Returns whether this node
+        is the home. `seen`: the standalone stream, where it was read just now."""
         found = await self._look_home(take=take, seen=seen)
         if self._has_work:
             self._begin()
         return found
 
     async def _look_home(self, *, take: bool = False, seen: StreamRecord | None = None) -> bool:
-        """Claim the standalone stream, unless it is claimed. `False` if a live node is the home, and keeps it."""
+        """Claim the standalone stream, unless it is claimed. Returns `False` if a live node is the home, and keeps
+        it."""
         if self.is_here:
             return True
         context, standalone = self._context, self.standalone
@@ -354,8 +352,8 @@ class Home(StreamOwner):
         return True
 
     async def take(self) -> None:
-        """Become the session's home in any case, once the present one has written what it has shown. Raises
-        `HeldElsewhere` if that takes longer than `TAKE_PATIENCE`."""
+        """Become the home in any case, once the present home has written what it has shown. Raises `HeldElsewhere` if
+        that takes longer than `TAKE_PATIENCE`."""
         deadline = self._context.hub.monotonic() + TAKE_PATIENCE
         while True:
             try:
@@ -367,7 +365,7 @@ class Home(StreamOwner):
             await asyncio.sleep(_TAKE_AGAIN)
 
     async def caught_up(self) -> None:
-        """Append what other nodes have forwarded until now, if this is the home: what is said next comes behind it."""
+        """Append what other nodes have forwarded until now, if this is the home: later messages come after it."""
         if self._direct:
             await self._draw()
         elif self.is_here:
@@ -376,22 +374,22 @@ class Home(StreamOwner):
 
     async def come_first(self, seconds: float, *, looks: bool) -> None:
         """Append what other nodes forwarded before this moment, if this is the home: a call that begins now speaks
-        after calls that have ended. While the store fails, or for longer than so many seconds, it does not wait. Where
-        the stamp cannot tell whether others have written (PostgreSQL), the commit of the call does (`StaleRecord`), and
-        then it `looks`."""
+        after calls that have ended. It does not wait while the store fails, nor for longer than `seconds`. Where the
+        stamp does not show whether others have written (PostgreSQL), the commit of the call does (`StaleRecord`), and
+        then `looks` is set."""
         if not self.is_here:
             return
         store = self._context.store
-        stamp = store.stamp()
-        tells = any(store.stamp() == store.stamp() for _ in range(3))
-        if stamp != self._ordered if tells else looks:
+        if (stamp := store.stamp()) == self._ordered:
+            return
+        if looks or any(store.stamp() == store.stamp() for _ in range(3)):
             with contextlib.suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self.caught_up()
                 self._ordered = stamp
 
     async def _draw(self) -> bool:
-        """Append the forwarded messages that wait. Tells whether none does any more, and this is still the home."""
+        """Append the forwarded messages that wait. Returns whether none is left and this is still the home."""
         standalone, context = self.standalone, self._context
         self._drawing = self._drawing or asyncio.Lock()
         async with self._drawing:
@@ -413,11 +411,11 @@ class Home(StreamOwner):
     # The owner of the standalone stream
 
     def on_lost(self, stream: Stream, unwritten: Sequence[Event], shown: int) -> None:
-        """Another node is the home now: it repeats the subscriptions, and what was not written is forwarded to it.
-        What had been forwarded to this one is not: it still waits in the store. Nor is what was shown: it would come
-        again under another number. A home that holds is not taken, but it may begin to hold in the moment in which
-        another node becomes the home. Then a gap is sent, for a client that was not reached; one that was reached has
-        the events already."""
+        """Another node is the home now: it repeats the subscriptions, and what was not written is forwarded to it. What
+        had been forwarded to this node is not, because it still waits in the store. Nor is what was shown, because it
+        would come again under another number. A home that holds is not taken, but it may begin to hold at the moment at
+        which another node becomes the home. Then a gap is sent, for a client that was not reached; a client that was
+        reached has the events already."""
         self._direct = False
         drawn, self._drawn = self._drawn, frozenset()
         if self._has_ended:
@@ -437,8 +435,8 @@ class Home(StreamOwner):
 
 
 class NoHome(StreamOwner):
-    """Stands in the place of the home of a single call, which has no standalone stream: what belongs to no request has
-    no reader."""
+    """Takes the place of the home of a durable call, which has no standalone stream: what belongs to no request has no
+    reader."""
 
     def __init__(self, context: ServerContext, session: SessionId) -> None:
         nothing = StreamRecord(
@@ -448,8 +446,7 @@ class NoHome(StreamOwner):
         self.is_here = False
         self.waiting = 0
 
-    def send(self, payload: bytes, also: Step | None = None) -> None:
-        """Drop it."""
+    def send(self, payload: bytes, also: Step | None = None) -> None: ...
 
     async def claim(self, *, take: bool = False, seen: StreamRecord | None = None) -> bool:
         return False

@@ -32,7 +32,7 @@ _TEND_AT_ONCE = 100
 
 @dataclass(slots=True, eq=False)
 class Housekeeping:
-    """Looks after the sessions that this process holds."""
+    """Tends the sessions that this process holds."""
 
     _context: ServerContext
     _sessions: SessionRegistry

@@ -53,15 +53,14 @@ class Call:
     state: CallState = CallState.RUNNING
     attempt: int = 1
     progress: float | None = None
-    """Of a call that runs again: what was sent before. Only what is greater is sent."""
+    """Of a call that runs again: the progress that was sent before. Only greater progress is sent."""
     logged: Counter[bytes] | None = None
     """Of a call that runs again: the log messages that were sent before (`log_key`). Each is dropped once."""
     _said: list[tuple[int, JsonObject]] = field(default_factory=list)
-    """What it says of its progress, with the numbers of the events: the last that is written, and those behind it."""
+    """Its progress with the numbers of the events: the last that is written, and those after it."""
     told_at: int = 0
     """When its client was told that it is an orphan, as an arrival number of the hub."""
     begun: float = field(default_factory=time.perf_counter)
-    """When it was accepted here."""
     is_displaced: bool = False
     """It is an orphan, and a later request has its id; perhaps its progress token as well."""
 
@@ -70,13 +69,13 @@ class Call:
         return self.key[0]
 
     def say(self, params: JsonObject) -> None:
-        """Its next event says this of its progress."""
+        """Its next event reports this progress."""
         self._said.append((self.stream.tail.last + 1, params))
         self._forget_said()
 
     @property
     def progress_params(self) -> JsonObject | None:
-        """What it said last of its progress, as far as that is in the store: another node may have to go on there."""
+        """The last progress, as far as it is in the store: another node may have to go on there."""
         self._forget_said()
         return self._said[0][1] if self._said and self._said[0][0] <= self.stream.tail.durable else None
 
@@ -85,11 +84,11 @@ class Call:
             del self._said[0]
 
     def is_forgotten(self, incarnation: int) -> bool:
-        """Whether its id and its token no longer mean this call to a client that is in this incarnation."""
+        """Whether its id and token no longer mean this call to a client in this incarnation."""
         return self.is_displaced or incarnation_of(self.key[0]) != incarnation
 
     def is_repeated(self, method: str, params: dict[str, Any]) -> bool:
-        """Whether the client saw this notification already, before the call ran again. (Counts log messages down.)"""
+        """Whether the client saw this notification before the call ran again. (Counts log messages down.)"""
         if method == "notifications/progress":
             progress = params.get("progress")
             return self.progress is not None and isinstance(progress, int | float) and progress <= self.progress
@@ -112,18 +111,17 @@ class Calls:
     """A session's calls in this process."""
 
     caller: Caller
-    """The caller that they are counted for."""
     _work: Quota
     _running: Quota
     size: int = 0
     """Bytes of memory that they take while the runtime has them, and those that are being written."""
     by_number: dict[int, Call] = field(default_factory=dict)
-    """The calls that the runtime is not through with, as it knows them."""
+    """The calls that the runtime is not through with."""
     _by_id: dict[Key, Call | int] = field(default_factory=dict)
-    """Of one that is being written only its size is known."""
+    """Of a call that is being written, only its size is known."""
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     cancelled: frozenset[Key] = frozenset()
-    """Those that were cancelled before they could begin."""
+    """Calls that were cancelled before they could begin."""
 
     def __len__(self) -> int:
         """How many are not answered yet."""
@@ -131,12 +129,12 @@ class Calls:
 
     @property
     def load(self) -> int:
-        """How many keep the runtime busy, or will: also those that were cancelled and do not stop."""
+        """How many keep the runtime busy, or will: also cancelled calls that do not stop."""
         return len(self.by_number) + sum(isinstance(call, int) for call in self._by_id.values())
 
     def reserve(self, keys: Sequence[Key], requests: Sequence[Request], *, size: int) -> None:
-        """Keep the ids of new requests, which take so many bytes of memory together (`Intake` does). Raises `Duplicate`
-        for the first that is taken already."""
+        """Keep the ids of new requests, which take `size` bytes of memory together. Raises `Duplicate` for the first
+        that is taken."""
         for place, key in enumerate(keys):
             if key in self._by_id:
                 self.release(*keys[:place])
@@ -157,7 +155,7 @@ class Calls:
         self._by_id = self._by_id or {}  # a dictionary does not shrink, and thousands of sessions are at rest
 
     def cancel_early(self, key: Key) -> bool:
-        """Remember that the client cancels a request whose row is still being written. Tells whether it is one."""
+        """Remember that the client cancels a request whose row is still being written. Returns whether it is one."""
         if key not in self._by_id:
             return False
         self.cancelled |= {key}
@@ -183,11 +181,10 @@ class Calls:
         self._work.take(self.caller, size)
 
     def new_number(self) -> int:
-        """A number for a request that the runtime gets: no other request of this session has it, or had it."""
+        """A number for the runtime that no other request of this session has or had."""
         return next(self._numbers)
 
     def is_reserved(self, key: Key) -> bool:
-        """Whether a request with this id is being written."""
         return isinstance(self._by_id.get(key), int)
 
     def running(self, key: Key) -> Call | None:
@@ -208,8 +205,8 @@ class Calls:
         return [call for call in self._by_id.values() if isinstance(call, Call)]
 
     def answer(self, call: Call, step: CallStep, payload: bytes, also: Step | None = None) -> bool:
-        """Give a call its final answer, unless it has one: the response, the seal and the row's end in one step. Tells
-        whether this was it."""
+        """Give a call its final answer, unless it has one: the response, the seal and the end of the row in one step.
+        Returns whether this was it."""
         if call.state is not CallState.RUNNING:
             return False
         call.state = advance(CALL, call.state, step)
@@ -219,7 +216,7 @@ class Calls:
         return True
 
     def forget(self, stream: Stream) -> list[Call]:
-        """Another node writes this stream now: its calls are no longer this node's."""
+        """Another node writes this stream now: its calls belong to that node."""
         lost = [call for call in self.all_running() if call.stream is stream]
         for call in lost:
             call.state = advance(CALL, call.state, CallStep.LOSE_NODE)  # whatever the runtime still says is dropped
@@ -233,7 +230,6 @@ class Calls:
         self.by_number = self.by_number or {}
 
     def runtime_gone(self) -> None:
-        """The runtime was dropped, or has failed."""
         for number in list(self.by_number):
             self.runtime_done(number)
 
@@ -247,24 +243,25 @@ def unknown_outcome(request_id: int | str, *, method: str, reason: str, params: 
 
 
 def name_of(params: dict[str, Any] | None) -> str | None:
-    """The tool's or the prompt's name or the resource's URI, where a request has one."""
+    """The name of the tool or prompt, or the URI of the resource, where a request has one."""
     name = params.get("name", params.get("uri")) if params else None
     return name if isinstance(name, str) else None
 
 
 def kept_name(params: dict[str, Any] | None) -> str:
-    """The tool's or the prompt's name, which outlives the request. A URI does not: it may say as much as arguments."""
+    """The name of the tool or prompt, which outlives the request. A URI does not, because it may reveal as much as
+    arguments."""
     name = params.get("name") if params else None
     return name[:MAX_NAME] if isinstance(name, str) else ""
 
 
 def log_key(params: object) -> bytes:
-    """Stands for a log message: equal for equal ones, and short however long they are."""
+    """A short digest of a log message."""
     return hashlib.blake2b(encode(params), digest_size=16).digest()
 
 
 def logged_in(payload: bytes) -> bytes | None:
-    """What stands for the log message in an event; `None` if it is another message, or Python does not read it."""
+    """The digest of the log message in an event; `None` if it is another message, or is not JSON."""
     with contextlib.suppress(ValueError):
         if LOG_MESSAGE.encode() in payload and (message := json.loads(payload)).get("method") == LOG_MESSAGE:
             return log_key(message.get("params"))
@@ -299,7 +296,6 @@ def encode_ask(ask_id: str, method: str, params: dict[str, Any] | None) -> bytes
 
 
 def encode_answer(request_id: int | str, body: bytes, *, failed: bool = False) -> bytes:
-    """A response around its result or, `failed`, its error object."""
     return b'{"jsonrpc":"2.0","id":%b,"%b":%b}' % (encode(request_id), b"error" if failed else b"result", body)
 
 

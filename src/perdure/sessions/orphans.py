@@ -71,7 +71,7 @@ class _Given(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Orphans:
-    """Knows which calls of a session are orphans, and tells the client of them."""
+    """Knows which calls of a session are orphans, and notifies the client of them."""
 
     _context: ServerContext
     _keeper: RecordKeeper
@@ -84,22 +84,22 @@ class Orphans:
     _tasks: tuple[asyncio.Task[None], ...] = ()
 
     def is_orphan(self, stream: Stream) -> bool:
-        """Whether no reader is on this call's stream, and its client has come back since without asking for it."""
+        """Whether this call has no reader, and its client has come back since without asking for it."""
         return not stream.readers.present and self._visits.is_orphan(stream.readers.lost_at)
 
     # The client comes and calls end
 
     def begun(self, *, cursor: int) -> None:
-        """The client has come without positions, here or at another node, and reads the standalone stream from
-        `cursor` on. What it was asked there before is asked again at once; what it was asked on a call's own stream,
-        once it has had the time to resume that."""
+        """The client has come without positions, here or at another node, and reads the standalone stream after
+        `cursor`. Its open questions on that stream are repeated at once; those on a call's own stream once it has had
+        the time to resume that."""
         self.reattached()
         asks, standalone = self._link.asks, self._home.standalone
         if asked := [name for name, ask in asks.open.items() if ask.on == standalone.id]:
             self._spawn(self._ask_again(asked, cursor))
 
     def reattached(self) -> None:
-        """The client has forgotten everything. (Its asks are repeated by the caller.)"""
+        """The client has forgotten everything. (The caller repeats its asks.)"""
         self._visits.come_without_positions(self._context.hub.arrive())
 
     async def _ask_again(self, asked: Collection[str], cursor: int) -> None:
@@ -118,7 +118,7 @@ class Orphans:
         return ask.call is not None and ask.on == ask.call.stream.id and self.is_orphan(ask.call.stream)
 
     def tell_begun(self, *, cursor: int = 0) -> None:
-        """Let the other nodes know that the client has come without positions: they may run calls that it lost."""
+        """Notify the other nodes that the client has come without positions: they may run calls that it lost."""
         record = self._keeper.record
         attached = mail.Attached(session=record.id, incarnation=record.incarnation, cursor=cursor)
         self._context.put(*mail_to(self._context.nodes.others, attached))
@@ -128,12 +128,12 @@ class Orphans:
         return ATTEMPTS * self._context.settings.retry + SLACK
 
     def give_time(self) -> None:
-        """The client is here: what is still unread when it has had the time to resume is an orphan."""
+        """The client is here: calls that are still unread when it has had the time to resume are orphans."""
         self._give(came=True)
 
     def on_reader_lost(self) -> None:
         """A call that is written here has lost its reader: a client that still reads the standalone stream when the
-        time has passed, at whatever node, will not resume it."""
+        time has passed, at any node, will not resume it."""
         self._give(came=False)
 
     def _give(self, *, came: bool) -> None:
@@ -160,13 +160,13 @@ class Orphans:
             self._spawn(self._report_lost(given.since))
 
     def _is_there(self, since: int) -> bool:
-        """Whether the client has read the standalone stream here all the time."""
+        """Whether the client has read the standalone stream here since then."""
         reader = self._home.standalone.readers.reader
         return reader is not None and reader.arrival < since
 
     def lost_elsewhere(self, *, waited: bool) -> None:
-        """Calls of other nodes have lost their readers; `waited`: so long ago that the client could have resumed
-        them. The client is here."""
+        """Calls of other nodes have lost their readers; `waited`: so long ago that the client could have resumed them.
+        The client is here."""
         reader, context = self._home.standalone.readers.reader, self._context
         if not waited:
             self.give_time()
@@ -183,7 +183,7 @@ class Orphans:
         self._spawn(self._tell(here=False))
 
     def ended(self, stream: Stream) -> None:
-        """A call's stream is over, and no reader is there."""
+        """A call's stream is over, and has no reader."""
         if self._is_due(stream):
             self._spawn(self._tell(here=False))
 
@@ -191,7 +191,7 @@ class Orphans:
         return not stream.readers.present and self._visits.is_due(stream.readers.lost_at)
 
     def close(self) -> None:
-        """Tell nothing more; the process to which the client comes next tells the rest."""
+        """Send nothing more; the process to which the client comes next sends the rest."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -202,7 +202,7 @@ class Orphans:
     # Ids that a client uses again
 
     async def give_up_ids(self, incarnation: int, requests: Sequence[Request]) -> bool:
-        """New requests have ids of calls that still run. Tells whether all of these are orphans, and the requests may
+        """New requests have ids of calls that still run. Returns whether all of these are orphans, and the requests may
         take their ids: a client that came back by GET alone counts from 0 again. From then on such a call's progress
         token is changed as after a handshake."""
         context, session, calls, found = self._context, self._keeper.record.id, self._link.calls, False
@@ -242,8 +242,8 @@ class Orphans:
         task.add_done_callback(forget)
 
     async def _report_lost(self, since: int) -> None:
-        """Calls of this node lost their readers at that moment, and may have none yet: tell their client, if it is
-        here, or let the other nodes know. While the store is slow no client can resume, so it gets the time again."""
+        """Calls of this node lost their readers at that moment, and may have none yet: notify their client, if it is
+        here, or the other nodes. While the store is slow no client can resume, so it gets the time again."""
         session, context = self._keeper.record.id, self._context
         try:
             async with context.hub.marks.one_at_a_time, asyncio.timeout(SLOW):
@@ -261,7 +261,8 @@ class Orphans:
             context.put(*mail_to(context.nodes.others, mail.Lost(session=session, waited=True)))
 
     async def _tell(self, *, here: bool) -> None:
-        """Tell of calls that run or have ended; `here`: the client came to this node, so other nodes tell of theirs."""
+        """Notify the client of calls that run or have ended; `here`: it came to this node, so other nodes notify it of
+        theirs."""
         record, context = self._keeper.record, self._context
         if record.state is SessionState.ENDED:
             return
@@ -328,7 +329,8 @@ class Orphans:
             self._say(ended, told if place == len(rows) else None)
 
     def _say(self, said: Orphan, also: Step | None = None) -> None:
-        """Tell it on the standalone stream; where the server declares logging also in a way that stock clients show."""
+        """Send it on the standalone stream; where the server declares logging, also in a way that stock clients
+        show."""
         if self._keeper.tells_by_log:
             log = {"level": "warning", "logger": "perdure", "data": said.sentence}
             self._home.send(encode_notification("notifications/message", log))

@@ -18,30 +18,28 @@ from perdure.store.steps import ChangeSession, Step, Stick, changed, with_sticky
 
 @dataclass(slots=True, eq=False)
 class RecordKeeper:
-    """Keeps the record of one session: what was read, and this process's changes until they are written."""
+    """Keeps the record of one session."""
 
     _context: ServerContext
     record: SessionRecord
     stamp: Stamp | None
     """From before the record was last read; `None`: it has to be read again."""
+    is_single_call: bool = field(init=False)
     active: float = field(init=False)
     """When the client, or a call, last used the session."""
     changes: int = 0
-    """How many of this process's changes have been written."""
+    """How many changes of this process have been written."""
     _written_active: float = field(init=False)
     _pending: tuple[ChangeSession | Stick, ...] = ()
 
     def __post_init__(self) -> None:
+        self.is_single_call = self.record.kind is RecordKind.CALL
         self.active = self._written_active = self.record.active
 
     @property
     def name(self) -> str:
         """Enough of the session's id to tell it from others in a log. The whole of it is a secret."""
         return self.record.id[:8]
-
-    @property
-    def is_single_call(self) -> bool:
-        return self.record.kind is RecordKind.CALL
 
     @property
     def revision(self) -> Revision:
@@ -71,12 +69,12 @@ class RecordKeeper:
         return step
 
     def on_written(self, step: Step) -> None:
-        """A change need not be remembered any more: it is stored, or never will be."""
+        """Forget a change: it is stored, or never will be."""
         self.changes += 1
         self._pending = tuple(pending for pending in self._pending if pending is not step)
 
     def take_in(self, stored: SessionRecord) -> None:
-        """Take over what is stored, with the changes on top that are not written yet."""
+        """Take over what is stored, with the unwritten changes on top."""
         for step in self._pending:
             stored = _changed(stored, step)
         self.record = stored

@@ -32,7 +32,7 @@ from perdure.telemetry.log_records import log_event
 from perdure.telemetry.prometheus import Snapshot, snapshot
 
 _MAKE_ROOM_MOST = 8
-"""Dormant sessions that are ended for a new one before it is refused: another process may be first to take the room."""
+"""Dormant sessions that are ended for a new one before it is refused: another process may take the room first."""
 
 _TOOL_PAGES = 100
 """Pages of `tools/list` that are read to find out which tools may run again."""
@@ -76,14 +76,14 @@ class SessionInfo:
 
 
 class CallStreams(StreamOwner):
-    """The owner of the streams of all calls: tells sessions what happens to them. A stream may be in memory before its
-    session is (a call of a dead node that is being settled) and after it (an answer that is still being written). So
-    the owner looks for the session each time."""
+    """The owner of the streams of all calls: notifies sessions. A stream may be in memory before its session is (a call
+    of a dead node that is being settled) and after it (an answer that is still being written). So the owner looks the
+    session up each time."""
 
     def __init__(
         self, context: ServerContext, held: Mapping[SessionId, Session], let_go: Callable[[Session], None]
     ) -> None:
-        """`held`: the sessions that are in memory and have not ended. `let_go` takes a single call out of memory."""
+        """`held`: the sessions in memory that have not ended. `let_go` removes a durable call from memory."""
         self._context = context
         self._held = held
         self._let_go = let_go
@@ -104,7 +104,7 @@ class CallStreams(StreamOwner):
         self._context.hub.registry.on_grown(stream)
 
     def on_lost(self, stream: Stream, unwritten: Sequence[object], shown: int) -> None:
-        """Another node has claimed a call that runs here: whatever it still does is no longer wanted."""
+        """Another node has claimed a call that runs here: its further messages are dropped."""
         if (session := self._held.get(stream.session)) is not None:
             session.link.stop_calls(stream)
 
@@ -130,10 +130,10 @@ class SessionRegistry:
         self._ending: dict[SessionId, bool] = {}
         """Sessions that this process ends (`True`: has ended), of which the store may not know yet."""
         self._resting: dict[SessionId, tuple[Session, asyncio.Task[None]]] = {}
-        """Sessions that are on their way out of memory: no request gets them any more."""
+        """Sessions on their way out of memory: no request gets them any more."""
         self._making_room = asyncio.Lock()
         self.streams = CallStreams(context, self._by_id, self.let_go).streams
-        """The streams of all calls that are in memory, whether their sessions are or not."""
+        """The streams of all calls in memory, whether their sessions are or not."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -142,11 +142,11 @@ class SessionRegistry:
         return iter(list(self._by_id.values()))
 
     def hold(self, session: Session) -> None:
-        """Keep a single call in memory, from before it is written."""
+        """Keep a durable call in memory, from before it is written."""
         self._by_id[session.id] = session
 
     def let_go(self, session: Session) -> None:
-        """A single call is over here: nothing of it is needed in memory, unless a request is about to use it."""
+        """A durable call is over here: remove it from memory, unless a request is about to use it."""
         if self._by_id.get(session.id) is session and not session.is_busy:
             del self._by_id[session.id]
             session.link.runtime.leave()
@@ -155,11 +155,11 @@ class SessionRegistry:
 
     async def find(self, text: str, owner: str, *, checked_later: bool = False) -> Session | None:
         """The session of that id, if it belongs to that principal and has not ended. Raises `HeldElsewhere` where that
-        is not certain: another node may serve it, and hold what tells of it. Only a caller that is about to be denied
-        waits for that answer, and a foreign session is answered as one that is not there.
+        is not certain: another node may serve it, and hold its record. Only a caller that is about to be denied waits
+        for that answer, and a foreign session is answered as one that does not exist.
 
-        `checked_later`: the caller's commit is refused if the record has changed (`OpenStream.seen`), so that one in
-        memory will do.
+        `checked_later`: the commit of the caller is refused if the record has changed (`OpenStream.seen`), so the
+        record in memory will do.
         """
         session_id = parse_session_id(text)
         if session_id is None:
@@ -254,15 +254,15 @@ class SessionRegistry:
         return self._context.clock() - record.active >= self._context.settings.replay_window
 
     async def expire(self, session_id: SessionId) -> bool:
-        """End a session whose time has passed, unless a node uses it. Tells whether it has ended."""
+        """End a session whose time has passed, unless a node uses it. Returns whether it has ended."""
         record = await self._context.store.session(session_id)
         if record is None or record.state is SessionState.ENDED or not self._has_expired(record):
             return False
         return await self.end_unused(record)
 
     async def end_unused(self, record: SessionRecord) -> bool:
-        """End a session that rests in the store, if it is still as it was seen there; tells whether it has ended. The
-        store compares: another process may have begun to use it in this very moment, whatever the clocks say."""
+        """End a session that rests in the store, if it is still as it was seen there; returns whether it has ended. The
+        store compares: another process may have begun to use it at this moment, whatever the clocks say."""
         store, reason = self._context.store, SessionStep.WINDOW_PASSED.value
         # With the time of now, so that the record stays for a while, and says why its id is unknown.
         now = self._context.clock()
@@ -296,8 +296,8 @@ class SessionRegistry:
         return session
 
     async def reattach(self, text: str, owner: str, params: dict[str, Any]) -> tuple[Session, int] | None:
-        """Begin an incarnation of the caller's own session, if it is the same client by version and capabilities. Gives
-        its number as well: the session may be further already, if two come back at once."""
+        """Begin an incarnation of the caller's own session, if it is the same client by version and capabilities.
+        Returns its number as well: the session may be further already, if two clients come back at once."""
         session = await self.find(text, owner)
         if session is None or session.state is SessionState.OPENING:
             return None
@@ -335,8 +335,8 @@ class SessionRegistry:
         self, caller: Caller, request: Request, body: bytes, *, makes_room: bool = True
     ) -> tuple[Session, Call]:
         """Begin a session with its `initialize` request. Raises `TooManySessions` beyond the limits, which the store
-        keeps: of several that come at once, in whatever process, no more get in than there is room for. `makes_room`:
-        a dormant session is given up for it."""
+        enforces: of several that come at once, in any process, no more get in than there is room for. `makes_room`: a
+        dormant session is given up for it."""
         try:
             return await self._open(caller, request, body)
         except TooManySessions:
@@ -415,7 +415,6 @@ class SessionRegistry:
             await session.was_ended(reason)
 
     def info(self, session_id: str) -> SessionInfo | None:
-        """What this process knows of a session (S6)."""
         session = self._by_id.get(SessionId(session_id))
         if session is None and (resting := self._resting.get(SessionId(session_id))) is not None:
             session = resting[0]
@@ -449,9 +448,9 @@ class SessionRegistry:
         ]
 
     async def rest(self, session: Session) -> None:
-        """Let go of a session: from now on the store alone knows it, and the next request loads it again. It is out of
-        the table in the same moment in which it is seen to be unused, so that no request gets an object that is let go
-        of. Requests that come meanwhile wait in `load` and read it from the store."""
+        """Let go of a session: from now on the store alone knows it, and the next request loads it again. It leaves the
+        table at the moment at which it is seen to be unused, so that no request gets an object that is let go of.
+        Requests that come meanwhile wait in `load` and read it from the store."""
         if self._by_id.get(session.id) is not session or session.is_busy:
             return  # it has ended meanwhile, or is in use again
         del self._by_id[session.id]
@@ -468,7 +467,7 @@ class SessionRegistry:
 
 
 def _is_session_of(owner: str, record: SessionRecord) -> bool:
-    """Whether a record is that of a session, and its owner's. The id of a single call is no session's."""
+    """Whether a record is that of a session of the owner. The id of a durable call is not the id of a session."""
     return record.owner == owner and record.kind is RecordKind.SESSION
 
 
@@ -481,7 +480,6 @@ def _loaded(
 
 
 def running_calls(sessions: SessionRegistry) -> list[tuple[Session, Call]]:
-    """The calls that run here, with their sessions."""
     return [(session, call) for session in sessions for call in session.link.calls.all_running()]
 
 
@@ -491,7 +489,8 @@ def has_durable_calls(sessions: SessionRegistry) -> bool:
 
 
 class ToolHints:
-    """What the server said, kept for one round of settling, or one stop."""
+    """Asks the server which of its tools may run again, and ends the calls of a process that stops accordingly. Answers
+    are kept for one round of settling, or one stop."""
 
     def __init__(self, sessions: SessionRegistry) -> None:
         self._sessions = sessions
@@ -499,7 +498,7 @@ class ToolHints:
         """As callers without credentials see them."""
 
     async def ask(self, session_id: SessionId, request: Request, origin: object) -> Rerun:
-        """Whether the tool that a request calls may run again."""
+        """Whether the tool of a request may run again."""
         if origin is not None:
             return _of_tool(request, await self._list(session_id, origin))
         if self._known is None:  # asked once: a server that does not answer is not waited for with each call
@@ -508,14 +507,14 @@ class ToolHints:
         return _of_tool(request, self._known)
 
     async def learn_running(self) -> None:
-        """Find out, while there is time, which of the tools that run here may run again elsewhere."""
+        """Learn, while there is time, which of the tools that run here may run again elsewhere."""
         for session, call in running_calls(self._sessions):
             if call.request.method == "tools/call":
                 await self.ask(session.id, call.request, None)
 
     def end_calls(self, reason: str, *, outlived: bool, but_durable: bool = False) -> None:
         """Leave calls that may run again to the next process, and answer the others. `outlived`: there may be a next
-        process, because the store outlives this one. `but_durable`: let those run that clients can ask for again."""
+        process, because the store outlives this one. `but_durable`: let calls run on that clients can ask for again."""
         for session, call in running_calls(self._sessions):
             if but_durable and session.is_durable_call:
                 continue
@@ -546,7 +545,7 @@ def _of_tool(request: Request, tools: dict[str, Rerun]) -> Rerun:
 
 
 def numbers(context: ServerContext, sessions: SessionRegistry) -> Snapshot:
-    """The figures of this node and of the sessions that it holds, at this moment."""
+    """The figures of this node and of its sessions at this moment."""
     held = [session for session in sessions if not session.is_single_call]
     states = Counter(session.state.value for session in held)
     single = len(sessions) - len(held)

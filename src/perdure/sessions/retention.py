@@ -16,12 +16,11 @@ _ALL = (1 << 62) - 1
 
 
 class RetainedStreams:
-    """The streams of one session that are over, the oldest first."""
+    """Counts the streams of one session that are over, the oldest first."""
 
     __slots__ = ("_answer_bytes", "_answers", "_limits", "_streams", "_with_events")
 
     def __init__(self, limits: Limits, stored: Sequence[KeptRecord]) -> None:
-        """`stored`: what the store has."""
         self._limits = limits
         self._streams: dict[StreamId, tuple[StreamUsage, float]] = {}
         self._with_events: dict[StreamId, StreamUsage] = {}
@@ -76,7 +75,7 @@ class RetainedStreams:
         return steps
 
     def swept(self, cutoffs: Cutoffs) -> None:
-        """The store has removed what had expired: no longer count it."""
+        """The store has deleted what had expired: no longer count it."""
         for stream_id, (_, time) in list(self._streams.items()):
             if time < cutoffs.answers:
                 self._forget(stream_id)
@@ -86,7 +85,7 @@ class RetainedStreams:
                 break
 
     def _forget(self, stream_id: StreamId) -> int:
-        """No longer count a stream; gives the bytes of its answers."""
+        """No longer count a stream. Returns the bytes of its answers."""
         self._with_events.pop(stream_id, None)
         if (found := self._streams.pop(stream_id, None)) is None:
             return 0

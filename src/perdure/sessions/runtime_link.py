@@ -48,7 +48,7 @@ _ASK = re.compile(r"ask-([A-Za-z0-9_-]{22})-[0-9]+")
 """The id of an ask names the node that waits. The letters in front keep it from being taken for an integer."""
 
 _OWN_SECONDS = 10.0
-"""How long a server may take to tell which tools it has."""
+"""How long a server may take to list its tools."""
 
 
 _ending: set[asyncio.Task[None]] = set()
@@ -79,14 +79,14 @@ class RuntimeLink:
 
     @property
     def work(self) -> int:
-        """Bytes of memory that messages take which are being handled, estimated."""
+        """Bytes of memory of messages that are being handled, estimated."""
         return self.calls.size + self.runtime.notification_bytes
 
     # Inwards
 
     def start(self, call: Call, origin: object) -> None:
-        """Hand a call to the runtime, in the context of the HTTP request that brought it (or of the principal's next
-        one, or of none, where it runs again)."""
+        """Hand a call to the runtime, in the context of the HTTP request that brought it (or of the next request of the
+        principal, or of none, where it runs again)."""
         if call.key in self.calls.cancelled:
             self.calls.runtime_done(call.number)
             self._answer_cancelled(call)
@@ -113,7 +113,7 @@ class RuntimeLink:
         progress: float | None,
         logged: Counter[bytes],
     ) -> None:
-        """Hand a call of a dead node to the runtime; `progress` and `logged` say what its client has seen of it."""
+        """Hand a call of a dead node to the runtime; `progress` and `logged` are what its client has seen of it."""
         [call] = self.calls.open([(incarnation, coerce_id(request.id))], [request], stream=stream)
         call.attempt, call.progress, call.logged = attempt, progress, logged
         try:
@@ -124,7 +124,7 @@ class RuntimeLink:
             raise
 
     def pass_on(self, notification: Notification, origin: object, *, size: int = 0) -> None:
-        """Pass on a notification of the client, which takes so many bytes of memory."""
+        """Pass on a notification of the client, which takes `size` bytes of memory."""
         if notification.method == "notifications/initialized":
             if self.keeper.record.initialized:
                 return  # of a reattach: the server has seen it
@@ -132,7 +132,7 @@ class RuntimeLink:
         self.runtime.send(notification, origin=origin, size=size)
 
     def cancel(self, request_id: int | str, *, incarnation: int, params: dict[str, Any]) -> bool:
-        """Answer the call that is cancelled, and let the runtime know. Tells whether it runs on this node."""
+        """Answer the call that is cancelled, and let the runtime stop it. Returns whether it runs on this node."""
         key = (incarnation, coerce_id(request_id))
         if (call := self.calls.running(key)) is None:
             return self.calls.cancel_early(key)
@@ -142,7 +142,7 @@ class RuntimeLink:
         return True
 
     def stop_calls(self, stream: Stream) -> None:
-        """Another node has taken these calls over: the runtime shall stop them."""
+        """Another node has taken these calls over: let the runtime stop them."""
         for call in self.calls.forget(stream):
             self._stop(call, {"reason": "taken over by another node"})
 
@@ -229,9 +229,9 @@ class RuntimeLink:
         return self.append(found, encode_notification(method, params))
 
     def append(self, call: Call | None, payload: bytes, also: Step | None = None) -> Flow | None:
-        """Append a message to the stream where it belongs, which is given back if it is written here. What belongs to a
-        call goes to the call's stream, unless that has no reader and its client has come back without asking for it
-        (R5); and a JSON body has room for the answer only."""
+        """Append a message to the stream where it belongs, and return that if it is written here. A message of a call
+        goes to the call's stream, unless that has no reader and its client has come back without asking for it (R5); a
+        JSON body has room for the answer only."""
         if call is not None and call.state is not CallState.RUNNING:
             return None
         if call is None or self.goes_standalone(call):
@@ -240,7 +240,7 @@ class RuntimeLink:
         return call.stream
 
     def goes_standalone(self, call: Call) -> bool:
-        """Whether what belongs to this call would find no reader on the call's own stream."""
+        """Whether a message of this call would find no reader on the call's own stream."""
         readers, as_json = call.stream.readers, self.context.settings.json_response
         if readers.reader is not None and not as_json:
             return False  # as for nearly every event
@@ -313,7 +313,7 @@ class RuntimeLink:
         self.context.counters.calls_answered += 1
 
     def answer_unknown(self, call: Call, reason: str) -> None:
-        """Say that a call was interrupted (promise 3)."""
+        """Answer that a call was interrupted (promise 3)."""
         request = call.request
         payload = unknown_outcome(request.id, method=request.method, reason=reason, params=request.params)
         with spans.settle(self.keeper.name, call.stream.id, outcome="unknown"):
@@ -322,16 +322,15 @@ class RuntimeLink:
                 self.context.counters.calls_settled += 1
 
     async def aclose(self, reason: str) -> None:
-        """The session has ended: answer its running calls, and let the runtime go."""
+        """The session has ended: answer its running calls, and drop the runtime."""
         for call in self.calls.all_running():
             self.calls.answer(call, CallStep.CANCEL, error_payload(call.request.id, REQUEST_CANCELLED, reason))
         await self.runtime.drop()
 
 
 class RuntimeSlot:
-    """Holds a session's runtime: loaded with the first message, dropped when it is idle, loaded again from the record.
-    What it must know beside the client's messages is sent here as well: sticky requests once more, and requests of this
-    process itself."""
+    """Holds the runtime of a session: loaded with the first message, dropped when it is idle, loaded again from the
+    record. Sticky requests are repeated to it, and this process sends it requests of its own."""
 
     __slots__ = ("_link", "_own", "_runtime", "_sent", "_subscribed", "notification_bytes", "notifications")
 
@@ -343,9 +342,8 @@ class RuntimeSlot:
         self._link = link
         self._runtime: Runtime | None = None
         self._sent = link.keeper.record.active
-        """When something was last sent to it."""
         self._own: dict[int, asyncio.Future[bytes | None]] | None = None
-        """This process's own requests that wait for their answer."""
+        """Requests of this process that wait for their answer."""
         self._subscribed: tuple[bytes, ...] = ()
         """Subscriptions that are alive in this runtime, whatever the record says by now."""
 
@@ -354,8 +352,8 @@ class RuntimeSlot:
         return self._runtime is not None
 
     def send(self, message: Envelope, *, origin: object, size: int = 0) -> None:
-        """Hand a message to the runtime, which is loaded if it is not there. `size`: the bytes of memory that a
-        notification takes until its handler is through."""
+        """Hand a message to the runtime, and load that if necessary. `size`: the bytes of memory that a notification
+        takes until its handler is through."""
         link = self._link
         if link.keeper.record.state is SessionState.ENDED:
             return  # a runtime that is loaded now would never be dropped
@@ -366,7 +364,7 @@ class RuntimeSlot:
         runtime.send(message, origin=origin, size=size)
 
     def count(self, notifications: int, size: int) -> None:
-        """So many notifications, of so many bytes together, are being handled more than before."""
+        """Add notifications that are being handled, and their bytes."""
         self.notifications += notifications
         self.notification_bytes += size
         self._link.context.work.take(self._link.calls.caller, size)
@@ -382,7 +380,7 @@ class RuntimeSlot:
         return self._runtime
 
     def repeat(self, request: bytes) -> None:
-        """Send a sticky request once more, if a runtime is there. Its answer is dropped."""
+        """Send a sticky request once more, if a runtime is loaded. Its answer is dropped."""
         if self._runtime is not None:
             body = json.loads(request)
             number = self._link.calls.new_number()
@@ -416,7 +414,7 @@ class RuntimeSlot:
             self._runtime.mark_initialized()
 
     async def ask(self, method: str, params: dict[str, Any], origin: object) -> dict[str, Any] | None:
-        """Ask the runtime something on this process's own behalf; `None` if it has no result."""
+        """Send the runtime a request of this process; `None` if it has no result."""
         number = self._link.calls.new_number()
         self._own = self._own if self._own is not None else {}
         future = self._own[number] = asyncio.get_running_loop().create_future()
@@ -432,13 +430,13 @@ class RuntimeSlot:
         return result
 
     def answer_own(self, number: int, body: bytes | None) -> None:
-        """Take the answer to a request of this process itself (`None`: it has no result)."""
+        """Take the answer to a request of this process (`None`: it has no result)."""
         future = None if self._own is None else self._own.get(number)
         if future is not None and not future.done():
             future.set_result(body)
 
     def is_idle(self, idle: float) -> bool:
-        """Whether it was not used for so long, and loading it again brings back everything that is lost with it."""
+        """Whether it was not used for so long, and loading it again restores everything."""
         runtime, link = self._runtime, self._link
         return (
             runtime is not None
@@ -452,13 +450,13 @@ class RuntimeSlot:
         )
 
     def forget(self) -> Runtime | None:
-        """The runtime goes; the next message loads it again. Handlers that still run count no longer."""
+        """Forget the runtime; the next message loads it again. Handlers that still run count no longer."""
         runtime, self._runtime = self._runtime, None
         self.count(-self.notifications, -self.notification_bytes)
         return runtime
 
     def leave(self) -> None:
-        """Let the runtime go, without waiting for handlers that do not stop."""
+        """Drop the runtime without waiting for handlers that do not stop."""
         if (runtime := self.forget()) is not None and self._link.calls.by_number:
             self._link.calls.runtime_gone()
             task = asyncio.create_task(runtime.aclose())
@@ -466,14 +464,13 @@ class RuntimeSlot:
             task.add_done_callback(_ending.discard)
 
     async def drop(self) -> None:
-        """Let the runtime go, in silence."""
         if (runtime := self.forget()) is not None:
             self._link.calls.runtime_gone()
             await runtime.aclose()
 
 
 class Ask(NamedTuple):
-    """An ask that waits: the id under which the runtime knows it, and what was asked."""
+    """An ask that waits: the id under which the runtime knows it, and its request."""
 
     inner: str
     method: str
@@ -484,7 +481,7 @@ class Ask(NamedTuple):
 
 
 class _Closing(Steps):
-    """Closes an ask of a single call: requests may wait for that, at any node."""
+    """Closes an ask of a durable call: requests may wait for that, at any node."""
 
     __slots__ = ("_link",)
 
@@ -509,7 +506,7 @@ class Asks:
         """By the ids under which the client is asked at this moment."""
 
     def put(self, name: str, ask: Ask) -> Flow | None:
-        """Ask the client; gives where to wait before more is said."""
+        """Ask the client. Returns where to wait before more is sent."""
         link, stream = self._link, self._stream(ask)
         payload = encode_ask(name, ask.method, ask.params)
         session, node = link.keeper.record.id, link.context.node
@@ -518,13 +515,12 @@ class Asks:
         return self._link.append(ask.call, payload, also=OpenAsk(record=record))
 
     def _stream(self, ask: Ask) -> Stream:
-        """The stream on which the client is asked, if that happens now."""
         if ask.call is None or self._link.goes_standalone(ask.call):
             return self._link.home.standalone
         return ask.call.stream
 
     def answer(self, response: Response, origin: object) -> bool:
-        """Take the client's answer to an ask; tells whether the ask waits here."""
+        """Take the client's answer. Returns whether the ask waits here."""
         name = response.id
         if not isinstance(name, str) or (ask := self.open.get(name)) is None:
             return False
@@ -567,6 +563,5 @@ class Asks:
 
 
 def node_of_ask(ask: object) -> NodeId | None:
-    """The node that waits for the answer to an ask."""
     match = _ASK.fullmatch(ask) if isinstance(ask, str) else None
     return None if match is None else NodeId(match[1])
