@@ -17,8 +17,8 @@ from perdure.cli.serve import REFUSED, serve, show_frames
 from perdure.cli.sessions import sessions, tail
 from perdure.cli.sources import check_variables, commands_below, config_here, default_map, serves
 from perdure.cli.stdio import stdio
+from perdure.cli.store import backup, check_contents
 from perdure.cli.store import store as store_commands
-from perdure.cli.upkeep import backup, check
 from perdure.errors import PerdureError
 
 #: What commands of other programs are called here.
@@ -99,7 +99,7 @@ for _command in (
     tail,
     store_commands,
     backup,
-    check,
+    check_contents,
     console,
     stdio,
     install,

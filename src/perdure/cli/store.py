@@ -1,21 +1,37 @@
-"""The operator's commands about a store as a whole: `perdure store init`, `migrate`, `check`, `restored` and
-`disown`."""
+"""The operator's commands about a store as a whole: `perdure store init`, `migrate`, `check`, `restored` and `disown`,
+`perdure backup` and `perdure check`."""
 
 import asyncio
 import json
 import logging
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
+from perdure.cli.options import DEFAULT_STORE
 from perdure.errors import Misuse, StoreError
 from perdure.store import existing_store, owner, upkeep_of
+from perdure.store.invariants import INVARIANTS, Fault, Verdict
 from perdure.store.owner import Owner
+from perdure.store.upkeep import Fact
 
 UNFIT = 1
-"""The status of a check that found a problem."""
+"""The status of a check that found a problem or a fault."""
+
+PROGRESS_SECONDS = 0.2
+"""Seconds between two lines of progress on a terminal."""
 
 _ADDRESS: dict[str, Any] = {"metavar": "ADDRESS", "envvar": "PERDURE_STORE"}
+_STORE: dict[str, Any] = {
+    "metavar": "STORE",
+    "help": "the store that servers write: sqlite:PATH or postgresql://USER@HOST/DATABASE",
+    "default": DEFAULT_STORE,
+    "envvar": "PERDURE_STORE",
+    "show_default": True,
+}
 _PRINT_HELP = "print the SQL for review, and change nothing"
 _GRANT_HELP = "also grant this role of the database what a server needs"
 
@@ -38,9 +54,9 @@ def store() -> None:
 @click.option("--print", "prints", is_flag=True, help=_PRINT_HELP)
 @click.option("--grant", metavar="ROLE", help=_GRANT_HELP)
 def init(address: str, prints: bool, grant: str | None) -> None:
-    """Make the tables, or the file, of a new store. A store of this release that is there already stays as it is.
+    """Make the tables, or the file, of a new store. A store of this release that exists already stays as it is.
 
-    With --print nothing is connected to.
+    --print makes no connection.
     """
     upkeep = upkeep_of(address)
     if prints:
@@ -65,7 +81,7 @@ def init(address: str, prints: bool, grant: str | None) -> None:
 @click.option("--print", "prints", is_flag=True, help=_PRINT_HELP)
 @click.option("--grant", metavar="ROLE", help=_GRANT_HELP)
 def migrate(address: str, prints: bool, grant: str | None) -> None:
-    """Bring a store of an older release to the version of this one. Nothing happens to one that has it."""
+    """Bring a store of an older release to the version of this release. A store of this version stays as it is."""
     upkeep = upkeep_of(address)
 
     async def work() -> str:
@@ -82,16 +98,16 @@ def migrate(address: str, prints: bool, grant: str | None) -> None:
     click.echo(asyncio.run(work()))
 
 
-@store.command(short_help="Tell whether a store is fit for a server.")
+@store.command(short_help="Check whether a store is fit for a server.")
 @click.argument("address", **_ADDRESS)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object")
 def check(address: str, as_json: bool) -> int:
-    """Tell whether a store is fit for a server of this release: its version, what the role may do, whether
+    """Check whether a store is fit for a server of this release: its version, the rights of the role, whether
     notifications arrive, which nodes live. Nothing is changed.
 
-    The status is 0 if it is, 1 if it is not, and 2 if that cannot be told.
+    The status is 0 if the store is fit, 1 if it is not, and 2 if it cannot be checked.
     """
-    # What is logged of this is among the facts.
+    # The facts hold what would be logged.
     logging.getLogger("perdure").addHandler(logging.NullHandler())
     upkeep = upkeep_of(address)
     facts = asyncio.run(upkeep.check())
@@ -100,22 +116,18 @@ def check(address: str, as_json: bool) -> int:
         values = {fact.name: fact.value for fact in facts}
         click.echo(json.dumps({"store": upkeep.shown, "fit": not problems, **values, "problems": problems}))
     else:
-        for name, says in [("store", upkeep.shown), *((fact.name, fact.says or fact.value) for fact in facts)]:
-            click.echo(f"{name:<8}  {says}")
-        for problem in problems:
-            click.echo(f"problem   {problem}")
-        click.echo("fit       no" if problems else "fit       yes")
+        _echo([*_fact_lines(upkeep.shown, facts), "fit       no" if problems else "fit       yes"])
     return UNFIT if problems else 0
 
 
-@store.command(short_help="Tell a store that it was put back from a copy.")
+@store.command(short_help="Mark a store as put back from a copy.")
 @click.argument("address", **_ADDRESS)
 def restored(address: str) -> None:
-    """Tell a store that it was put back from a copy of an earlier moment, before servers use it.
+    """Mark a store as put back from a copy of an earlier moment, before servers use it.
 
-    Positions that the servers gave out after that moment then never name other events: clients that come with one are
-    told what is gone. A file that `perdure backup` has made needs no telling. A database that was restored does
-    (pg_restore, a point in time), and so does a file that was copied by other means.
+    Positions from after that moment then never name other events: clients that come with one get a gap. A file that
+    `perdure backup` has made needs no mark. A database that was restored does (pg_restore, a point in time), and so
+    does a file that was copied by other means.
     """
     upkeep = upkeep_of(address)
 
@@ -130,13 +142,13 @@ def restored(address: str) -> None:
     click.echo(f"{upkeep.shown} begins again: positions from after the copy are answered as lost")
 
 
-@store.command(short_help="Let another server have a store.")
+@store.command(short_help="Let another server own a store.")
 @click.argument("address", **_ADDRESS)
 def disown(address: str) -> None:
-    """Let another server have a store: the next one that starts becomes its owner.
+    """Let another server own a store: the next one that starts becomes its owner.
 
-    A server that starts on another server's store is refused. If it is the same server under a new name, in another
-    file, or if it takes the other's place, this lets it in. Servers that run are not disturbed.
+    A server that starts on another server's store is refused. Use this command if it is the same server under a new
+    name or in another file, or if it takes the other server's place. Running servers are not disturbed.
     """
 
     async def work() -> Owner | None:
@@ -146,3 +158,112 @@ def disown(address: str) -> None:
     before = asyncio.run(work())
     had = f"belonged to {before}; it" if before else "has no owner, and"
     click.echo(f"{upkeep_of(address).shown} {had} belongs to the next server that starts")
+
+
+@click.command(short_help="Copy a store to a file while servers use it.")
+@click.argument("target", metavar="FILE")
+@click.option("--store", **_STORE)
+@click.option("--no-check", is_flag=True, help="do not read the copy again, and copy a damaged store as it is")
+@click.option("--json", "as_json", is_flag=True, help="one JSON object")
+def backup(target: str, store: str, no_check: bool, as_json: bool) -> None:
+    """Copy a SQLite store to FILE, as of one moment, while servers use it. Servers do not wait for the copy.
+
+    FILE must not exist. It appears when it is complete, checked as `perdure check` does, and on the disk; otherwise
+    nothing is left. Only its owner can read it, because it holds everything that the store holds.
+
+    To restore it: stop the servers, move the store's file and its log (-wal) away, put the copy in its place, and start
+    the servers.
+    """
+    upkeep = upkeep_of(store)
+    began = shown = time.monotonic()
+
+    def on_copied(done: int, total: int) -> None:
+        nonlocal shown
+        if sys.stderr.isatty() and time.monotonic() - shown >= PROGRESS_SECONDS:
+            shown = time.monotonic()
+            click.echo(f"\r{f'copied {_size(done)} of {_size(total)}':<60}", nl=False, err=True)
+
+    made = upkeep.back_up(target.removeprefix("sqlite:"), checks=not no_check, on_copied=on_copied)
+    if shown > began:
+        click.echo(f"\r{'':<60}\r", nl=False, err=True)
+    counts = {} if made.verdict is None else made.verdict.counts
+    if as_json:
+        seconds = round(time.monotonic() - began, 3)
+        facts = {"store": upkeep.shown, "file": made.path, "bytes": made.bytes, "seconds": seconds}
+        click.echo(json.dumps({**facts, "checked": made.verdict is not None, **counts}))
+        return
+    click.echo(f"{upkeep.shown} is copied to {made.path}: {_size(made.bytes)}")
+    click.echo(f"checked: {_counted(counts)}, no faults" if counts else "not checked")
+
+
+@click.command("check", short_help="Check everything in a store, also while servers use it.")
+@click.option("--store", **_STORE)
+@click.option("--json", "as_json", is_flag=True, help="one JSON object")
+def check_contents(store: str, as_json: bool) -> int:
+    """Check everything in a store: the facts of `perdure store check`, then every record, event and answer.
+
+    All of it is read as of one moment. Servers may write meanwhile and do not wait. Nothing is changed.
+
+    The status is 0 if the store is sound, 1 if it is not, and 2 if it cannot be checked.
+    """
+    # The facts hold what would be logged.
+    logging.getLogger("perdure").addHandler(logging.NullHandler())
+    upkeep = upkeep_of(store)
+
+    async def work() -> tuple[Sequence[Fact], Verdict | None]:
+        facts = await upkeep.check()
+        is_readable = any(fact.name == "version" and fact.value == upkeep.latest for fact in facts)
+        return facts, await upkeep.verify() if is_readable else None
+
+    facts, verdict = asyncio.run(work())
+    problems = [fact.problem for fact in facts if fact.problem]
+    faults = () if verdict is None else verdict.faults
+    is_sound = not problems and not faults
+    if as_json:
+        values: dict[str, Any] = {fact.name: fact.value for fact in facts}
+        found = [{"rule": fault.rule, "promise": _promise(fault), "where": fault.where} for fault in faults]
+        values |= {} if verdict is None else {"counts": verdict.counts, "unnamed": list(verdict.unnamed)}
+        click.echo(
+            json.dumps({"store": upkeep.shown, "sound": is_sound, **values, "problems": problems, "faults": found})
+        )
+    else:
+        _echo([*_fact_lines(upkeep.shown, facts), *_verdict_lines(verdict, has_problems=bool(problems))])
+    return 0 if is_sound else UNFIT
+
+
+def _echo(lines: Sequence[str]) -> None:
+    click.echo("\n".join(lines))
+
+
+def _fact_lines(shown: str, facts: Sequence[Fact]) -> list[str]:
+    lines = [f"{'store':<8}  {shown}", *(f"{fact.name:<8}  {fact.says or fact.value}" for fact in facts)]
+    return [*lines, *(f"problem   {fact.problem}" for fact in facts if fact.problem)]
+
+
+def _verdict_lines(verdict: Verdict | None, *, has_problems: bool) -> list[str]:
+    if verdict is None:
+        return ["sound     no: it was not checked further"]
+    lines = [f"holds     {_counted(verdict.counts)}"] if verdict.counts else []
+    for fault in verdict.faults:
+        promise = _promise(fault)
+        lines.append(f"fault     {fault.where} ({fault.rule}{f', promise {promise}' if promise else ''})")
+    for name in verdict.unnamed:
+        rule = INVARIANTS.get(name)
+        meaning = "SQLite can read every page" if rule is None else rule.says
+        lines.append(f"fault     … and more of the rule {name}: {meaning}")
+    if number := len(verdict.faults):
+        return [*lines, f"sound     no: {number} fault{'s' if number != 1 else ''}"]
+    return [*lines, f"sound     {'no' if has_problems else 'yes'}"]
+
+
+def _promise(fault: Fault) -> int | None:
+    rule = INVARIANTS.get(fault.rule)
+    return rule.promise or None if rule is not None else None
+
+
+def _size(size: int) -> str:
+    return f"{size / (1 << 20):,.1f} MiB"
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{number:,} {name}" for name, number in counts.items())
