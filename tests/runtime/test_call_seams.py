@@ -54,7 +54,7 @@ def params_of(method: str) -> dict[str, Any]:
 def test_a_request_is_served_by_one_function_with_a_context_of_ours() -> None:
     names = list(parameters(serve_one))
     wanted = ["server", "dctx", "method", "params", "connection", "lifespan_state"]
-    assert names == wanted, moved("serve_one(…)", "runtime/sdk_call.py, runtime/tool_catalog.py")
+    assert names == wanted, moved("serve_one(…)", "runtime/sdk_call.py, runtime/own_requests.py")
     members = {name for name in dir(DispatchContext) if not name.startswith("_")}
     ours = {name for name in dir(CallContext) if not name.startswith("_")}
     assert members <= ours, moved(f"DispatchContext.{members - ours}", "CallContext in runtime/sdk_call.py")

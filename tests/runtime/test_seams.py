@@ -46,8 +46,8 @@ from perdure._core.envelope import SUBSCRIPTION
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.listening import LISTS, METHODS, URIS, ChangeFilter
 from perdure._core.revisions import REVISIONS, is_sessionless
+from perdure.runtime.own_requests import SdkChanges
 from perdure.runtime.sdk import Dispatcher, ReadStream, WriteStream
-from perdure.runtime.sdk_changes import SdkChanges
 from perdure.runtime.server import endpoint_of
 
 pytestmark = pytest.mark.anyio
@@ -449,8 +449,8 @@ def test_request_state_is_sealed_by_a_part_of_the_public_list_of_middleware() ->
 
 
 async def test_a_request_to_listen_can_be_served_in_this_process_on_a_dispatch_context_of_ours() -> None:
-    """`perdure.runtime.sdk_changes` hears what the server publishes, on whatever bus it has."""
-    told = moved("serve_one, DispatchContext", "perdure.runtime.sdk_changes")
+    """`perdure.runtime.own_requests` hears what the server publishes, on whatever bus it has."""
+    told = moved("serve_one, DispatchContext", "perdure.runtime.own_requests")
     assert list(parameters(serve_one)) == ["server", "dctx", "method", "params", "connection", "lifespan_state"], told
     assert [name for name in dir(DispatchContext) if not name.startswith("_")] == [
         "can_send_request",

@@ -12,8 +12,8 @@ from mcp.server.lowlevel.server import Server
 from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY
 from mcp_types.methods import serialize_server_result
 
-from perdure.runtime import tool_catalog
-from perdure.runtime.tool_catalog import LISTED_AS
+from perdure.runtime import own_requests
+from perdure.runtime.own_requests import LISTED_AS
 from tests.support.clients.modern_requests import MODERN, TASKS, modern
 from tests.support.clients.wire_client import answer_of
 from tests.support.servers.in_process import Site, serve, until
@@ -132,7 +132,7 @@ async def test_no_call_waits_for_a_list_that_hangs(
     capabilities: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Promise 6: its tool is one that says nothing of itself then."""
-    monkeypatch.setattr(tool_catalog, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(own_requests, "WAIT_SECONDS", 0.05)
     shop = Shop()
     shop.hangs = True
     shop.let_go.set()
@@ -150,7 +150,7 @@ async def test_a_call_that_depends_on_no_list_does_not_wait_for_it(
     rule: str, capabilities: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The operator has said how its tool is served, and nothing of it is kept."""
-    monkeypatch.setattr(tool_catalog, "WAIT_SECONDS", 3_600.0)
+    monkeypatch.setattr(own_requests, "WAIT_SECONDS", 3_600.0)
     shop = Shop()
     shop.hangs = True
     shop.let_go.set()

@@ -16,9 +16,9 @@ from starlette.requests import Request as HttpRequest
 
 from perdure._core.durable_calls import Client
 from perdure._core.jsonrpc import JsonObject
-from perdure.runtime import own_requests, tool_catalog
+from perdure.runtime import own_requests
+from perdure.runtime.own_requests import ToolCatalog
 from perdure.runtime.server import host
-from perdure.runtime.tool_catalog import ToolCatalog
 from perdure.settings import Settings
 from tests.support.servers.in_process import until
 
@@ -93,7 +93,7 @@ async def test_a_list_is_read_again_when_its_time_has_passed(monkeypatch: pytest
         assert await look(tools, "bread") is not None
         assert await look(tools, "bread") is not None
         assert shop.listed == 1
-        monkeypatch.setattr(tool_catalog, "KEEP_SECONDS", 0.0)
+        monkeypatch.setattr(own_requests, "KEEP_SECONDS", 0.0)
         assert await look(tools, "bread") is not None
         await until(lambda: shop.listed == 2)
 
@@ -103,8 +103,8 @@ async def test_a_list_that_is_old_counts_while_it_is_read_again(monkeypatch: pyt
     shop = Shop(["bread"])
     async with catalog(shop.server) as tools:
         assert await look(tools, "bread") is not None
-        monkeypatch.setattr(tool_catalog, "KEEP_SECONDS", 0.0)
-        monkeypatch.setattr(tool_catalog, "WAIT_SECONDS", 3_600.0)
+        monkeypatch.setattr(own_requests, "KEEP_SECONDS", 0.0)
+        monkeypatch.setattr(own_requests, "WAIT_SECONDS", 3_600.0)
         shop.hangs = True
         for _ in range(3):
             assert await look(tools, "bread") is not None
@@ -120,7 +120,7 @@ async def test_a_list_that_fails_leaves_the_one_that_is_known(monkeypatch: pytes
     async with catalog(shop.server) as tools:
         assert await look(tools, "bread") is not None
         shop.fails = True
-        monkeypatch.setattr(tool_catalog, "LOOK_AGAIN_SECONDS", 0.0)
+        monkeypatch.setattr(own_requests, "LOOK_AGAIN_SECONDS", 0.0)
         assert await look(tools, "cake") is None
         assert shop.listed == 2
         assert await look(tools, "bread") is not None
@@ -128,7 +128,7 @@ async def test_a_list_that_fails_leaves_the_one_that_is_known(monkeypatch: pytes
 
 async def test_a_list_that_hangs_is_waited_for_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tools say nothing then, until it comes."""
-    monkeypatch.setattr(tool_catalog, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(own_requests, "WAIT_SECONDS", 0.05)
     shop = Shop(["bread"])
     shop.hangs = True
     async with catalog(shop.server) as tools:
@@ -136,7 +136,7 @@ async def test_a_list_that_hangs_is_waited_for_for_a_limited_time(monkeypatch: p
         assert await look(tools, "bread") is None
         assert shop.listed == 1
         shop.open.set()
-        monkeypatch.setattr(tool_catalog, "WAIT_SECONDS", 3_600.0)
+        monkeypatch.setattr(own_requests, "WAIT_SECONDS", 3_600.0)
         assert await look(tools, "bread") is not None
         assert shop.listed == 1
 
@@ -144,8 +144,8 @@ async def test_a_list_that_hangs_is_waited_for_for_a_limited_time(monkeypatch: p
 async def test_a_list_that_never_comes_is_given_up_and_read_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tool_catalog, "READ_SECONDS", 0.05)
-    monkeypatch.setattr(tool_catalog, "LOOK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(own_requests, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(own_requests, "LOOK_AGAIN_SECONDS", 0.0)
     shop = Shop(["bread"])
     shop.hangs = True
     async with catalog(shop.server) as tools:
@@ -162,13 +162,13 @@ async def test_names_that_are_made_up_do_not_cause_a_list_each(monkeypatch: pyte
             assert await look(tools, f"made-up-{number}") is None
         assert shop.listed == 1
         shop.pages[0].append("cake")
-        monkeypatch.setattr(tool_catalog, "LOOK_AGAIN_SECONDS", 0.0)
+        monkeypatch.setattr(own_requests, "LOOK_AGAIN_SECONDS", 0.0)
         assert await look(tools, "cake") is not None  # it is new
         assert shop.listed == 2
 
 
 async def test_the_lists_of_callers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_catalog, "MAX_OWNERS", 2)
+    monkeypatch.setattr(own_requests, "MAX_OWNERS", 2)
     shop = Shop(["bread"])
     async with catalog(shop.server) as tools:
         for owner in ("a-", "b-", "c-", "c-", "b-"):

@@ -71,7 +71,7 @@ class RecordKind(enum.Enum):
     """A single request of a revision without sessions: a session of one call. It has no standalone stream."""
 
     KEY = "key"
-    """What is left of a single call whose answer was given up for newer ones: its id, and what was asked for. So its
+    """What is left of a durable call whose answer was given up for newer ones: its id, and what was asked for. So its
     key is not free, and a request that shows it again does not run."""
 
     MARK = "mark"

@@ -45,7 +45,7 @@ class Cutoffs:
     answers: float
     """Final answers, stream records, and sessions by their last activity."""
     calls: float = -math.inf
-    """Single calls, by their last activity; none by default."""
+    """Durable calls, by their last activity; none by default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,7 +33,7 @@ REVISIONS: dict[str, Revision] = {
     )
 }
 
-SINGLE_CALL = Revision(version="2026-07-28", batches=False, primes=False, closes_early=False)
+DURABLE_CALL = Revision(version="2026-07-28", batches=False, primes=False, closes_early=False)
 """A request of a revision without sessions, which is a session of one call."""
 
 FIRST_SESSIONLESS = "2026-07-28"

@@ -20,7 +20,7 @@ from perdure.http.credentials import caller_of
 from perdure.http.event_stream import Ending, EventStream
 from perdure.http.modern_request import ModernRequest
 from perdure.http.refusals import Refusal, Refused
-from perdure.runtime.tool_catalog import ToolCatalog
+from perdure.runtime.own_requests import ToolCatalog
 from perdure.sessions.client_messages import cancel_call
 from perdure.sessions.client_messages import receive as receive_message
 from perdure.sessions.durable_calls import DurableCalls

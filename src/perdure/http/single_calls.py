@@ -44,7 +44,7 @@ from perdure.http.modern_request import ModernRequest, needs_tasks, read_key
 from perdure.http.refusals import Refusal, Refused
 from perdure.http.single_call_response import CallReader
 from perdure.log.reader import Reader
-from perdure.runtime.tool_catalog import ToolCatalog
+from perdure.runtime.own_requests import ToolCatalog
 from perdure.sessions.durable_calls import Asked, DurableCalls, TooManyKeys
 from perdure.sessions.ledger import Call, encode, progress_token
 from perdure.sessions.session import Session, SessionHistory

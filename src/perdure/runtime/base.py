@@ -44,7 +44,7 @@ class Outlet(Protocol):
 
     @property
     def is_durable(self) -> bool:
-        """Whether this is a single call whose answer its client may learn later, by a handle or by a key."""
+        """Whether this is a durable call whose answer its client may learn later, by a handle or by a key."""
 
     def notify(self, method: str, params: JsonObject | None, *, call: int | None) -> Flow | None:
         """Send a notification, which belongs to that call or to none. The params are the session's from then on."""

@@ -287,10 +287,10 @@ class SdkRuntimes:
 
     server: Server[Any]
     sessionless: Server[Any]
-    """The same server for single calls: request state is sealed with keys that all processes share."""
+    """The same server for durable calls: request state is sealed with keys that all processes share."""
     lifespan_state: object
     can_ask: bool
-    """Whether handlers may ask the client something: a JSON response has no room for it. (Single calls always may.)"""
+    """Whether handlers may ask the client something: a JSON response has no room for it. (Durable calls always may.)"""
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
 
     def load(self, record: SessionRecord, outlet: Outlet) -> Runtime:

@@ -1,4 +1,4 @@
-"""Runs the SDK's server for a single call, through the SDK's public `serve_one`.
+"""Runs the SDK's server for a durable call, through the SDK's public `serve_one`.
 
 It has no dispatcher and no streams: each request is one task, and what its handler says goes to the session at once.
 The protocol has no requests from server to client there. A handler may ask its client all the same: the session shows
@@ -106,7 +106,7 @@ class _Outbound:
 
 
 class CallRuntime:
-    """Answers a single call, and what this process asks on the call's behalf."""
+    """Answers a durable call, and what this process asks on the call's behalf."""
 
     __slots__ = ("_asks", "_client", "_closed", "_outlet", "_running", "_runtimes")
 

@@ -26,10 +26,9 @@ from perdure._core.envelope import CALLS, KEPT, TASKS
 from perdure._core.jsonrpc import JsonObject
 from perdure.errors import BadTarget
 from perdure.runtime.base import Runtimes, ServerChanges
+from perdure.runtime.own_requests import SdkChanges, ToolCatalog
 from perdure.runtime.request_state import SharedKeys, share_request_state
 from perdure.runtime.sdk import SdkRuntimes
-from perdure.runtime.sdk_changes import SdkChanges
-from perdure.runtime.tool_catalog import ToolCatalog
 from perdure.settings import Settings
 
 _MADE_UP = re.compile(r"FastMCP\w*-[0-9a-f]{4}")
@@ -44,9 +43,9 @@ class Started:
     sessionless: StreamableHTTPSessionManager | None
     """Answers the requests of 2026-07-28; `None` where nothing does."""
     tools: ToolCatalog | None = None
-    """What the server says of its tools; `None` where no single calls are served."""
+    """What the server says of its tools; `None` where no durable calls are served."""
     asks_in_session: bool = False
-    """Its tools ask their client something in a session alone: a single call that may ask runs as in one."""
+    """Its tools ask their client something in a session alone: a durable call that may ask runs as in one."""
     state_keys: SharedKeys | None = None
     """Seal the request state of multi-round calls; to be loaded from the store. `None` where others do."""
     changes: ServerChanges | None = None

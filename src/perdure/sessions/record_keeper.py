@@ -7,7 +7,7 @@ from typing import Any
 
 from perdure._core import sticky
 from perdure._core.ids import RecordKind
-from perdure._core.revisions import REVISIONS, SINGLE_CALL, Revision
+from perdure._core.revisions import DURABLE_CALL, REVISIONS, Revision
 from perdure._core.states import LogState, SessionState
 from perdure.errors import PerdureError
 from perdure.log.journal import Steps
@@ -43,7 +43,7 @@ class RecordKeeper:
 
     @property
     def revision(self) -> Revision:
-        return SINGLE_CALL if self.is_single_call else REVISIONS[self.record.version]
+        return DURABLE_CALL if self.is_single_call else REVISIONS[self.record.version]
 
     @property
     def tells_by_log(self) -> bool:
