@@ -30,7 +30,7 @@ from examples.task import run_a_task
 
 from perdure._core.sse import Decoder, ServerSentEvent
 from perdure.errors import Misuse
-from perdure.serve.connection import listen
+from perdure.serve.listener import listen
 from perdure.store.postgres.address import without_password
 
 BAKERY = Path(__file__).with_name("hello.py")

@@ -26,7 +26,7 @@ from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from perdure.serve.connection import listen
+from perdure.serve.listener import listen
 
 PAGE = Path(__file__).with_name("page")
 SCRIPT = PAGE / "dist" / "page.js"

@@ -14,7 +14,7 @@ import pytest
 
 from perdure.cli.main import main, perdure_command
 from perdure.cli.options import settings_from
-from perdure.serve.connection import listen
+from perdure.serve.listener import listen
 from perdure.settings import Settings, rule_of
 
 FIELDS = {field.name: field for field in dataclasses.fields(Settings)}

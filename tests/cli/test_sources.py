@@ -13,7 +13,7 @@ from perdure.cli import entry, sources
 from perdure.cli.main import perdure_command
 from perdure.cli.options import settings_from
 from perdure.errors import Misuse
-from perdure.serve.connection import listen
+from perdure.serve.listener import listen
 from perdure.settings import Settings
 from tests.cli.test_main import quiet_environment, read, refusal
 from tests.support.processes.serving import ROOT

@@ -20,7 +20,7 @@ import pytest
 from examples import demo, nodes
 
 from perdure._core.sse import ServerSentEvent
-from perdure.serve.connection import listen
+from perdure.serve.listener import listen
 from tests.support.clients.demo_page import have_page
 from tests.support.processes.serving import ROOT
 from tests.support.stores.postgres import programs

@@ -12,7 +12,8 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from perdure.errors import Misuse
-from perdure.serve.connection import Connection, listen
+from perdure.serve.connection import Connection
+from perdure.serve.listener import listen
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,7 @@ from types import ModuleType
 import pytest
 
 from perdure.errors import TargetFailed
-from perdure.serve.own_frames import blame, own_traceback
-from perdure.serve.target import load_target
+from perdure.serve.target import blame, load_target, own_traceback
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,8 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from perdure.serve.connection import Connection, listen
+from perdure.serve.connection import Connection
+from perdure.serve.listener import listen
 
 pytestmark = pytest.mark.anyio
 

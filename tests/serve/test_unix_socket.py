@@ -20,7 +20,7 @@ import pytest
 
 import perdure
 from perdure.errors import Misuse
-from perdure.serve.unix_socket import LOCK_LOOKS, listening_at
+from perdure.serve.listener import LOCK_LOOKS, listening_at
 from tests.client.conftest import text
 from tests.support.processes.starting import Program, can_fork, start
 

@@ -25,7 +25,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from perdure.errors import Misuse
-from perdure.serve.connection import listen
+from perdure.serve.listener import listen
 from perdure.serve.worker_pool import MAX_PAUSE_SECONDS, TRIES, VARIABLE, pause_after
 from tests.support.clients.raw_http import VERSION, Exchange, Peer, SessionPeer, message
 from tests.support.processes.forked_workers import is_spring

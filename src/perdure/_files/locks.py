@@ -1,9 +1,18 @@
-"""Locks files for as long as a process lives (`flock`). Where Python has no `fcntl` (Windows), see `sole_holder`."""
+"""Locks files for as long as a process lives (`flock`), or, where Python has no `fcntl` (Windows), by SQLite's locks.
+
+With `flock` a file for each node says which processes live, so several may share a log. SQLite's own locks are freed as
+well when a process dies, but no process can ask them which others live: one process has a file for itself, or nothing.
+"""
+
+from __future__ import annotations
 
 import contextlib
 import os
 import weakref
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import sqlite3
 
 try:
     import fcntl
@@ -93,3 +102,33 @@ def _let_go() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_let_go)
+
+
+class SoleHolder:
+    """Holds the lock of a path by an SQLite file of that name, in which nothing is ever written."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+
+    def take(self, *, patience: float) -> bool:
+        """Whether this object has it now. Waits so many seconds for the holder before it. Raises `sqlite3.Error`."""
+        import sqlite3  # not for the bridge, which starts often and never needs it
+
+        if self._connection is not None:
+            return True
+        connection = sqlite3.connect(self._path, timeout=patience, isolation_level=None, check_same_thread=False)
+        try:
+            connection.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError as error:
+            connection.close()
+            if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+                return False
+            raise
+        self._connection = connection
+        return True
+
+    def release(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

@@ -74,7 +74,8 @@ def console(
 
     from perdure.console.app import console_app, serve_console
     from perdure.console.auth import TOKEN_BYTES, Ticket
-    from perdure.serve.connection import Connection, listen
+    from perdure.serve.connection import Connection
+    from perdure.serve.listener import listen
 
     asyncio.run(_check_store(store))
     token = secrets.token_urlsafe(TOKEN_BYTES) if token_file is None else _read_token(token_file)

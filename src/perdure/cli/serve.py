@@ -170,7 +170,7 @@ def _listening(given: Mapping[str, Any], *, is_open: bool) -> AbstractContextMan
             return _listen(given["host"], given["port"], is_open=is_open)
         if rank[name] == rank["uds"]:
             raise Misuse(f"--uds and --{name} cannot be given together: a Unix socket has no address and no port")
-    from perdure.serve.unix_socket import listening_at
+    from perdure.serve.listener import listening_at
 
     return listening_at(given["uds"], mode=given["uds_mode"])
 
@@ -208,7 +208,7 @@ def _tell_failure(reason: str) -> None:
 
 def _listen(host: str, port: int, *, is_open: bool) -> socket.socket:
     """Listen, and warn if any caller on other machines may come."""
-    from perdure.serve.connection import listen
+    from perdure.serve.listener import listen
 
     listener = listen(host, port)
     if is_open and not ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback:

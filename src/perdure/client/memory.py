@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from perdure._files import private
-from perdure._files.locks import HAS_FLOCK, let_go_in_child, lock_file, release
-from perdure._files.sole_holder import SoleHolder
+from perdure._files.locks import HAS_FLOCK, SoleHolder, let_go_in_child, lock_file, release
 from perdure.errors import StateInUse, StateUnusable
 from perdure.remote.call import ToolCall
 from perdure.remote.durable_calls import DurableCall

@@ -1,21 +1,17 @@
-"""Opens the listening socket, and limits what uvicorn would wait for without end on a connection.
+"""Limits what uvicorn would wait for without end on a connection.
 
 uvicorn with httptools collects headers without limit and waits for them for ever. The endpoint judges headers that are
 complete; the limit here is for those that never are.
 """
 
 import asyncio
-import errno
 import re
 import socket
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from perdure.errors import Misuse
 from perdure.http.event_stream import BREAK_OFF
 
-#: Connections that the system keeps for us until we accept them; what uvicorn uses.
-BACKLOG = 2048
 #: A client that has connected sends its headers at once; nginx and Apache give it 60 and 20 to 40 seconds.
 HEAD_SECONDS = 30.0
 
@@ -33,27 +29,6 @@ _ANSWER_431 = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain; charset=utf-8\r\n"
     b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(_TOO_LARGE), _TOO_LARGE)
 )
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Open the listening socket, before anything else, so that a busy port is found first. Raises `Misuse`."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (socket.gaierror, UnicodeError) as error:
-        raise Misuse(f"cannot listen on {host!r}: no such address; choose another with --host") from error
-    listener = socket.socket(family, kind, protocol)
-    try:
-        # A port whose last server has just ended may be taken at once; one that is listened on may not.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        reason = f"cannot listen on {host} port {port}: {error.strerror or error}"
-        if error.errno == errno.EADDRINUSE:
-            reason = f"port {port} on {host} is in use; choose another with --port (0 picks a free one)"
-        raise Misuse(reason) from error
-    return listener
 
 
 def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:

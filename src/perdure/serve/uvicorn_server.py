@@ -25,11 +25,11 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.errors import Misuse, NodeBuried, PerdureError, StoreLost, StoreReplaced, TargetFailed
-from perdure.serve.access_log import AccessLog
-from perdure.serve.connection import BACKLOG, Connection
+from perdure.serve.connection import Connection
 from perdure.serve.forwarded import ForwardedClients, TrustedProxies
-from perdure.serve.log_output import last_line
-from perdure.serve.own_frames import blame, own_traceback
+from perdure.serve.listener import BACKLOG
+from perdure.serve.log_output import AccessLog, last_line
+from perdure.serve.target import blame, own_traceback
 from perdure.serve.worker_pool import ADOPT, AT_ONCE, GONE, LEAVE, RELOAD, RELOAD_SECONDS, WorkerChannel, own_socket
 from perdure.settings import Settings
 from perdure.telemetry.log_records import log_event

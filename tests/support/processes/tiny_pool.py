@@ -63,7 +63,7 @@ def main() -> int:
     folder, count = Path(sys.argv[1]), int(sys.argv[2])
     if (channel := WorkerChannel.from_environment(os.environ)) is not None:
         return work(folder, channel)
-    from perdure.serve.connection import listen
+    from perdure.serve.listener import listen
 
     logging.basicConfig(level="INFO", stream=sys.stdout, format="%(message)s")
     worker_pool.PAUSE_SECONDS, worker_pool.MAX_PAUSE_SECONDS = 0.01, 0.1

@@ -25,7 +25,8 @@ from starlette.types import ASGIApp
 
 import perdure
 from perdure import App, Settings
-from perdure.serve.connection import Connection, listen
+from perdure.serve.connection import Connection
+from perdure.serve.listener import listen
 from perdure.store import MemoryStore
 from perdure.store.interface import Store
 from tests.support.clients.wire_client import Web

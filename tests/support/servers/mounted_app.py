@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 import perdure
-from perdure.serve.connection import listen
+from perdure.serve.listener import listen
 from tests.support.servers.slow_tools import server
 
 mcp = perdure.asgi(server, store=os.environ["MOUNTED_STORE"])

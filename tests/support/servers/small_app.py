@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from perdure.errors import NodeBuried, PerdureError, StoreLost, StoreTooNew
 from perdure.http.app import App
 from perdure.serve import uvicorn_server as serving
-from perdure.serve.connection import listen
+from perdure.serve.listener import listen
 from perdure.serve.worker_pool import LEAVE, WorkerChannel
 from perdure.settings import Settings
 

@@ -24,9 +24,8 @@ from urllib.parse import quote, unquote
 
 from perdure._core.ids import NodeId
 from perdure._core.leases import Claim
-from perdure._files.locks import HAS_FLOCK, NO_FLOCK, flock, let_go_in_child, lock_file, open_file, unlock
+from perdure._files.locks import HAS_FLOCK, NO_FLOCK, SoleHolder, flock, let_go_in_child, lock_file, open_file, unlock
 from perdure._files.private import check_folder
-from perdure._files.sole_holder import SoleHolder
 from perdure.errors import StoreError, StoreUnavailable
 
 PATIENCE = 1.0

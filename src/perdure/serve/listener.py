@@ -1,6 +1,6 @@
-"""Listens on a Unix socket: a path in place of an address and a port, for a proxy on the same machine.
+"""Opens the listening socket: on an address and a port, or on a Unix socket, for a proxy on the same machine.
 
-**Stale sockets.** The file of a socket outlives a process that was killed. It is removed only if it is a socket on
+**Stale sockets.** The file of a Unix socket outlives a process that was killed. It is removed only if it is a socket on
 which no process listens. Another start may look at the same file in the same moment: it could take a socket that is
 bound and not listened on yet for a stale one, and remove it. So a start locks the directory while it looks and listens.
 
@@ -20,11 +20,33 @@ from pathlib import Path
 
 from perdure._files.locks import flock
 from perdure.errors import Misuse
-from perdure.serve.connection import BACKLOG
 
+#: Connections that the system keeps for us until we accept them; what uvicorn uses.
+BACKLOG = 2048
 LOCK_LOOKS, LOCK_PAUSE = 500, 0.01
 """How often a start, or an end, tries to lock its directory, and the seconds in between. Others that start there take
 some milliseconds each."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open the listening socket, before anything else, so that a busy port is found first. Raises `Misuse`."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise Misuse(f"cannot listen on {host!r}: no such address; choose another with --host") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        # A port whose last server has just ended may be taken at once; one that is listened on may not.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        reason = f"cannot listen on {host} port {port}: {error.strerror or error}"
+        if error.errno == errno.EADDRINUSE:
+            reason = f"port {port} on {host} is in use; choose another with --port (0 picks a free one)"
+        raise Misuse(reason) from error
+    return listener
 
 
 @contextlib.contextmanager
