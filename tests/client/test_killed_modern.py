@@ -14,6 +14,7 @@ from mcp.shared.exceptions import MCPError
 
 import perdure
 from perdure._core.envelope import KEY
+from perdure.client import modern_transport
 from perdure.client.memory import decode
 from tests.client.conftest import text
 from tests.client.test_durable_calls import keys_of
@@ -46,6 +47,29 @@ async def test_the_next_process_finds_calls_by_handle_and_by_key_and_asks_open_q
         assert sorted(second.told("result")) == ["at last", "worked at g", "worked at g"]
     assert sorted(bureau.runs) == ["ask", "safe", "work"]
     assert decode(state.read_bytes()).durable_calls == {}
+
+
+@pytest.mark.parametrize("kind", ["task", "key"])
+async def test_a_call_given_up_is_cancelled_by_the_next_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The server was away when the program gave the call up, and until the process ended."""
+    monkeypatch.setattr(modern_transport, "LEAVING_SECONDS", 0.1)
+    bureau, state = SdkTaskServer(tasks=kind == "task", keys=kind == "key"), tmp_path / "s"
+    async with under_uvicorn(bureau.app, complaint=".*") as port, cutting_proxy(port) as proxy:
+        async with perdure.connect(proxy.url, mode=MODERN, state=state, patience=EAGER) as client:
+            call = asyncio.create_task(client.call_tool("work", {"gate": "g"}))
+            await until(lambda: bureau.requests("tasks/get") if kind == "task" else bureau.runs)
+            proxy.refuse()
+            proxy.cut()
+            call.cancel()
+            await until(lambda: all(c.is_given_up for c in decode(state.read_bytes()).durable_calls.values()))
+        assert (len(decode(state.read_bytes()).durable_calls), bureau.cancelled) == (1, [])
+        proxy.accept()
+        async with perdure.connect(proxy.url, mode=MODERN, state=state) as client:
+            assert client.pending() == []
+            await until(lambda: bureau.cancelled == ["work"])
+            await until(lambda: decode(state.read_bytes()).durable_calls == {})
 
 
 async def test_without_keys_and_tasks_a_safe_tool_runs_again_and_another_one_is_unknown(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import { isStream } from './delivery.js';
 import { Refused, Unauthorized } from './errors.js';
 import type { Link } from './link.js';
-import { isSingle, type Message } from './wire.js';
+import { isModern, type Message } from './wire.js';
 
 export interface Sending {
   body?: Message;
@@ -23,7 +23,7 @@ export async function request(link: Link, method: string, sending: Sending = {},
   const { body, signal = null, headers } = sending;
   const { options, page } = link;
   try {
-    const { session, version } = body && (body.method === 'initialize' || isSingle(body)) ? {} : link.state;
+    const { session, version } = body && (body.method === 'initialize' || isModern(body)) ? {} : link.state;
     const bearer = await bearerOf(link, renew);
     const all = new Headers(options.headers);
     const set = {

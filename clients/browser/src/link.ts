@@ -35,7 +35,7 @@ export interface Link extends Kept {
   /** The session goes on as it is, without a handshake that the server would see. */
   resumed?: boolean;
   /** There are no sessions: the client and the server speak 2026-07-28. */
-  single?: boolean;
+  modern?: boolean;
   /** What the client says of itself with every request there. */
   envelope?: Record<string, unknown>;
   /** What the server has announced there. */

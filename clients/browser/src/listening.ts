@@ -3,7 +3,7 @@
 import { wait } from './backoff.js';
 import type { Call } from './calls.js';
 import { Sent } from './delivery.js';
-import { ask } from './exchange.js';
+import { ask } from './requests.js';
 import { route } from './incoming.js';
 import type { Link } from './link.js';
 import { Subscription } from './subscription.js';

@@ -16,7 +16,7 @@ import { guard, type Link, setStatus } from './link.js';
 import { Line, listen } from './lines.js';
 import type { SendOptions } from './options.js';
 import { call, post, say } from './sending.js';
-import { drop, end, goOn } from './single.js';
+import { drop, end, goOn } from './modern.js';
 import { clear, type KeptCall, save } from './state.js';
 import { isKept, type Message, message, type Request, wireId } from './wire.js';
 
@@ -70,10 +70,10 @@ export async function initialized(link: Link, m: Message): Promise<void> {
 /** Everything is in place: go on where the page before has left. */
 export async function begin(link: Link): Promise<void> {
   const { state, options, recovered } = link;
-  if (!link.single) for (const ask of Object.values(state.asks)) guard(link, link.hand, ask);
+  if (!link.modern) for (const ask of Object.values(state.asks)) guard(link, link.hand, ask);
   if (options.onrecovered) for (const it of recovered) guard(link, options.onrecovered, it.recovered as RecoveredCall);
   const opened = options.onrecovered || link.taken ? readRecovered(link) : [];
-  if (link.single) {
+  if (link.modern) {
     // What fails here is tried again by the next page.
     for (const [id, kept] of Object.entries(state.calls)) if (kept.cancelled) end(link, { id, kept }).catch(() => {});
     return;
@@ -119,7 +119,7 @@ export function readRecovered(link: Link): Promise<void>[] {
 
 /** The server does not know the session any more; one handshake makes another, for all who find out. */
 export async function lost(link: Link, session: string): Promise<void> {
-  if (link.single) return leave(link);
+  if (link.modern) return leave(link);
   if (session === link.state.session) link.renewing ??= renew(link, session).finally(() => delete link.renewing);
   await link.renewing;
 }

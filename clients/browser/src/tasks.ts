@@ -2,7 +2,7 @@
 
 import { wait } from './backoff.js';
 import { type Call, type Question, unknown } from './calls.js';
-import { own } from './exchange.js';
+import { own } from './requests.js';
 import { route } from './incoming.js';
 import type { Link } from './link.js';
 import { afterPoll, Next } from './polling.js';

@@ -9,11 +9,11 @@ import type { Options, SendOptions, Status } from './options.js';
 import { isOffline, watch } from './page.js';
 import { call, say } from './sending.js';
 import { begin, handshake, initialized, lost, readRecovered, recover } from './session.js';
-import { single } from './single.js';
+import { sendModern } from './modern.js';
 import { slots } from './slots.js';
 import { clear, fresh, type KeptCall, load, save } from './state.js';
 import { tried } from './tried.js';
-import { CAPABILITIES, type Id, isRequest, isResponse, isSessionless, isSingle, type Message, VERSION, wireId } from './wire.js';
+import { CAPABILITIES, type Id, isRequest, isResponse, isSessionless, isModern, type Message, VERSION, wireId } from './wire.js';
 
 /** Keep-alives come every 30 s unless the server is told otherwise. */
 const SILENCE = 45_000;
@@ -63,8 +63,8 @@ export class PerdureTransport {
 
   /** Undefined until the handshake is done: the SDK's client skips its own if it finds one here. */
   get sessionId(): string | undefined {
-    const { ready, single, state } = this.#link;
-    return ready && !single ? state.session : undefined;
+    const { ready, modern, state } = this.#link;
+    return ready && !modern ? state.session : undefined;
   }
 
   /** Positions as they are stored: of the standalone stream, and of the calls that run. */
@@ -89,7 +89,7 @@ export class PerdureTransport {
     }
     // The client is connected, also where it knew the server and asked nothing.
     link.envelope ??= { [VERSION]: version, [CAPABILITIES]: {} };
-    link.ready = link.single = true;
+    link.ready = link.modern = true;
     setStatus(link);
     setTimeout(() => void begin(link));
   }
@@ -134,7 +134,7 @@ export class PerdureTransport {
     const link = this.#link;
     const m = message as Message;
     const { method, params, id } = m;
-    if (isSingle(m)) return single(link, m, options);
+    if (isModern(m)) return sendModern(link, m, options);
     await link.renewing;
     if (isRequest(m)) return method === 'initialize' ? handshake(link, m, options) : call(link, m, options);
     if (method === 'notifications/initialized') return initialized(link, m);

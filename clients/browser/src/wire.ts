@@ -19,7 +19,7 @@ export const VERSION = `${IO}protocolVersion`;
 export const CAPABILITIES = `${IO}clientCapabilities`;
 
 /** A message of the revision without sessions: it says its version itself. */
-export const isSingle = (m: Message): boolean => typeof meta(m)?.[VERSION] === 'string';
+export const isModern = (m: Message): boolean => typeof meta(m)?.[VERSION] === 'string';
 
 /** The revision without sessions, or one after it. */
 export const isSessionless = (version: string): boolean => version >= '2026-07-28';

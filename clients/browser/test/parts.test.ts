@@ -3,10 +3,10 @@ import test from 'node:test';
 import methods from './vectors/methods.json';
 import { LONGEST_WAIT, wait } from '../src/backoff.ts';
 import { OutcomeUnknown, PerdureError, SessionLost } from '../src/errors.ts';
-import { headerValue, offersIn, withTasks } from '../src/exchange.ts';
+import { headerValue, offersIn, withTasks } from '../src/requests.ts';
 import { watch } from '../src/page.ts';
 import { fresh, type Kept, type KeyValue, load, MOST, save } from '../src/state.ts';
-import { CAPABILITIES, envelopeOf, isKept, isRepeatable, isSingle, outgoing, type Request, VERSION, wireId } from '../src/wire.ts';
+import { CAPABILITIES, envelopeOf, isKept, isRepeatable, isModern, outgoing, type Request, VERSION, wireId } from '../src/wire.ts';
 
 test('the first attempt comes when the server asked for it', () => {
   assert.equal(wait(0, 5000), 5000);
@@ -143,7 +143,7 @@ test('a server says whether it knows keys, and how long it keeps them', () => {
 test('the envelope of a request is found, and tasks are declared beside what the client declares', () => {
   const envelope = { [VERSION]: '2026-07-28', [CAPABILITIES]: { roots: {}, extensions: { x: {} } } };
   const call: Request = { jsonrpc: '2.0', id: 1, method: 'tools/call', params: { _meta: { ...envelope, progressToken: 1 } } };
-  assert.ok(isSingle(call) && !isSingle({ jsonrpc: '2.0', id: 1, method: 'ping' }));
+  assert.ok(isModern(call) && !isModern({ jsonrpc: '2.0', id: 1, method: 'ping' }));
   assert.deepEqual(envelopeOf(call), envelope);
   const extensions = { x: {}, 'io.modelcontextprotocol/tasks': {}, 'dev.perdure/calls': {} };
   assert.deepEqual(withTasks(envelope), { [VERSION]: '2026-07-28', [CAPABILITIES]: { roots: {}, extensions } });

@@ -235,8 +235,7 @@ def _first_of(error: ValidationError) -> str:
 
 
 def _why_not_reached(connection: Connection, error: Any) -> str:
-    from perdure.remote.credentials import on_401
-    from perdure.remote.endpoint import shown
+    from perdure.remote.endpoint import on_401, shown
 
     if error.code == UNREACHABLE:
         return f"no server answers at {shown(connection.url)}: {error.message.rpartition(': ')[2]}"
@@ -253,7 +252,7 @@ async def _connected(connection: Connection, terminal: Terminal) -> AsyncIterato
 
     import perdure
     from perdure.cli.terminal import ElicitationForm
-    from perdure.remote.credentials import checked_client, token_provider
+    from perdure.remote.endpoint import checked_client, token_provider
 
     least = _SERVER_LEVELS.index(connection.log_level)
 

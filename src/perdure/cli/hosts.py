@@ -77,8 +77,7 @@ def _bridge_arguments(ctx: click.Context) -> list[str]:
 
 
 def _check(host: Host, url: str, name: str, given: dict[str, Any]) -> None:
-    from perdure.remote.credentials import check_address
-    from perdure.remote.endpoint import Refused
+    from perdure.remote.endpoint import Refused, check_address
 
     check_token_options(given)
     if not is_name(name):

@@ -41,6 +41,7 @@ from perdure.client.pending import PendingCall
 from perdure.client.transport import Transport
 from perdure.errors import Misuse, OutcomeUnknown, Unreachable
 from perdure.remote.endpoint import Bearer, Endpoint, TokenProvider, http_client
+from perdure.remote.requests import may_run_twice
 from perdure.remote.stream import Limits
 from perdure.telemetry.log_records import log_event
 
@@ -49,8 +50,6 @@ HANDSHAKE_SECONDS = 300.0
 #: Patience is for servers that were there: a wrong address fails at once. A call that needs a new session, and
 #: finds the server away, has patience of its own.
 ONCE = Patience(max_time=0.0, max_tries=1)
-#: Pages of `tools/list` that are read to find out what a tool says of itself.
-TOOL_PAGES = 100
 
 
 class Client(mcp.Client):
@@ -135,15 +134,12 @@ class Client(mcp.Client):
         told_by_client = isinstance(unknown.data, dict) and unknown.data.get("told_by") == "client"
         if not self._rerun_safe_tools or not told_by_client:
             return False
-        cursor: str | None = None
+
+        async def page(cursor: str | None) -> Mapping[str, Any]:
+            return (await self.list_tools(cursor=cursor)).model_dump(by_alias=True, mode="json")
+
         with contextlib.suppress(MCPError):  # then it cannot be found out
-            for _ in range(TOOL_PAGES):
-                page = await self.list_tools(cursor=cursor)
-                hints = next((found.annotations for found in page.tools if found.name == tool), None)
-                if hints is not None:
-                    return hints.read_only_hint is True or hints.idempotent_hint is True
-                if (cursor := page.next_cursor) is None:
-                    break
+            return await may_run_twice(tool, page)
         return False
 
 
@@ -192,7 +188,7 @@ async def connect(
 
     `state` is where the session, and calls that run, are remembered: a path, or a store of your own. Without it they
     live as long as the block. `headers` go along with every request; `auth` is an `httpx2.Auth` (the SDK's OAuth
-    providers are), or a function that gives a bearer token. `patience` says how long a server that is away is waited
+    providers are), or a function that returns a bearer token. `patience` says how long a server that is away is waited
     for. `on_gap` is called for events that the server no longer has. `rerun_safe_tools` lets calls whose outcome is
     unknown be made again, if the server marks the tool as read-only or idempotent: once in a session (the default is
     not), a few times at 2026-07-28 (the default, because that revision has clients repeat requests).
@@ -221,11 +217,11 @@ async def connect(
         endpoint = Endpoint(http, url, on_401="does not accept the credentials of `auth`, or wants some")
         about = (endpoint, limits_of(patience, waits=wait_for_server), memory)
         ends = state is None if terminate_on_close is None else terminate_on_close
-        lasting = partial(_session_transport, about, on_gap=on_gap, ends_session=ends)
-        single = partial(_modern_transport, about, on_gap=on_gap, reruns=rerun_safe_tools is not False)
+        with_session = partial(_session_transport, about, on_gap=on_gap, ends_session=ends)
+        modern = partial(_modern_transport, about, on_gap=on_gap, reruns=rerun_safe_tools is not False)
         reruns, tasks = rerun_safe_tools is True, _with_tasks(extensions)
-        sessions = partial(client, lasting, mode="legacy", rerun_safe_tools=reruns, extensions=extensions)
-        requests = partial(client, single, mode="auto", rerun_safe_tools=False, extensions=tasks)
+        sessions = partial(client, with_session, mode="legacy", rerun_safe_tools=reruns, extensions=extensions)
+        requests = partial(client, modern, mode="auto", rerun_safe_tools=False, extensions=tasks)
         ways = [sessions, requests] if mode == "auto" else [sessions if mode == "legacy" else requests]
         if memory.state.durable_calls or (memory.state.discovered is not None and memory.state.handshake is None):
             ways.reverse()
@@ -313,7 +309,7 @@ async def _enter(stack: AsyncExitStack, *ways: Callable[[], Client]) -> Client:
 
 
 def _innermost(error: BaseException, *, until: BaseException | None = None) -> BaseException:
-    """The one error in groups of one; a group that is looked for counts as one."""
+    """The one error in groups of one; the group `until` counts as one."""
     while error is not until and isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error

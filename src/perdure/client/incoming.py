@@ -97,7 +97,7 @@ class Incoming:
     ) -> None:
         self.inbox, self.inbound = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         self.tokens: dict[str, RequestId] = {}
-        """Progress tokens on the wire, and the ids behind them."""
+        """The ids of requests by their progress tokens on the wire."""
         self._memory = memory
         self._callback_limit = callback_limit
         self._on_gap = on_gap

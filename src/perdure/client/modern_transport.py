@@ -53,9 +53,8 @@ from perdure.remote.durable_calls import (
     offers_in,
 )
 from perdure.remote.endpoint import Endpoint
-from perdure.remote.listening import listen
 from perdure.remote.message import Message, encode, message_of
-from perdure.remote.requests import Request, Requests, Take, params_body
+from perdure.remote.requests import Request, Requests, Take, listen, params_body
 from perdure.remote.stream import Limits
 
 #: Seconds for leaving: a server that does not answer does not keep the program from ending.
@@ -311,7 +310,7 @@ class ModernTransport:
             if answer.error.code != UNREACHABLE or state.discovered is None:
                 self._refusal = answer
                 return answer
-            # The server was there, and requests wait for it, as they do in a session that goes on.
+            # The server answered before, and requests wait for it, as they do in a session that goes on.
             answer = JSONRPCResponse(jsonrpc="2.0", id=answer.id or 0, result=state.discovered)
         self._calls.offers = offers_in(answer.result)
         if answer.result != state.discovered:

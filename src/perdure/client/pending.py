@@ -14,12 +14,12 @@ from perdure.client.incoming import answer_of, named, parse
 from perdure.remote.call import ToolCall
 from perdure.remote.message import Message, encode, error
 
-#: Notifications that wait for the program to look; beyond that the call's stream is not read further (promise 6).
+#: Notifications that wait for the program; beyond that the call's stream is not read further (promise 6).
 ROOM = 1_000
 
 
 class PendingCall:
-    """Awaitable for its result; `async for` over it gives the notifications that had not been seen, until it ends.
+    """Awaitable for its result; `async for` over it yields the notifications that had not been seen, until it ends.
 
     Awaiting skips the notifications that are left, so read them first. They also reach the client's ordinary callbacks.
     """
@@ -33,7 +33,7 @@ class PendingCall:
         cancel: Callable[[], Awaitable[object]],
         pass_on: Callable[[Message], Awaitable[None]],
     ) -> None:
-        """`forget` is called when the program gets the result, `pass_on` for every message after its own look at it."""
+        """`forget` is called when the program gets the result, `pass_on` for every message that the call has taken."""
         self.tool = call.tool
         self.arguments = call.arguments
         self.id = call.id
@@ -113,7 +113,7 @@ class PendingCall:
         await self._pass_on(message)
 
     def when_seen(self, mark: Callable[[], None]) -> None:
-        """Call `mark` when the notifications before it were looked at: what waits here dies with the process."""
+        """Call `mark` when the program has taken the notifications before it: those that wait die with the process."""
         with contextlib.suppress(anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
             # Where there is no room, the previous one stays: then the next process sees a little more again.
             self._put.send_nowait(mark)

@@ -157,7 +157,7 @@ class Call:
         return self._conclude(meaning, why, refusal, at_least=at_least)
 
     async def _renew(self, attempt: Attempt) -> Message | None:
-        """The session is gone. What was not accepted goes out again in a new one, at once, and once."""
+        """The session is gone. A request that was not accepted is sent again in a new one, at once, and once."""
         trouble = await self._link.renew(self._handshake)
         if is_read(attempt):
             return self._conclude(of_failure(attempt, Failure.SESSION_REPLACED), "its session is gone", None)

@@ -8,13 +8,19 @@ from __future__ import annotations
 import contextlib
 import inspect
 import ipaddress
+import logging
+import os
+import re
 import ssl
+import stat
 import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -24,6 +30,7 @@ from perdure._core.delivery import EVENTS, Attempt, Body, Failure, Meaning, body
 from perdure._core.sse import EventTooLarge
 from perdure.remote.http11 import Direct
 from perdure.remote.message import Message, messages_in
+from perdure.telemetry.log_records import log_event
 
 _SESSION = "mcp-session-id"
 _DELETE = {"accept": "application/json, text/event-stream"}
@@ -46,6 +53,9 @@ _MAX_SHOWN = 300
 MISSED_BEATS = 3
 #: Seconds. Comments that follow each other faster are padding for proxies, not a beat.
 LEAST_BEAT = 1.0
+#: Of the token's file. A signed token with many claims has some 10 KiB.
+MAX_TOKEN_BYTES = 64 << 10
+_FIT = re.compile(r"[!-~]+")
 #: Errors of the HTTP library before anything of a request has left.
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
 
@@ -104,8 +114,8 @@ class Heartbeat:
     """Notices a connection whose other end has vanished without closing it, by one server's beat.
 
     TCP says nothing when a laptop changes its network or a firewall forgets a flow: the connection looks silent, and a
-    call may well be silent for minutes. Only a server that keeps its idle connections alive with comments gives itself
-    away: where they stop, the server is gone.
+    call may well be silent for minutes. Only a server that keeps its idle connections alive with comments
+    shows its end: where the comments stop, the server is gone.
 
     **The rule.** The time between two comments in a row, with nothing between them, is the server's beat; the longest
     that was heard counts. A stream that has a position and is silent for three beats is resumed. All streams of a
@@ -195,7 +205,7 @@ class Response:
 
 
 class Endpoint:
-    """`on_401` ends the sentence that tells of a 401: what the user can do about it."""
+    """`on_401` ends the sentence about a 401: what the user can do."""
 
     def __init__(self, client: httpx2.AsyncClient, url: str, *, on_401: str) -> None:
         self._client = client
@@ -265,7 +275,7 @@ class Endpoint:
             await response.aclose()
 
     def refusal(self, response: Response) -> Refused:
-        """Tells what a response means that is neither an answer nor a passing trouble."""
+        """The refusal that a response is which is neither an answer nor a passing trouble."""
         status, where = response.status, shown(self.url)
         if status == 401:
             reason, sentence = "unauthorized", f"{where} {self._on_401} (HTTP 401)"
@@ -387,3 +397,83 @@ def is_this_machine(host: str) -> bool:
         return name == "localhost" or name.endswith(".localhost")
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (mapped or address).is_loopback or address.is_unspecified  # 0.0.0.0 leads to this machine as well
+
+
+# Addresses and tokens that a user gave to a command. The token comes from the environment or from a file, never from
+# the command line, which every user of the machine can read.
+
+
+def token_provider(env: str | None, file: Path | None, environ: Mapping[str, str]) -> TokenProvider | None:
+    """Reads the user's token each time that it is called: the program that renews it writes it to its file.
+
+    None if the user gave none. Raises `Refused` if there is no token now.
+    """
+    if env is None and file is None:
+        return None
+    provider = partial(_read_token, env, file, environ)
+    provider()
+    return provider
+
+
+def check_address(url: str) -> None:
+    """Raise `Refused` unless this is the address of a server, without credentials in it."""
+    try:
+        parsed = httpx2.URL(url)
+    except (httpx2.InvalidURL, ValueError) as error:
+        raise Refused("bad_address", f"the address cannot be read: {error}") from error
+    bad = ""
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        bad = f"{shown(url)} is not the address of an MCP server: it must begin with http:// or https://"
+    elif parsed.port is not None and not 0 < parsed.port < 65_536:
+        bad = f"{shown(url)} is not an address: there is no port {parsed.port}"
+    elif parsed.userinfo:
+        bad = "credentials must not stand in the address: give them with --token-env or --token-file"
+    if bad:
+        raise Refused("bad_address", bad)
+
+
+def checked_client(url: str, token: TokenProvider | None) -> httpx2.AsyncClient:
+    """Raises `Refused` where the address, the proxies or the certificates cannot be used."""
+    check_address(url)
+    try:
+        return http_client(url, auth=None if token is None else Bearer(token))
+    except OSError as error:
+        sentence = f"the certificates that are trusted (SSL_CERT_FILE) cannot be read: {error.strerror or error}"
+        raise Refused("bad_certificates", sentence) from error
+    except (ImportError, ValueError, httpx2.InvalidURL) as error:
+        # Not all of it: some libraries add advice.
+        first_line = str(error).partition("\n")[0].partition(". ")[0]
+        sentence = f"the proxy that the environment names cannot be used: {first_line}"
+        raise Refused("bad_proxy", sentence) from error
+
+
+def on_401(token: TokenProvider | None) -> str:
+    """How a sentence about a 401 ends: what the user can do about it."""
+    return "wants a token: see --token-env and --token-file" if token is None else "does not accept the given token"
+
+
+def _read_token(env: str | None, file: Path | None, environ: Mapping[str, str]) -> str:
+    reason = "no_credentials"
+    if file is not None:
+        where = f"the file {file} of --token-file"
+        try:
+            with file.open("rb") as opened:
+                data = opened.read(MAX_TOKEN_BYTES + 1)
+                mode = os.fstat(opened.fileno()).st_mode
+        except OSError as error:
+            raise Refused(reason, f"{where} cannot be read: {error.strerror}") from error
+        if os.name == "posix" and stat.S_ISREG(mode) and mode & 0o077:
+            log_event(logging.WARNING, "remote.token_file_open", f"{where} can be read by other users")
+        if len(data) > MAX_TOKEN_BYTES:
+            raise Refused(reason, f"{where} is larger than {MAX_TOKEN_BYTES} bytes")
+        text = data.decode("utf-8", "replace")
+    else:
+        name = env or ""
+        where = f"the variable {name} of --token-env"
+        if name not in environ:
+            raise Refused(reason, f"{where} is not set")
+        text = environ[name]
+    if not _FIT.fullmatch(token := text.strip()):
+        # Not what was seen: it is a secret.
+        raise Refused(reason, f"{where} does not hold a token: one line of visible ASCII characters is expected")
+    return token

@@ -391,7 +391,7 @@ class Link:
             await standalone.has_begun.wait()
 
     async def listen_again(self) -> None:
-        """The server is there: a standalone stream that was given up is worth another try."""
+        """Try a standalone stream again that was given up: the server has answered a call."""
         if self._standalone is not None and self._standalone.has_given_up:
             stream = self._standalone.stream
             retry = None if stream.course.retry is None else int(stream.course.retry * 1000)

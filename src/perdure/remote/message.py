@@ -10,7 +10,7 @@ from perdure._core import splice
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One message: its text as it came, and its body to look at."""
+    """One message: its text as it came, and its decoded body, in which fractions and long integers are `nan`."""
 
     text: str
     body: Mapping[str, Any]
@@ -39,7 +39,7 @@ class Message:
 
     @property
     def result(self) -> dict[str, Any]:
-        """The result of an answer, as a value to keep: `body` is to look at only (`_core/splice.py`)."""
+        """The result of an answer, with exact numbers, which `body` does not have (`_core/splice.py`)."""
         try:
             found = json.loads(self.text).get("result")
         except (ValueError, RecursionError):  # an integer of thousands of digits

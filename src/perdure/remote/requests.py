@@ -13,15 +13,17 @@ from typing import Any
 from perdure._core import splice
 from perdure._core.codes import INTERNAL_ERROR
 from perdure._core.delivery import SESSIONLESS, Attempt, Failure, Meaning, Purpose, of_failure
-from perdure._core.envelope import envelope_in, headers_of, with_tasks
+from perdure._core.envelope import SUBSCRIPTION, envelope_in, headers_of, with_tasks
 from perdure._core.jsonrpc import JsonObject
+from perdure._core.listening import Subscription
 from perdure._core.reconnect import Patience
+from perdure._core.settling import may_run_again
 from perdure._core.sse import EventTooLarge
 from perdure.remote.call import not_run, unknown
 from perdure.remote.endpoint import Endpoint, Refused, RequestFailed
 from perdure.remote.link import Notice, Report
-from perdure.remote.message import Message, encode, error
-from perdure.remote.stream import Limits, Listener, Stream
+from perdure.remote.message import Message, encode, error, messages_in
+from perdure.remote.stream import Limits, Listener, Stream, pause_before_return
 
 #: Runs of one tool that says that it may run twice, and whose call has no key. Each lost connection is another run: a
 #: tool that takes longer than a proxy keeps a silent connection would otherwise run for ever.
@@ -31,6 +33,8 @@ TOOL_PAGES = 100
 
 Take = Callable[[Message], Awaitable[None]]
 """Takes a message that comes before the answer."""
+ToolPage = Callable[[str | None], Awaitable[Mapping[str, Any]]]
+"""Returns the page of `tools/list` at a cursor."""
 Body = Callable[[JsonObject, str], bytes]
 """Makes the JSON of a request for its `_meta` and its id on the wire."""
 
@@ -119,17 +123,30 @@ class Requests:
 
     async def tool(self, name: str, of: Mapping[str, Any]) -> Mapping[str, Any]:
         """A tool as `tools/list` shows it; empty if the server does not show it."""
-        cursor: object = None
-        for _ in range(TOOL_PAGES):
+
+        async def page(cursor: str | None) -> Mapping[str, Any]:
             found = await self.ask("tools/list", {"cursor": cursor} if cursor else {}, of)
-            page = {} if found.is_error else found.result
-            tools = page.get("tools")
-            for tool in tools if isinstance(tools, list) else ():
-                if isinstance(tool, Mapping) and tool.get("name") == name:
-                    return tool
-            if not (cursor := page.get("nextCursor")):
-                break
-        return {}
+            return {} if found.is_error else found.result
+
+        return await _find_tool(name, page)
+
+
+async def _find_tool(name: str, page: ToolPage) -> Mapping[str, Any]:
+    cursor: str | None = None
+    for _ in range(TOOL_PAGES):
+        found = await page(cursor)
+        tools = found.get("tools")
+        for tool in tools if isinstance(tools, list) else ():
+            if isinstance(tool, Mapping) and tool.get("name") == name:
+                return tool
+        if not (cursor := found.get("nextCursor")):
+            break
+    return {}
+
+
+async def may_run_twice(name: str, page: ToolPage) -> bool:
+    """Whether a tool says that a second run does no harm. `page` reads one page of `tools/list`."""
+    return may_run_again(await _find_tool(name, page))
 
 
 class _RequestDelivery:
@@ -223,3 +240,29 @@ class _RequestDelivery:
         if meaning is Meaning.UNKNOWN:
             return unknown(self._id, self._request.method, self._request.name, why)
         return not_run(meaning, self._id, self._stream.trouble, refusal or Refused("refused", why))
+
+
+async def listen(requests: Requests, request: Request, subscriber_id: str, deliver: Take) -> Message:
+    """Keep one `subscriptions/listen` open (`_core/listening.py` has the rules); returns the answer that ends it.
+
+    `deliver` hands notifications on, under the id by which the subscriber knows the subscription, given as JSON.
+    """
+    subscription = Subscription()
+
+    async def take(message: Message) -> None:
+        nonlocal subscription
+        if message.method is None or message.is_request:
+            return
+        subscription, hands_on, cues = subscription.heard(message.method, message.params)
+        texts = [message.text] if hands_on else []
+        for method, params in cues:
+            texts.append(encode({"jsonrpc": "2.0", "method": method, "params": {**params, "_meta": {SUBSCRIPTION: 0}}}))
+        for text in texts:
+            await deliver(messages_in(splice.replaced(text, subscriber_id, "params", "_meta", SUBSCRIPTION))[0])
+
+    while True:
+        answer = await requests.send(request, take, patience=requests.limits.listening)
+        if (after := subscription.ended(is_error=answer.is_error)) is None:
+            return answer
+        subscription = after
+        await pause_before_return(after.barren, requests.limits.listening)

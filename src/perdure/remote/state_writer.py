@@ -1,6 +1,6 @@
 """Keeps what is on disk up with what is in memory, and reads it back.
 
-What another process must know is written before it can matter: a call before it is sent, an end as it is told.
+What another process must know is written before it can matter: a call before it is sent, an end when it is reported.
 Positions are written soon (`LAG`), many at a time: after a crash a position that is a little old repeats a few events
 and loses none.
 """
@@ -12,7 +12,7 @@ from dataclasses import is_dataclass
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-#: Seconds by which a position on disk may be behind. Each write is a new small file, about 0.1 ms.
+#: Seconds by which a position on disk may be late. Each write is a new small file, about 0.1 ms.
 LAG = 0.02
 #: Large arguments make a large file: then positions are written so seldom that it takes a twentieth of the time.
 SHARE = 20

@@ -20,7 +20,7 @@ from perdure._core.sse import Decoder, EventTooLarge, ServerSentEvent
 from perdure.remote.endpoint import Endpoint, RequestFailed, Response, can_be_sent
 from perdure.remote.message import Message, messages_in
 
-#: Seconds. Servers end a call's stream right behind its answer; a new connection, with TLS, costs more than this.
+#: Seconds. Servers end a call's stream right after its answer; a new connection, with TLS, costs more than this.
 LINGER = 0.005
 
 

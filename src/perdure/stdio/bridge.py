@@ -42,16 +42,19 @@ REVOKED = "notifications/perdure/resume_revoked"
 HANDSHAKE_SECONDS = 25.0
 #: Seconds between two attempts at a handshake, at most: the host waits.
 HANDSHAKE_DELAY = 2.0
-#: Seconds between two looks at a server that stays away, for the standalone stream, on which no request waits.
-LOOKS = 30.0
+#: Seconds between two attempts to reach a server that stays away, for the standalone stream.
+MAX_LISTEN_DELAY = 30.0
 
 
 def limits_of(patience: Patience) -> Limits:
     """The limits of a bridge whose user has this much patience. The standalone stream is never given up."""
     soon = min(patience.max_delay, HANDSHAKE_DELAY)
+    seldom = max(patience.max_delay, MAX_LISTEN_DELAY)
     return Limits(
         patience=patience,
-        listening=replace(patience, max_time=math.inf, max_tries=sys.maxsize, max_delay=max(patience.max_delay, LOOKS)),
+        listening=replace(
+            patience, max_time=math.inf, max_tries=sys.maxsize, max_delay=max(patience.max_delay, MAX_LISTEN_DELAY)
+        ),
         handshake=replace(
             patience,
             max_time=min(patience.max_time, HANDSHAKE_SECONDS),

@@ -138,7 +138,7 @@ class HostSide:
         self._output = output
         self._requests: dict[str, _HostRequest] = {}  #: those that run, by the id that the host gave, as JSON
         self._earlier: set[Call] = set()  #: calls of an earlier process that run
-        self._tokens: dict[str, str] = {}  #: progress tokens on the wire, and those of the host behind them, as JSON
+        self._tokens: dict[str, str] = {}  #: the tokens of the host, as JSON, by those on the wire
         self._asks: dict[str, None] = {}  #: the ids of the server's asks that wait for the host, as JSON
         self._has_begun = False  #: the host has sent `initialize`, and it has not failed
 
@@ -418,7 +418,7 @@ def _level(request: str) -> object:
 
 
 def report_of(noted: RunningCall, answer: Message) -> str:
-    """The message that tells the host how a call ended that it no longer knows."""
+    """The message that reports to the host how a call ended that the host no longer knows."""
     what = "error" if answer.is_error else "result"
     data = f'"message":"A call of an earlier process has ended","method":{encode(noted.method)},"requestId":{noted.id}'
     if noted.name:

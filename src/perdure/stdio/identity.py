@@ -31,7 +31,7 @@ MAX_COMMAND = 65_536
 MAX_LAUNCHERS = 16
 #: How often the chain of parents is read again because it changed meanwhile. It can change once for each launcher.
 TRIES = 5
-#: Seconds before a process is looked at again that was ending or becoming another program.
+#: Seconds before a process is read again that was ending or becoming another program.
 PAUSE = 0.01
 
 

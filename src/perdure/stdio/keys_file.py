@@ -1,12 +1,11 @@
-"""The call ledger: the keys of a host's calls without a session (2026-07-28), on disk while the calls run.
+"""Keeps the keys of a host's calls without a session (2026-07-28) on disk while the calls run.
 
-A host that starts its bridge again may send a request again whose answer it never got: the specification tells it to.
-The ledger lets the bridge send the key of the earlier request, so that the server joins both to one call. An entry
-names its call by a digest of the host's name, the tool and the arguments; it holds no arguments, results or
-credentials.
+A host that starts its bridge again may send a request again whose answer it never got, as the specification says. With
+the key of the earlier request the server joins both to one call. An entry names its call by a digest of the host's
+name, the tool and the arguments; it holds no arguments, results or credentials.
 
-Each bridge has a ledger of its own, and a lock beside it for as long as it lives. A bridge that starts takes over the
-ledgers of bridges of the same target that have ended. So two windows of one host that call the same tool with the same
+Each bridge has a keys file of its own, and a lock beside it for as long as it lives. A bridge that starts takes over
+the files of bridges of the same target that have ended. So two windows of one host that call the same tool with the same
 arguments are two calls, and a call is joined once. What is not joined within `REJOIN_SECONDS` is given up: the same
 request is a new one by then.
 """
@@ -29,12 +28,12 @@ from perdure.remote.state_writer import StateWriter, read
 from perdure.stdio.resume_slot import Target
 from perdure.telemetry.log_records import log_event
 
-#: Of the form. Ledgers of another form are removed.
+#: Of the form. Files of another form are removed.
 VERSION = 1
 #: Seconds after the end of its bridge in which a call is joined. Hosts retry as soon as they are back; a person who
 #: asks for the same later wants it done again.
 REJOIN_SECONDS = 600.0
-#: Seconds between two signs of life in the ledger, by which a later bridge knows when this one ended.
+#: Seconds between two signs of life in the file, by which a later bridge knows when this one ended.
 BEAT_SECONDS = 30.0
 #: Of the file: an entry has some 300 bytes, and 256 calls run at most, beside as many that wait to be joined.
 MAX_BYTES = 1 << 20
@@ -65,7 +64,7 @@ def digest_of(params: Mapping[str, Any]) -> str:
 
 
 class KeysFile:
-    """Keeps entries; without a folder, in memory alone. Nothing raises."""
+    """The keys of one bridge; without a folder, in memory alone. Nothing raises."""
 
     def __init__(self, folder: Folder | None = None, target: Target | None = None) -> None:
         self._folder = folder
@@ -76,7 +75,7 @@ class KeysFile:
         kind = "" if target is None else f"{target.digest[:32]}{target.hint}"
         self._prefix, self._name = f"{kind}-", f"{kind}-{secrets.token_hex(8)}"
         if folder is not None:
-            self._look()
+            self._take_over_all()
 
     def begin(self, digest: str) -> KeptKey:
         """The entry of a call: one that an earlier bridge left, or a new one, on disk before the call is sent."""
@@ -92,7 +91,7 @@ class KeysFile:
         return self._join(lambda entry: entry.task == task)
 
     def _join(self, is_wanted: Callable[[KeptKey], bool]) -> KeptKey | None:
-        self._look()  # a host may start a bridge before it has ended the earlier one
+        self._take_over_all()  # a host may start a bridge before it has ended the earlier one
         self._give_up()
         found = next((entry for entry in self._left if is_wanted(entry)), None)
         if found is not None:
@@ -134,7 +133,7 @@ class KeysFile:
 
     # On disk
 
-    def _look(self) -> None:
+    def _take_over_all(self) -> None:
         """Take over what bridges of this target have left that have ended."""
         if (folder := self._folder) is None:
             return
@@ -149,7 +148,7 @@ class KeysFile:
             self._folder = None
 
     def _take_over(self, folder: Folder, name: str) -> None:
-        """The calls of a bridge that has ended. They are in this ledger before the other one goes."""
+        """Take over the calls of a bridge that has ended. They are in this file before the other one is deleted."""
         if (lock := folder.lock(f"calling-{name}")) is None:
             return  # its bridge lives
         try:
@@ -158,7 +157,7 @@ class KeysFile:
                 found = folder.read(f"calls-{name}", limit=MAX_BYTES)
                 entries = [] if found is None else decode(found)
             except (Untrusted, ValueError) as error:
-                log_event(logging.WARNING, "stdio.ledger_unreadable", f"calls of an earlier process are lost: {error}")
+                log_event(logging.WARNING, "stdio.keys_unreadable", f"calls of an earlier process are lost: {error}")
                 entries = []
             for entry in entries:
                 entry.left = entry.left or ended
@@ -177,7 +176,7 @@ class KeysFile:
         if self._folder is not None:
             entries = [asdict(entry) for entry in (*self._left, *self._running)]
             data = json.dumps({"perdure": VERSION, "calls": entries}).encode()
-            # As the notes: it survives the death of this process, and a power cut ends the host as well.
+            # As the positions: it survives the death of this process, and a power cut ends the host as well.
             private.replace(self._folder.path / f"calls-{self._name}", data)
 
 
@@ -186,21 +185,21 @@ def decode(data: bytes) -> list[KeptKey]:
     try:
         found = json.loads(data)
         if found["perdure"] != VERSION:
-            raise ValueError("the ledger has another form")
-        entries: list[KeptKey] = read(list[KeptKey], found["calls"], "the ledger")
+            raise ValueError("the keys have another form")
+        entries: list[KeptKey] = read(list[KeptKey], found["calls"], "the keys")
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError(f"not the ledger of a bridge: {error}") from error
+        raise ValueError(f"not the keys of a bridge: {error}") from error
     return entries
 
 
 def _on_failing(error: Exception | None) -> None:
     if error is not None:
         sentence = f"keys of calls cannot be written, so that a retry after a restart runs again: {error}"
-        log_event(logging.WARNING, "stdio.ledger_unwritten", sentence)
+        log_event(logging.WARNING, "stdio.keys_unwritten", sentence)
 
 
 def open_keys(directory: str | os.PathLike[str] | None, target: Target) -> KeysFile:
-    """The ledger of this bridge. Never raises: where there is no folder, it is in memory."""
+    """The keys of this bridge. Never raises: without a folder they are in memory."""
     if directory is None:
         return KeysFile()
     try:

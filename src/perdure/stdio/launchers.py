@@ -1,7 +1,7 @@
 """Classifies a process above the bridge: an MCP host, a launcher on the way from the host, or a process manager.
 
 Hosts start the bridge through `uvx`, `npx` or a shell. These are new processes with each start, so a session cannot be
-found again by them; the host behind them stays. A launcher is known by its command line alone:
+found again by them; the host above them stays. A launcher is known by its command line alone:
 
 | program | is a launcher if |
 |---|---|
@@ -35,8 +35,8 @@ class ProcessKind(enum.Enum):
     """What a process above the bridge is."""
 
     HOST = "host"  #: the bridge is its child, with launchers in between at most
-    LAUNCHER = "launcher"  #: is there to start the bridge; look at its parent
-    MANAGER = "manager"  #: starts or adopts anything; gives no identity
+    LAUNCHER = "launcher"  #: only starts the bridge; its parent is classified next
+    MANAGER = "manager"  #: starts or adopts anything; is no identity
 
 
 #: Processes of any session, and those that adopt orphans. What is written to `comm` has 15 characters on Linux.

@@ -36,7 +36,6 @@ from perdure.remote.durable_calls import (
     offers_in,
 )
 from perdure.remote.link import Link
-from perdure.remote.listening import listen
 from perdure.remote.message import Message, encode, error, message_of
 from perdure.stdio.keys_file import BEAT_SECONDS, KeptKey, KeysFile, digest_of
 from perdure.stdio.pipes import Output
@@ -147,7 +146,7 @@ class ModernHost:
                     answer = await self._call(request)
                 case method if method == LISTEN:
                     sent = request.as_sent(dict(request.params["_meta"]))
-                    answer = await listen(self._requests, sent, request.host_id, self._deliver)
+                    answer = await remote.listen(self._requests, sent, request.host_id, self._deliver)
                 case method if method == DISCOVER:
                     found = await self._send(request, self._link.limits.handshake, with_own=True)
                     answer = self._discovered(request, found)

@@ -23,8 +23,8 @@ MAX_LINE_BYTES = 64 * 1024 * 1024
 _CHUNK = 1 << 16
 #: Bytes that are written in one go, if that many wait: the pipe itself takes 64 KiB.
 _BATCH = 1 << 20
-#: Seconds in which nothing is taken of what was read: then the host's leaving is looked for behind what it said. Longer
-#: than a message waits for a server that is there (`DEPARTURE`), shorter than hosts wait for us to end (2 s).
+#: Seconds in which nothing is taken of what was read: then the bridge checks whether the host has left. Longer
+#: than a message waits for a server that answers (`DEPARTURE`), shorter than hosts wait for us to end (2 s).
 STUCK = 0.75
 #: Seconds for a host that leaves to take what is being written. It may have stopped reading, and waits 2 s for our end.
 SETTLE_SECONDS = 0.5
@@ -103,7 +103,7 @@ async def lines(
             while chunk := read_chunk():
                 if found := cutter.feed(chunk):
                     hand(found)
-            # What came behind the last line end: a host that closes the pipe right after a message meant it.
+            # What came after the last line end: a host that closes the pipe right after a message meant it.
             hand(cutter.feed(b"\n"), is_end=True)
             hand(None, is_end=True)
         except (RuntimeError, asyncio.CancelledError, concurrent.futures.CancelledError):

@@ -1,8 +1,7 @@
-"""The bridge's notes: what the next process must know, which is how far the host has read and which calls run.
+"""Keeps on disk how far the host has read and which calls run, for the next process.
 
-They hold no credentials, no session id and no arguments: a digest binds the notes to their session. What matters is
-written before it can matter: a call before it is sent, and the host's position in the standalone stream as soon as it
-has moved. Positions of calls are written a little later, many at a time (`remote/state_writer.py`): after a kill an old
+The file holds no credentials, no session id and no arguments: a digest binds it to its session. A fact is written before
+it can matter: a call before it is sent, and the host's position in the standalone stream as soon as it has moved. Positions of calls are written a little later, many at a time (`remote/state_writer.py`): after a kill an old
 one repeats a few log messages at worst.
 """
 
@@ -37,7 +36,7 @@ class RunningCall:
 
 @dataclass(kw_only=True)
 class Positions:
-    """All of it."""
+    """The content of the file."""
 
     session: str = ""  #: a digest of its id
     position: str | None = None  #: of the standalone stream
@@ -54,15 +53,15 @@ def decode(data: bytes) -> Positions:
     try:
         found = json.loads(data)
         if found.pop("perdure") != VERSION:
-            raise ValueError("the notes have another form")
-        noted: Positions = read(Positions, {**found, "calls": found["calls"]}, "the notes")
+            raise ValueError("the positions have another form")
+        noted: Positions = read(Positions, {**found, "calls": found["calls"]}, "the positions")
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError(f"not the notes of a bridge: {error}") from error
+        raise ValueError(f"not the positions of a bridge: {error}") from error
     for call in noted.calls.values():
         json.loads(call.id)
     for position in (noted.position, *(call.position for call in noted.calls.values())):
         if position and not can_be_sent(position):
-            raise ValueError("a position cannot be one that was noted")
+            raise ValueError("a position cannot be sent")
     return noted
 
 
@@ -71,7 +70,7 @@ def digest(session: str) -> str:
 
 
 class PositionsFile:
-    """The notes of one slot, in memory and on disk; without a path, in memory alone.
+    """The positions of one slot, in memory and on disk; without a path, in memory alone.
 
     `where` is asked each time: a bridge whose credential the server does not take for the slot's moves to another slot.
     """
@@ -86,14 +85,14 @@ class PositionsFile:
 
         def on_failing(error: Exception | None) -> None:
             if error is not None:
-                log_event(logging.WARNING, "stdio.positions_unwritten", f"the notes cannot be written: {error}")
+                log_event(logging.WARNING, "stdio.positions_unwritten", f"the positions cannot be written: {error}")
 
         writer = StateWriter(save, on_failing)
         # Written now, soon, and for the last time: the slot may be another process's from then on.
         self.changed, self._moved, self.close = writer.changed, writer.moved, writer.close
 
     def recall(self, session: str) -> None:
-        """Read the notes of an earlier process, if they are of this session."""
+        """Read the positions of an earlier process, if they are of this session."""
         self.positions = Positions(session=digest(session))
         try:
             path = self._where()
@@ -101,14 +100,14 @@ class PositionsFile:
             found = None if path is None else private.read(path, limit=MAX_BYTES)
             noted = None if found is None else decode(found)
         except (private.Untrusted, ValueError) as error:
-            sentence = f"the notes of an earlier process are not used: {error}"
+            sentence = f"the positions of an earlier process are not used: {error}"
             log_event(logging.WARNING, "stdio.positions_unreadable", sentence)
             return
         if noted is not None and noted.session == self.positions.session:
             self.positions = noted
 
     def begin(self, session: str) -> None:
-        """Begin the notes of a new session. What the server has not taken yet is repeated in it."""
+        """Begin the positions of a new session. What the server has not taken yet is repeated in it."""
         untaken = {wire_id: call for wire_id, call in self.positions.calls.items() if call.position is None}
         self.positions = Positions(session=digest(session), calls=untaken, sticky=self.positions.sticky)
         self.changed()

@@ -26,8 +26,7 @@ from perdure._core.jsonrpc import InvalidMessage, Request, parse_body
 from perdure._core.reconnect import Patience
 from perdure._core.text import printable
 from perdure._files.locks import HAS_FLOCK
-from perdure.remote.credentials import checked_client, on_401, token_provider
-from perdure.remote.endpoint import Endpoint, Refused
+from perdure.remote.endpoint import Endpoint, Refused, checked_client, on_401, token_provider
 from perdure.remote.link import Notice
 from perdure.remote.message import encode, error
 from perdure.stdio.bridge import Bridge, connection_log

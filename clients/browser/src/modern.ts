@@ -8,7 +8,7 @@ import { wait } from './backoff.js';
 import { answer, type Call, forget, type RecoveredCall, settle, unknown } from './calls.js';
 import { Sent } from './delivery.js';
 import { OutcomeUnknown } from './errors.js';
-import { ask, offers, offersIn, own } from './exchange.js';
+import { ask, offers, offersIn, own } from './requests.js';
 import { statusOf } from './http.js';
 import { route } from './incoming.js';
 import { guard, type Link } from './link.js';
@@ -31,7 +31,7 @@ const MOST_RUNS = 5;
 const TOOL_PAGES = 100;
 
 /** The client sends something. */
-export async function single(link: Link, m: Message, options: SendOptions): Promise<void> {
+export async function sendModern(link: Link, m: Message, options: SendOptions): Promise<void> {
   link.envelope = envelopeOf(m);
   if (!isRequest(m)) {
     // The revision has nothing else that a client says.
