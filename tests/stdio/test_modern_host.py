@@ -201,13 +201,14 @@ async def test_listening_comes_back(folder: Path, kind: str) -> None:
         wanted = {"notifications": {"toolsListChanged": True, "promptsListChanged": True}}
         bridge.begin("subscriptions/listen", params(wanted), id="l-1")
         acknowledged = "notifications/subscriptions/acknowledged"
-        await bridge.until(lambda: bridge.order == [acknowledged], "the acknowledgement")
+        await bridge.until(lambda: bridge.order[:1] == [acknowledged], "the acknowledgement")
         proxy.refuse()
         assert proxy.cut() >= 1
         await other.answer(begin_call(other, "change", what="prompts"))
         proxy.accept()
         tools, prompts = "notifications/tools/list_changed", "notifications/prompts/list_changed"
-        await bridge.until(lambda: bridge.order[:4] == [acknowledged, acknowledged, tools, prompts], "cues")
+        back = [acknowledged, tools, prompts]
+        await bridge.until(lambda: back in [bridge.order[n : n + 3] for n in range(1, len(bridge.order))], "cues")
         named = {message["params"]["_meta"]["io.modelcontextprotocol/subscriptionId"] for message in bridge.heard}
         assert named == {"l-1"}
         for each in (bridge, other):  # the SDK's own server waits for the streams that are open

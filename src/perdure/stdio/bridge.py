@@ -52,9 +52,7 @@ def limits_of(patience: Patience) -> Limits:
     seldom = max(patience.max_delay, MAX_LISTEN_DELAY)
     return Limits(
         patience=patience,
-        listening=replace(
-            patience, max_time=math.inf, max_tries=sys.maxsize, max_delay=max(patience.max_delay, MAX_LISTEN_DELAY)
-        ),
+        listening=replace(patience, max_time=math.inf, max_tries=sys.maxsize, max_delay=seldom),
         handshake=replace(
             patience,
             max_time=min(patience.max_time, HANDSHAKE_SECONDS),

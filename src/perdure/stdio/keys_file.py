@@ -5,9 +5,9 @@ the key of the earlier request the server joins both to one call. An entry names
 name, the tool and the arguments; it holds no arguments, results or credentials.
 
 Each bridge has a keys file of its own, and a lock beside it for as long as it lives. A bridge that starts takes over
-the files of bridges of the same target that have ended. So two windows of one host that call the same tool with the same
-arguments are two calls, and a call is joined once. What is not joined within `REJOIN_SECONDS` is given up: the same
-request is a new one by then.
+the files of bridges of the same target that have ended. So two windows of one host that call the same tool with the
+same arguments are two calls, and a call is joined once. What is not joined within `REJOIN_SECONDS` is given up: the
+same request is a new one by then.
 """
 
 import hashlib

@@ -1,8 +1,9 @@
 """Keeps on disk how far the host has read and which calls run, for the next process.
 
-The file holds no credentials, no session id and no arguments: a digest binds it to its session. A fact is written before
-it can matter: a call before it is sent, and the host's position in the standalone stream as soon as it has moved. Positions of calls are written a little later, many at a time (`remote/state_writer.py`): after a kill an old
-one repeats a few log messages at worst.
+The file holds no credentials, no session id and no arguments: a digest binds it to its session. A fact is written
+before it can matter: a call before it is sent, and the host's position in the standalone stream as soon as it has
+moved. Positions of calls are written a little later, many at a time (`remote/state_writer.py`): after a kill an old one
+repeats a few log messages at worst.
 """
 
 import hashlib
