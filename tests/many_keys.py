@@ -251,7 +251,7 @@ async def first_call(served: Served, store: Store) -> tuple[bytes, CallSnapshot,
     """Make a call with a key, and give what the server has stored of it."""
     answer = await CallPeer(port=served.port).call(TOOL, ARGUMENTS, key="first")
     assert said(result_of(answer)) == ANSWER, answer
-    secret = (await store.secrets())[CALL_KEYS]
+    secret = (await store.notes(CALL_KEYS))[CALL_KEYS]
     session, stream = key_names(secret, "", "first", None)
     kept = await store.single_call(session, recent=1)
     assert kept is not None

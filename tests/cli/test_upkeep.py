@@ -147,12 +147,12 @@ async def test_a_backup_is_of_the_moment_in_which_it_began_however_much_is_writt
             with contextlib.closing(sqlite3.connect(path)) as other, other:
                 other.execute("INSERT INTO secret VALUES (?, zeroblob(20000))", (f"later-{len(reports)}",))
 
-    before = dict(await served.secrets())
+    before = dict(await served.notes(""))
     await asyncio.to_thread(backup.back_up, path, copy, on_copied=on_copied)
     assert len(reports) > 3
     assert len({total for _, total in reports}) == 1
     assert reports == sorted(set(reports))  # it never began again
-    assert len(await served.secrets()) > len(before)
+    assert len(await served.notes("")) > len(before)
     with contextlib.closing(sqlite3.connect(copy)) as file:
         assert {name for (name,) in file.execute("SELECT name FROM secret")} == set(before)
 

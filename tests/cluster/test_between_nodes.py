@@ -23,6 +23,7 @@ from perdure.store import SqliteStore
 from perdure.store.interface import stream_by_id
 from perdure.store.records import Event, SessionRecord, StreamRecord
 from perdure.store.steps import Append
+from perdure.testing._values import dead_nodes
 from tests.cluster.conftest import Pair
 from tests.support.clients.wire_client import Message, Peer
 from tests.support.servers.in_process import serve, until
@@ -211,7 +212,7 @@ async def test_a_forked_child_does_not_keep_a_dead_node_alive(tmp_path: Path) ->
         async with SqliteStore(path) as store:
             await store.join(NodeId("other"))
             view = store.liveness(NodeId("other"), lease=15.0, monotonic=lambda: 0.0)
-            assert list(await view.dead()) == [NodeId("parent")]
+            assert await dead_nodes(view) == [NodeId("parent")]
     finally:
         os.kill(child, signal.SIGKILL)
         os.close(tell)

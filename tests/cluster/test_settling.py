@@ -32,6 +32,7 @@ from perdure.serve.token_file import FileTokens
 from perdure.store.interface import stream_by_id
 from perdure.store.records import AskRecord, CallRecord, Event, StreamRecord
 from perdure.store.steps import Append, Forward, OpenAsk, OpenStream, PutCall, PutSession, Refusals, SendMail, Step
+from perdure.testing._values import dead_nodes
 from tests.support.clients.wire_client import Message, Peer, progress_of, text_of
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.stores.dead_node import DeadNode, Left, Library, life_of, logged_by_call, progress_of_call
@@ -469,7 +470,7 @@ async def test_a_call_that_waits_at_a_node_that_holds_is_not_taken_from_it(house
     alive.hold(False)
 
     async def is_served() -> bool:
-        await alive.dead()  # a round, as each node makes them
+        await dead_nodes(alive)  # a round, as each node makes them
         return (await twin.try_get(left.position())).status_code == 200
 
     await until(is_served)

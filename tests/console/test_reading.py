@@ -22,7 +22,7 @@ from perdure.console.auth import MIN_TOKEN
 from perdure.console.http import MAX_VIEWS
 from perdure.console.session_view import MAX_SHOWN
 from perdure.console.store_view import StoreView
-from perdure.store import SqliteStore
+from perdure.store import SqliteStore, notes
 from perdure.store.records import AskRecord, CallRecord, Event, SessionRecord, StreamRecord
 from perdure.store.steps import Append, CallEnd, OpenAsk, OpenStream, PutSession, Step, Trim
 from tests.support.clients.raw_http import Answer
@@ -87,8 +87,8 @@ async def fill(store: SqliteStore) -> None:
     await commit(PutSession(record=a_session()), OpenStream(record=stream, calls=(row,)), OpenAsk(record=ask))
     await commit(Append(stream=CALL, fence=fence, events=events, ends=(end,), seal=True), Trim(stream=CALL, through=2))
     chain = Chain(name="chain-name-secret", session=ID, holder="alice", current="current-secret", next="next-secret")
-    assert await store.put_chain(chain)
-    await store.keep_secret("request-state", b"ring-secret")
+    assert await notes.put_chain(store, chain)
+    await notes.keep(store, "request-state", b"ring-secret")
 
 
 @pytest.fixture

@@ -156,7 +156,7 @@ async def test_with_request_state_of_its_own_a_server_keeps_its_keys(tmp_path: P
     async with serving(ROUNDS, "--store", store, "--request-state", "own"):
         pass
     async with open_store(store) as kept:
-        assert set(await kept.secrets()) == {"call-keys", "server-1"}
+        assert set(await kept.notes("")) == {"call-keys", "server-1"}
 
 
 ORDER = {"name": "order", "arguments": {}}

@@ -22,7 +22,7 @@ import perdure
 from perdure._core.ids import SessionId
 from perdure._core.states import SessionState
 from perdure.http.resume_tokens import REQUESTS
-from perdure.store import MemoryStore
+from perdure.store import MemoryStore, notes
 from perdure.store.interface import Store
 from perdure.store.records import SessionRecord
 from tests.runtime.test_own_auth import GUARDED
@@ -258,7 +258,7 @@ async def test_a_chain_expires_with_its_session(shop: ToolServer, store: Store) 
         await until(lambda: site.app.session_info(peer.session) is None)
         await asyncio.sleep(window)  # the window is a time
         assert await holder.is_rejected("resume", token)
-        assert await site.store.chain_of(SessionId(peer.session)) is None
+        assert await notes.chain_of(site.store, SessionId(peer.session)) is None
 
 
 async def record_of(site: Site, peer: Peer) -> SessionRecord:

@@ -49,7 +49,6 @@ from perdure.testing._values import (
     NODE,
     Make,
     a_call,
-    a_chain,
     a_reader,
     a_session,
     a_sticky,
@@ -243,16 +242,12 @@ class _SessionRules(_Twins):
     def reattach(self, session: SessionId) -> None:
         self.agree(lambda store: store.reattach(session))
 
-    @rule(session=sessions, name=asks)
-    def put_chain(self, session: SessionId, name: str) -> None:
-        self.agree(lambda store: store.put_chain(a_chain(f"{name} of {session}", session=session)))
-
-    @rule(session=sessions, stale=flags, current=few, next_=few, end=flags)
-    def change_chain(self, session: SessionId, stale: bool, current: int, next_: int, end: bool) -> None:
-        seen = self.run(self.model.chain_of(session)) or a_chain(session=session)
-        seen = replace(seen, current=str(current)) if stale else seen
-        after = None if end else replace(seen, current=str(current), next=str(next_))
-        self.agree(lambda store: store.change_chain(seen, after))
+    @rule(session=st.just("") | sessions, name=asks, seen=st.none() | short, value=st.none() | short, right=flags)
+    def change_note(self, session: str, name: str, seen: bytes | None, value: bytes | None, right: bool) -> None:
+        """From what is there, or from a guess."""
+        seen = self.run(self.model.notes(name)).get(name) if right else seen
+        if seen is not None or value is not None:
+            self.agree(lambda store: store.change_note(name, seen=seen, value=value, session=session))
 
 
 class _StreamRules(_Twins):

@@ -16,7 +16,7 @@ from typing import Any
 from perdure._core.ids import Fence, NodeId, StreamId
 from perdure.store.sqlite import SqliteStore
 from perdure.store.steps import DropStream, OpenStream, PutReader, Refusals, SendMail
-from perdure.testing._values import a_call, a_reader, a_stream, an_append, put, some_events
+from perdure.testing._values import a_call, a_reader, a_stream, an_append, dead_nodes, put, some_events
 
 
 class Other:
@@ -82,7 +82,7 @@ class Other:
 
     async def dead(self) -> list[NodeId]:
         liveness = self._store.liveness(self._node, lease=1.0, monotonic=time.monotonic)
-        return list(await liveness.dead())
+        return await dead_nodes(liveness)
 
 
 def _told(refusals: Refusals) -> str | None:

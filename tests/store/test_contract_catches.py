@@ -11,13 +11,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from perdure._core.chains import Chain
 from perdure._core.ids import Fence, Generation, NodeId, SessionId, StreamId
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, ClaimState, SessionState
 from perdure.errors import StaleFence
-from perdure.store.memory import MemoryStore
-from perdure.store.memory.nodes import MemoryLiveness
+from perdure.store.memory import MemoryLiveness, MemoryStore
 from perdure.store.records import (
     MAX_MAIL,
     CallRecord,
@@ -301,12 +299,6 @@ class ForgetsTheName(MemoryStore):
         return [replace(row, name=row.name if row.request else "") for row in await super().calls(session)]
 
 
-class KeepsTheLastSecret(MemoryStore):
-    async def keep_secret(self, name: str, made: bytes) -> bytes:
-        self._secrets[name] = made
-        return made
-
-
 class TakesTheLivingForDead(MemoryStore):
     """When one leaves, all seem to have left."""
 
@@ -418,30 +410,25 @@ class OpensStreamsOfEndedSessions(MemoryStore):
 
 
 class ChangesWhateverIsThere(MemoryStore):
-    """Looks at a chain, and changes it when others have looked as well."""
+    """Looks at a note, and changes it when others have looked as well."""
 
-    async def change_chain(self, seen: Chain, chain: Chain | None) -> bool:
-        if self._chains.get(seen.session) != seen:
+    async def change_note(self, name: str, *, seen: bytes | None, value: bytes | None, session: str = "") -> bool:
+        if self._notes.get(name, ("", None))[1] != seen:
             return False
         await asyncio.sleep(0)
-        return await super().change_chain(self._chains[seen.session], chain)
+        there = self._notes.get(name, ("", None))[1]
+        return await super().change_note(name, seen=there, value=value, session=session)
 
 
-class KeepsChainsOfEndedSessions(MemoryStore):
-    def _forget_chain(self, session: SessionId) -> None:
+class KeepsNotesOfEndedSessions(MemoryStore):
+    def _forget_notes(self, session: SessionId) -> None:
         if session not in self._sessions or self._sessions[session].state is not SessionState.ENDED:
-            super()._forget_chain(session)
+            super()._forget_notes(session)
 
 
-class ForgetsNoChain(MemoryStore):
-    """The one before is still found by its name."""
-
-    async def put_chain(self, chain: Chain) -> bool:
-        before = self._chains.get(chain.session)
-        put = await super().put_chain(chain)
-        if before is not None:
-            self._chain_names[before.name] = before.session
-        return put
+class FindsNotesByTheirWholeNames(MemoryStore):
+    async def notes(self, prefix: str) -> Mapping[str, bytes]:
+        return {name: value for name, value in (await super().notes(prefix)).items() if name == prefix}
 
 
 class CountsBeforehand(MemoryStore):
@@ -646,11 +633,10 @@ class CountsLostEventsAsRead(MemoryStore):
         (SweepsCallsAsSessions, "promise 22 a single call is given up"),
         (ForgetsTheDigest, "a call keeps its name and what stands for its request"),
         (ForgetsTheName, "a call keeps its name and what stands for its request"),
-        (KeepsTheLastSecret, "promise 23 of several values"),
         (KeepsEveryEndedSession, "promise 14 of a callers ended sessions"),
         (ChangesWhateverIsThere, "promise 13 of several"),
-        (KeepsChainsOfEndedSessions, "promise 13 a chain ends"),
-        (ForgetsNoChain, "promise 13 a session has one"),
+        (KeepsNotesOfEndedSessions, "promise 13 a note of a session ends"),
+        (FindsNotesByTheirWholeNames, "promise 13 notes are found"),
         (TakesReadersBack, "promise 19 how far"),
         (CountsLostEventsAsRead, "promise 19 an event in the place"),
         (KeepsTheStamp, "equal stamps"),
@@ -711,7 +697,7 @@ async def test_a_failure_without_a_name_is_not_taken_for_one() -> None:
         HandsMailOutOnce,
         ComparesIdsAsTheyAre,
         OpensStreamsOfEndedSessions,
-        KeepsChainsOfEndedSessions,
+        KeepsNotesOfEndedSessions,
     ],
 )
 @pytest.mark.timeout(400)  # the last one takes 14 s of the processor

@@ -24,7 +24,6 @@ from perdure.testing._values import (
     OTHER,
     SESSION,
     a_call,
-    a_chain,
     a_reader,
     a_session,
     a_single_call,
@@ -70,7 +69,7 @@ async def fill(store: Store) -> None:
     await commit(an_append(claimed.fence, some_events(5, 6), stream=HOME), forward)
     await commit(OpenAsk(record=an_ask(stream="batch")), PutReader(record=a_reader(stream="batch", seq=2)))
     await commit(SendMail(node=NODE, message=b"mail"))
-    assert await store.put_chain(a_chain())
+    assert await store.change_note("n", seen=None, value=b"1", session=SESSION)
     assert other != fence
 
 
@@ -129,8 +128,8 @@ FAULTS: dict[str, tuple[str, set[str]]] = {
     ),
     "readers beyond the end": ("UPDATE stream SET delivered = 6 WHERE id = 'old'", {"delivered"}),
     "mail for no node": ("UPDATE mail SET node = 'x'", {"mail"}),
-    "a token of no session": ("UPDATE chain SET session = 'x'", {"chains"}),
-    "a token of an ended session": ("UPDATE chain SET session = 'gone'", {"chains"}),
+    "a note of no session": ("UPDATE note SET session = 'x'", {"notes"}),
+    "a note of an ended session": ("UPDATE note SET session = 'gone'", {"notes"}),
     "a wrong count": ("UPDATE tally SET ended = 7", {"tally"}),
     "an ended session without a reason": ("UPDATE session SET ended = '' WHERE id = 'gone'", {"ended"}),
     "an ended session with a result": ("UPDATE session SET result = '{}' WHERE id = 'gone'", {"ended"}),

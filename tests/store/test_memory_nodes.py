@@ -11,7 +11,7 @@ from perdure._core.ids import NodeId, StreamId
 from perdure._core.states import ClaimState
 from perdure.store.memory import MemoryStore
 from perdure.store.steps import OpenStream, PutSession
-from perdure.testing._values import a_session, a_stream, count_open, put
+from perdure.testing._values import a_session, a_stream, count_open, dead_nodes, put
 
 pytestmark = pytest.mark.anyio
 
@@ -36,7 +36,7 @@ async def test_a_silent_node_lapses_by_its_own_clock_and_then_is_dead_for_the_ot
     seen = []
     for _ in range(int(LEASE) + 1):
         await alive.beat(b"{}")
-        seen.append((silent.own_claim, list(await alive.dead())))
+        seen.append((silent.own_claim, await dead_nodes(alive)))
         clock.now += 1
     assert seen == [(HOLDING, [])] * 15 + [(FROZEN, [])] * 5 + [(FROZEN, [B])]
     assert alive.own_claim is HOLDING

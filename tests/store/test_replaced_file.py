@@ -20,7 +20,7 @@ from perdure.store import SqliteStore, existing_store, upkeep_of
 from perdure.store.sqlite.backup import back_up
 from perdure.store.sqlite.sql_files import schema_version
 from perdure.store.steps import PutSession
-from perdure.testing._values import NODE, a_session, put
+from perdure.testing._values import NODE, a_session, dead_nodes, put
 from tests.support.clients.wire_client import Peer, Web, progress_of, text_of
 from tests.support.processes.serving import Served, log_lines, serving
 from tests.support.servers.gate_file_tools import open_gate
@@ -71,13 +71,17 @@ async def test_a_store_whose_file_is_not_there_any_more_says_so_for_ever(
     async with SqliteStore(str(path)) as store:
         await store.join(NODE)
         liveness = store.liveness(NODE, lease=15.0, monotonic=lambda: 0.0)
-        assert list(await liveness.dead()) == []
+        assert await dead_nodes(liveness) == []
         lose(path, _backup(path))
         with pytest.raises(StoreReplaced, match=r"was deleted|was replaced"):
-            await liveness.dead()
+            await dead_nodes(liveness)
         path.touch()
         step = PutSession(record=a_session())
-        for attempt in (liveness.dead, lambda: store.commit([step]), lambda: store.session(SessionId("any"))):
+        for attempt in (
+            lambda: dead_nodes(liveness),
+            lambda: store.commit([step]),
+            lambda: store.session(SessionId("any")),
+        ):
             with pytest.raises(StoreReplaced):
                 await attempt()
         with pytest.raises(StoreReplaced):
@@ -116,13 +120,13 @@ async def test_what_was_moved_away_is_whole_and_what_took_its_place_is_not_touch
     await old.open()
     await old.join(NODE)
     liveness = old.liveness(NODE, lease=15.0, monotonic=lambda: 0.0)
-    await liveness.dead()
+    await dead_nodes(liveness)
     backup = _backup(path)
     await put(old, PutSession(record=a_session("of the old file")))
     _move_away(path, backup)
     if noticed:
         with pytest.raises(StoreReplaced):
-            await liveness.dead()
+            await dead_nodes(liveness)
     else:
         await old.aclose()
     async with SqliteStore(str(path)) as new:

@@ -18,7 +18,7 @@ from perdure.store.records import Event, SessionRecord
 from perdure.store.steps import PutSession, Refusals, Step
 from perdure.store.time_limit import CALLS, within_time
 from perdure.testing import check_store
-from perdure.testing._values import NODE, SESSION, STREAM, a_session, put
+from perdure.testing._values import NODE, SESSION, STREAM, a_session, dead_nodes, put
 from tests.support.stores.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.anyio
@@ -74,12 +74,12 @@ async def test_a_nodes_view_of_the_others_is_limited_as_well() -> None:
     await store.join(NODE)
     view = store.liveness(NODE, lease=15.0, monotonic=lambda: 0.0)
     faulty.writes = faulty.reads = Fault.HANGS
-    for call in (view.beat(b"{}"), view.dead()):
+    for call in (view.beat(b"{}"), dead_nodes(view)):
         with pytest.raises(StoreUnavailable, match=STUCK):
             await call
     faulty.works()
     await view.beat(b"{}")
-    assert list(await view.dead()) == []
+    assert await dead_nodes(view) == []
     claims = [view.own_claim]
     await store.leave(NODE)
     assert [*claims, view.own_claim] == [ClaimState.HOLDING, ClaimState.BURIED], "a property is asked each time"

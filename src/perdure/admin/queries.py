@@ -18,7 +18,8 @@ from perdure._core.jsonrpc import JsonObject
 from perdure._core.principals import is_called, readable
 from perdure._core.states import SESSION, CallState, IllegalStep, SessionState, SessionStep, advance
 from perdure.errors import Misuse
-from perdure.store.interface import Store, stream_by_id, usage_of
+from perdure.store.interface import Inspect, Store, stream_by_id
+from perdure.store.notes import chain_of
 from perdure.store.records import (
     NO_USAGE,
     AskRecord,
@@ -87,7 +88,7 @@ def is_clients(record: SessionRecord | Outline) -> bool:
 
 
 async def list_sessions(
-    store: Store,
+    store: Inspect,
     *,
     state: SessionState | CallState | None,
     owner: str | None,
@@ -114,10 +115,10 @@ async def list_sessions(
 
 
 async def list_entries(
-    store: Store, records: Sequence[SessionRecord], *, living: Collection[NodeId] | None = None
+    store: Inspect, records: Sequence[SessionRecord], *, living: Collection[NodeId] | None = None
 ) -> list[JsonObject]:
     """Return the entries of records. Without `living`, every node counts as one that lives."""
-    usages = await usage_of(store, [record.id for record in records]) if records else {}
+    usages = await store.usage([record.id for record in records]) if records else {}
 
     async def entry(record: SessionRecord) -> JsonObject:
         usage = usages.get(record.id, NO_USAGE)
@@ -158,7 +159,7 @@ async def find(store: Store, text: str) -> SessionRecord:
 
 
 async def show_session(
-    store: Store, text: str, *, living: Collection[NodeId] | None = None
+    store: Inspect, text: str, *, living: Collection[NodeId] | None = None
 ) -> tuple[JsonObject, frozenset[NodeId]]:
     """Return the session whose id is or begins with this text, and the nodes that have joined the store. Without
     `living`, every node that has joined counts as one that lives."""
@@ -166,11 +167,11 @@ async def show_session(
     joined = frozenset(node.id for node in await store.nodes())
     session = show_object(
         record,
-        usage=(await usage_of(store, [record.id])).get(record.id, NO_USAGE),
+        usage=(await store.usage([record.id])).get(record.id, NO_USAGE),
         calls=await store.calls(record.id),
         asks=await store.asks(record.id),
         retained={row.stream: row for row in await store.kept(record.id)},
-        has_token=await store.chain_of(record.id) is not None,
+        has_token=await chain_of(store, record.id) is not None,
         living=joined if living is None else living,
     )
     return session, joined

@@ -21,7 +21,7 @@ from perdure.admin.queries import EntryKind, Tail, end_session, entry_kind, find
 from perdure.admin.text import list_lines, show_lines, tail_line
 from perdure.cli.options import DEFAULT_STORE
 from perdure.errors import Misuse
-from perdure.store import Store, existing_store, upkeep_of
+from perdure.store import Inspect, existing_store, upkeep_of
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class SessionCommand(click.Command):
         return super().parse_args(ctx, [*options, "--", *ids] if ids and "--" not in args else args)
 
 
-def _with_store(work: Callable[[Store], Awaitable[T]], store: str, *, writes: bool = False) -> T:
+def _with_store(work: Callable[[Inspect], Awaitable[T]], store: str, *, writes: bool = False) -> T:
     """Open a store that exists, do the work, close it."""
 
     async def run() -> T:
@@ -111,7 +111,7 @@ def sessions(
         return
     wanted, only = _STATES[state] if state else None, EntryKind(kind) if kind else None
 
-    async def work(opened: Store) -> list[JsonObject]:
+    async def work(opened: Inspect) -> list[JsonObject]:
         living = await upkeep_of(store).living(patiently=False)
         return await list_sessions(opened, state=wanted, owner=owner, kind=only, living=living)
 
@@ -135,7 +135,7 @@ def sessions(
 def show(id_: str, store: str, as_json: bool) -> None:
     """Show everything about the session or task with this ID, or whose id begins with it (8 characters at least)."""
 
-    async def work(opened: Store) -> tuple[JsonObject, frozenset[NodeId]]:
+    async def work(opened: Inspect) -> tuple[JsonObject, frozenset[NodeId]]:
         return await show_session(opened, id_, living=await upkeep_of(store).living(patiently=False))
 
     session, nodes = _with_store(work, store)
@@ -170,7 +170,7 @@ def tail(id_: str, store: str, from_start: bool, stream: str | None, as_json: bo
     Ends with the session or the task, or with Ctrl-C. It only reads: servers do not notice it.
     """
 
-    async def work(opened: Store) -> None:
+    async def work(opened: Inspect) -> None:
         record = await find(opened, id_)
         if stream is not None and not any(s.id.startswith(stream) for s in await opened.streams(record.id)):
             raise Misuse(f"{entry_kind(record).value} {record.id} has no stream {stream!r}")

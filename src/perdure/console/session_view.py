@@ -13,7 +13,7 @@ from perdure.admin.queries import NoSuchSession, Tail, appended, show_session, t
 from perdure.console.http import HIDDEN, SECRETS, without_secrets
 from perdure.console.store_view import StoreView
 from perdure.errors import Misuse, StoreUnavailable
-from perdure.store import Store
+from perdure.store import Inspect, Store
 from perdure.store.interface import stream_by_id
 from perdure.store.records import StreamRecord
 
@@ -123,7 +123,7 @@ class SessionView:
             await asyncio.sleep(max(POLL, REST * (self._monotonic() - began)))
 
 
-async def session_object(store: Store, session: SessionId) -> JsonObject:
+async def session_object(store: Inspect, session: SessionId) -> JsonObject:
     """Return the object of `perdure sessions show --json`; of each stream also how far its readers have got and where
     its earlier writers ended."""
     found, _ = await show_session(store, session)

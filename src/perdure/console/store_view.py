@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from perdure.errors import StoreError
-from perdure.store import Store, existing_store, upkeep_of
+from perdure.store import Inspect, existing_store, upkeep_of
 
 T = TypeVar("T")
 
@@ -19,11 +19,11 @@ class StoreView:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._store: Store | None = None
+        self._store: Inspect | None = None
         self._turn = asyncio.Lock()
         self.upkeep = upkeep_of(address)
 
-    async def current(self) -> Store:
+    async def current(self) -> Inspect:
         """Return the store, open. Raises `StoreError` if it does not exist or cannot be read.
 
         A SQLite file that was deleted or replaced is closed, and the file in its place is opened."""
@@ -39,7 +39,7 @@ class StoreView:
                 self._store = store
             return self._store
 
-    def writing(self) -> Store:
+    def writing(self) -> Inspect:
         """The same store with write access, not opened yet, for ending a session."""
         return existing_store(self._address, writes=True, busy_timeout=PATIENCE)
 

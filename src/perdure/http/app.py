@@ -42,7 +42,7 @@ from perdure.runtime.server import authenticates, endpoint_of, host, is_bare
 from perdure.sessions.ledger import name_of
 from perdure.sessions.registry import SessionInfo, has_durable_calls, numbers, running_calls
 from perdure.settings import Settings
-from perdure.store import open_store
+from perdure.store import notes, open_store
 from perdure.store.interface import Store, survey_of
 from perdure.store.owner import Owner, claim_for
 from perdure.store.postgres.address import without_password
@@ -169,7 +169,7 @@ class App:
                 renewing = asyncio.create_task(keep_going(partial(keys.renew, store, clock)))
                 stack.push_async_callback(cancel_all, [renewing])
             self._process = process
-            secret = await process.context.store.keep_secret(CALL_KEYS, secrets.token_bytes(CALL_KEY_BYTES))
+            secret = await notes.keep(process.context.store, CALL_KEYS, secrets.token_bytes(CALL_KEY_BYTES))
             self._endpoint = Endpoint(process, started, call_secret=secret, is_draining=lambda: self._draining)
             try:
                 yield

@@ -21,6 +21,7 @@ from mcp.server.lowlevel.server import Server
 from mcp.server.request_state import AESGCMRequestStateCodec, RequestStateBoundary, RequestStateSecurity
 
 from perdure.errors import Misuse, StoreError
+from perdure.store import notes
 from perdure.store.interface import Store
 from perdure.telemetry.log_records import log_event
 
@@ -68,10 +69,10 @@ class SharedKeys:
 
     async def load(self, store: Store, clock: Callable[[], float]) -> None:
         """Read the keys, and make those that are missing: the one that seals now, and the next one."""
-        names, kept = ring(RING, now=clock()), dict(await store.secrets())
+        names, kept = ring(RING, now=clock()), dict(await store.notes(""))
         for name in (names.present, names.next):
             if name not in kept:
-                kept[name] = await store.keep_secret(name, secrets.token_bytes(KEY_BYTES))
+                kept[name] = await notes.keep(store, name, secrets.token_bytes(KEY_BYTES))
         self._codec = AESGCMRequestStateCodec([kept[name] for name in names if name in kept])
 
     async def renew(self, store: Store, clock: Callable[[], float]) -> None:

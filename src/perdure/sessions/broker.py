@@ -17,6 +17,7 @@ from perdure.errors import SessionEnded, StoreError, StoreUnavailable
 from perdure.sessions.context import ServerContext
 from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
+from perdure.store import notes
 from perdure.telemetry.log_records import log_event
 
 REVOKED = (
@@ -65,7 +66,7 @@ class Broker:
         random = self._context.random
         token = Token(name=random(chains.NAME_BYTES), secret=random(chains.SECRET_BYTES))
         chain = chains.opened(token, session=session.id, holder=caller.holder)
-        if not await self._context.store.put_chain(chain):
+        if not await notes.put_chain(self._context.store, chain):
             raise self._rejected("the session has ended")
         self._context.counters.resume_chains_opened += 1
         log_event(logging.INFO, "resume.opened", "a session got a chain of resume tokens", session=session.name)
@@ -95,7 +96,7 @@ class Broker:
         for _ in range(_TRIES):
             seen = await self._chain(token, caller)
             chain, outcome = chains.use(seen, action, token, fresh=fresh)
-            if chain == seen or await self._context.store.change_chain(seen, chain):
+            if chain == seen or await notes.change_chain(self._context.store, seen, chain):
                 if outcome is Outcome.REUSED:
                     await self._tell_revoked(seen, action)
                     raise self._rejected("the token was retired before")
@@ -105,7 +106,7 @@ class Broker:
     async def _chain(self, token: Token, caller: TokenUser) -> Chain:
         """The chain that a token names, if the caller is its holder; a stranger's use does nothing to it."""
         store = self._context.store
-        chain = await store.chain(chains.hashed(token.name))
+        chain = await notes.chain_by_name(store, chains.hashed(token.name))
         record = await store.session(_NO_SESSION if chain is None else chain.session)
         if chain is None:
             raise self._rejected("no chain has such a token")

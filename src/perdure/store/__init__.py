@@ -4,7 +4,7 @@ from typing import TypeVar
 from urllib.parse import parse_qsl
 
 from perdure.errors import BadSetting
-from perdure.store.interface import Store
+from perdure.store.interface import Inspect, Store
 from perdure.store.memory import MemoryStore
 from perdure.store.postgres.address import without_password
 from perdure.store.sqlite.file import Sync
@@ -12,7 +12,7 @@ from perdure.store.sqlite.store import ExistingSqlite, SqliteStore, SqliteView
 from perdure.store.sqlite.upkeep import SqliteUpkeep
 from perdure.store.upkeep import Upkeep
 
-__all__ = ["MemoryStore", "SqliteStore", "Store", "existing_store", "open_store", "upkeep_of"]
+__all__ = ["Inspect", "MemoryStore", "SqliteStore", "Store", "existing_store", "open_store", "upkeep_of"]
 
 _FORMS = "memory: or sqlite:PATH or sqlite:PATH?sync=full or postgresql://USER@HOST/DATABASE"
 S = TypeVar("S", bound=SqliteStore)
@@ -32,7 +32,7 @@ def open_store(url: str, *, busy_timeout: float = 1.0) -> Store:
     return MemoryStore() if scheme == "memory" else _sqlite(SqliteStore, url, rest, busy_timeout)
 
 
-def existing_store(url: str, *, writes: bool, busy_timeout: float = 5.0) -> Store:
+def existing_store(url: str, *, writes: bool, busy_timeout: float = 5.0) -> Inspect:
     """The same for a program that does not serve: the store must be there, in this release's version.
 
     The store is neither made nor migrated. Without `writes` it is only read, and no server waits for that.

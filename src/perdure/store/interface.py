@@ -40,8 +40,8 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
 12. **One of each.** No two calls of a session's incarnation run under one id: the second `OpenStream` is refused
     (`IdTaken`), in whatever process it is made. A stream of a session that has ended, or is not there, is not opened
     (`SessionEnded`). Of several writers that open a `unique` stream of one id, one succeeds; none, once it is sealed.
-13. **One chain.** A session has one chain of resume tokens at most, and none once it has ended. Of several changes to a
-    chain that begin from the same state, one succeeds, in whatever process; what it wrote is durable (3).
+13. **Notes.** Of several changes of a note that begin from the same state, one succeeds, in whatever process; what it
+    wrote is durable (3). A note of a session is deleted when the session ends, and none is written afterwards.
 14. **Exact limits.** A `PutSession` or `OpenStream` that carries a limit is refused (`TooManySessions`, `TooManyCalls`)
     where it would go beyond, however many processes commit at once. Of sessions that have ended the store keeps a
     bounded number of small records: `_core.retention` has the numbers, and the oldest go first.
@@ -67,8 +67,6 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
 22. **A call is not a session.** Records have a kind. Those of one kind are counted, limited and given up apart from
     those of the others, and a record that is no session's leaves nothing when it ends. The limit of a caller's single
     calls is kept nearly: those that are committed at the same moment may not count each other.
-23. **One secret for all.** Of several values that are offered for the same name at once, in whatever process, one is
-    kept, and all that ask get it.
 
 **A store that has lost its tail.** A server that crashed without waiting for its disk, a replica that lagged when it
 was promoted, or a file that was put back from a copy comes back with an earlier state of everything, whatever promise 3
@@ -83,8 +81,8 @@ a backup is marked, or the operator says that the store was put back (`store.upk
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
-from perdure._core.chains import Chain
 from perdure._core.ids import Fence, Generation, NodeId, RecordKind, SessionId, StreamId
+from perdure._core.jsonrpc import coerce_id
 from perdure._core.leases import Claim
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, ClaimState, SessionState
@@ -115,168 +113,8 @@ from perdure.store.steps import Refusals, Step
 T = TypeVar("T", bound=tuple[Any, ...])
 
 
-class EventStore(Protocol):
-    """The log: streams and what is in them."""
-
-    async def commit(self, steps: Sequence[Step]) -> Refusals:
-        """Apply the steps, all or none (1, 2, 3, 5)."""
-
-    def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
-        """The same, if it can be done at once, without waiting; else `None`, and nothing was done."""
-
-    async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
-        """The retained events after a sequence number (4), `limit` at the most.
-
-        An answer ends with the event that brings it to `READ_BYTES`. So a short one is not the end of the stream; an
-        empty one is."""
-
-    async def streams(self, session: SessionId) -> Sequence[StreamRecord]:
-        """A session's streams, the oldest first."""
-
-    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
-        """Those of the streams that are there, however many are asked for."""
-
-    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
-        """Those of some streams that are there, each with its retained events after a number, `limit` of each at the
-        most. A store that answers over a network reads it in one go."""
-
-    async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
-        """The streams that a node writes, sealed ones excepted, the oldest first."""
-
-    async def forwarded(self, stream: StreamId, *, after: int = 0) -> Sequence[Forwarded]:
-        """The messages that wait for a stream, after a key, the oldest first, `FORWARDED_AT_ONCE` at most (16)."""
-
-    async def forwarded_to(self, node: NodeId) -> Sequence[StreamRecord]:
-        """The streams for which forwarded messages wait, and which a node writes, or none that has joined."""
-
-    async def unread(self, session: SessionId) -> Sequence[StreamRecord]:
-        """A session's streams that count as unread (`Reached`), the oldest first."""
-
-    async def kept(self, session: SessionId) -> Sequence[KeptRecord]:
-        """What is retained of a session's sealed streams, the oldest first."""
-
-    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
-        """Become the stream's writer: a new fence and a new generation (6), the next one and above `known`: a node may
-        have seen one that the store has lost.
-
-        `None` if there is no such stream, it is sealed, or its fence is no longer the one that the caller has seen.
-        """
-
-    async def generations(self, stream: StreamId) -> Sequence[Generation]:
-        """The ended generations of a stream, the oldest first (6)."""
-
-    async def sweep(self, cutoffs: Cutoffs) -> int:
-        """Forget what has expired; gives the number of rows. Never long at a time in the way of `commit`."""
-
-    async def extent(self) -> Extent:
-        """How much there is, by a look that takes a fraction of a second however much that is."""
-
-
-class SessionStore(Protocol):
-    async def session(self, session: SessionId) -> SessionRecord | None: ...
-
-    async def load(self, session: SessionId) -> Loaded | None:
-        """A session, and what a node needs of its streams to serve it. A store that answers over a network reads it in
-        one go."""
-
-    async def single_call(self, session: SessionId, *, recent: int) -> CallSnapshot | None:
-        """A record and its one call, as `CallStore` and `AskStore` give it, with so many of the call's newest events;
-        once it has ended, with its answer alone. Events of more than `READ_BYTES` may be left out. Of a session, the
-        record alone. A store that answers over a network reads it in one go."""
-
-    async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
-        """Sessions by id, a page at a time."""
-
-    async def newest(self, *, limit: int, prefix: str = "") -> Sequence[Outline]:
-        """The sessions and calls that were active last, in short, the last one first; at most `limit` of those whose
-        ids begin with a prefix."""
-
-    async def reattach(self, session: SessionId) -> SessionRecord | None:
-        """Begin an incarnation: the record with the next number. `None` if it is not there or has ended."""
-
-    async def count_states(self, kind: RecordKind = RecordKind.SESSION) -> Mapping[SessionState, int]:
-        """How many records of a kind are in each state; those without any may be missing."""
-
-    async def longest_dormant(
-        self,
-        owner: str | None = None,
-        address: str = "",
-        *,
-        kind: RecordKind = RecordKind.SESSION,
-        delivered: bool = False,
-    ) -> SessionRecord | None:
-        """The one without activity for longest, of one caller or of all: of those of a kind that are dormant and in no
-        use (17). `delivered`: of one caller's, only those without a stream that counts as unread (`Reached`)."""
-
-    async def count_of(self, owner: str, address: str, *, kind: RecordKind) -> int:
-        """How many records of a kind one caller has that have not ended."""
-
-    async def bytes_of(self, owner: str, address: str) -> int:
-        """Bytes of what is kept of one caller's single calls that have ended, nearly: answers, and what their clients
-        said of themselves."""
-
-    async def keep_secret(self, name: str, made: bytes) -> bytes:
-        """Keep a secret, unless there is one of that name; gives the one that is kept (23)."""
-
-    async def secrets(self) -> Mapping[str, bytes]:
-        """The secrets by their names."""
-
-
-class CallStore(Protocol):
-    async def calls(self, session: SessionId) -> Sequence[CallRecord]:
-        """A session's rows that are retained, the oldest first."""
-
-    async def calls_on(self, stream: StreamId) -> Sequence[CallRecord]:
-        """The rows of the requests that a stream answers, in their order."""
-
-    async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:
-        """The call that has not ended under that id (as `coerce_id` compares them)."""
-
-    async def open_calls(self, *, limit: int) -> Sequence[OpenCall]:
-        """The calls of all sessions that have not ended, by the id of the session, `limit` at the most."""
-
-
-class ChainStore(Protocol):
-    """Chains of resume tokens (13). They hold hashes; no token ever gets here."""
-
-    async def chain(self, name: str) -> Chain | None: ...
-
-    async def chain_of(self, session: SessionId) -> Chain | None: ...
-
-    async def put_chain(self, chain: Chain) -> bool:
-        """The session's chain from now on, in place of the one it may have. `False`: the session has ended."""
-
-    async def change_chain(self, seen: Chain, chain: Chain | None) -> bool:
-        """Change a chain's secrets, or forget it, if it is still the one that was seen."""
-
-
-class AskStore(Protocol):
-    async def asks(self, session: SessionId) -> Sequence[AskRecord]:
-        """A session's open asks, the oldest first."""
-
-
-class ReaderStore(Protocol):
-    async def reader(self, stream: StreamId) -> ReaderRecord | None: ...
-
-
 HintListener = Callable[[Sequence[StreamId]], None]
-"""Called in the event loop with the streams to look at again; with none, at all that you follow and at your mail."""
-
-
-class Wakeups(Protocol):
-    def subscribe(self, node: NodeId, listener: HintListener) -> Callable[[], None]:
-        """Call `listener` when other nodes hint at something for this one, and now and then when something was written
-        (8). Gives the way to stop."""
-
-    def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
-        """Tell a node to look at streams again: they have grown, or another reader is there. Never waits or fails."""
-
-    def stamp(self) -> object:
-        """Equal values mean that no other process has written anything between the two moments.
-
-        So what was read then is still so. A store that cannot tell without waiting gives a new value each time: then
-        what only looks at a session reads its record again, and a new call shows the revision that it has seen (21).
-        """
+"""Called in the event loop with the streams to read again; with none, read all that you follow and your mail."""
 
 
 class Liveness(Protocol):
@@ -305,9 +143,6 @@ class Liveness(Protocol):
         store knows the node, whatever it was before, and BURIED if it does not (11). A store in which the claim of a
         process that lives never runs out need not write what it was told before."""
 
-    async def dead(self) -> Sequence[NodeId]:
-        """Nodes that are dead and not buried yet (11)."""
-
     async def overview(self, *, mail_after: int) -> Overview:
         """All that a node looks at in each of its rounds. A store that answers over a network reads it in one go."""
 
@@ -325,7 +160,119 @@ class Liveness(Protocol):
         """Seconds since each node was last known to be alive, as far as this one has seen; itself included."""
 
 
-class NodeStore(Protocol):
+class Store(Protocol):
+    """A store. Open it with `async with`, or call `open` and `aclose`. A class that derives from `Store` writes the
+    methods of the first parts. Those of the last part follow from them; a store overrides what it can do better."""
+
+    shared: bool
+    """Several processes may open it at once."""
+    keeps_time: bool
+    """It keeps promise 20 by itself.
+
+    A store that queues, or that shares a file or a server with others, knows best what is stuck and what only waits its
+    turn (`store.time_limit`). The calls of any other store are limited by `within_time` there, in their order."""
+
+    async def open(self) -> None: ...
+
+    async def probe(self, size: int) -> None:
+        """Write so many bytes and take them away again: whether the store takes writes."""
+
+    async def aclose(self) -> None: ...
+
+    # The log: streams and what is in them
+
+    async def commit(self, steps: Sequence[Step]) -> Refusals:
+        """Apply the steps, all or none (1, 2, 3, 5)."""
+
+    async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
+        """The retained events after a sequence number (4), `limit` at the most.
+
+        An answer ends with the event that brings it to `READ_BYTES`. So a short one is not the end of the stream; an
+        empty one is."""
+
+    async def streams(self, session: SessionId) -> Sequence[StreamRecord]:
+        """A session's streams, the oldest first."""
+
+    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
+        """Those of the streams that are there, however many are asked for."""
+
+    async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
+        """The streams that a node writes, sealed ones excepted, the oldest first."""
+
+    async def forwarded(self, stream: StreamId, *, after: int = 0) -> Sequence[Forwarded]:
+        """The messages that wait for a stream, after a key, the oldest first, `FORWARDED_AT_ONCE` at most (16)."""
+
+    async def forwarded_to(self, node: NodeId) -> Sequence[StreamRecord]:
+        """The streams for which forwarded messages wait, and which a node writes, or none that has joined."""
+
+    async def kept(self, session: SessionId) -> Sequence[KeptRecord]:
+        """What is retained of a session's sealed streams, the oldest first."""
+
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
+        """Become the stream's writer: a new fence and a new generation (6), the next one and above `known`: a node may
+        have seen one that the store has lost.
+
+        `None` if there is no such stream, it is sealed, or its fence is no longer the one that the caller has seen.
+        """
+
+    async def generations(self, stream: StreamId) -> Sequence[Generation]:
+        """The ended generations of a stream, the oldest first (6)."""
+
+    async def sweep(self, cutoffs: Cutoffs) -> int:
+        """Forget what has expired; gives the number of rows. Never long at a time in the way of `commit`."""
+
+    # Sessions, their calls, asks and readers
+
+    async def session(self, session: SessionId) -> SessionRecord | None: ...
+
+    async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
+        """Sessions by id, a page at a time."""
+
+    async def reattach(self, session: SessionId) -> SessionRecord | None:
+        """Begin an incarnation: the record with the next number. `None` if it is not there or has ended."""
+
+    async def count_states(self, kind: RecordKind = RecordKind.SESSION) -> Mapping[SessionState, int]:
+        """How many records of a kind are in each state; those without any may be missing."""
+
+    async def longest_dormant(
+        self,
+        owner: str | None = None,
+        address: str = "",
+        *,
+        kind: RecordKind = RecordKind.SESSION,
+        delivered: bool = False,
+    ) -> SessionRecord | None:
+        """The one without activity for longest, of one caller or of all: of those of a kind that are dormant and in no
+        use (17). `delivered`: of one caller's, only those without a stream that counts as unread (`Reached`)."""
+
+    async def count_of(self, owner: str, address: str, *, kind: RecordKind) -> int:
+        """How many records of a kind one caller has that have not ended."""
+
+    async def bytes_of(self, owner: str, address: str) -> int:
+        """Bytes of what is kept of one caller's single calls that have ended, nearly: answers, and what their clients
+        said of themselves."""
+
+    async def calls(self, session: SessionId) -> Sequence[CallRecord]:
+        """A session's rows that are retained, the oldest first."""
+
+    async def asks(self, session: SessionId) -> Sequence[AskRecord]:
+        """A session's open asks, the oldest first."""
+
+    async def reader(self, stream: StreamId) -> ReaderRecord | None: ...
+
+    # Notes (13)
+
+    async def notes(self, prefix: str) -> Mapping[str, bytes]:
+        """The notes whose names begin so."""
+
+    async def change_note(self, name: str, *, seen: bytes | None, value: bytes | None, session: str = "") -> bool:
+        """Write a note, or delete it (`None`), if its value is still the one that was seen (`None`: there is none).
+
+        `session`: the session that a new note belongs to, and ends with. `False` if it has ended, or the note is not as
+        it was seen."""
+
+    # Nodes
+
     async def join(self, node: NodeId) -> Fence:
         """Enter as a node: gives the fence under which it opens streams. No two nodes ever get the same."""
 
@@ -352,12 +299,95 @@ class NodeStore(Protocol):
     async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[Mail]:
         """A node's messages that it has not dealt with yet, after a key, the oldest first, `MAIL_AT_ONCE` at most."""
 
+    def subscribe(self, node: NodeId, listener: HintListener) -> Callable[[], None]:
+        """Call `listener` when other nodes hint at something for this one, and now and then when something was written
+        (8). Gives the way to stop."""
 
-class TellsUsage(Protocol):
-    """Is kept by a store that reads how many sessions are used in one go; `usage_of` asks any store."""
+    def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
+        """Tell a node to look at streams again: they have grown, or another reader is there. Never waits or fails."""
+
+    # Follows from the others
+
+    def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
+        """`commit`, if it can be done at once, without waiting; else `None`, and nothing was done."""
+        return None
+
+    def stamp(self) -> object:
+        """Equal values mean that no other process has written anything between the two moments.
+
+        So what was read then is still so. A store that cannot tell without waiting gives a new value each time: then
+        what only looks at a session reads its record again, and a new call shows the revision that it has seen (21).
+        """
+        return object()
+
+    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
+        """Those of some streams that are there, each with its retained events after a number, `limit` of each at the
+        most. A store that answers over a network reads it in one go."""
+        return {stream: Followed(record) for stream, record in (await self.streams_by_id(list(after))).items()}
+
+    async def unread(self, session: SessionId) -> Sequence[StreamRecord]:
+        """A session's streams that count as unread (`Reached`), the oldest first."""
+        return [stream for stream in await self.streams(session) if stream.unread]
+
+    async def load(self, session: SessionId) -> Loaded | None:
+        """A session, and what a node needs of its streams to serve it. A store that answers over a network reads it in
+        one go."""
+        record = await self.session(session)
+        return None if record is None else Loaded(record, await stream_by_id(self, record.standalone))
+
+    async def single_call(self, session: SessionId, *, recent: int) -> CallSnapshot | None:
+        """A record and its one call, with its asks and so many of its newest events; once it has ended, with its answer
+        alone. Events of more than `READ_BYTES` may be left out. Of a session, the record alone. A store that answers
+        over a network reads it in one go."""
+        record = await self.session(session)
+        calls = await self.calls(session) if record is not None and record.kind is RecordKind.CALL else []
+        if record is None or not calls:
+            return None if record is None else CallSnapshot(record, None)
+        call = calls[0]
+        stream = await stream_by_id(self, call.stream)
+        last = 0 if stream is None else stream.last
+        over = call.state not in (CallState.RUNNING, CallState.WAITING)
+        newest = await self.read(call.stream, after=max(0, last - (1 if over else recent)), limit=recent)
+        if over and not newest and not await self.calls(session):
+            return CallSnapshot(record, None)  # it was given up between two of these reads
+        return CallSnapshot(record, call, newest, () if over else await self.asks(session))
+
+    async def calls_on(self, stream: StreamId) -> Sequence[CallRecord]:
+        """The rows of the requests that a stream answers, in their order."""
+        found = await stream_by_id(self, stream)
+        return [] if found is None else [call for call in await self.calls(found.session) if call.stream == stream]
+
+    async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:
+        """The call that has not ended under that id (as `coerce_id` compares them)."""
+        for call in await self.calls(session):
+            is_open = call.state in (CallState.RUNNING, CallState.WAITING)
+            if is_open and (call.incarnation, coerce_id(call.request_id)) == (incarnation, coerce_id(request_id)):
+                return call
+        return None
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class Inspect(Store, Protocol):
+    """A store that operators can look at while servers use it."""
 
     async def usage(self, sessions: Sequence[SessionId]) -> Mapping[SessionId, Usage]:
-        """Of sessions that have streams."""
+        """How sessions that have streams are used."""
+
+    async def newest(self, *, limit: int, prefix: str = "") -> Sequence[Outline]:
+        """The sessions and calls that were active last, in short, the last one first; at most `limit` of those whose
+        ids begin with a prefix."""
+
+    async def open_calls(self, *, limit: int) -> Sequence[OpenCall]:
+        """The calls of all sessions that have not ended, by the id of the session, `limit` at the most."""
+
+    async def extent(self) -> Extent:
+        """How much there is, by a look that takes a fraction of a second however much that is."""
 
 
 class Measured(Protocol):
@@ -368,44 +398,6 @@ class Measured(Protocol):
 
     async def survey(self) -> Survey:
         """Asked for with each scrape. What is costly to find out may be some time old."""
-
-
-class Opens:
-    """Opens a store for the time of an `async with`."""
-
-    async def open(self) -> None: ...
-
-    async def aclose(self) -> None: ...
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-
-class Store(EventStore, SessionStore, ChainStore, CallStore, AskStore, ReaderStore, Wakeups, NodeStore, Protocol):
-    """All of it. Open it with `async with`, or call `open` and `aclose`."""
-
-    shared: bool
-    """Several processes may open it at once."""
-    keeps_time: bool
-    """It keeps promise 20 by itself.
-
-    A store that queues, or that shares a file or a server with others, knows best what is stuck and what only waits its
-    turn (`store.time_limit`). The calls of any other store are limited by `within_time` there, in their order."""
-
-    async def open(self) -> None: ...
-
-    async def probe(self, size: int) -> None:
-        """Write so many bytes and take them away again: whether the store takes writes."""
-
-    async def aclose(self) -> None: ...
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(self, *_: object) -> None: ...
 
 
 async def paged(read: Callable[[int], Awaitable[Sequence[T]]]) -> AsyncIterator[T]:
@@ -429,44 +421,6 @@ async def survey_of(store: object) -> Survey | None:
     return None if survey is None else await survey()
 
 
-async def usage_of(store: Store, sessions: Sequence[SessionId]) -> Mapping[SessionId, Usage]:
-    """Give how sessions are used, as far as their streams tell; piece by piece from a store that has no better way."""
-    usage: Callable[[Sequence[SessionId]], Awaitable[Mapping[SessionId, Usage]]] | None = getattr(store, "usage", None)
-    if usage is not None:
-        return await usage(sessions)
-    return {session: await _usage_apart(store, session) for session in sessions}
-
-
-async def _usage_apart(store: Store, session: SessionId) -> Usage:
-    streams = await store.streams(session)
-    last = [event for stream in streams for event in await store.read(stream.id, after=stream.last - 1, limit=1)]
-    times = [*(stream.opened for stream in streams), *(event.time for event in last)]
-    readers = [await store.reader(stream.id) for stream in streams]
-    return Usage(streams, max(times, default=0.0), [reader for reader in readers if reader is not None])
-
-
-async def load_apart(store: Store, session: SessionId) -> Loaded | None:
-    """Load a session in two reads, for a store in which another read costs little."""
-    record = await store.session(session)
-    return None if record is None else Loaded(record, await stream_by_id(store, record.standalone))
-
-
-async def single_call_apart(store: Store, session: SessionId, recent: int) -> CallSnapshot | None:
-    """Read a single call piece by piece, for a store in which another read costs little."""
-    record = await store.session(session)
-    calls = await store.calls(session) if record is not None and record.kind is RecordKind.CALL else []
-    if record is None or not calls:
-        return None if record is None else CallSnapshot(record, None)
-    call = calls[0]
-    stream = await stream_by_id(store, call.stream)
-    last = 0 if stream is None else stream.last
-    over = call.state not in (CallState.RUNNING, CallState.WAITING)
-    newest = await store.read(call.stream, after=max(0, last - (1 if over else recent)), limit=recent)
-    if over and not newest and not await store.calls(session):
-        return CallSnapshot(record, None)  # it was given up between two of these reads
-    return CallSnapshot(record, call, newest, () if over else await store.asks(session))
-
-
-async def stream_by_id(store: EventStore, stream: StreamId) -> StreamRecord | None:
+async def stream_by_id(store: Store, stream: StreamId) -> StreamRecord | None:
     """Give one stream, or `None` if it is not there."""
     return (await store.streams_by_id((stream,))).get(stream)

@@ -45,7 +45,7 @@ INVARIANTS: Mapping[str, Invariant] = {
     "generations": Invariant(says="the generations of a stream end in their order, before its end", promise=6),
     "delivered": Invariant(says="no reader has got further than the end of its stream", promise=19),
     "mail": Invariant(says="mail waits only for nodes that have joined", promise=10),
-    "chains": Invariant(says="every resume token leads to a session that has not ended", promise=13),
+    "notes": Invariant(says="every note of a session belongs to one that has not ended", promise=13),
     "tally": Invariant(says="the counted sessions are those that are there", promise=14),
     "ended": Invariant(says="of a session that has ended only its record is left, with the reason", promise=14),
     "single_calls": Invariant(says="a single call has one stream, and leaves no record when it has ended", promise=22),

@@ -8,8 +8,8 @@ whether a server that opens a store is its owner:
 2. Another file in the same folder is another server, as long as the first file is there.
 3. Otherwise servers with the same name are the same: a file may be moved, and each machine has its own.
 
-The owners are secrets with numbers in their names, of which the last one counts: of several servers that start at once
-on a new store, one becomes its owner (promise 23).
+The owners are notes with numbers in their names, of which the last one counts: of several servers that start at once
+on a new store, one becomes its owner (promise 13).
 """
 
 import json
@@ -21,6 +21,7 @@ from typing import Self
 from perdure._core.text import see
 from perdure.errors import Misuse
 from perdure.store.interface import Store
+from perdure.store.notes import keep
 
 _PREFIX = "server-"
 _NOBODY = b"null"
@@ -70,7 +71,7 @@ async def claim_for(owner: Owner, store: Store, *, address: str) -> None:
     kept = Owner.decode(raw)
     while kept is None or (kept != owner and kept.is_same(owner, exists=os.path.exists) and _is_moved(kept, owner)):
         number += 1
-        kept = Owner.decode(await store.keep_secret(f"{_PREFIX}{number}", owner.encode()))
+        kept = Owner.decode(await keep(store, f"{_PREFIX}{number}", owner.encode()))
     if not kept.is_same(owner, exists=os.path.exists):
         raise Misuse(
             f"the store {address} belongs to the server {kept}, and this is {owner}; give this one a store of its own"
@@ -93,15 +94,11 @@ async def disown(store: Store) -> Owner | None:
     """Let the next server that starts have the store; gives its owner until now."""
     number, raw = await _newest(store)
     if raw != _NOBODY:
-        await store.keep_secret(f"{_PREFIX}{number + 1}", _NOBODY)
+        await keep(store, f"{_PREFIX}{number + 1}", _NOBODY)
     return Owner.decode(raw)
 
 
 async def _newest(store: Store) -> tuple[int, bytes]:
-    found = {
-        int(name.removeprefix(_PREFIX)): value
-        for name, value in (await store.secrets()).items()
-        if name.startswith(_PREFIX)
-    }
+    found = {int(name.removeprefix(_PREFIX)): value for name, value in (await store.notes(_PREFIX)).items()}
     number = max(found, default=0)
     return number, found.get(number, _NOBODY)

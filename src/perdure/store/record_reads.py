@@ -1,7 +1,7 @@
 """Reads the records that every database keeps alike, by the names of its queries."""
 
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -9,6 +9,7 @@ from perdure._core.ids import Generation, NodeId, RecordKind, SessionId, StreamI
 from perdure._core.states import SessionState
 from perdure.store import rows
 from perdure.store.codec import Payloads
+from perdure.store.interface import Inspect
 from perdure.store.records import (
     FORWARDED_AT_ONCE,
     MAIL_AT_ONCE,
@@ -27,10 +28,10 @@ from perdure.store.records import (
 T = TypeVar("T")
 
 
-class RecordReads(ABC):
+class RecordReads(Inspect):
     """Answers what a store is asked without writing, as far as a query and a kind of record say it all.
 
-    A database adds `_all`, and what it keeps in a form of its own: sessions, chains, events.
+    A database adds `_all`, and what it keeps in a form of its own: sessions, events.
     """
 
     _payloads: Payloads
@@ -91,11 +92,12 @@ class RecordReads(ABC):
     async def asks(self, session: SessionId) -> Sequence[AskRecord]:
         return await self._all("asks_of_session", rows.ask_record, session)
 
-    # Secrets and nodes
+    # Notes and nodes
 
-    async def secrets(self) -> Mapping[str, bytes]:
+    async def notes(self, prefix: str) -> Mapping[str, bytes]:
         decode = self._payloads.decode_one
-        return dict(await self._all("all_secrets", lambda row: (str(row[0]), decode(bytes(row[1])))))
+        bounds = (prefix, prefix + chr(sys.maxunicode))
+        return dict(await self._all("notes", lambda row: (str(row[0]), decode(bytes(row[1]))), *bounds))
 
     async def nodes(self) -> Sequence[NodeRecord]:
         return await self._all("all_nodes", rows.node_record)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, TypeVar, cast
 
-from perdure._core.chains import Chain
 from perdure._core.ids import Generation, Kind, RecordKind
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.states import CallState, SessionState
@@ -161,7 +160,6 @@ def open_call(row: Row) -> OpenCall:
 
 ask_record = record_maker(AskRecord, "ask {id}")
 reader_record = record_maker(ReaderRecord, "reader of stream {stream}")
-chain_record = record_maker(Chain, "the chain of session {session}")
 node_record = record_maker(NodeRecord)  # of any version: it tells which one the node writes
 kept_record = record_maker(KeptRecord)
 generation = record_maker(Generation)

@@ -22,7 +22,7 @@ from operator import attrgetter
 from typing import Any, Self, TypeVar, cast
 
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.store.interface import Liveness, Store
+from perdure.store.interface import Inspect, Liveness, Store
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ class TimeLimit:
 
 
 CALLS = frozenset(
-    name for interface in (Store, Liveness) for name, _ in inspect.getmembers(interface, inspect.iscoroutinefunction)
+    name for interface in (Inspect, Liveness) for name, _ in inspect.getmembers(interface, inspect.iscoroutinefunction)
 )
 """The methods of a store, and of its `Liveness`, that are waited for.
 

@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 from perdure._core import sticky
 from perdure._core.ids import Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.retention import MAX_ENDED_OF_CALLER, MAX_ENDED_PARAMS, Cutoffs
 from perdure._core.states import CallState, ClaimState, SessionState, SessionStep
 from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, StaleRecord, TooManyCalls, TooManySessions
-from perdure.store.interface import Liveness, Store
+from perdure.store.interface import Inspect, Liveness, Store
 from perdure.store.records import (
     MAIL_AT_ONCE,
     MAX_MAIL,
@@ -48,7 +49,6 @@ from perdure.testing._values import (
     SESSION,
     STREAM,
     a_call,
-    a_chain,
     a_put_call,
     a_reader,
     a_session,
@@ -60,6 +60,7 @@ from perdure.testing._values import (
     an_end,
     an_ended_session,
     count_open,
+    dead_nodes,
     messages,
     put,
     some_events,
@@ -267,78 +268,67 @@ class SessionChecks(Case):
         same("of a stranger", await self.store.longest_dormant("carol"), None)
 
 
-class ChainChecks(SessionCase):
+class NoteChecks(SessionCase):
     """Promise 13, and what becomes of one session."""
 
-    async def promise_13_a_chain_is_found_by_its_name_and_by_its_session(self) -> None:
-        chain, other = a_chain(), a_chain("other name", session="neighbour", next_="waiting")
-        same("a chain put", [await self.store.put_chain(each) for each in (chain, other)], [True, True])
+    async def promise_13_notes_are_found_by_the_beginning_of_their_names(self) -> None:
+        for name in ("a/1", "a/2", "b"):
+            same("a note", await self.store.change_note(name, seen=None, value=name.encode()), True)
         async with self.elsewhere() as elsewhere:
-            same("by name", [await elsewhere.chain(each.name) for each in (chain, other)], [chain, other])
-            same("by session", [await elsewhere.chain_of(each.session) for each in (chain, other)], [chain, other])
-            same("an unknown name", await elsewhere.chain("unknown"), None)
-            same("an unknown session", await elsewhere.chain_of(SessionId("unknown")), None)
+            for prefix, names in (("a/", ["a/1", "a/2"]), ("b", ["b"]), ("", ["a/1", "a/2", "b"]), ("c", [])):
+                found = await elsewhere.notes(prefix)
+                same(f"notes {prefix!r}", dict(found), {name: name.encode() for name in names})
 
-    async def promise_13_a_session_has_one_chain(self) -> None:
-        """The new chain takes the place of the earlier one."""
-        before, after = a_chain("before"), a_chain("after")
-        await self.store.put_chain(before)
-        await self.store.put_chain(after)
-        same("the earlier chain", await self.store.chain(before.name), None)
-        same("the session's chain", await self.store.chain_of(SESSION), after)
-        same("a change of the earlier chain", await self.store.change_chain(before, None), False)
-        same("the session's chain", await self.store.chain(after.name), after)
-
-    async def promise_13_a_chain_changes_only_from_what_was_seen(self) -> None:
-        chain = a_chain()
-        await self.store.put_chain(chain)
-        issued, moved = replace(chain, next="next"), replace(chain, current="next")
+    async def promise_13_a_note_changes_only_from_what_was_seen(self) -> None:
+        change = self.store.change_note
         async with self.elsewhere() as elsewhere:
-            same("the first change", await elsewhere.change_chain(chain, issued), True)
-            same("a change from before that", await self.store.change_chain(chain, moved), False)
-            same("an end from before that", await self.store.change_chain(chain, None), False)
-            same("a change from a guess", await self.store.change_chain(replace(issued, current="?"), moved), False)
-            same("the chain", await self.store.chain(chain.name), issued)
-            same("the second change", await self.store.change_chain(issued, moved), True)
-            same("an end", await elsewhere.change_chain(moved, None), True)
-        same("an end again", await self.store.change_chain(moved, None), False)
-        same("a change of what is gone", await self.store.change_chain(moved, chain), False)
-        same("the chain", [await self.store.chain(chain.name), await self.store.chain_of(SESSION)], [None, None])
+            same("a change of none", await change("n", seen=b"0", value=b"1"), False)
+            same("the first value", await elsewhere.change_note("n", seen=None, value=b"1"), True)
+            same("another first value", await change("n", seen=None, value=b"2"), False)
+            same("the second value", await change("n", seen=b"1", value=b"2"), True)
+            same("a change from before that", await elsewhere.change_note("n", seen=b"1", value=b"3"), False)
+            same("an end from before that", await elsewhere.change_note("n", seen=b"1", value=None), False)
+            same("the note", dict(await elsewhere.notes("n")), {"n": b"2"})
+            same("an end", await elsewhere.change_note("n", seen=b"2", value=None), True)
+        same("an end again", await change("n", seen=b"2", value=None), False)
+        same("the note", dict(await self.store.notes("n")), {})
 
     async def promise_13_of_several_changes_at_once_one_succeeds(self) -> None:
-        chain = a_chain()
-        await self.store.put_chain(chain)
-        wanted = [replace(chain, next=f"next {number}") for number in range(10)]
         async with self.elsewhere() as elsewhere:
-            stores = [self.store, elsewhere] * 5
-            changes = [store.change_chain(chain, new) for store, new in zip(stores, wanted, strict=True)]
-            done = await asyncio.gather(*changes)
-        same("changes that succeeded", sum(done), 1)
-        same("the chain", await self.store.chain(chain.name), wanted[done.index(True)])
+            for seen in (None, b"1"):
+                if seen:
+                    await self.store.change_note("n", seen=None, value=seen)
+                stores = [self.store, elsewhere] * 5
+                changes = [store.change_note("n", seen=seen, value=b"by %d" % n) for n, store in enumerate(stores)]
+                done = await asyncio.gather(*changes)
+                same("changes that succeeded", sum(done), 1)
+                same("the note", dict(await self.store.notes("n")), {"n": b"by %d" % done.index(True)})
+                await self.store.change_note("n", seen=b"by %d" % done.index(True), value=None)
 
     async def promise_13_a_change_survives_a_reopening(self) -> None:
-        chain = a_chain()
-        await self.store.put_chain(chain)
-        await self.store.change_chain(chain, replace(chain, next="next"))
+        await self.store.change_note("n", seen=None, value=b"1")
+        await self.store.change_note("n", seen=b"1", value=b"2")
         if await self.reopen():
-            same("the chain", await self.store.chain(chain.name), replace(chain, next="next"))
+            same("the note", dict(await self.store.notes("n")), {"n": b"2"})
 
-    async def promise_13_a_chain_ends_with_its_session(self) -> None:
+    async def promise_13_a_note_of_a_session_ends_with_it(self) -> None:
         """However it ends; and one that has ended, or never was, gets none."""
         names = ("ended", "swept", "kept")
         await self.put(*(PutSession(record=a_session(name, active=5.0)) for name in names))
         await self.put(ChangeSession(session=SessionId("kept"), active=20.0, state=SessionState.DORMANT))
         for name in names:
-            await self.store.put_chain(a_chain(name, session=name))
+            same("a note", await self.store.change_note(name, seen=None, value=b"1", session=name), True)
+            same("its change", await self.store.change_note(name, seen=b"1", value=b"2", session=name), True)
         await self.put(EndSession(session=SessionId("ended"), time=30.0, reason="why"))
-        same("the chain of one that ended", await self.store.chain("ended"), None)
-        same("a late change", await self.store.change_chain(a_chain("ended", session="ended"), None), False)
-        same("a late chain", await self.store.put_chain(a_chain("late", session="ended")), False)
-        same("a chain of no session", await self.store.put_chain(a_chain("late", session="unknown")), False)
-        same("a late chain", await self.store.chain("late"), None)
+        same("the note of one that ended", await self.store.notes("ended"), {})
+        same("a late change", await self.store.change_note("ended", seen=b"2", value=b"3"), False)
+        for name in ("ended", "unknown"):
+            late = await self.store.change_note("late", seen=None, value=b"1", session=name)
+            same("a late note, or one of no session", late, False)
+        same("a late note", await self.store.notes("late"), {})
         await self.store.sweep(Cutoffs(events=10.0, answers=10.0))
-        same("the chain of one that was swept", await self.store.chain("swept"), None)
-        same("the chain of one that goes on", await self.store.chain("kept"), a_chain("kept", session="kept"))
+        same("the note of one that was swept", await self.store.notes("swept"), {})
+        same("the note of one that goes on", dict(await self.store.notes("kept")), {"kept": b"2"})
 
     async def nothing_changes_after_the_end_of_a_session(self) -> None:
         await self.put(EndSession(session=SESSION, time=4.0, reason="first"))
@@ -472,54 +462,6 @@ class SingleCallChecks(Case):
         for kind, count in ((RecordKind.SESSION, 1), (RecordKind.CALL, 2)):
             same(f"each {kind.value}", dict(await self.store.count_states(kind)), {SessionState.ACTIVE: count})
 
-    async def the_newest_records_are_outlined_and_found_by_their_ids(self) -> None:
-        fence, task = await self.store.join(NODE), replace(a_single_call("ab", owner="\ud83d bob"), active=9.5)
-        ended = replace(a_single_call("c", state=SessionState.DORMANT), active=8.5)
-        over = an_ended_session("ac", active=7.5, ended="over")
-        records = [task, ended, over, a_session("b", active=6.5), a_session("a", owner="alice", active=6.5)]
-        records.append(a_session("d", state=SessionState.DORMANT, active=5.5))
-        await self.accept(*(PutSession(record=record) for record in reversed(records)))
-        for record in (task, ended):
-            name = f"of {record.id}"
-            calls = (a_call(session=record.id, stream=name),)
-            await self.accept(OpenStream(record=a_stream(fence, name, session=record.id), calls=calls))
-        await self.accept(self.append(1, stream="of c", fence=fence, final=True, ends=(an_end(),), seal=True))
-        states = {task.id: CallState.RUNNING, ended.id: CallState.ANSWERED}
-        records[3:5] = records[4:2:-1]  # of one moment, by their ids
-        wanted = [Outline(r.id, r.owner, r.state, r.initialized, r.active, r.kind, states.get(r.id)) for r in records]
-        same("all", list(await self.store.newest(limit=9)), wanted)
-        same("some", list(await self.store.newest(limit=3)), wanted[:3])
-        with_prefix = [one for one in wanted if one.id.startswith("a")]
-        same("with a prefix", list(await self.store.newest(limit=9, prefix="a")), with_prefix)
-        same("the newest of them", list(await self.store.newest(limit=1, prefix="a")), with_prefix[:1])
-        same("with a whole id", list(await self.store.newest(limit=9, prefix="ab")), with_prefix[:1])
-        same("with no id", list(await self.store.newest(limit=9, prefix="abc")), [])
-
-    async def calls_that_have_not_ended_are_listed_by_their_sessions(self) -> None:
-        fence = await self.store.join(NODE)
-        same("of none", list(await self.store.open_calls(limit=9)), [])
-        for name in ("c", "b", "a"):
-            calls = (a_call(session=name, stream=f"of {name}"),)
-            opened = OpenStream(record=a_stream(fence, f"of {name}", session=name), calls=calls)
-            await self.accept(PutSession(record=a_session(name)), opened)
-        await self.accept(self.append(1, stream="of b", fence=fence, final=True, ends=(an_end(),), seal=True))
-        await self.accept(replace(a_put_call(fence, attempt=2), stream=StreamId("of c")))
-        running = OpenCall(SessionId("a"), StreamId("of a"), "tools/call", CallState.RUNNING, 1, NODE)
-        waiting = OpenCall(SessionId("c"), StreamId("of c"), "tools/call", CallState.WAITING, 2, NODE)
-        same("all", list(await self.store.open_calls(limit=9)), [running, waiting])
-        same("some", list(await self.store.open_calls(limit=1)), [running])
-
-    async def the_extent_tells_how_many_events_there_are_and_since_when(self) -> None:
-        fence = await self.store.join(NODE)
-        same("of nothing", (await self.store.extent())[1::2], (0, None))
-        await self.accept(PutSession(record=a_session()), OpenStream(record=a_stream(fence), calls=(a_call(),)))
-        await self.accept(self.append(1, 2, fence=fence, time=4.0), self.append(3, fence=fence, time=5.0, final=True))
-        same("events, and the oldest", (await self.store.extent())[1::2], (3, 4.0))
-        await self.accept(Trim(stream=STREAM, through=2))
-        extent = await self.store.extent()
-        same("events behind a trim", extent.events, 1 if extent.is_exact else max(extent.events, 1))
-        same("the oldest behind a trim", extent.oldest, 5.0)
-
     async def promise_22_a_single_call_that_ends_leaves_no_record(self) -> None:
         fence, call = await self.store.join(NODE), a_single_call()
         opened = OpenStream(record=a_stream(fence, session=call.id), calls=(a_call(session=call.id),))
@@ -634,20 +576,69 @@ class SingleCallChecks(Case):
         ended = replace(row, state=CallState.ANSWERED, request=b"")
         same("the row", list(await self.store.calls(call.id)), [ended])
 
-    async def promise_23_of_several_values_for_a_secret_one_is_kept(self) -> None:
-        same("secrets", await self.store.secrets(), {})
-        async with self.elsewhere() as other:
-            offered = [bytes([number]) * 32 for number in range(8)]
-            stores = [self.store, other] * 4
-            asked = [store.keep_secret("name", made) for store, made in zip(stores, offered, strict=True)]
-            kept = set(await asyncio.gather(*asked))
-            same("how many were given", len(kept), 1)
-            same("whether it was offered", kept <= set(offered), True)
-            same("secrets", set((await other.secrets()).values()), kept)
-        same("another one", await self.store.keep_secret("another", b"x"), b"x")
-        await self.reopen()
-        same("a late one", {await self.store.keep_secret("name", b"late")}, kept)
-        same("secrets", await self.store.secrets(), {"name": kept.pop(), "another": b"x"})
+
+class InspectChecks(SessionCase):
+    """The lists of a store that operators can look at."""
+
+    async def set_up(self) -> None:
+        pass
+
+    def _inspect(self) -> Inspect | None:
+        return cast("Inspect", self.store) if hasattr(self.store, "newest") else None
+
+    async def the_newest_records_are_outlined_and_found_by_their_ids(self) -> None:
+        if (inspect := self._inspect()) is None:
+            return
+        fence, task = await self.store.join(NODE), replace(a_single_call("ab", owner="\ud83d bob"), active=9.5)
+        ended = replace(a_single_call("c", state=SessionState.DORMANT), active=8.5)
+        over = an_ended_session("ac", active=7.5, ended="over")
+        records = [task, ended, over, a_session("b", active=6.5), a_session("a", owner="alice", active=6.5)]
+        records.append(a_session("d", state=SessionState.DORMANT, active=5.5))
+        await self.accept(*(PutSession(record=record) for record in reversed(records)))
+        for record in (task, ended):
+            name = f"of {record.id}"
+            calls = (a_call(session=record.id, stream=name),)
+            await self.accept(OpenStream(record=a_stream(fence, name, session=record.id), calls=calls))
+        await self.accept(self.append(1, stream="of c", fence=fence, final=True, ends=(an_end(),), seal=True))
+        states = {task.id: CallState.RUNNING, ended.id: CallState.ANSWERED}
+        records[3:5] = records[4:2:-1]  # of one moment, by their ids
+        wanted = [Outline(r.id, r.owner, r.state, r.initialized, r.active, r.kind, states.get(r.id)) for r in records]
+        same("all", list(await inspect.newest(limit=9)), wanted)
+        same("some", list(await inspect.newest(limit=3)), wanted[:3])
+        with_prefix = [one for one in wanted if one.id.startswith("a")]
+        same("with a prefix", list(await inspect.newest(limit=9, prefix="a")), with_prefix)
+        same("the newest of them", list(await inspect.newest(limit=1, prefix="a")), with_prefix[:1])
+        same("with a whole id", list(await inspect.newest(limit=9, prefix="ab")), with_prefix[:1])
+        same("with no id", list(await inspect.newest(limit=9, prefix="abc")), [])
+
+    async def calls_that_have_not_ended_are_listed_by_their_sessions(self) -> None:
+        if (inspect := self._inspect()) is None:
+            return
+        fence = await self.store.join(NODE)
+        same("of none", list(await inspect.open_calls(limit=9)), [])
+        for name in ("c", "b", "a"):
+            calls = (a_call(session=name, stream=f"of {name}"),)
+            opened = OpenStream(record=a_stream(fence, f"of {name}", session=name), calls=calls)
+            await self.accept(PutSession(record=a_session(name)), opened)
+        await self.accept(self.append(1, stream="of b", fence=fence, final=True, ends=(an_end(),), seal=True))
+        await self.accept(replace(a_put_call(fence, attempt=2), stream=StreamId("of c")))
+        running = OpenCall(SessionId("a"), StreamId("of a"), "tools/call", CallState.RUNNING, 1, NODE)
+        waiting = OpenCall(SessionId("c"), StreamId("of c"), "tools/call", CallState.WAITING, 2, NODE)
+        same("all", list(await inspect.open_calls(limit=9)), [running, waiting])
+        same("some", list(await inspect.open_calls(limit=1)), [running])
+
+    async def the_extent_tells_how_many_events_there_are_and_since_when(self) -> None:
+        if (inspect := self._inspect()) is None:
+            return
+        fence = await self.store.join(NODE)
+        same("of nothing", (await inspect.extent())[1::2], (0, None))
+        await self.accept(PutSession(record=a_session()), OpenStream(record=a_stream(fence), calls=(a_call(),)))
+        await self.accept(self.append(1, 2, fence=fence, time=4.0), self.append(3, fence=fence, time=5.0, final=True))
+        same("events, and the oldest", (await inspect.extent())[1::2], (3, 4.0))
+        await self.accept(Trim(stream=STREAM, through=2))
+        extent = await inspect.extent()
+        same("events behind a trim", extent.events, 1 if extent.is_exact else max(extent.events, 1))
+        same("the oldest behind a trim", extent.oldest, 5.0)
 
 
 class MailChecks(StreamCase):
@@ -812,7 +803,7 @@ class LivenessChecks(StreamCase):
             for number in range(12):
                 for view in views:
                     await view.beat(b'{"beat":%d}' % number)
-                    same("dead nodes", list(await view.dead()), [])
+                    same("dead nodes", await dead_nodes(view), [])
                     same("its own claim", view.own_claim, ClaimState.HOLDING)
                 self.now += LEASE / 5
             facts = {node.id: node.facts for node in await self.store.nodes()}
@@ -832,9 +823,9 @@ class LivenessChecks(StreamCase):
             accepted(await put(elsewhere, OpenStream(record=left), PutReader(record=reader)))
             for view in (mine, theirs, third):
                 await view.beat(b"{}")
-            same("dead nodes", list(await mine.dead()), [])
+            same("dead nodes", await dead_nodes(mine), [])
             await elsewhere.leave(OTHER)
-            same("dead nodes", list(await mine.dead()), [OTHER])
+            same("dead nodes", await dead_nodes(mine), [OTHER])
             same("the claim of a node that left", theirs.own_claim, ClaimState.BURIED)
         same("what it wrote", list(await self.store.written_by(OTHER)), [left])
         claimed = await self.store.claim(left.id, node=NODE, held=left.fence)
@@ -842,7 +833,7 @@ class LivenessChecks(StreamCase):
         read = await self.store.bury(OTHER, heir=NODE)
         same("streams that it read", [stream.id for stream in read or ()], ["read"])
         same("their reader", await self.store.reader(StreamId("read")), None)
-        same("dead nodes", list(await mine.dead()), [])
+        same("dead nodes", await dead_nodes(mine), [])
         same("nodes", {node.id for node in await self.store.nodes()}, {NODE, THIRD})
         await self.store.leave(THIRD)
 
@@ -859,7 +850,7 @@ class LivenessChecks(StreamCase):
                 for view in views:
                     await view.beat(b'{"leases":%d}' % leases)
                     same("its own claim, after a beat", view.own_claim, ClaimState.HOLDING)
-                same("dead nodes", [list(await view.dead()) for view in views], [[], []])
+                same("dead nodes", [await dead_nodes(view) for view in views], [[], []])
             await elsewhere.leave(OTHER)
 
     async def promise_11_a_node_that_was_buried_knows_it_with_its_next_beat(self) -> None:
@@ -872,7 +863,7 @@ class LivenessChecks(StreamCase):
             dead: list[NodeId] = []
             for number in range(7):
                 await mine.beat(b'{"beat":%d}' % number)
-                dead = list(await mine.dead())
+                dead = await dead_nodes(mine)
                 self.now += LEASE / 5
             for node in dead:
                 await self.store.bury(node, heir=NODE)
@@ -944,7 +935,7 @@ class LivenessChecks(StreamCase):
         await self.store.join(OTHER)
         await self.store.leave(OTHER)
         same("nodes", [node.id for node in await self.store.nodes()], [NODE])
-        same("dead nodes", list(await self._view(NODE).dead()), [])
+        same("dead nodes", await dead_nodes(self._view(NODE)), [])
         await self.store.leave(OTHER)
 
     async def promise_15_a_node_that_holds_is_named_until_it_holds_nothing_more(self) -> None:
@@ -966,11 +957,11 @@ class LivenessChecks(StreamCase):
                 async with asyncio.timeout(self.patience):
                     while any([await view.holders() for view in (mine, theirs)]):
                         for view in (mine, theirs):
-                            await view.dead()  # a round, as each node makes them
+                            await dead_nodes(view)  # a round, as each node makes them
                         await asyncio.sleep(0.01)
             except TimeoutError:
                 raise AssertionError("a node that holds nothing is still named") from None
-            same("dead nodes", list(await mine.dead()), [])
+            same("dead nodes", await dead_nodes(mine), [])
             await elsewhere.leave(OTHER)
 
     async def promise_15_a_node_that_is_gone_holds_nothing(self) -> None:

@@ -582,7 +582,7 @@ class ForgettingChecks(StreamCase):
         ended = an_ended_session(active=9.0, ended="why")
         lists = ("streams", "calls", "asks", "kept", "unread")
         nothing: dict[str, object] = {f"{SESSION}: {what}": [] for what in lists}
-        nothing[f"{SESSION}: chain"] = None
+        nothing["notes"] = {}
         same("all that is there", await self.picture(), {"sessions": [ended]} | nothing)
         same("its reader", await self.store.reader(STREAM), None)
 

@@ -6,10 +6,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from perdure._core.chains import Chain
 from perdure._core.ids import Fence, Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.states import CallState, SessionState
-from perdure.store.interface import Store
+from perdure.store.interface import Liveness, Store
 from perdure.store.records import AskRecord, CallRecord, Event, ReaderRecord, SessionRecord, StreamRecord
 from perdure.store.steps import Append, CallEnd, PutCall, Refusals, Step
 
@@ -104,10 +103,6 @@ def a_reader(name: str = "reader-1", *, stream: str = STREAM, seq: int = 0, node
     return ReaderRecord(stream=StreamId(stream), reader=name, node=node, seq=seq)
 
 
-def a_chain(name: str = "name", *, session: str = SESSION, current: str = "current", next_: str = "") -> Chain:
-    return Chain(name=name, session=SessionId(session), holder="holder", current=current, next=next_)
-
-
 def some_events(first: int, last: int, *, time: float = 0.0, final: bool = False) -> tuple[Event, ...]:
     """Events with these numbers; with `final`, the last of them is an answer."""
     return tuple(Event(seq, time, b"event %d" % seq, final and seq == last) for seq in range(first, last + 1))
@@ -132,6 +127,11 @@ async def all_events(store: Store, stream: str = STREAM, *, after: int = 0, page
         after = max(event.seq for event in more)
         found += more
     return found
+
+
+async def dead_nodes(view: Liveness) -> list[NodeId]:
+    """The nodes that are dead in one node's view, and not buried yet."""
+    return list((await view.overview(mail_after=0)).dead)
 
 
 async def messages(store: Store, node: NodeId = NODE) -> list[bytes]:
@@ -168,12 +168,11 @@ async def together(store: Store, asked: Mapping[str, Awaitable[Any]]) -> dict[st
 
 async def picture(store: Store, *, sessions: Sequence[str] = (SESSION,)) -> dict[str, Any]:
     """All that a store shows of some sessions, as plain values."""
-    asked: dict[str, Awaitable[Any]] = {"sessions": all_sessions(store)}
+    asked: dict[str, Awaitable[Any]] = {"sessions": all_sessions(store), "notes": store.notes("")}
     for session in map(SessionId, sessions):
         asked[f"{session}: streams"] = store.streams(session)
         asked[f"{session}: calls"] = store.calls(session)
         asked[f"{session}: asks"] = store.asks(session)
-        asked[f"{session}: chain"] = store.chain_of(session)
         asked[f"{session}: unread"] = store.unread(session)
         asked[f"{session}: kept"] = store.kept(session)
     seen = await together(store, asked)

@@ -24,7 +24,7 @@ from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.steps import PutSession, SendMail, Step
 from perdure.testing import check_store
-from perdure.testing._values import NODE, OTHER, SESSION, a_session, an_append, numbers, some_events
+from perdure.testing._values import NODE, OTHER, SESSION, a_session, an_append, dead_nodes, numbers, some_events
 from tests.store.machine import store_machine
 from tests.store.postgres.test_server import opened
 from tests.support.proxies.pgbouncer import Bouncer, bouncing
@@ -287,7 +287,7 @@ async def test_many_nodes_wait_their_turn_for_the_few_sessions_of_a_pool(tmp_pat
                 mails = [SendMail(node=other, message=node.encode()) for other in nodes]
                 assert list(await store.commit([*puts, *mails])) == [None] * 6
                 await mine.beat(b"{}")
-                assert list(await mine.dead()) == []
+                assert await dead_nodes(mine) == []
 
         await asyncio.gather(*map(work, stores, nodes))
         assert len(await stores[0].sessions(after=None, limit=99)) == 25

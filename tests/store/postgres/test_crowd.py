@@ -18,7 +18,7 @@ from perdure.store.postgres.ear import channel_of
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.postgres.wakeups import APART, CROWD, POLL
 from perdure.store.steps import PutSession
-from perdure.testing._values import OTHER, a_session
+from perdure.testing._values import OTHER, a_session, dead_nodes
 from tests.support.servers.in_process import until
 from tests.support.stores.postgres import server_url, store_url
 from tests.support.stores.shared import BUSY_SECONDS
@@ -54,7 +54,7 @@ class Crowd:
         """Every process counts the nodes, as it does twice a second."""
         for number, store in enumerate(self.stores):
             node = OTHER if store is self.stores[-1] else a_name(number)
-            assert list(await store.liveness(node, lease=LEASE, monotonic=lambda: 0.0).dead()) == []
+            assert await dead_nodes(store.liveness(node, lease=LEASE, monotonic=lambda: 0.0)) == []
 
     async def is_told(self) -> bool:
         """Whether a hint is said to the node."""

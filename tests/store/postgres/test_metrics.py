@@ -21,7 +21,7 @@ from perdure.store.postgres.sweep import SLOTS
 from perdure.store.postgres.wakeups import CROWD
 from perdure.store.steps import OpenStream, PutSession
 from perdure.telemetry.prometheus import METRICS
-from perdure.testing._values import NODE, STREAM, a_session, a_stream, an_append, some_events
+from perdure.testing._values import NODE, STREAM, a_session, a_stream, an_append, dead_nodes, some_events
 from tests.cluster.conftest import Node, Pair
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer
@@ -190,11 +190,11 @@ async def test_a_node_in_a_crowd_tells_that_it_polls() -> None:
     async with PostgresStore(store_url(), timeout=BUSY_SECONDS) as store:
         await store.join(NODE)
         mine = store.liveness(NODE, lease=1_000.0, monotonic=lambda: 0.0)
-        await mine.dead()
+        await dead_nodes(mine)
         assert figures(store)["polls"] == 0
         for number in range(CROWD):
             await store.join(NodeId(f"node-{number}"))
-        await mine.dead()
+        await dead_nodes(mine)
         assert figures(store)["polls"] == 1
 
 

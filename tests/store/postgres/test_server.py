@@ -28,6 +28,7 @@ from perdure.testing._values import (
     a_session,
     a_stream,
     an_append,
+    dead_nodes,
     numbers,
     some_events,
 )
@@ -71,12 +72,12 @@ async def test_a_process_whose_lock_is_free_is_dead_a_third_of_its_lease_later()
             await there.commit([PutSession(record=a_session()), OpenStream(record=a_stream(fence, node=OTHER))])
             now += FREE
             await mine.beat(b"{}")
-            assert list(await mine.dead()) == []
-        assert list(await mine.dead()) == []  # it may only have lost its connection
+            assert await dead_nodes(mine) == []
+        assert await dead_nodes(mine) == []  # it may only have lost its connection
         now += FREE - 0.01
-        assert list(await mine.dead()) == []
+        assert await dead_nodes(mine) == []
         now += 0.02
-        assert list(await mine.dead()) == [OTHER]
+        assert await dead_nodes(mine) == [OTHER]
         assert [stream.id for stream in await here.written_by(OTHER)] == [STREAM]
 
 
@@ -91,7 +92,7 @@ async def test_a_process_that_lives_on_the_same_machine_is_dead_by_its_lease_onl
         dead = []
         for _ in range(4):
             await mine.beat(b"{}")
-            dead.append(list(await mine.dead()))
+            dead.append(await dead_nodes(mine))
             now += FREE
         assert dead == [[], [], [], [OTHER]]
 
@@ -113,7 +114,7 @@ async def test_a_process_that_lost_its_ear_takes_its_lock_again_and_hears_again(
         assert await told.get() == ()  # it has missed what was said meanwhile
         for _ in range(2):
             now += FREE
-            assert list(await mine.dead()) == []
+            assert await dead_nodes(mine) == []
         here.hint(OTHER, [StreamId("grown")])
         assert await told.get() == ("grown",)
 
@@ -136,11 +137,11 @@ async def test_a_process_that_cannot_have_its_lock_back_beats_by_its_other_conne
                 return {node.id: node.beat for node in await here.nodes()}[OTHER]
 
             for _ in range(3):
-                assert list(await mine.dead()) == []
+                assert await dead_nodes(mine) == []
                 before = await beat_of_the_other()
                 await until(partial(has_risen, beat_of_the_other, before))
                 now += FREE
-                assert list(await mine.dead()) == []
+                assert await dead_nodes(mine) == []
 
 
 async def has_risen(number: Callable[[], Awaitable[int]], before: int) -> bool:
@@ -206,7 +207,7 @@ async def test_a_process_whose_node_the_server_has_lost_joins_again_and_goes_on(
         assert [record.message for record in caplog.records if "joins again" in record.message] != []
         assert list(await there.commit([SendMail(node=NODE, message=b"found")])) == [None]
         theirs = there.liveness(OTHER, lease=LEASE, monotonic=lambda: 0.0)
-        assert list(await theirs.dead()) == [], "its lock is the one that it holds"
+        assert await dead_nodes(theirs) == [], "its lock is the one that it holds"
 
 
 @pytest.mark.parametrize(("burials", "is_known"), [(999, True), (1_000, False)])

@@ -21,7 +21,7 @@ from perdure.store.sqlite import SqliteStore
 from perdure.store.sqlite import locks as _sqlite_locks
 from perdure.store.sqlite.locks import Locks
 from perdure.store.steps import PutSession, Release
-from perdure.testing._values import NODE, STREAM, a_session, put
+from perdure.testing._values import NODE, STREAM, a_session, dead_nodes, put
 from tests.store.processes import process
 from tests.support.servers.in_process import until
 
@@ -60,21 +60,21 @@ async def test_a_killed_process_is_dead_at_once_and_until_it_is_buried(store: Sq
     with process(path, OTHER) as other:
         assert other.does("open", STREAM, 1) is None
         other.does("read_as", "its reader", STREAM)
-        assert list(await view(store).dead()) == []
+        assert await dead_nodes(view(store)) == []
         other.kill()
         alive = view(store)
-        assert [list(await alive.dead()) for _ in range(2)] == [[OTHER], [OTHER]]
+        assert [await dead_nodes(alive) for _ in range(2)] == [[OTHER], [OTHER]]
     (stream,) = await store.written_by(OTHER)
     assert await store.claim(stream.id, node=NODE, held=stream.fence) is not None
     assert [read.id for read in await store.bury(OTHER, heir=NODE) or ()] == [STREAM]
-    assert (list(await view(store).dead()), await store.reader(stream.id)) == ([], None)
+    assert (await dead_nodes(view(store)), await store.reader(stream.id)) == ([], None)
     assert files(path) == {f"{NODE}.lock", f"{NODE}.well"}
 
 
 async def test_a_process_that_stands_still_is_not_dead(store: SqliteStore, path: Path) -> None:
     with process(path, OTHER) as other:
         with other.stopped():
-            assert list(await view(store).dead()) == []
+            assert await dead_nodes(view(store)) == []
         assert other.does("dead") == []
 
 
@@ -82,9 +82,9 @@ async def test_one_process_settles_a_dead_one_and_if_that_dies_the_next(store: S
     with process(path, OTHER) as other, process(path, "settler") as settler:
         other.kill()
         assert settler.does("dead") == [OTHER]
-        assert list(await view(store).dead()) == []
+        assert await dead_nodes(view(store)) == []
         settler.kill()
-        assert sorted(await view(store).dead()) == [OTHER, "settler"]
+        assert sorted(await dead_nodes(view(store))) == [OTHER, "settler"]
 
 
 async def test_a_node_that_another_process_buries_meanwhile_is_not_settled_again(
@@ -101,7 +101,7 @@ async def test_a_node_that_another_process_buries_meanwhile_is_not_settled_again
             return take(locks, nodes)
 
         monkeypatch.setattr(Locks, "take", take_late)
-        assert list(await view(store).dead()) == []
+        assert await dead_nodes(view(store)) == []
     assert f"{OTHER}.lock" not in files(path)
 
 
@@ -124,7 +124,7 @@ async def test_who_left_nothing_behind_needs_no_burial(store: SqliteStore, path:
         assert other.does("open", STREAM) is None
         other.does("leave")
         assert [node.id for node in await store.nodes()] == [NODE, OTHER]
-        assert list(await view(store).dead()) == [OTHER], "although its process still runs"
+        assert await dead_nodes(view(store)) == [OTHER], "although its process still runs"
         await store.bury(OTHER, heir=NODE)
     fence = await store.join(NodeId("third"))
     held = await stream_by_id(store, (await store.streams(a_session().id))[0].id)
@@ -139,9 +139,9 @@ async def test_who_left_nothing_behind_needs_no_burial(store: SqliteStore, path:
 
 async def test_nobody_is_dead_to_itself_and_its_claims_hold_until_it_leaves(store: SqliteStore) -> None:
     alive = view(store)
-    assert (alive.own_claim, list(await alive.dead()), alive.ages()) == (ClaimState.HOLDING, [], {NODE: 0.0})
+    assert (alive.own_claim, await dead_nodes(alive), alive.ages()) == (ClaimState.HOLDING, [], {NODE: 0.0})
     await store.leave(NODE)
-    assert (alive.own_claim, list(await alive.dead())) == (ClaimState.BURIED, [])
+    assert (alive.own_claim, await dead_nodes(alive)) == (ClaimState.BURIED, [])
 
 
 async def test_two_may_not_join_under_one_name(store: SqliteStore, path: Path) -> None:
@@ -160,7 +160,7 @@ async def test_what_a_node_tells_of_itself_is_written_only_when_it_changes(store
 
 async def test_a_lock_that_was_left_before_its_node_had_joined_is_removed(store: SqliteStore, path: Path) -> None:
     leave_behind(path, "never.lock", "never.sock", "never.well")
-    assert list(await view(store).dead()) == []
+    assert await dead_nodes(view(store)) == []
     assert files(path) == {f"{NODE}.lock", f"{NODE}.well"}
 
 
@@ -168,15 +168,15 @@ async def test_a_row_without_a_lock_is_that_of_a_dead_node(store: SqliteStore, p
     with process(path, OTHER) as other:
         other.kill()
     os.unlink(f"{path}-nodes/{OTHER}.lock")
-    assert list(await view(store).dead()) == [OTHER]
+    assert await dead_nodes(view(store)) == [OTHER]
 
 
 async def test_closing_frees_the_locks_of_those_who_did_not_leave(store: SqliteStore, path: Path) -> None:
     second = SqliteStore(str(path))
     async with second:
         await second.join(OTHER)
-        assert list(await view(store).dead()) == []
-    assert list(await view(store).dead()) == [OTHER]
+        assert await dead_nodes(view(store)) == []
+    assert await dead_nodes(view(store)) == [OTHER]
 
 
 async def test_a_file_opened_by_a_link_has_the_same_locks(store: SqliteStore, path: Path, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ async def test_a_file_opened_by_a_link_has_the_same_locks(store: SqliteStore, pa
     link = tmp_path / "elsewhere" / "link.db"
     link.symlink_to(path)
     with process(link, OTHER) as other:
-        assert (list(await view(store).dead()), other.does("dead")) == ([], [])
+        assert (await dead_nodes(view(store)), other.does("dead")) == ([], [])
 
 
 async def test_a_folder_for_the_locks_that_cannot_be_made_is_named(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ async def test_a_killed_process_holds_nothing(store: SqliteStore, path: Path) ->
         other.does("hold", True)
         other.kill()
         assert list(await view(store).holders()) == []
-        assert list(await view(store).dead()) == [OTHER]
+        assert await dead_nodes(view(store)) == [OTHER]
         assert list(await view(store).holders()) == []
 
 
@@ -253,7 +253,7 @@ async def test_a_look_of_another_process_does_not_keep_one_from_holding_nor_for_
         theirs.hold(False)
         assert list(await view(store).holders()) == [OTHER], "a process looks and does not end"
         os.close(looking)
-        assert list(await theirs.dead()) == []
+        assert await dead_nodes(theirs) == []
         assert list(await view(store).holders()) == []
 
 
@@ -261,7 +261,7 @@ async def test_a_node_of_a_release_without_that_file_holds_nothing(store: Sqlite
     with process(path, OTHER):
         os.unlink(f"{path}-nodes/{OTHER}.well")
         assert list(await view(store).holders()) == []
-        assert list(await view(store).dead()) == []
+        assert await dead_nodes(view(store)) == []
 
 
 async def _is_empty(store: SqliteStore) -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 from perdure._core import chains
 from perdure._core.chains import Action, Token
+from perdure.store import notes
 from perdure.store.sqlite import SqliteStore
 from perdure.store.steps import PutSession
 from perdure.testing._values import SESSION, a_session, put
@@ -27,13 +28,13 @@ async def test_ten_thousand_renewals_take_no_room(tmp_path: Path) -> None:
     chain = chains.opened(token, session=SESSION, holder=HOLDER)
     async with SqliteStore(str(path)) as store:
         await put(store, PutSession(record=a_session()))
-        await store.put_chain(chain)
+        await notes.put_chain(store, chain)
         sizes = [room(path)]
         for number in range(ROTATIONS):
             fresh = b"%032d" % number
             after, _ = chains.use(chain, Action.RESUME, token, fresh=fresh)
             assert after is not None
-            assert await store.change_chain(chain, after)
+            assert await notes.change_chain(store, chain, after)
             chain, token = after, token.renewed(fresh)
         sizes.append(room(path))
     assert sizes[0] == sizes[1]
@@ -46,6 +47,6 @@ async def test_ten_thousand_renewals_take_no_room(tmp_path: Path) -> None:
 def room(path: Path) -> tuple[int, int]:
     """Rows, and pages of the file."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
-        (rows,) = connection.execute("SELECT count(*) FROM chain").fetchone()
+        (rows,) = connection.execute("SELECT count(*) FROM note").fetchone()
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
     return rows, pages

@@ -155,7 +155,7 @@ Writer._work_off = fail
 async def main():
     store = SqliteStore({str(tmp_path / "log.db")!r})
     await store.open()
-    await store.keep_secret("name", b"value")
+    await store.change_note("name", seen=None, value=b"value")
 
 asyncio.run(main())
 """

@@ -7,7 +7,6 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
-from perdure._core.chains import Chain
 from perdure._core.ids import Fence, Generation, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.leases import Claim
 from perdure._core.retention import Cutoffs
@@ -19,15 +18,12 @@ from perdure.store.records import (
     CallRecord,
     CallSnapshot,
     Event,
-    Extent,
     Followed,
     Forwarded,
     KeptRecord,
     Loaded,
     Mail,
     NodeRecord,
-    OpenCall,
-    Outline,
     Overview,
     ReaderRecord,
     SessionRecord,
@@ -173,18 +169,6 @@ class FaultyStore:
         await _fail(self.reads)
         return await self._inner.single_call(session, recent=recent)
 
-    async def newest(self, *, limit: int, prefix: str = "") -> Sequence[Outline]:
-        await _fail(self.reads)
-        return await self._inner.newest(limit=limit, prefix=prefix)
-
-    async def open_calls(self, *, limit: int) -> Sequence[OpenCall]:
-        await _fail(self.reads)
-        return await self._inner.open_calls(limit=limit)
-
-    async def extent(self) -> Extent:
-        await _fail(self.reads)
-        return await self._inner.extent()
-
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
         await _fail(self.reads)
         return await self._inner.sessions(after=after, limit=limit)
@@ -212,32 +196,13 @@ class FaultyStore:
         await _fail(self.reads)
         return await self._inner.bytes_of(owner, address)
 
-    async def keep_secret(self, name: str, made: bytes) -> bytes:
-        await _fail(self.writes)
-        return await self._inner.keep_secret(name, made)
-
-    async def secrets(self) -> Mapping[str, bytes]:
+    async def notes(self, prefix: str) -> Mapping[str, bytes]:
         await _fail(self.reads)
-        return await self._inner.secrets()
+        return await self._inner.notes(prefix)
 
-    async def chain(self, name: str) -> Chain | None:
-        await _fail(self.reads)
-        return await self._inner.chain(name)
-
-    async def chain_of(self, session: SessionId) -> Chain | None:
-        await _fail(self.reads)
-        return await self._inner.chain_of(session)
-
-    async def put_chain(self, chain: Chain) -> bool:
+    async def change_note(self, name: str, *, seen: bytes | None, value: bytes | None, session: str = "") -> bool:
         late = await self._write_fault()
-        put = await self._inner.put_chain(chain)
-        if late:
-            await asyncio.Event().wait()
-        return put
-
-    async def change_chain(self, seen: Chain, chain: Chain | None) -> bool:
-        late = await self._write_fault()
-        changed = await self._inner.change_chain(seen, chain)
+        changed = await self._inner.change_note(name, seen=seen, value=value, session=session)
         if late:
             await asyncio.Event().wait()
         return changed
@@ -291,10 +256,6 @@ class FaultyStore:
         await inner.beat(facts)
         if late:
             await asyncio.Event().wait()
-
-    async def look(self, inner: Liveness) -> Sequence[NodeId]:
-        await _fail(self.reads)
-        return await inner.dead()
 
     async def look_round(self, inner: Liveness, mail_after: int) -> Overview:
         await _fail(self.reads)
@@ -354,9 +315,6 @@ class FaultyLiveness:
 
     async def beat(self, facts: bytes) -> None:
         await self._store.beat(self._inner, facts)
-
-    async def dead(self) -> Sequence[NodeId]:
-        return await self._store.look(self._inner)
 
     async def overview(self, *, mail_after: int) -> Overview:
         return await self._store.look_round(self._inner, mail_after)

@@ -252,9 +252,6 @@ class PostgresLiveness:
                 return
         self._leases.beaten(sent=sent, now=self._monotonic())
 
-    async def dead(self) -> Sequence[NodeId]:
-        return list((await self.overview(mail_after=0)).dead)
-
     async def overview(self, *, mail_after: int) -> Overview:
         seen = await self._look(mail_after)
         due = self._leases.due(now=self._monotonic())

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from perdure._core.chains import Chain
 from perdure._core.ids import RecordKind, SessionId, StreamId
 from perdure._core.states import SessionState
 from perdure.store import rows
@@ -44,7 +43,6 @@ session_record = rows.record_maker(
     address=rows.strict,
     kind=RecordKind,
 )
-_chain_record = rows.record_maker(Chain, "the chain of session {session}", holder=rows.strict)
 
 
 class Reads(RecordReads):
@@ -139,12 +137,6 @@ class Reads(RecordReads):
         newest = await self._readers.fetch(self._queries["newest_of_sessions"], list(sessions))
         found = {session: (streams.get(session, ()), time, readers.get(session, ())) for session, time in newest}
         return {session: Usage(*usage) for session, usage in found.items()}
-
-    async def chain(self, name: str) -> Chain | None:
-        return await self._one("chain_by_name", _chain_record, name)
-
-    async def chain_of(self, session: SessionId) -> Chain | None:
-        return await self._one("chain_of_session", _chain_record, session)
 
     async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:
         return await self._one("call_by_id", rows.call_record, session, incarnation, id_key(request_id))

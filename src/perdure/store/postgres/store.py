@@ -19,13 +19,12 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 
-from perdure._core.chains import Chain
 from perdure._core.ids import FENCE_BYTES, Fence, NodeId, SessionId, StreamId, new_fence
 from perdure._core.retention import Cutoffs
 from perdure.errors import StoreError
 from perdure.store import records, rows
 from perdure.store.codec import PLAIN, Codec, Payloads
-from perdure.store.interface import HintListener, Liveness, Opens
+from perdure.store.interface import HintListener, Liveness
 from perdure.store.postgres import processes, sql_files
 from perdure.store.postgres.address import for_writing, parse_address, without_password
 from perdure.store.postgres.connections import Connections, Connector
@@ -35,7 +34,6 @@ from perdure.store.postgres.layout import check_settings, prepare
 from perdure.store.postgres.meter import Meter
 from perdure.store.postgres.nodes import QUESTION, Holding, PostgresLiveness
 from perdure.store.postgres.reads import Reads, session_record
-from perdure.store.postgres.steps import stored
 from perdure.store.postgres.sweep import Sweep
 from perdure.store.postgres.wakeups import HINT, Hints
 from perdure.store.postgres.writer import Writer
@@ -62,7 +60,7 @@ SWEEP_MOST = 600.0
 harm."""
 
 
-class PostgresStore(Reads, Opens):
+class PostgresStore(Reads):
     """A store at an address such as `postgresql://user@host/database?schema=perdure`.
 
     `timeout`: seconds that one statement may take before it fails. Time in which earlier ones are answered does not
@@ -180,10 +178,6 @@ class PostgresStore(Reads, Opens):
                 self._hints.hint(step.node, ())
         return refusals
 
-    def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
-        """Never: the server has to answer."""
-        return None
-
     async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
         values = (stream, node, held, known, secrets.randbits(8 * FENCE_BYTES), records.KEPT_GENERATIONS)
         return await self._holding.as_members(lambda members: self._one("claim", rows.stream_record, *values, members))
@@ -191,24 +185,16 @@ class PostgresStore(Reads, Opens):
     async def reattach(self, session: SessionId) -> SessionRecord | None:
         return await self._one("next_incarnation", session_record, session)
 
-    async def keep_secret(self, name: str, made: bytes) -> bytes:
-        offered = self._payloads.encode_one(made)
-        await self._readers.fetch(self._queries["keep_secret"], name, offered)
-        return (await self.secrets())[name]
-
-    async def put_chain(self, chain: Chain) -> bool:
-        secrets_ = (stored(chain.holder), chain.current, chain.next)
-        [(put,)] = await self._readers.fetch(
-            self._queries["put_chain"], chain.session, chain.name, RECORD_VERSION, *secrets_
+    async def change_note(self, name: str, *, seen: bytes | None, value: bytes | None, session: str = "") -> bool:
+        found = {row[0]: row[1] for row in await self._readers.fetch(self._queries["notes"], name, name + "\x01")}
+        if seen != (self._payloads.decode_one(bytes(found[name])) if name in found else None):
+            return False
+        # As it is stored: a codec may encode the same value in several ways.
+        stored_value = None if value is None else self._payloads.encode_one(value)
+        [(changed,)] = await self._readers.fetch(
+            self._queries["change_note"], name, found.get(name), stored_value, session
         )
-        return bool(put)
-
-    async def change_chain(self, seen: Chain, chain: Chain | None) -> bool:
-        where = (seen.name, seen.current, seen.next)
-        if chain is None:
-            return bool(await self._readers.fetch(self._queries["drop_chain"], *where))
-        changed = (RECORD_VERSION, chain.current, chain.next)
-        return bool(await self._readers.fetch(self._queries["change_chain"], *changed, *where))
+        return bool(changed)
 
     async def sweep(self, cutoffs: Cutoffs) -> int:
         """Of the processes that sweep at the same time one does the work."""
@@ -240,10 +226,6 @@ class PostgresStore(Reads, Opens):
     def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
         if self._is_open:
             self._hints.hint(node, streams)
-
-    def stamp(self) -> object:
-        """Always another one: only the server knows what others have written."""
-        return object()
 
     def _on_word(self, channel: str, word: str) -> None:
         kind, *streams = word.split(" ")

@@ -86,10 +86,6 @@ class SqliteLiveness:
         await self._writer.run(lambda _, connection: connection.execute(_SQL["beat"], (facts, self._node)).rowcount)
         self._facts = facts
 
-    async def dead(self) -> Sequence[NodeId]:
-        """Each stays here, and with this process, until it is buried."""
-        return list((await self.overview(mail_after=0)).dead)
-
     async def overview(self, *, mail_after: int) -> Overview:
         """Whether mail waits is not looked at: that is another small read of the same file."""
         joined, dead, alive = await self._readers.run(self._look)

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from perdure._core.chains import Chain
 from perdure._core.ids import RecordKind, SessionId, StreamId
 from perdure.errors import StoreUnavailable
 from perdure.store import rows
@@ -22,7 +21,6 @@ from perdure.store.records import (
     CallRecord,
     Event,
     Extent,
-    Followed,
     SessionRecord,
     StreamRecord,
     Usage,
@@ -126,10 +124,6 @@ class Reads(RecordReads):
             found |= await self._readers.run(partial(_streams, ids=streams[start : start + MAX_READ]))
         return found
 
-    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
-        """Without the events: to read them later costs little here."""
-        return {stream: Followed(record) for stream, record in (await self.streams_by_id(list(after))).items()}
-
     async def session(self, session: SessionId) -> SessionRecord | None:
         return await self._one("session_by_id", rows.session_record, session)
 
@@ -164,12 +158,6 @@ class Reads(RecordReads):
         for start in range(0, len(sessions), MAX_READ):
             found |= await self._readers.run(partial(_usage, sessions=sessions[start : start + MAX_READ]))
         return found
-
-    async def chain(self, name: str) -> Chain | None:
-        return await self._one("chain_by_name", rows.chain_record, name)
-
-    async def chain_of(self, session: SessionId) -> Chain | None:
-        return await self._one("chain_of_session", rows.chain_record, session)
 
     async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:
         return await self._one("call_by_id", rows.call_record, session, incarnation, rows.id_key(request_id))

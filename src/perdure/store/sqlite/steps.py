@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from perdure._core import retention
-from perdure._core.chains import Chain
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId, new_fence
 from perdure._core.states import CallState
 from perdure.store import records, rows
@@ -379,21 +378,17 @@ class StepWriter:
         row = self._cursor.execute(_SQL["session_by_id"], (session,)).fetchone()
         return self._payloads.decode(rows.session_record(row))
 
-    def keep_secret(self, name: str, made: bytes) -> bytes:
-        self._cursor.execute(_SQL["keep_secret"], (name, made))
-        return bytes(self._cursor.execute(_SQL["secret"], (name,)).fetchone()[0])
-
-    def put_chain(self, chain: Chain) -> bool:
-        self._cursor.execute(_SQL["put_chain"], rows.named_values(chain))
-        return self._cursor.rowcount == 1
-
-    def change_chain(self, seen: Chain, chain: Chain | None) -> bool:
-        where = seen.name, seen.current, seen.next
-        if chain is None:
-            self._cursor.execute(_SQL["drop_chain"], where)
+    def change_note(self, name: str, *, seen: bytes | None, value: bytes | None, session: str) -> bool:
+        found = self._cursor.execute(_SQL["note"], (name,)).fetchone()
+        if seen != (None if found is None else self._payloads.decode_one(bytes(found[0]))):
+            return False
+        if session and self._cursor.execute(_SQL["revision_of"], (session,)).fetchone() is None:
+            return False
+        if value is None:
+            self._cursor.execute(_SQL["drop_note"], (name,))
         else:
-            self._cursor.execute(_SQL["change_chain"], (chain.current, chain.next, *where))
-        return self._cursor.rowcount == 1
+            self._cursor.execute(_SQL["put_note"], (name, session, self._payloads.encode_one(value)))
+        return True
 
 
 def next_key(cursor: sqlite3.Cursor | sqlite3.Connection, table: str) -> int:

@@ -19,13 +19,12 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from perdure._core.chains import Chain
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.retention import Cutoffs
 from perdure.errors import StoreUnavailable
 from perdure.store.codec import PLAIN, Codec, Payloads, weigh
-from perdure.store.interface import HintListener, Liveness, Opens, load_apart, single_call_apart
-from perdure.store.records import CallSnapshot, Loaded, SessionRecord, StreamRecord, Survey
+from perdure.store.interface import HintListener, Liveness
+from perdure.store.records import SessionRecord, StreamRecord, Survey
 from perdure.store.sqlite import nodes
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.file import OPERATOR_PATIENCE, Sync, named, open_reader, refuse_unfit
@@ -40,7 +39,7 @@ from perdure.store.steps import Refusals, SendMail, Step
 _SQL = _sql.queries()
 
 
-class SqliteStore(Reads, Opens):
+class SqliteStore(Reads):
     """A store in the file at `path`, which is made (readable by its owner only) if it is not there.
 
     `busy_timeout`: seconds that one operation may be stuck, or another program may hold the file, before it fails. Time
@@ -105,12 +104,6 @@ class SqliteStore(Reads, Opens):
         self._announce(steps, refusals)
         return refusals
 
-    async def load(self, session: SessionId) -> Loaded | None:
-        return await load_apart(self, session)
-
-    async def single_call(self, session: SessionId, *, recent: int) -> CallSnapshot | None:
-        return await single_call_apart(self, session, recent)
-
     def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
         """In this thread, if the steps are few, nothing is queued, no other process writes, and `sync` is normal."""
         refusals = self._writer.commit_now(steps)
@@ -129,15 +122,8 @@ class SqliteStore(Reads, Opens):
     async def reattach(self, session: SessionId) -> SessionRecord | None:
         return await self._writer.run(lambda apply, _: apply.reattach(session))
 
-    async def keep_secret(self, name: str, made: bytes) -> bytes:
-        offered = self._payloads.encode_one(made)
-        return self._payloads.decode_one(await self._writer.run(lambda apply, _: apply.keep_secret(name, offered)))
-
-    async def put_chain(self, chain: Chain) -> bool:
-        return await self._writer.run(lambda apply, _: apply.put_chain(chain))
-
-    async def change_chain(self, seen: Chain, chain: Chain | None) -> bool:
-        return await self._writer.run(lambda apply, _: apply.change_chain(seen, chain))
+    async def change_note(self, name: str, *, seen: bytes | None, value: bytes | None, session: str = "") -> bool:
+        return await self._writer.run(lambda apply, _: apply.change_note(name, seen=seen, value=value, session=session))
 
     async def sweep(self, cutoffs: Cutoffs) -> int:
         """In chunks, so that commits get in between."""

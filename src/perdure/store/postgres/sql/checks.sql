@@ -132,10 +132,11 @@ SELECT 'node ' || left(b.node, 8) || ' has ' || m.waiting || ' messages, and ' |
 FROM perdure.mailbox AS b, LATERAL (SELECT count(*) AS waiting FROM perdure.mail WHERE node = b.node) AS m
 WHERE b.waiting <> m.waiting;
 
--- chains: resume tokens of sessions that are not there, or have ended
-SELECT 'a resume token leads to session ' || left(c.session, 8) || ', which '
+-- notes: notes of sessions that are not there, or have ended
+SELECT 'a note belongs to session ' || left(c.session, 8) || ', which '
     || CASE WHEN n.id IS NULL THEN 'is not there' ELSE 'has ended' END
-FROM perdure.chain AS c LEFT JOIN perdure.session AS n ON n.id = c.session WHERE n.id IS NULL OR n.state = 'ended';
+FROM perdure.note AS c LEFT JOIN perdure.session AS n ON n.id = c.session
+WHERE c.session <> '' AND (n.id IS NULL OR n.state = 'ended');
 
 -- tally: numbers of sessions that are not those of the records
 SELECT 'counted are ' || t.open || ' open and ' || t.ended || ' ended sessions, and there are ' || n.open || ' and ' || n.ended
@@ -165,7 +166,4 @@ UNION ALL
 SELECT 'call ' || left(request_id, 20) || ' of session ' || left(session, 8) || ' has a record of version ' || record
 FROM perdure.call WHERE record > $1
 UNION ALL
-SELECT 'an ask of session ' || left(session, 8) || ' has a record of version ' || record FROM perdure.ask WHERE record > $1
-UNION ALL
-SELECT 'a resume token of session ' || left(session, 8) || ' has a record of version ' || record
-FROM perdure.chain WHERE record > $1;
+SELECT 'an ask of session ' || left(session, 8) || ' has a record of version ' || record FROM perdure.ask WHERE record > $1;

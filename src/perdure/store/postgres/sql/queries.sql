@@ -253,22 +253,6 @@ SELECT r.record, s.id, r.reader, r.node, r.seq
 FROM perdure.stream AS s JOIN perdure.reader AS r ON r.stream = s.key
 WHERE s.id = $1;
 
--- chain_by_name: one chain
-SELECT record, name, session, holder, current, next FROM perdure.chain WHERE name = $1;
-
--- chain_of_session: a session's chain
-SELECT record, name, session, holder, current, next FROM perdure.chain WHERE session = $1;
-
--- put_chain: a session's chain in place of the one that it may have; false if the session has ended
-SELECT perdure.put_chain_1($1, $2, $3, $4, $5, $6);
-
--- change_chain: the secrets of a chain, if they are still those that were seen
-UPDATE perdure.chain SET record = $1, current = $2, next = $3 WHERE name = $4 AND current = $5 AND next = $6
-RETURNING true;
-
--- drop_chain: forget a chain, if its secrets are still those that were seen
-DELETE FROM perdure.chain WHERE name = $1 AND current = $2 AND next = $3 RETURNING true;
-
 -- claim: become the writer of a stream
 SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
 FROM perdure.claim_1($1, $2, $3, $4, $5, $6, $7);
@@ -429,8 +413,8 @@ WITH ended AS (
 UPDATE perdure.stream SET generation = greatest(generation + 1, least(generation + $1::int, 999000))
 WHERE key IN (SELECT stream FROM ended);
 
--- keep_secret: a secret, unless there is one of that name
-INSERT INTO perdure.secret (name, value) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING;
+-- notes: the notes whose names are between two
+SELECT name, value FROM perdure.note WHERE name >= $1 AND name < $2;
 
--- all_secrets: every secret with its name
-SELECT name, value FROM perdure.secret;
+-- change_note: another value of a note, if it is as it was seen
+SELECT perdure.change_note_1($1, $2, $3, $4);

@@ -283,15 +283,14 @@ CREATE TABLE perdure.sender (
 
 CREATE INDEX sender_of_node ON perdure.sender (node);
 
--- Resume tokens: one chain for each session at most. Hashes only.
-CREATE TABLE perdure.chain (
-    session text COLLATE "C" PRIMARY KEY,
-    name    text NOT NULL UNIQUE,
-    record  int NOT NULL,
-    holder  bytea NOT NULL,
-    current text NOT NULL,
-    next    text NOT NULL
+-- Small values that processes change by comparing. A note of a session is deleted with it.
+CREATE TABLE perdure.note (
+    name    text COLLATE "C" PRIMARY KEY,
+    session text COLLATE "C" NOT NULL,
+    value   bytea NOT NULL
 );
+
+CREATE INDEX note_of_session ON perdure.note (session) WHERE session <> '';
 
 -- One row: how many sessions are open, and how many have ended. Its lock makes the limits exact (promise 14).
 CREATE TABLE perdure.tally (
@@ -301,12 +300,6 @@ CREATE TABLE perdure.tally (
 ) WITH (fillfactor = 10);
 
 INSERT INTO perdure.tally DEFAULT VALUES;
-
--- What all processes must know alike, and no client.
-CREATE TABLE perdure.secret (
-    name  text COLLATE "C" PRIMARY KEY,
-    value bytea NOT NULL
-);
 
 CREATE FUNCTION perdure.count_sessions() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -319,9 +312,9 @@ BEGIN
     IF TG_OP <> 'DELETE' THEN
         IF NEW.state = 'ended' THEN over := over + 1; ELSE opened := opened + 1; END IF;
     END IF;
-    -- A session takes its chain along when it ends, however it does.
+    -- A session takes its notes along when it ends, however it does.
     IF TG_OP <> 'INSERT' THEN
-        DELETE FROM perdure.chain WHERE session = OLD.id;
+        DELETE FROM perdure.note WHERE session = OLD.id AND session <> '';
     END IF;
     UPDATE perdure.tally SET open = open + opened, ended = ended + over;
     RETURN NULL;
@@ -350,7 +343,7 @@ WHERE r.node IN (SELECT id FROM perdure.node);
 -- Locks are on rows, which only roles with rights on these tables can lock. An advisory lock is shown to every role
 -- that may connect to the database, and each of them may take it and keep it.
 
--- Wait for the turn to change a session's life: opening a stream, ending the session, its chain.
+-- Wait for the turn to change a session's life: opening a stream, ending the session, its notes.
 CREATE FUNCTION perdure.lock_session_1(session_ text) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM 1 FROM perdure.session WHERE id = session_ FOR NO KEY UPDATE;
@@ -926,21 +919,25 @@ BEGIN
     WHERE id = session_ AND state <> 'ended' RETURNING *;
 END $$;
 
--- Give a session its chain, in place of the one that it may have; false if it has ended.
-CREATE FUNCTION perdure.put_chain_1(
-    session_ text, name_ text, record_ int, holder_ bytea, current_ text, next_ text
-) RETURNS bool LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+-- Write a note, or delete it (NULL), if its value is the one that was seen (NULL: there is none), and the session that a
+-- new one belongs to has not ended. Returns whether it was done.
+CREATE FUNCTION perdure.change_note_1(name_ text, seen bytea, value_ bytea, session_ text)
+RETURNS bool LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM perdure.lock_session_1(session_);
-    IF NOT EXISTS (SELECT 1 FROM perdure.session WHERE id = session_ AND state <> 'ended') THEN
-        RETURN false;
+    IF session_ <> '' THEN
+        PERFORM perdure.lock_session_1(session_);
+        IF NOT EXISTS (SELECT 1 FROM perdure.session WHERE id = session_ AND state <> 'ended') THEN
+            RETURN false;
+        END IF;
     END IF;
-    INSERT INTO perdure.chain (session, name, record, holder, current, next)
-    VALUES (session_, name_, record_, holder_, current_, next_)
-    ON CONFLICT (session) DO UPDATE SET
-        name = excluded.name, record = excluded.record, holder = excluded.holder, current = excluded.current,
-        next = excluded.next;
-    RETURN true;
+    IF seen IS NULL THEN
+        INSERT INTO perdure.note (name, session, value) VALUES (name_, session_, value_) ON CONFLICT (name) DO NOTHING;
+    ELSIF value_ IS NULL THEN
+        DELETE FROM perdure.note WHERE name = name_ AND value = seen;
+    ELSE
+        UPDATE perdure.note SET value = value_ WHERE name = name_ AND value = seen;
+    END IF;
+    RETURN FOUND;
 END $$;
 
 -- Whether a process holds an advisory lock; NULL for none.

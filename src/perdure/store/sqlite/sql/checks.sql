@@ -125,10 +125,11 @@ FROM stream WHERE delivered > last;
 SELECT 'message ' || key || ' waits for node ' || substr(node, 1, 8) || ', which is not there'
 FROM mail WHERE node <> '' AND node NOT IN (SELECT id FROM node);
 
--- chains: resume tokens of sessions that are not there, or have ended
-SELECT 'a resume token leads to session ' || substr(c.session, 1, 8) || ', which '
+-- notes: notes of sessions that are not there, or have ended
+SELECT 'a note belongs to session ' || substr(c.session, 1, 8) || ', which '
     || CASE WHEN n.id IS NULL THEN 'is not there' ELSE 'has ended' END
-FROM chain AS c LEFT JOIN session AS n ON n.id = c.session WHERE n.id IS NULL OR n.state = 'ended';
+FROM note AS c LEFT JOIN session AS n ON n.id = c.session
+WHERE c.session <> '' AND (n.id IS NULL OR n.state = 'ended');
 
 -- tally: numbers of sessions that are not those of the records
 SELECT 'counted are ' || t.open || ' open and ' || t.ended || ' ended sessions, and there are ' || n.open || ' and ' || n.ended
@@ -157,7 +158,4 @@ UNION ALL
 SELECT 'call ' || substr(request_id, 1, 20) || ' of session ' || substr(session, 1, 8) || ' has a record of version ' || record
 FROM call WHERE record > ?1
 UNION ALL
-SELECT 'an ask of session ' || substr(session, 1, 8) || ' has a record of version ' || record FROM ask WHERE record > ?1
-UNION ALL
-SELECT 'a resume token of session ' || substr(session, 1, 8) || ' has a record of version ' || record
-FROM chain WHERE record > ?1;
+SELECT 'an ask of session ' || substr(session, 1, 8) || ' has a record of version ' || record FROM ask WHERE record > ?1;

@@ -306,26 +306,6 @@ SELECT r.record, s.id, r.reader, r.node, r.seq
 FROM stream AS s JOIN reader AS r ON r.stream = s.key
 WHERE s.session = ? ORDER BY s.key;
 
--- put_chain: a session's chain in place of the one that it may have; nothing if the session has ended
-INSERT INTO chain (session, name, record, holder, current, next)
-SELECT :session, :name, :record, :holder, :current, :next
-WHERE EXISTS (SELECT 1 FROM session WHERE id = :session AND state <> 'ended')
-ON CONFLICT (session) DO UPDATE SET
-    name = excluded.name, record = excluded.record, holder = excluded.holder, current = excluded.current,
-    next = excluded.next;
-
--- change_chain: the secrets of a chain, if they are still those that were seen
-UPDATE chain SET current = ?, next = ? WHERE name = ? AND current = ? AND next = ?;
-
--- drop_chain: forget a chain, if its secrets are still those that were seen
-DELETE FROM chain WHERE name = ? AND current = ? AND next = ?;
-
--- chain_by_name: one chain
-SELECT record, name, session, holder, current, next FROM chain WHERE name = ?;
-
--- chain_of_session: a session's chain
-SELECT record, name, session, holder, current, next FROM chain WHERE session = ?;
-
 -- generation_of: the present generation of a stream
 SELECT generation FROM stream WHERE id = ?;
 
@@ -443,15 +423,6 @@ DELETE FROM mail WHERE node = :node AND key <= :through;
 -- empty_mail: forget a node's messages
 DELETE FROM mail WHERE node = ?;
 
--- keep_secret: a secret, unless there is one of that name
-INSERT INTO secret (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING;
-
--- secret: the secret of a name
-SELECT value FROM secret WHERE name = ?;
-
--- all_secrets: every secret with its name
-SELECT name, value FROM secret;
-
 -- write_ballast: bytes without a use, under the name of no node
 INSERT INTO mail (node, message) VALUES ('', zeroblob(?));
 
@@ -525,3 +496,15 @@ SELECT count(CASE final WHEN 0 THEN 1 END), count(CASE final WHEN 1 THEN 1 END),
        coalesce(sum(CASE final WHEN 1 THEN max(0, length(payload) - :overhead) END), 0)
 FROM event WHERE (stream, seq) > (:stream, :seq)
     AND (stream, seq) <= (coalesce(:last_stream, 9223372036854775807), coalesce(:last_seq, 9223372036854775807));
+
+-- notes: the notes whose names are between two
+SELECT name, value FROM note WHERE name >= ? AND name < ?;
+
+-- note: the value of one note
+SELECT value FROM note WHERE name = ?;
+
+-- put_note: a note, or another value of it; the session of an earlier one stays
+INSERT INTO note (name, session, value) VALUES (?, ?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+
+-- drop_note: forget a note
+DELETE FROM note WHERE name = ?;

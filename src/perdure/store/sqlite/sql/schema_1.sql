@@ -159,16 +159,14 @@ CREATE TABLE sender (
     PRIMARY KEY (stream, node)
 ) WITHOUT ROWID;
 
--- Resume tokens: one chain for each session at most. Hashes only, and of two secrets only, so a chain takes the same room
--- however often its token was renewed.
-CREATE TABLE chain (
-    session TEXT PRIMARY KEY NOT NULL,
-    name    TEXT NOT NULL UNIQUE,
-    record  INTEGER NOT NULL,
-    holder  TEXT NOT NULL,
-    current TEXT NOT NULL,
-    next    TEXT NOT NULL
+-- Small values that processes change by comparing. A note of a session is deleted with it.
+CREATE TABLE note (
+    name    TEXT PRIMARY KEY NOT NULL,
+    session TEXT NOT NULL,
+    value   BLOB NOT NULL
 ) WITHOUT ROWID;
+
+CREATE INDEX note_of_session ON note (session) WHERE session <> '';
 
 -- One row: how many sessions are open, and how many have ended. Counting them would take longer the more there are.
 CREATE TABLE tally (
@@ -178,12 +176,6 @@ CREATE TABLE tally (
 );
 
 INSERT INTO tally (only, open, ended) VALUES (1, 0, 0);
-
--- What all processes must know alike, and no client.
-CREATE TABLE secret (
-    name  TEXT PRIMARY KEY NOT NULL,
-    value BLOB NOT NULL
-);
 
 -- One row: what a node adds to its monotonic clock, which all processes of a machine share, to get the store's time.
 CREATE TABLE clock (
@@ -215,16 +207,16 @@ BEGIN
         ended = ended + (NEW.kind = 'session' AND NEW.state = 'ended');
 END;
 
--- A session takes its chain along when it ends, however it does.
+-- A session takes its notes along when it ends, however it does.
 CREATE TRIGGER session_over AFTER UPDATE OF state ON session WHEN NEW.state = 'ended' AND OLD.state <> 'ended'
 BEGIN
-    DELETE FROM chain WHERE session = NEW.id;
+    DELETE FROM note WHERE session = NEW.id AND session <> '';
     UPDATE tally SET open = open - 1, ended = ended + 1;
 END;
 
 CREATE TRIGGER session_gone AFTER DELETE ON session
 BEGIN
-    DELETE FROM chain WHERE session = OLD.id;
+    DELETE FROM note WHERE session = OLD.id AND session <> '';
     UPDATE tally SET
         open = open - (OLD.kind = 'session' AND OLD.state <> 'ended'),
         ended = ended - (OLD.kind = 'session' AND OLD.state = 'ended');
