@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from perdure._core.ids import StreamId
 from perdure._core.retention import (
+    SLACK_SHARE,
     Cutoffs,
     Limits,
     StreamSizes,
@@ -54,6 +55,15 @@ def test_a_stream_in_use_gives_its_events_last() -> None:
 
 def test_over_its_answers_it_forgets_the_oldest_streams_altogether() -> None:
     assert answers_to_drop([kept(name) for name in "abcdef"], total=6, size=0, limits=LIMITS) == ["a", "b"]
+
+
+def test_a_twentieth_more_may_collect_before_the_oldest_go_together() -> None:
+    limits = Limits(streams=SLACK_SHARE, session_events=1_000, answers=SLACK_SHARE, size=1_000)
+    streams = [kept(str(place), events=1) for place in range(SLACK_SHARE + 2)]
+    assert events_to_trim(streams[1:], limits) == []
+    assert events_to_trim(streams, limits) == ["0", "1"]
+    assert answers_to_drop(streams, total=SLACK_SHARE + 1, size=0, limits=limits) == []
+    assert answers_to_drop(streams, total=SLACK_SHARE + 2, size=0, limits=limits) == ["0", "1"]
 
 
 def test_over_its_bytes_it_forgets_events_first_and_the_oldest_answers_last() -> None:

@@ -36,6 +36,11 @@ class Limits:
     """Bytes, of events and answers together."""
 
 
+SLACK_SHARE = 20
+"""A session may have a twentieth more streams or answers than its limit before the oldest are deleted, back to the
+limit. If the limit were exact, each call of a long session would pay for one more commit, in another thread."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cutoffs:
     """The times before which things have expired."""
@@ -145,6 +150,8 @@ def answers_to_drop(kept: Iterable[StreamUsage], *, total: int, size: int, limit
     """The streams that go altogether, so that of `total` answers with `size` bytes no more than the limits allow are
     kept: the oldest. `kept` comes in that order, and is looked at no further than needed."""
     dropped: list[StreamId] = []
+    if total <= limits.answers + limits.answers // SLACK_SHARE and size <= limits.size:
+        return dropped
     streams = iter(kept)
     while (total > limits.answers or size > limits.size) and (stream := next(streams, None)) is not None:
         dropped.append(stream.stream)
@@ -161,6 +168,9 @@ def events_to_trim(kept: Iterable[StreamUsage], limits: Limits, *, answer_bytes:
     events = sum(stream.events for stream in streams)
     with_events = sum(1 for stream in streams if stream.events)
     trimmed: list[StreamId] = []
+    many = with_events > limits.streams + limits.streams // SLACK_SHARE
+    if events <= limits.session_events and not many and size <= limits.size:
+        return trimmed
     for stream in streams:
         if events <= limits.session_events and with_events <= limits.streams and size <= limits.size:
             break
