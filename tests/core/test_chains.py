@@ -18,7 +18,7 @@ from perdure._core.chains import (
     Action,
     Chain,
     Outcome,
-    Shown,
+    SecretKind,
     Token,
     hashed,
     is_held_by,
@@ -83,7 +83,7 @@ def test_a_chain_knows_its_holder() -> None:
 
 def test_every_use_has_a_rule() -> None:
     assert {(action, seen) for action, rules in RULES.items() for seen in rules} == set(
-        itertools.product(Action, Shown)
+        itertools.product(Action, SecretKind)
     )
 
 
@@ -114,7 +114,7 @@ def test_a_use(chain: Chain, action: Action, token: Token, after: Chain | None, 
 
 
 def test_no_token_shows_the_next_secret_where_there_is_none() -> None:
-    assert shown(AT_REST, CURRENT.renewed(b"")) is Shown.USED
+    assert shown(AT_REST, CURRENT.renewed(b"")) is SecretKind.USED
 
 
 # Histories

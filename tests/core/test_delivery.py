@@ -23,7 +23,7 @@ from perdure._core.delivery import (
     Failure,
     Meaning,
     Purpose,
-    Seen,
+    ResponseKind,
     body_of,
     column_of,
     is_answer,
@@ -104,7 +104,7 @@ def test_the_vectors_have_every_cell_of_the_table() -> None:
     assert {(failure, column) for failure in FAILED for column in FAILED[failure]} == {
         (Failure[vector["failure"].upper()], column_of(attempt_of(vector))) for vector in VECTORS["failures"]
     }
-    assert RESPONDED.keys() == set(Seen)
+    assert RESPONDED.keys() == set(ResponseKind)
     assert FAILED.keys() == set(Failure)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -542,6 +543,31 @@ async def test_a_node_that_joins_learns_what_listeners_want_before_it_serves(tmp
                 await ear.until_told(item)
                 assert ear.told == [item]
                 ear.forget()
+
+
+async def test_nodes_that_know_what_listeners_want_do_not_ask_again(tmp_path: Path) -> None:
+    """One that joins is answered, and what the others know stays the last word for them."""
+    async with two(tmp_path) as (a, b), listening(a.port, "board://a") as ear:
+        async with serve(new_server(), store=SharedStore(tmp_path / "log.db")) as third:
+            own, nodes = life_of(a), [listening_of(b), listening_of(third)]
+            await until(lambda: all(own.context.node in node._nodes for node in nodes))
+            await own.liveness.beat(json.dumps({"listening": listening_of(a).number}).encode())
+            for node, site in zip(nodes, (b, third), strict=True):
+                for _ in range(3):
+                    node.go_round(await life_of(site).liveness.overview(mail_after=0))
+                assert not node._asked
+        assert ear.told == []
+
+
+async def test_more_resources_than_one_message_holds_are_announced_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules_of_listening, "MAX_URIS", 2)
+    uris = [f"board://{n}" for n in range(5)]
+    async with two(tmp_path) as (a, b), listening(a.port, *uris) as ear:
+        for uri in uris:
+            await publish(b.port, uri)
+            await ear.until_told(uri)
 
 
 async def test_a_node_that_joins_and_is_not_answered_serves_and_reports_later(

@@ -2,7 +2,7 @@
 
 A token is 48 random bytes: 16 name its chain, 32 are a secret of it. A chain belongs to one session and one holder, and
 knows two secrets at most, as hashes: the *current* one, and the *next* one, which was issued and is not confirmed yet.
-Only a token of the chain tells a caller the chain's name. So a token that names a chain and is neither of the two was
+A caller learns a chain's name only from one of its tokens. So a token that names a chain and is neither of the two was
 voided or retired before: it is used a second time, by a thief or by the owner it was copied from. The server cannot
 tell which of them is the owner, so it revokes the chain. This needs no memory of retired secrets, however many there
 were.
@@ -41,7 +41,7 @@ class Action(enum.Enum):
     REVOKE = "revoke"
 
 
-class Shown(enum.Enum):
+class SecretKind(enum.Enum):
     """Which secret of a chain a token shows."""
 
     CURRENT = "current"
@@ -68,18 +68,18 @@ class Outcome(enum.Enum):
 
 
 _ENDED, _REUSED = (Change.END, Outcome.ENDED), (Change.END, Outcome.REUSED)
-RULES: Mapping[Action, Mapping[Shown, tuple[Change, Outcome]]] = {
+RULES: Mapping[Action, Mapping[SecretKind, tuple[Change, Outcome]]] = {
     Action.RESUME: {
-        Shown.CURRENT: (Change.ISSUE, Outcome.ACCEPTED),
-        Shown.NEXT: (Change.MOVE_AND_ISSUE, Outcome.ACCEPTED),  # it was written down, and its holder died then
-        Shown.USED: _REUSED,
+        SecretKind.CURRENT: (Change.ISSUE, Outcome.ACCEPTED),
+        SecretKind.NEXT: (Change.MOVE_AND_ISSUE, Outcome.ACCEPTED),  # it was written down, and its holder died then
+        SecretKind.USED: _REUSED,
     },
     Action.CONFIRM: {
-        Shown.CURRENT: (Change.KEEP, Outcome.ACCEPTED),  # twice, as the first answer may be lost
-        Shown.NEXT: (Change.MOVE, Outcome.ACCEPTED),
-        Shown.USED: _REUSED,
+        SecretKind.CURRENT: (Change.KEEP, Outcome.ACCEPTED),  # twice, as the first answer may be lost
+        SecretKind.NEXT: (Change.MOVE, Outcome.ACCEPTED),
+        SecretKind.USED: _REUSED,
     },
-    Action.REVOKE: {Shown.CURRENT: _ENDED, Shown.NEXT: _ENDED, Shown.USED: _REUSED},
+    Action.REVOKE: {SecretKind.CURRENT: _ENDED, SecretKind.NEXT: _ENDED, SecretKind.USED: _REUSED},
 }
 
 
@@ -136,12 +136,12 @@ def is_held_by(chain: Chain, holder: str) -> bool:
     return hmac.compare_digest(chain.holder, hashed(holder.encode()))
 
 
-def shown(chain: Chain, token: Token) -> Shown:
+def shown(chain: Chain, token: Token) -> SecretKind:
     """Which of the chain's secrets the token shows. Both are compared, whichever it is."""
     secret = hashed(token.secret)
     is_current = hmac.compare_digest(chain.current, secret)
     is_next = hmac.compare_digest(chain.next, secret)
-    return Shown.CURRENT if is_current else Shown.NEXT if is_next else Shown.USED
+    return SecretKind.CURRENT if is_current else SecretKind.NEXT if is_next else SecretKind.USED
 
 
 def use(chain: Chain, action: Action, token: Token, *, fresh: bytes) -> tuple[Chain | None, Outcome]:

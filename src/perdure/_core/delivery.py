@@ -100,7 +100,7 @@ class Failure(enum.Enum):
     PATIENCE_ENDED = "patience has ended", "only a call with a position, or one that may have arrived, may have run"
 
 
-class Seen(enum.Enum):
+class ResponseKind(enum.Enum):
     """What a response comes to; with the reason for its row."""
 
     STREAM = "200 with an event stream", "the answer will be on it"
@@ -136,7 +136,7 @@ class Attempt:
 
 
 class Column(enum.Enum):
-    """What was sent, as the table tells it apart: five by POST and three by GET with a session, two without."""
+    """What was sent, as the table distinguishes it: five by POST and three by GET with a session, two without."""
 
     CALL = "a call"
     READ = "a call that may be repeated"
@@ -160,23 +160,23 @@ _FOLLOW, _ANSWER, _AGAIN, _RESTART = Meaning.FOLLOW, Meaning.ANSWER, Meaning.AGA
 _RENEW, _UNKNOWN, _UNREACH, _REFUSED = Meaning.RENEW, Meaning.UNKNOWN, Meaning.UNREACHABLE, Meaning.REFUSED
 
 # fmt: off
-_WITH_SESSION: Mapping[Seen, Mapping[Column, Meaning]] = {
+_WITH_SESSION: Mapping[ResponseKind, Mapping[Column, Meaning]] = {
     #                       by POST                                                   by GET
     #                       call      read      notification reply  handshake   call      read      listener
-    Seen.STREAM:       _row(_FOLLOW,  _FOLLOW,  _ANSWER,  _ANSWER,  _FOLLOW,    _FOLLOW,  _FOLLOW,  _FOLLOW),
-    Seen.ANSWERED:     _row(_ANSWER,  _ANSWER,  _ANSWER,  _ANSWER,  _ANSWER),
-    Seen.TAKEN:        _row(_UNKNOWN, _REFUSED, _ANSWER,  _ANSWER,  _REFUSED),
-    Seen.NOT_NOW:      _row(_AGAIN,   _AGAIN,   _AGAIN,   _AGAIN,   _AGAIN),
-    Seen.SESSION_GONE: _row(_RENEW,   _RENEW,   _RENEW,   _RENEW,   _REFUSED,   _RENEW,   _RENEW,   _RENEW),
-    Seen.SAID_NO:      _row(_ANSWER,  _ANSWER,  _REFUSED, _REFUSED, _ANSWER),
-    Seen.SAID_WHO:     _row(_ANSWER,  _ANSWER,  _REFUSED, _REFUSED, _REFUSED),
-    Seen.NO:           _row(_REFUSED, _REFUSED, _REFUSED, _REFUSED, _REFUSED),
-    Seen.SAID_FAILED:  _row(_ANSWER,  _ANSWER,  _AGAIN,   _AGAIN,   _ANSWER),
-    Seen.AWAY:         _row(_UNKNOWN, _RESTART, _AGAIN,   _AGAIN,   _AGAIN),
-    Seen.FAILED:       _row(_UNKNOWN, _REFUSED, _AGAIN,   _AGAIN,   _REFUSED),
-    Seen.BAD_POSITION: _row(_UNKNOWN, _RESTART, _RESTART),
-    Seen.NO_STREAM:    {Column.LISTENER: _REFUSED},
-    Seen.UNREADABLE:   _row(_AGAIN,   _AGAIN,   _AGAIN),
+    ResponseKind.STREAM:       _row(_FOLLOW,  _FOLLOW,  _ANSWER,  _ANSWER,  _FOLLOW,    _FOLLOW,  _FOLLOW,  _FOLLOW),
+    ResponseKind.ANSWERED:     _row(_ANSWER,  _ANSWER,  _ANSWER,  _ANSWER,  _ANSWER),
+    ResponseKind.TAKEN:        _row(_UNKNOWN, _REFUSED, _ANSWER,  _ANSWER,  _REFUSED),
+    ResponseKind.NOT_NOW:      _row(_AGAIN,   _AGAIN,   _AGAIN,   _AGAIN,   _AGAIN),
+    ResponseKind.SESSION_GONE: _row(_RENEW,   _RENEW,   _RENEW,   _RENEW,   _REFUSED,   _RENEW,   _RENEW,   _RENEW),
+    ResponseKind.SAID_NO:      _row(_ANSWER,  _ANSWER,  _REFUSED, _REFUSED, _ANSWER),
+    ResponseKind.SAID_WHO:     _row(_ANSWER,  _ANSWER,  _REFUSED, _REFUSED, _REFUSED),
+    ResponseKind.NO:           _row(_REFUSED, _REFUSED, _REFUSED, _REFUSED, _REFUSED),
+    ResponseKind.SAID_FAILED:  _row(_ANSWER,  _ANSWER,  _AGAIN,   _AGAIN,   _ANSWER),
+    ResponseKind.AWAY:         _row(_UNKNOWN, _RESTART, _AGAIN,   _AGAIN,   _AGAIN),
+    ResponseKind.FAILED:       _row(_UNKNOWN, _REFUSED, _AGAIN,   _AGAIN,   _REFUSED),
+    ResponseKind.BAD_POSITION: _row(_UNKNOWN, _RESTART, _RESTART),
+    ResponseKind.NO_STREAM:    {Column.LISTENER: _REFUSED},
+    ResponseKind.UNREADABLE:   _row(_AGAIN,   _AGAIN,   _AGAIN),
 }
 
 _FAILED_WITH_SESSION: Mapping[Failure, Mapping[Column, Meaning]] = {
@@ -191,18 +191,18 @@ _FAILED_WITH_SESSION: Mapping[Failure, Mapping[Column, Meaning]] = {
     Failure.PATIENCE_ENDED:   _row(_UNREACH, _UNREACH, _UNREACH, _UNREACH, _UNREACH,  _UNKNOWN, _UNREACH, _UNREACH),
 }
 
-KEYED: Mapping[Seen | Failure, tuple[Meaning, Meaning]] = {
+KEYED: Mapping[ResponseKind | Failure, tuple[Meaning, Meaning]] = {
     #                        at first  where it may have arrived
-    Seen.STREAM:             (_FOLLOW,  _FOLLOW),
-    Seen.ANSWERED:           (_ANSWER,  _ANSWER),
-    Seen.TAKEN:              (_RESTART, _RESTART),
-    Seen.NOT_NOW:            (_AGAIN,   _AGAIN),
-    Seen.SAID_NO:            (_ANSWER,  _ANSWER),
-    Seen.SAID_WHO:           (_ANSWER,  _AGAIN),
-    Seen.NO:                 (_REFUSED, _AGAIN),
-    Seen.SAID_FAILED:        (_ANSWER,  _ANSWER),
-    Seen.AWAY:               (_RESTART, _RESTART),
-    Seen.FAILED:             (_RESTART, _RESTART),
+    ResponseKind.STREAM:             (_FOLLOW,  _FOLLOW),
+    ResponseKind.ANSWERED:           (_ANSWER,  _ANSWER),
+    ResponseKind.TAKEN:              (_RESTART, _RESTART),
+    ResponseKind.NOT_NOW:            (_AGAIN,   _AGAIN),
+    ResponseKind.SAID_NO:            (_ANSWER,  _ANSWER),
+    ResponseKind.SAID_WHO:           (_ANSWER,  _AGAIN),
+    ResponseKind.NO:                 (_REFUSED, _AGAIN),
+    ResponseKind.SAID_FAILED:        (_ANSWER,  _ANSWER),
+    ResponseKind.AWAY:               (_RESTART, _RESTART),
+    ResponseKind.FAILED:             (_RESTART, _RESTART),
     Failure.NOT_SENT:        (_AGAIN,   _AGAIN),
     Failure.UNTRUSTED:       (_REFUSED, _AGAIN),
     Failure.NO_CREDENTIALS:  (_REFUSED, _AGAIN),
@@ -213,11 +213,11 @@ KEYED: Mapping[Seen | Failure, tuple[Meaning, Meaning]] = {
 # fmt: on
 
 
-def _with_keyed(cells: Mapping[Column, Meaning], row: Seen | Failure) -> Mapping[Column, Meaning]:
+def _with_keyed(cells: Mapping[Column, Meaning], row: ResponseKind | Failure) -> Mapping[Column, Meaning]:
     return {**cells, **dict(zip((Column.KEYED, Column.KEYED_AGAIN), KEYED.get(row, ()), strict=False))}
 
 
-RESPONDED: Mapping[Seen, Mapping[Column, Meaning]] = {
+RESPONDED: Mapping[ResponseKind, Mapping[Column, Meaning]] = {
     row: _with_keyed(cells, row) for row, cells in _WITH_SESSION.items()
 }
 FAILED: Mapping[Failure, Mapping[Column, Meaning]] = {
@@ -267,25 +267,29 @@ def column_of(attempt: Attempt) -> Column:
     return called[attempt.has_position]
 
 
-def seen(attempt: Attempt, *, status: int, media: str, body: Body, says_when: bool) -> Seen:
+def seen(attempt: Attempt, *, status: int, media: str, body: Body, says_when: bool) -> ResponseKind:
     """The row of the table for a response."""
     if status == 200 and media == EVENTS:
-        return Seen.STREAM
+        return ResponseKind.STREAM
     if status == 404 and attempt.may_renew and attempt.purpose is not Purpose.KEYED:
-        return Seen.SESSION_GONE
+        return ResponseKind.SESSION_GONE
     if is_read(attempt):
         if status not in _NO_READING:
-            return Seen.UNREADABLE
+            return ResponseKind.UNREADABLE
         is_listener = attempt.purpose is Purpose.LISTENER
-        return Seen.NO_STREAM if is_listener and (status != 400 or not attempt.has_position) else Seen.BAD_POSITION
+        return (
+            ResponseKind.NO_STREAM
+            if is_listener and (status != 400 or not attempt.has_position)
+            else ResponseKind.BAD_POSITION
+        )
     if status == 429 or (status == 503 and says_when):
-        return Seen.NOT_NOW
+        return ResponseKind.NOT_NOW
     if status < 300:
-        return Seen.ANSWERED if is_answer(body) else Seen.TAKEN
+        return ResponseKind.ANSWERED if is_answer(body) else ResponseKind.TAKEN
     if status < 500:
         if body in (Body.NONE, Body.RESULT):
-            return Seen.NO
-        return Seen.SAID_WHO if status in _UNAUTHORIZED else Seen.SAID_NO
+            return ResponseKind.NO
+        return ResponseKind.SAID_WHO if status in _UNAUTHORIZED else ResponseKind.SAID_NO
     if body is Body.ERROR:
-        return Seen.SAID_FAILED
-    return Seen.AWAY if status in _AWAY else Seen.FAILED
+        return ResponseKind.SAID_FAILED
+    return ResponseKind.AWAY if status in _AWAY else ResponseKind.FAILED

@@ -24,7 +24,7 @@ MAX_KEY = 255
 """Characters of a key: as many as Stripe takes, and a UUID has 36."""
 
 PROGRESS_TOKEN = "perdure"
-"""The progress token of a call whose client gave none: a task tells its progress whether its client asked or not."""
+"""The progress token of a call whose client gave none: a task reports its progress whether its client asked or not."""
 
 STATE_PREFIX = "perdure."
 """Begins the `requestState` of a call that waits for its client's input; the id of its record follows."""

@@ -68,7 +68,7 @@ class RecordKind(enum.Enum):
     """A session that a client has opened with its handshake."""
 
     CALL = "call"
-    """A single request of a revision without sessions: a session of one call. It has no standalone stream."""
+    """A durable call: a request of 2026-07-28, kept as a session of one call. It has no standalone stream."""
 
     KEY = "key"
     """What is left of a durable call whose answer was given up for newer ones: its id, and what was asked for. So its
@@ -80,7 +80,7 @@ class RecordKind(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class Position:
-    """A place in a stream: just behind the event with this sequence number (0: before the first)."""
+    """A place in a stream: just after the event with this sequence number (0: before the first)."""
 
     stream: StreamId
     generation: int
@@ -109,7 +109,7 @@ class Generation:
 def place(position: Position, *, generation: int, last: int, ended: Sequence[Generation]) -> int:
     """The sequence number after which a reader goes on: that of the position, or less where its tail was lost.
 
-    Of a generation that is not recorded all events count as lost: it began behind the end of the last one before it,
+    Of a generation that is not recorded all events count as lost: it began after the end of the last one before it,
     or it is older than all that are known. One that is still to come is of a store that lost it.
     """
     if position.generation == generation:
@@ -154,7 +154,7 @@ def new_node_id(random: RandomBytes) -> NodeId:
 
 
 def reader_name(node: NodeId, arrival: int, since: float, *, only_listed: bool = False) -> str:
-    """The name of a reader: no other one has it. It tells an operator since when the reader is there, and nodes whether
+    """The name of a reader: no other one has it. It shows an operator since when the reader exists, and nodes whether
     it is at its writer's own node and only listed: then no node acts on it."""
     return f"{_LISTED if only_listed else ''}{node}.{arrival}.{since:.3f}"
 
@@ -164,7 +164,7 @@ def is_only_listed(name: str) -> bool:
 
 
 def reader_since(name: str) -> float | None:
-    """When a reader came, by the store's clock; `None` if its name does not tell."""
+    """When a reader came, by the store's clock; `None` if its name does not say it."""
     found = _READER.fullmatch(name)
     return None if found is None else float(found[1])
 
@@ -173,7 +173,7 @@ def new_fence(generation: int, random: RandomBytes) -> Fence:
     """A fence for the writer of a generation, or for a node that opens streams in their first one.
 
     No counter is kept: one that a store has lost a part of would give the same fence twice. Fences are compared for
-    equality alone, and the generation tells which claim is later.
+    equality alone, and the generation says which claim is later.
     """
     return Fence(generation << FENCE_BYTES * 8 | int.from_bytes(random(FENCE_BYTES), "big"))
 

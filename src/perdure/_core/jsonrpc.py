@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeAlias, TypeGuard
 
 from perdure._core.codes import INVALID_REQUEST, PARSE_ERROR
 
-#: The parser recurses once per level, and so does most code behind us: far below Python's 1000 frames, and far above
+#: The parser recurses once per level, and so does most code after it: far below Python's 1000 frames, and far above
 #: what people nest by hand. The SDK's own parser ends at about 200.
 MAX_DEPTH = 64
 
@@ -135,7 +135,7 @@ def _parse_json(body: bytes) -> object:
         raise _not_json("the body is empty")
     if body.startswith(b"\xef\xbb\xbf"):
         raise _not_json("the body begins with a byte order mark, which JSON on a network must not have")
-    # Few brackets cannot nest deep, so most bodies are spared the exact look.
+    # Few brackets cannot nest deep, so most bodies are spared the exact count.
     if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _nests_too_deep(body):
         raise _not_json(f"the body nests deeper than {MAX_DEPTH} levels")
     try:

@@ -16,12 +16,12 @@ when its lock, first seen free in an answer that came at one moment, is still fr
 of a node that stands still or is cut off: its lease does.
 
 **Another node, by its process.** An observer on the same machine may look up the process. If that has ended, its node
-is dead at once. If it is there, its lock is free because it has lost its connection: only its lease tells.
+is dead at once. If it runs, its lock is free because it has lost its connection: only its lease decides.
 
 Why the second comes after the first: the beat that the observer saw was sent before its answer came, and a later one
 had not reached the store when the observer asked again. So when a node is called dead, the last beat that the observer
 can have seen was sent a whole lease ago, and the claim that it renewed ended a quarter of a lease ago. A node may come
-back all the same between that look and its burial. A burial names the beat that was seen, and does not happen if there
+back all the same between answer and burial. A burial names the beat that was seen, and does not happen if there
 is a later one; so no node is buried that holds its claim. What was claimed of it until then, fences have taken away.
 
 A lock may be lost by a process that lives, as when its connection breaks. It beats at once then and until it has its
@@ -58,7 +58,7 @@ _MAX_SILENCE = 0.5
 other nodes may have been so too, and get a whole lease again to show that they live."""
 
 
-class _Seen(NamedTuple):
+class _Observation(NamedTuple):
     """A node's beat, since when it has been so, and since when its lock has been free with it."""
 
     beat: int
@@ -104,7 +104,7 @@ class Leases:
         self._free_seconds = min(lease, max(FREE_SECONDS, FREE_SHARE * lease))
         self.claim = Claim(now + OWN_SHARE * lease)
         self._beaten = now
-        self._seen: dict[NodeId, _Seen] = {}
+        self._seen: dict[NodeId, _Observation] = {}
 
     def alone(self, *, now: float) -> None:
         """No other node has joined, so none can have taken this one for dead, however long it was silent."""
@@ -131,15 +131,15 @@ class Leases:
         free: Container[NodeId] = (),
         ended: Container[NodeId] = (),
     ) -> list[NodeId]:
-        """Note the beats that the store shows, and the nodes whose lock is `free` in the same answer; gives the nodes
-        that are dead. `ended`: nodes whose process was looked up and has ended."""
+        """Note the beats that the store shows, and the nodes whose lock is `free` in the same answer; returns the
+        dead nodes. `ended`: nodes whose process was looked up and has ended."""
         own_lock_held = self._node not in free
         seen, self._seen = self._seen, {}
         for node, beat in beats.items():
             if node != self._node:
                 last = seen.get(node)
                 if last is None or last.beat != beat:
-                    last = _Seen(beat, now, None)
+                    last = _Observation(beat, now, None)
                 is_free = own_lock_held and node in free
                 free_since = (now if last.free_since is None else last.free_since) if is_free else None
                 self._seen[node] = last._replace(free_since=free_since)

@@ -59,7 +59,7 @@ class Waiting(_Mail):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading(_Mail):
-    """To a stream's writer, or to the node of a reader that was overtaken: look which reader is on it."""
+    """To a stream's writer, or to the node of a reader that was overtaken: read which reader is on it."""
 
     stream: StreamId
 
@@ -114,6 +114,8 @@ class Listening:
     uris: Sequence[str]
     adds: bool
     """To those that it has announced before; otherwise these replace them."""
+    has_more: bool
+    """Further parts follow; the last one is answered."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

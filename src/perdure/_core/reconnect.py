@@ -1,7 +1,7 @@
 """How a client comes back to one stream: a table of phases, and a rule for delays.
 
 A stream is CONNECTING until an answer with events begins, READING until the connection ends, and WAITING before the
-next attempt. It is OVER when its answer is there, when the server refuses it, or when patience ends.
+next attempt. It is OVER when its answer has come, when the server refuses it, or when patience ends.
 
 **What counts as trouble.** An attempt that brings no event stream is a failure; failures in a row are counted, and
 timed from the first. A connection that did bring a stream ends the count, also if nothing but a priming event came: a

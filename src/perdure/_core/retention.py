@@ -81,10 +81,10 @@ class StreamSizes:
         self._event_bytes = 0
         self._sized_from = last
         self._sizes: array[int] | None = None
-        """Bytes of each event behind `_sized_from`; 0 for a final answer."""
+        """Bytes of each event after `_sized_from`; 0 for a final answer."""
 
     def restarted(self, last: int) -> StreamSizes:
-        """What is left of this count when the stream goes on behind that number."""
+        """What is left of this count when the stream continues after that number."""
         finals = tuple(final for final in self._finals if final[0] <= last)
         return StreamSizes(last, finals=finals, trimmed=self.trimmed)
 

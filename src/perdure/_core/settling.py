@@ -1,6 +1,6 @@
 """Decides what becomes of a call whose node died, or was stopped.
 
-`rerun` says whether a request may run again, as far as its method tells; where only the server knows, its tool list
+`rerun` says whether a request may run again, as far as its method decides; where only the server knows, its tool list
 does (`may_run_again`). The table then says what follows on which occasion. One thing comes before the table: a call
 that its client has cancelled is answered so (`Verdict.CANCEL`), on any occasion.
 """

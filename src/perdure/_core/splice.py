@@ -6,7 +6,7 @@ member given twice. So the text is cut where the value stands. The text must be 
 
 `find` has two ways. The walk reads every member on the way to the value: 13 µs for the progress token of a usual
 message. The anchored way takes less than 2 µs: one regular expression matches the text up to the value. It holds where
-only members with plain values stand before the value, and no name of the path occurs behind it, because of members
+only members with plain values stand before the value, and no name of the path occurs after it, because of members
 given twice the last counts. All other texts take the walk.
 """
 
@@ -120,7 +120,7 @@ def items(text: str) -> list[str]:
 
 def _parts(text: str, at: int) -> Iterator[tuple[str, int, int]]:
     """The members of an object, or the items of an array, that begins here: the member's name, where the value begins,
-    and what stands behind it."""
+    and where the value ends."""
     is_object, name = text[at] == "{", ""
     at = _skip(text, at + 1)
     while text[at] not in "]}":

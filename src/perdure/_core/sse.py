@@ -138,7 +138,7 @@ class Decoder:
         return events
 
     def _lines(self, chunk: bytes) -> list[bytes]:
-        """The lines that this chunk ends; what stands behind the last line end waits in `_line`."""
+        """The lines that this chunk ends; what follows the last line end waits in `_line`."""
         if self._after_cr and chunk:
             chunk = chunk.removeprefix(b"\n")
             self._after_cr = False

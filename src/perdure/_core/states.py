@@ -10,7 +10,7 @@ stream that is OPEN when its session ends has EXPIRED.
 **Writing.** Says who writes a stream, as one node sees it. A node is FOLLOWING what another node writes, or is WRITING
 after a claim. A call that another node claims is LOST here; its reader is ended, and the next one follows. The home of
 a session may move, so a standalone stream is followed at once. When the store has forgotten a session that ended
-elsewhere, what its calls still send goes UNLOGGED to the reader that is there.
+elsewhere, what its calls still send goes UNLOGGED to the attached reader.
 
 **Reader.** One response on a stream. It is STARTING until its response has begun, PUMPING while it writes, and RESTING
 when there is nothing to write: then it costs no task. A reader that is ended while others still read is CLOSING until
@@ -28,7 +28,7 @@ again or settles it.
 **Claim.** What a node may do with the streams that it writes, as it knows by itself. While it is HOLDING its claim it
 writes and shows them. A node that could not show for too long that it lives is FROZEN: another node may act in its
 place, so it shows and accepts nothing, and keeps what it has. Once the store answers that it still knows the node, the
-claim is renewed and the node goes on: what was taken from it meanwhile, the fences tell. A node that the store does not
+claim is renewed and the node goes on: fences show what was taken from it meanwhile. A node that the store does not
 know any more is BURIED, because another one has settled what it left, or it has left by itself. It ends; an answer to
 an earlier beat that is late changes nothing.
 

@@ -17,7 +17,7 @@ _SIZE = re.compile(r"([0-9]{1,18}) ?(GiB|MiB|KiB|B)?")
 _COUNT = re.compile(r"[0-9]{1,18}")
 
 SITE = "https://perdure.example/docs"
-"""Where the pages are that `make docs` builds. `.example` is a name that nobody has: a release sets it, here and in the
+"""Where the pages are that `make docs` builds. `.example` is a reserved name: a release sets it, here and in the
 project's metadata, which a test compares."""
 
 _MARK = "\N{REPLACEMENT CHARACTER}"

@@ -1,8 +1,7 @@
 """Serves `subscriptions/listen` of 2026-07-28: an acknowledgement, notifications from one or more sources, and an end.
 
-A request that is none to listen goes to the SDK's own handler, which refuses it as it always did. So does every request
-if this process cannot hear its own server. A listener may stay for days, so of its request only the id and the filter
-are kept.
+A request with other contents goes to the SDK's own handler, which refuses it. So does every request if this process
+cannot subscribe to its own server. A listener may stay for days, so of its request only the id and the filter are kept.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class ListenRequest:
 
 
 class ListenSource(Protocol):
-    """Gives notifications of one kind to one listener."""
+    """Has the notifications of one kind for one listener."""
 
     @property
     def honoured(self) -> Mapping[str, Any]:
@@ -258,7 +257,7 @@ def _read(scope: Scope, headers: Headers, body: bytes) -> ListenRequest | None:
 
 
 def hearing_changes(send: Send, tell: Callable[[str, Mapping[str, Any] | None], None]) -> Send:
-    """Give a way to send a response of the SDK's that also tells of changes in it: a tool of a server without
+    """Wrap `send` of a response of the SDK so that changes reported in it are passed on: a tool of a server without
     subscriptions says them to its own caller. The SDK sends each event in one piece."""
 
     async def send_and_tell(message: MutableMapping[str, Any]) -> None:

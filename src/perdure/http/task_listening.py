@@ -58,7 +58,7 @@ class _TasksOfOne:
 
     @property
     def is_over(self) -> bool:
-        """All that it was to tell of has ended."""
+        """All its tasks have ended."""
         return self._wanted and not self._open and not self._due
 
     def watch(self, on_due: Callable[[], None]) -> None:

@@ -32,7 +32,7 @@ class CallEnded(Exception):
 class Outlet(Protocol):
     """Takes what a runtime says: a session.
 
-    1. `notify`, `ask` and `answer` keep the order in which they are called, and tell where to wait before more is said.
+    1. `notify`, `ask` and `answer` keep the order of their calls, and return where to wait before more is said.
     2. What concerns a call that has ended is dropped; only `ask` raises, because its caller would wait for ever.
     3. A runtime that was closed answers, asks and reports nothing more. A handler that goes on may still notify, but
        not for its call.
@@ -113,7 +113,7 @@ class ServerChanges(Protocol):
 
     @property
     def may_be_silent(self) -> bool:
-        """Whether clients are served that listen to a server which knows no `subscriptions/listen`: its tools tell of
+        """Whether clients are served that listen to a server which knows no `subscriptions/listen`: its tools report
         changes by other means."""
 
     async def listen(

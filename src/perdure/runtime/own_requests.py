@@ -100,10 +100,10 @@ async def pages(
 
 KEEP_SECONDS = 60.0
 """How old a list may be before it is read again. A tool rarely changes what it says of itself, and each call would list
-them all otherwise. The old list counts until the new one is there."""
+them all otherwise. The old list counts until the new one has come."""
 
 WAIT_SECONDS = 1.0
-"""How long a list that is not there yet is waited for, from its request on: longer than a server takes that looks its
+"""How long a list that has not come yet is waited for, from its request on: longer than a server takes that looks its
 tools up elsewhere, and short for a user. After that its tools are served as those that say nothing of themselves."""
 
 READ_SECONDS = 60.0

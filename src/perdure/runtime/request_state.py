@@ -1,7 +1,7 @@
 """Seals the request state of multi-round calls with keys that all processes share.
 
 The SDK makes a key of its own in each process, so the second round of a call succeeds only at the process that answered
-the first. Here the keys are secrets of the store: a round may come to any process, also behind a restart. Where the
+the first. Here the keys are secrets of the store: a round may come to any process, also after a restart. Where the
 operator gives keys (`PERDURE_STATE_KEYS`), those are used, for deployments that share no store.
 
 Keys are named by the time in which each seals, so all processes that share a store, and so its clock and its secrets,
@@ -36,7 +36,7 @@ LIFE = 30 * 86_400.0
 memory. What was sealed lives for minutes (the SDK's default is ten)."""
 
 RENEW_SECONDS = 3_600.0
-"""Seconds between two looks at the keys: often within the life of a key, and one small query."""
+"""Seconds between two reads of the keys: often within the life of a key, and one small query."""
 
 
 class Ring(NamedTuple):
@@ -97,7 +97,7 @@ def given_keys() -> Sequence[str]:
 
 
 def share_request_state(server: Server[Any]) -> SharedKeys | None:
-    """Have a server seal its request state with shared keys. Gives those that have yet to be loaded from the store;
+    """Have a server seal its request state with shared keys. Returns those that have yet to be loaded from the store;
     `None` if the operator gave keys, or the server seals nothing."""
     if not any(isinstance(part, RequestStateBoundary) for part in server.middleware):
         return None

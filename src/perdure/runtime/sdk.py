@@ -140,7 +140,7 @@ class WriteStream(ObjectSendStream[SessionMessage]):
 
 
 class Dispatcher(JSONRPCDispatcher):
-    """Gives asks the names that the session chooses."""
+    """Names asks as the session chooses."""
 
     def __init__(self, read_stream: ReadStream, write_stream: WriteStream, outlet: Outlet) -> None:
         super().__init__(read_stream, write_stream, inline_methods=frozenset({"initialize"}))

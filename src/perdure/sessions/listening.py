@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,6 +57,9 @@ ANSWERED_WITHIN = 0.5
 """Seconds that a node which joins waits for the nodes with listeners before it serves. If one answers later, its
 listeners get a cue for everything."""
 
+ASKED_AGAIN = 10.0
+"""Seconds until a node that did not answer is asked again: a node that hangs must not find a full mailbox."""
+
 DIGEST_SECONDS = 1.0
 """Seconds that the server may take to list something: a listener waits for it. The digest is unknown beyond."""
 
@@ -68,7 +72,7 @@ MAX_UNSENT = 1_000
 
 LEFT_OVER = 100
 """Resources that no listener here names any more of which other nodes may still be subscribed, beside as many as are
-named: they are asked again, for less, when there are more. So a listener that comes back asks nobody for anything."""
+named: they are asked again, for less, when there are more. So a listener that comes back causes no mail."""
 
 
 class TooManyResources(PerdureError):
@@ -202,8 +206,8 @@ class Listening:
         self._nodes: dict[NodeId, _NodeWithListeners] = {}
         self._to_answer: dict[NodeId, int] = {}
         """Nodes that wait for this one to subscribe to more, each with the number of its last announcement."""
-        self._asked: set[NodeId] = set()
-        """Nodes with listeners whose announcement this node lacks, and has asked for."""
+        self._asked: dict[NodeId, float] = {}
+        """Nodes with listeners whose announcement this node lacks, and when it has asked for it."""
         self._is_started = False
         self._answered = asyncio.Event()
         self._unsent: dict[NodeId, dict[Change, None]] = {}
@@ -370,7 +374,11 @@ class Listening:
         """Send what has changed. Changes of one item that come meanwhile are one."""
         unsent, self._unsent = self._unsent, {}
         sent = (self._context.journal.write(*mail_to([node], _message(changes))) for node, changes in unsent.items())
-        outcomes = await asyncio.gather(*sent, return_exceptions=True)
+        try:
+            outcomes = await asyncio.gather(*sent, return_exceptions=True)
+        except asyncio.CancelledError:
+            self._unsent = unsent | self._unsent
+            raise
         failures = []
         for (node, changes), outcome in zip(unsent.items(), outcomes, strict=True):
             if outcome is not None and not isinstance(outcome, NodeGone):
@@ -395,18 +403,24 @@ class Listening:
         except BaseException:
             self._announced = before
             raise
-        self._send_announcement(others, uris, adds=before is not None)
+        self._announce_to_all(others, uris, adds=before is not None)
+
+    def _announce_to_all(self, nodes: Collection[NodeId], uris: Collection[str], *, adds: bool) -> None:
+        if nodes:
+            self._number += 1
+            self._announcements[self._number] = _Announcement(self._context.hub.monotonic(), set(nodes))
+            self._send_announcement(nodes, uris, adds=adds)
 
     def _send_announcement(self, nodes: Collection[NodeId], uris: Collection[str], *, adds: bool) -> None:
-        if not nodes:
-            return
-        self._number += 1
-        self._announcements[self._number] = _Announcement(self._context.hub.monotonic(), set(nodes))
-        listed = list(uris)
-        for start in range(0, max(1, len(listed)), MAX_URIS):
-            part = listed[start : start + MAX_URIS]
-            message = mail.Listening(node=self._context.node, number=self._number, uris=part, adds=adds or start > 0)
+        """Send resources under the last number, in parts that mail can hold."""
+        left, own = list(uris), self._context.node
+        while True:
+            part, left = left[:MAX_URIS], left[MAX_URIS:]
+            message = mail.Listening(node=own, number=self._number, uris=part, adds=adds, has_more=bool(left))
             self._put_mail(nodes, message)
+            if not left:
+                return
+            adds = True
 
     async def _wait_subscribed(self) -> None:
         """Wait until the other nodes have subscribed to what this one has announced, or for `SUBSCRIBED_WITHIN`."""
@@ -442,8 +456,9 @@ class Listening:
                 uris = {**(known.filter.uris if known else {}), **dict.fromkeys(message.uris)}
                 wanted = ChangeFilter(methods=frozenset(LISTS.values()), uris=uris)
                 self._nodes[message.node] = _NodeWithListeners(message.number, wanted)
-                self._to_answer[message.node] = message.number
-                self._subscribes.want()
+                if not message.has_more:
+                    self._to_answer[message.node] = message.number
+                    self._subscribes.want()
             case mail.Silent():
                 self._nodes.pop(message.node, None)
             case mail.Joined() if self._announced is not None:
@@ -461,15 +476,13 @@ class Listening:
             raise
         for node, number in answers.items():
             self._put_mail([node], mail.Subscribed(asker=node, node=self._context.node, number=number))
-            if node in self._asked:
-                self._asked.discard(node)
-                if self._is_started:  # it has served, and this node has heard nothing of its own server for that one
-                    self._queue(node, ANYTHING)
+            if self._asked.pop(node, None) is not None and self._is_started:
+                self._queue(node, ANYTHING)  # what this process published before that was not sent there
         if not self._asked:
             self._answered.set()
 
     def _ask(self, node: NodeId) -> None:
-        self._asked.add(node)
+        self._asked[node] = self._context.hub.monotonic()
         self._put_mail([node], mail.Joined(node=self._context.node))
 
     def _put_mail(self, nodes: Collection[NodeId], message: mail.ListeningMail) -> None:
@@ -496,7 +509,7 @@ class Listening:
             self._put_mail(others, mail.Silent(node=self._context.node))
         elif self._announced is not None and len(self._announced) > 2 * len(self._named) + LEFT_OVER:
             self._announced = set(self._named)
-            self._send_announcement(others, self._announced, adds=False)
+            self._announce_to_all(others, self._announced, adds=False)
         gone = frozenset(self._nodes.keys() - others.keys())
         listening = {node: read_facts(record).listening for node, record in others.items() if node not in seen.dead}
         unknown = {node for node, number in listening.items() if number > self._number_of(node)}
@@ -504,10 +517,12 @@ class Listening:
         self._suspects = gone, frozenset(unknown)
         for node in gone & last_gone:
             del self._nodes[node]
-        for node in (unknown & last_unknown) - self._asked:
-            self._ask(node)
-        self._asked &= others.keys()
-        long_ago = self._context.hub.monotonic() - SUBSCRIBED_WITHIN
+        now = self._context.hub.monotonic()
+        for node in unknown & last_unknown:
+            if self._asked.get(node, -math.inf) < now - ASKED_AGAIN:
+                self._ask(node)
+        self._asked = {node: time for node, time in self._asked.items() if node in others}
+        long_ago = now - SUBSCRIBED_WITHIN
         for number, announcement in list(self._announcements.items()):
             if announcement.since < long_ago:  # this round has seen the others after it was sent
                 self._settle(announcement.waiting - others.keys(), through=number)
