@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from perdure.cli.listing import listing_lines
+from perdure.cli.tool_calls import listing_lines
 from tests.support.processes.pty_program import on_a_pty
 from tests.support.processes.serving import Served, serving
 from tests.support.processes.starting import can_fork, start

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +23,11 @@ import click
 
 from perdure._core.codes import NO_SERVER, UNREACHABLE
 from perdure._core.reconnect import Patience
-from perdure._core.text import format_duration, parse_duration, printable
+from perdure._core.text import printable
 from perdure.cli.dev import RUN_UNTIL_INPUT_ENDS
-from perdure.cli.options import LEVELS, parsed
+from perdure.cli.options import LEVELS
 from perdure.cli.serve import REFUSED
+from perdure.cli.stdio import BRIDGE_OPTIONS, check_token_options
 from perdure.errors import Misuse
 
 if TYPE_CHECKING:
@@ -68,47 +69,20 @@ class Connection:
     log_level: str
 
 
-_CONNECTION_OPTIONS = (
-    click.argument("url", metavar="URL|FILE"),
-    click.option("--token-env", metavar="NAME", help="environment variable that holds the bearer token"),
-    click.option(
-        "--token-file",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="file that holds the bearer token; read again when the server refuses it",
-    ),
-    click.option(
-        "--mode",
+def _connection_params() -> list[click.Parameter]:
+    options = {str(option.name): option for option in BRIDGE_OPTIONS}
+    mode = click.Option(
+        ["--mode"],
         type=click.Choice(_MODES),
         default="auto",
         show_default=True,
         help="legacy speaks the revisions with sessions, auto those if the server has them",
-    ),
-    click.option(
-        "--patience",
-        type=parsed(parse_duration),
-        default=Patience().max_time,
-        metavar="TIME",
-        help=f"how long to wait for a server that does not answer  [default: {format_duration(Patience().max_time)}]",
-    ),
-    click.option(
-        "--log-level",
-        type=click.Choice(LEVELS),
-        default="info",
-        metavar="LEVEL",
-        help=f"least level of the server's log messages that is shown on stderr: {', '.join(LEVELS)}  [default: info]",
-    ),
-)
+    )
+    url = click.Argument(["url"], metavar="URL|FILE")
+    return [url, options["token_env"], options["token_file"], mode, options["patience"], options["log_level"]]
 
 
-def _connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_CONNECTION_OPTIONS):
-        command = option(command)
-    return command
-
-
-@click.command(short_help="Call a tool of an MCP server.")
-@_connection_options
+@click.command(params=_connection_params(), short_help="Call a tool of an MCP server.")
 @click.argument("tool", metavar="TOOL")
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--input-json", metavar="JSON|@FILE|-", help="arguments as one JSON object, from a file, or from stdin")
@@ -162,8 +136,7 @@ def call(
     return _run(work(), connection, terminal, as_json=as_json)
 
 
-@click.command("list", short_help="List what an MCP server offers.")
-@_connection_options
+@click.command("list", params=_connection_params(), short_help="List what an MCP server offers.")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object, with whole schemas")
 def list_command(as_json: bool, **given: Any) -> int:
     """List the tools of the MCP server at URL with their arguments, and its resources and prompts. In place of URL,
@@ -173,7 +146,7 @@ def list_command(as_json: bool, **given: Any) -> int:
     connection, terminal = _connection(given), Terminal("list")
 
     async def work() -> int:
-        from perdure.cli.listing import listing_lines, one_line, read_offers
+        from perdure.cli.tool_calls import listing_lines, one_line, read_offers
 
         async with _connected(connection, terminal) as client:
             offers = await read_offers(client)
@@ -187,8 +160,7 @@ def list_command(as_json: bool, **given: Any) -> int:
 
 
 def _connection(given: dict[str, Any]) -> Connection:
-    if given["token_env"] is not None and given["token_file"] is not None:
-        raise click.UsageError("--token-env and --token-file cannot be given together")
+    check_token_options(given)
     return Connection(**given)
 
 

@@ -56,7 +56,8 @@ BRIDGE_OPTIONS = (
     ),
     click.Option(["--log-file"], **_FILE, help="also append the log to FILE"),
 )
-"""The options of the bridge. `perdure install` has them too, and writes them into a host's configuration."""
+"""The options of the bridge. `perdure install` has them too, and writes them into a host's configuration.
+`perdure call` and `perdure list` have some of them."""
 
 
 _BESIDE = frozenset({"--log-level", "--log-file", "--patience"})
