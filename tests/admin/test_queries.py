@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from perdure._core.ids import Fence, Kind, NodeId, RecordKind, SessionId, StreamId, reader_name
+from perdure._core.jsonrpc import JsonObject
 from perdure._core.states import CallState, SessionState
 from perdure._core.text import printable
 from perdure.admin import queries
@@ -391,51 +392,67 @@ def test_what_is_no_message_is_shown_as_it_is(payload: bytes) -> None:
     assert summary(message_of(payload)) == payload.decode(errors="replace")
 
 
-def test_each_thing_that_is_seen_is_a_line() -> None:
-    stream = a_stream()
-    event = Event(12, NOW + 0.25, b'{"id":3,"result":{}}', True)
-    seen = [
-        queries.opened(stream, [a_call({"params": {"name": "count"}})]),
-        queries.trimmed(stream, 1, 10),
-        queries.trimmed(stream, 11, 11),
-        queries.appended(stream, event),
-        queries.opened(a_stream(STANDALONE, kind=Kind.STANDALONE), ()),
-        queries.ended(ID, "client deleted"),
-        queries.ended(ID, "answered", kind=queries.EntryKind.TASK),
-    ]
-    assert [tail_line(thing, columns=90) for thing in seen] == [
-        "07:59:00.000  call        callxxxx          opened: tools/call count (request 3)",
-        "              call        callxxxx          gap: 1 to 10 are no longer there",
-        "              call        callxxxx          gap: 11 is no longer there",
-        "08:00:00.250  call        callxxxx  12      answer 3: {}",
-        "07:59:00.000  standalone  standalo          opened",
-        f"session {ID} has ended: client deleted",
-        f"task {ID} has ended: answered",
-    ]
+OF_CALL = {"stream": CALL, "kind": "call"}
+COUNT = a_call({"params": {"name": "count"}})
 
 
-def test_each_thing_that_is_seen_is_an_object() -> None:
-    stream = a_stream()
-    of_stream = {"stream": CALL, "kind": "call"}
-    payload = b'{"id":3,"result":{"text":"\xc2\x9b31m"}}'
-    assert [
-        queries.opened(stream, [a_call({"params": {"name": "count"}})]),
-        queries.trimmed(stream, 1, 10),
-        queries.appended(stream, Event(12, NOW, payload, True)),
-        queries.appended(stream, Event(13, NOW, b"odd", False)),
-        queries.ended(ID, "client deleted"),
-    ] == [
-        {
-            "what": "opened",
-            "time": NOW - 60,
-            **of_stream,
-            "calls": [{"request_id": 3, "method": "tools/call", "name": "count"}],
-        },
-        {"what": "gap", **of_stream, "first": 1, "last": 10},
-        {"what": "event", "time": NOW, **of_stream, "seq": 12, "final": True, "message": json.loads(payload)},
-        {"what": "event", "time": NOW, **of_stream, "seq": 13, "final": False, "message": "odd"},
-        {"what": "ended", "session": ID, "record": "session", "reason": "client deleted"},
-    ]
+@pytest.mark.parametrize(
+    ("item", "members", "line"),
+    [
+        (
+            queries.opened(a_stream(), [COUNT]),
+            {
+                **{"what": "opened", "time": NOW - 60, **OF_CALL},
+                "calls": [{"request_id": 3, "method": "tools/call", "name": "count"}],
+            },
+            "07:59:00.000  call        callxxxx          opened: tools/call count (request 3)",
+        ),
+        (
+            queries.opened(a_stream(STANDALONE, kind=Kind.STANDALONE), ()),
+            {"what": "opened", "time": NOW - 60, "stream": STANDALONE, "kind": "standalone", "calls": []},
+            "07:59:00.000  standalone  standalo          opened",
+        ),
+        (
+            queries.trimmed(a_stream(), 1, 10),
+            {"what": "gap", **OF_CALL, "first": 1, "last": 10},
+            "              call        callxxxx          gap: 1 to 10 are no longer there",
+        ),
+        (
+            queries.trimmed(a_stream(), 11, 11),
+            {"what": "gap", **OF_CALL, "first": 11, "last": 11},
+            "              call        callxxxx          gap: 11 is no longer there",
+        ),
+        (
+            queries.appended(a_stream(), Event(12, NOW + 0.25, b'{"id":3,"result":{}}', True)),
+            {
+                "what": "event",
+                "time": NOW + 0.25,
+                **OF_CALL,
+                "seq": 12,
+                "final": True,
+                "message": {"id": 3, "result": {}},
+            },
+            "08:00:00.250  call        callxxxx  12      answer 3: {}",
+        ),
+        (
+            queries.appended(a_stream(), Event(13, NOW, b"odd", False)),
+            {"what": "event", "time": NOW, **OF_CALL, "seq": 13, "final": False, "message": "odd"},
+            "08:00:00.000  call        callxxxx  13      odd",
+        ),
+        (
+            queries.ended(ID, "client deleted"),
+            {"what": "ended", "session": ID, "record": "session", "reason": "client deleted"},
+            f"session {ID} has ended: client deleted",
+        ),
+        (
+            queries.ended(ID, "answered", kind=queries.EntryKind.TASK),
+            {"what": "ended", "session": ID, "record": "task", "reason": "answered"},
+            f"task {ID} has ended: answered",
+        ),
+    ],
+)
+def test_each_thing_that_happens_is_an_object_and_a_line(item: JsonObject, members: JsonObject, line: str) -> None:
+    assert (item, tail_line(item, columns=90)) == (members, line)
 
 
 @pytest.mark.parametrize("columns", [1, 20, 44, 80])

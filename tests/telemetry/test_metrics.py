@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -286,18 +285,6 @@ async def test_nothing_on_the_page_says_who_a_client_is_or_what_it_calls() -> No
 
 
 @pytest.mark.anyio
-async def test_a_scrape_shows_the_other_nodes_of_the_store() -> None:
-    store = MemoryStore()
-    async with serve(ToolServer().server, store=store) as site:
-        await store.join(OTHER)
-        view = store.liveness(OTHER, lease=15.0, monotonic=time.monotonic)
-        await view.beat(metrics.facts(a_snapshot(OTHER, resumes=42)))
-        page = numbers((await scraped(site)).text)
-        assert of(page, "perdure_resumes_total", node=OTHER[:8]) == 42
-        assert sum(name == "perdure_resumes_total" for name, _ in page) == 2
-
-
-@pytest.mark.anyio
 async def test_whichever_of_two_nodes_is_scraped_it_shows_both(tmp_path: Path) -> None:
     path = str(tmp_path / "log.db")
     async with (
@@ -336,8 +323,10 @@ async def test_while_the_store_fails_a_node_shows_its_own_numbers() -> None:
 
 
 @pytest.mark.anyio
-async def test_methods_other_than_get_are_refused() -> None:
+async def test_a_scraper_comes_by_get_or_head_and_by_any_name() -> None:
+    """As for the health check: scrapers know addresses, not the public name."""
     async with serve(ToolServer().server) as site:
+        assert (await scraped(site, host="10.1.2.3:8000")).status_code == 200
         response = await site.http.post(f"http://127.0.0.1:{site.port}/metrics")
         assert (response.status_code, response.headers["allow"]) == (405, "GET, HEAD")
         assert (await site.http.head(f"http://127.0.0.1:{site.port}/metrics")).status_code == 200
@@ -369,13 +358,6 @@ async def test_the_servers_own_authentication_guards_the_metrics_as_well() -> No
     async with serve(server) as site:
         assert (await scraped(site)).status_code == 401
         assert (await scraped(site, authorization="Bearer bob")).status_code == 200
-
-
-@pytest.mark.anyio
-async def test_a_scraper_may_come_by_any_name() -> None:
-    """As for the health check: scrapers know addresses, not the public name."""
-    async with serve(ToolServer().server) as site:
-        assert (await scraped(site, host="10.1.2.3:8000")).status_code == 200
 
 
 @pytest.mark.anyio

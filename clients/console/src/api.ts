@@ -1,4 +1,4 @@
-// The console's API: the objects that it gives, and requests with errors that have names.
+// The console's API: its objects, and requests with named errors.
 
 export interface StoreFacts {
   store: string;
@@ -8,7 +8,6 @@ export interface StoreFacts {
   degraded: boolean | null;
   size_bytes: number | null;
   events: number | null;
-  event_bytes?: number | null;
   oldest: number | null;
   /** `calls` are tasks and other durable calls. */
   counts: { sessions: number; calls: number; running: number };
@@ -19,9 +18,9 @@ export interface NodeFacts {
   id: string;
   alive: boolean;
   /** alive, dead (its calls are to be settled), left (in good order), gone (its calls are settled) */
-  state?: string;
-  since?: number | null;
-  degraded?: boolean | null;
+  state: string;
+  since: number | null;
+  degraded: boolean | null;
   streams: number | null;
   calls: number | null;
   readers: number | null;
@@ -72,15 +71,15 @@ export interface StreamRow {
   last: number;
   sealed: boolean;
   generation: number;
-  generations?: { generation: number; end: number }[];
+  generations: { generation: number; end: number }[];
   opened: number;
   node: string | null;
   /** The reader, if it is at another node than the writer. */
   reader: { node: string; seq: number } | null;
-  /** As far as readers have got, as far as it was written. */
-  delivered?: number;
-  /** The reader was lost before the end, and none has come to the end since. */
-  unread?: boolean;
+  /** The last event that readers have got, as far as it was written. */
+  delivered: number;
+  /** The reader was lost before the end, and no other reader has come to the end since. */
+  unread: boolean;
 }
 
 export interface Ask {
@@ -103,7 +102,7 @@ export interface Session extends Omit<Listed, 'calls' | 'streams'> {
   asks: Ask[];
   streams: StreamRow[];
   /** Streams that are not among these, because there are too many. */
-  left_out?: number;
+  left_out: number;
 }
 
 export interface LogEvent {
@@ -164,10 +163,10 @@ export class Refused extends Error {
   }
 }
 
-/** Where the key is kept: a browser shows it to pages of this scheme, host and port alone, which a cookie would not be. */
+/** The name of the key in the browser's storage, which only pages of this scheme, host and port can read, unlike a cookie. */
 const KEY = 'perdure-console-key';
 
-/** Ask the console, with the key of this page; gives an answer that is none of an error. */
+/** Send a request with the key of this page; returns an answer without an error. */
 export async function ask(path: string, init: RequestInit, bearer = localStorage.getItem(KEY)): Promise<Response> {
   const headers: Record<string, string> = bearer ? { authorization: `Bearer ${bearer}` } : {};
   let response: Response;
@@ -189,7 +188,7 @@ async function request(path: string, init: RequestInit): Promise<unknown> {
   });
 }
 
-/** Give a token for the key of this page. */
+/** Exchange a token for the key of this page. */
 export async function enter(token: string): Promise<void> {
   const { key } = (await (await ask('/api/enter', { method: 'POST' }, token)).json()) as { key: string };
   localStorage.setItem(KEY, key);

@@ -138,7 +138,7 @@ class NodeTable {
   private row(node: NodeFacts): HTMLTableRowElement {
     let row = this.rows.get(node.id);
     if (!row) {
-      const age = node.since === null || node.since === undefined ? NONE : ago(node.since);
+      const age = node.since === null ? NONE : ago(node.since);
       row = h(
         'tr',
         {},
@@ -149,7 +149,7 @@ class NodeTable {
       this.rows.set(node.id, row);
     }
     const pill = row.querySelector('.pill') as Element;
-    const state = node.state ?? (node.alive ? 'alive' : 'dead');
+    const { state } = node;
     say(pill, node.degraded && node.alive ? 'degraded' : state);
     mark(pill, 'data-is', node.degraded && node.alive ? 'warn' : (NODE_TONES[state] ?? 'still'));
     mark(row, 'data-gone', state === 'left' || state === 'gone' ? '' : null);

@@ -132,7 +132,7 @@ export class SessionRecord {
       if (!stream.title || calls.every((call) => call.name !== null)) stream.title = calls.map((call) => call.name ?? call.method).join(', ');
       stream.attempt = Math.max(...calls.map((call) => call.attempt));
     } else if (!stream.title && stream.facts.kind !== 'call') stream.title = 'standalone';
-    for (const { generation, end } of stream.facts.generations ?? [])
+    for (const { generation, end } of stream.facts.generations)
       if (!stream.reruns.has(generation)) stream.reruns.set(generation, { after: end, generation, seen });
   }
 
@@ -150,7 +150,7 @@ export class SessionRecord {
     let stream = this.streams.get(seen.stream);
     if (!stream) {
       const facts = { id: seen.stream, kind: seen.kind, last: 0, sealed: false, generation: 1, opened: seen.time };
-      stream = new Stream({ ...facts, node: null, reader: null });
+      stream = new Stream({ ...facts, node: null, reader: null, generations: [], delivered: 0, unread: false });
       this.streams.set(seen.stream, stream);
     }
     if (seen.calls.length) stream.title = seen.calls.map((call) => call.name ?? call.method).join(', ');

@@ -25,19 +25,19 @@ from perdure.store import Inspect, existing_store, upkeep_of
 
 T = TypeVar("T")
 
-LOOK = 0.1
-"""Seconds between two looks at a store that `tail` follows. Where nothing was written, a look is one short question."""
+POLL = 0.1
+"""Seconds between two reads of a store that `tail` follows. Where nothing was written, a read is one short query."""
 
 REST = 4
-"""A pause is at least so many times as long as the last look, so that following a large session costs others little."""
+"""A pause is at least so many times as long as the last read, so that following a large session costs others little."""
 
 _STORE: dict[str, Any] = {
     "metavar": "STORE",
     "help": "where the log is kept: sqlite:PATH or postgresql://USER@HOST/DATABASE",
 }
-_HERE: dict[str, Any] = {"default": DEFAULT_STORE, "envvar": "PERDURE_STORE", "show_default": True, **_STORE}
+_STORE_OPTION: dict[str, Any] = {"default": DEFAULT_STORE, "envvar": "PERDURE_STORE", "show_default": True, **_STORE}
 #: The store named after the command, else the one named after `sessions`, else that of the environment.
-_THERE: dict[str, Any] = {"callback": lambda ctx, _, given: given or ctx.parent.params["store"], **_STORE}
+_INNER_STORE_OPTION: dict[str, Any] = {"callback": lambda ctx, _, given: given or ctx.parent.params["store"], **_STORE}
 _STATES: dict[str, SessionState | CallState] = {state.value: state for state in (*SessionState, *CallState)}
 _ID = re.compile(r"-[A-Za-z0-9_][A-Za-z0-9_-]{6,}|[A-Za-z0-9_-]{43}")
 
@@ -81,14 +81,14 @@ def _until_closed() -> Iterator[None]:
 
 
 @click.group(invoke_without_command=True, short_help="List, show and end the sessions and tasks in a store.")
-@click.option("--store", **_HERE)
+@click.option("--store", **_STORE_OPTION)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object for each session, task or call")
 @click.option(
     "--kind", type=click.Choice([kind.value for kind in EntryKind]), help="only sessions, only tasks or only calls"
 )
-@click.option("--state", type=click.Choice(list(_STATES)), help="only what is in this state")
-@click.option("--all", "with_ended", is_flag=True, help="also what has ended and is kept for a while")
-@click.option("--owner", metavar="NAME", help="only what is this principal's: its subject, client id or identity")
+@click.option("--state", type=click.Choice(list(_STATES)), help="only entries in this state")
+@click.option("--all", "with_ended", is_flag=True, help="also entries that have ended and are kept for a while")
+@click.option("--owner", metavar="NAME", help="only entries of this principal: its subject, client id or identity")
 @click.pass_context
 @_until_closed()
 def sessions(
@@ -100,20 +100,20 @@ def sessions(
     with_ended: bool,
     owner: str | None,
 ) -> None:
-    """List the sessions, tasks and single calls in a store that have not ended, the last active one first.
+    """List the sessions, tasks and calls in a store that have not ended, the last active one first.
 
-    A task is a call of 2026-07-28 whose client has its handle or gave it a key; a call is one whose client only waits,
+    A task is a call of 2026-07-28 whose client has its handle or gave it a key. A call is one whose client only waits,
     and can be asked something. Plain calls of 2026-07-28 are not in the store.
 
     Without authentication an id is a secret: a caller that has it can use the session, or read the task.
     """
     if ctx.invoked_subcommand is not None:
         return
-    wanted, only = _STATES[state] if state else None, EntryKind(kind) if kind else None
+    in_state, of_kind = _STATES[state] if state else None, EntryKind(kind) if kind else None
 
     async def work(opened: Inspect) -> list[JsonObject]:
         living = await upkeep_of(store).living(patiently=False)
-        return await list_sessions(opened, state=wanted, owner=owner, kind=only, living=living)
+        return await list_sessions(opened, state=in_state, owner=owner, kind=of_kind, living=living)
 
     everything = _with_store(work, store)
     found = everything if with_ended or state else [entry for entry in everything if not has_ended(entry)]
@@ -129,7 +129,7 @@ def sessions(
 
 @sessions.command(cls=SessionCommand, short_help="Show everything about a session or a task.")
 @click.argument("id_", metavar="ID")
-@click.option("--store", **_THERE)
+@click.option("--store", **_INNER_STORE_OPTION)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object, with everything")
 @_until_closed()
 def show(id_: str, store: str, as_json: bool) -> None:
@@ -145,13 +145,13 @@ def show(id_: str, store: str, as_json: bool) -> None:
 
 @sessions.command(cls=SessionCommand, short_help="End a session or a task.")
 @click.argument("id_", metavar="ID")
-@click.option("--store", **_THERE)
+@click.option("--store", **_INNER_STORE_OPTION)
 @_until_closed()
 def end(id_: str, store: str) -> None:
     """End the session or task with this ID (8 characters of it at least).
 
-    The log of a session is deleted, and its client must begin a new session. A task that runs is cancelled, which its
-    client is shown; one that has ended is deleted.
+    The log of a session is deleted, and its client must begin a new session. A task that runs is cancelled, and
+    its client is answered; a task that has ended is deleted.
     """
     living = upkeep_of(store).living
     click.echo(_with_store(lambda opened: end_session(opened, id_, now=time.time(), living=living), store, writes=True))
@@ -159,8 +159,8 @@ def end(id_: str, store: str) -> None:
 
 @click.command(cls=SessionCommand, short_help="Follow the events of a session or a task.")
 @click.argument("id_", metavar="ID")
-@click.option("--store", **_HERE)
-@click.option("--from-start", is_flag=True, help="begin with what is retained, not with what comes next")
+@click.option("--store", **_STORE_OPTION)
+@click.option("--from-start", is_flag=True, help="begin with the retained events, not with the next one")
 @click.option("--stream", metavar="STREAM", help="only the stream with this id, or whose id begins with it")
 @click.option("--json", "as_json", is_flag=True, help="whole messages, as JSON")
 @_until_closed()
@@ -178,7 +178,7 @@ def tail(id_: str, store: str, from_start: bool, stream: str | None, as_json: bo
         if not from_start:
             await following.skip()
         stamp: object = None
-        # A pipe whose other end is closed reports an error. Without this only the next line would tell.
+        # A pipe whose other end is closed reports an error. Without this only the next line would notice it.
         output = select.poll()
         output.register(sys.stdout.fileno(), 0)
         while not any(events & select.POLLERR for _, events in output.poll(0)):
@@ -188,6 +188,6 @@ def tail(id_: str, store: str, from_start: bool, stream: str | None, as_json: bo
                     click.echo(json.dumps(item) if as_json else tail_line(item, columns=_columns()))
                     if item["what"] == "ended":
                         return
-            await asyncio.sleep(max(LOOK, REST * (time.monotonic() - began)))
+            await asyncio.sleep(max(POLL, REST * (time.monotonic() - began)))
 
     _with_store(work, store)
