@@ -68,9 +68,9 @@ FIXED = [
         "the oldest are removed",
     ),
     ("perdure._core.retention", "MAX_ENDED_PARAMS", "bytes of an expired session's client params", "they are not kept"),
-    ("perdure.http.post", "MAX_HANDSHAKE", "bytes of an `initialize` request", "413, -31004"),
-    ("perdure.http.post", "MAX_HANDSHAKE_MEMORY", "bytes that an `initialize` request takes parsed", "413, -31004"),
-    ("perdure.http.body", "PACE_BYTES", "bytes that a body must bring in 20 seconds", "408, -31004"),
+    ("perdure.http.endpoint", "MAX_HANDSHAKE", "bytes of an `initialize` request", "413, -31004"),
+    ("perdure.http.endpoint", "MAX_HANDSHAKE_MEMORY", "bytes that an `initialize` request takes parsed", "413, -31004"),
+    ("perdure.http.request", "PACE_BYTES", "bytes that a body must bring in 20 seconds", "408, -31004"),
     (
         "perdure.telemetry.log_records",
         "PEER_RECORDS",

@@ -8,7 +8,7 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -35,11 +35,11 @@ from perdure.telemetry import prometheus as metrics
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.log_records import PeerLog, log_event
 
-_DRAIN_LOOK = 0.05
-"""Seconds between two looks whether calls still run, while a stop waits for them."""
+_DRAIN_POLL = 0.05
+"""Seconds until a stop that waits for running calls checks them again."""
 
 _LAST_READ_SECONDS = 0.25
-"""Seconds that a client has to ask for the tool that it got an answer from (`http.post.READ_AFTER_ANSWER`)."""
+"""Seconds that a client has to list the tool that it got an answer from (`http.endpoint.READ_AFTER_ANSWER`)."""
 
 _LEARN_SECONDS = 1.0
 """How long a stop takes to find out which of the running calls the next process may run again."""
@@ -105,7 +105,7 @@ async def _wait_while(is_busy: Callable[[], bool], seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             while is_busy():  # noqa: ASYNC110 - calls end at many places, and this once
-                await asyncio.sleep(_DRAIN_LOOK)
+                await asyncio.sleep(_DRAIN_POLL)
 
 
 @asynccontextmanager
@@ -160,8 +160,18 @@ async def running(
             await listening.start()
         housekeeping = Housekeeping(context, sessions)
         chores = (context.hub.watch, housekeeping.tend, housekeeping.sweep, node.run)
-        stack.push_async_callback(cancel_all, [asyncio.create_task(keep_going(chore)) for chore in chores])
+        await stack.enter_async_context(doing(*chores))
         yield process
+
+
+@asynccontextmanager
+async def doing(*chores: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Do chores that run for ever, as long as the block runs."""
+    tasks = [asyncio.create_task(keep_going(chore)) for chore in chores]
+    try:
+        yield
+    finally:
+        await cancel_all(tasks)
 
 
 def _node(
@@ -248,7 +258,7 @@ async def _build(
 
 
 async def _leave(context: ServerContext, liveness: Liveness) -> None:
-    """Leave the store. The last beat says that this node has not died, for the node that finds what it left behind."""
+    """Leave the store. The last beat tells the node that finds the rest of this one that it has not died."""
     try:
         await liveness.beat(metrics.LEFT)
         await context.store.leave(context.node)

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure._core.envelope import CALLS
 from perdure._core.ids import RecordKind
-from perdure.http.body import replayed
+from perdure.http.request import replayed
 from perdure.store.interface import Store
 from tests.support.clients.modern_requests import TASKS
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from starlette.requests import Request as HttpRequest
 
-from perdure.http.modern_request import ModernRequest
-from perdure.http.single_call_response import CallReader
+from perdure.http.durable_calls import CallReader
+from perdure.http.request import ModernRequest
 from perdure.log.reader import Reader
 from perdure.log.stream import Stream
 from perdure.runtime.sdk_call import CallRuntime

@@ -33,19 +33,6 @@ async def test_concurrent_calls_are_independent(shop: ToolServer, peer: Peer) ->
     assert (await slow.rest())[-1]["id"] == "slow"
 
 
-async def test_an_unread_stream_delays_nobody(shop: ToolServer) -> None:
-    """P3: nobody reads the first stream, which has far more to say than any buffer holds."""
-    async with serve(shop.server, small_buffers=True, max_stream_events=50) as site:
-        peer = await site.join()
-        unread = await peer.call("flood", n=2000, size=1000, token=1)
-        other = await site.join()
-        for number in range(10):
-            assert await peer.result("count", n=number) == f"counted to {number}"
-            assert await other.result("count", n=number) == f"counted to {number}"
-        assert "flooded" not in shop.seen
-        assert progress_of(await unread.rest()) == list(range(1, 2001))
-
-
 async def test_errors_come_over_the_stream_too(peer: Peer) -> None:
     """P4: a tool that raises, a JSON-RPC error of a tool's, an unknown tool, an unknown method, bad params."""
     [raised] = await (await peer.call("boom", id=1)).rest()

@@ -127,7 +127,7 @@ async def test_a_call_of_a_client_with_tasks_becomes_a_handle_when_its_token_exp
 
 async def test_a_clock_that_is_set_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways: set back, the token is good again; set forward, it has expired."""
-    monkeypatch.setattr(credentials, "_LOOK_AGAIN", 0.001)
+    monkeypatch.setattr(credentials, "_READ_AGAIN", 0.001)
     now, ended = 1000.0, asyncio.Event()
     watch = Expiry(1000, lambda: now).watch(ended.set)
     now = 500.0

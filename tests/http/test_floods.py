@@ -11,7 +11,7 @@ import pytest
 from perdure.log.stream import RUN_AHEAD
 from perdure.serve.connection import Connection
 from perdure.store import MemoryStore
-from tests.support.clients.raw_http import Exchange, Peer, flood, message, progress, text_of
+from tests.support.clients.raw_http import flood, message, progress, text_of
 from tests.support.servers.gated_tools import open_gate
 from tests.support.servers.in_process import until
 from tests.support.servers.raw_served import Live, live, readers
@@ -47,67 +47,6 @@ async def test_a_call_runs_ahead_of_the_store_by_so_much_and_no_further() -> Non
             assert served.app.counters.events_appended - before == RUN_AHEAD
             store.works()
             assert progress((await call.answer()).messages) == list(range(1, 1_001))
-
-
-async def test_a_call_runs_ahead_of_its_reader_by_so_much_and_no_further() -> None:
-    """A reader that takes nothing makes its own call wait, and nobody else."""
-    async with live(max_stream_events=100) as served:
-        peer = await served.session()
-        slow = await _unread(peer, peer.call_body("shout", text="x" * 20_000, times=800))
-        await _settled(served)
-        assert served.app.counters.events_appended < 800
-        assert progress((await peer.call("count", n=300)).messages) == list(range(1, 301))
-        assert progress((await slow.answer()).messages) == list(range(1, 801))
-        await slow.aclose()
-
-
-async def test_a_call_without_a_reader_never_waits() -> None:
-    async with live(max_stream_events=10) as served:
-        peer = await served.session()
-        call = await peer.begin_call("count", n=1_000, gate="no reader", first=1)
-        await call.until_messages(1)
-        position = call.position
-        call.cut()
-        await until(lambda: readers(served, peer) == 0)
-        open_gate("no reader")
-        await until(lambda: served.app.counters.calls_answered >= 2)
-        async with await peer.resume(position) as again:
-            messages = (await again.answer()).messages
-        gap = messages[0]
-        assert (gap["method"], gap["params"]["from"], gap["params"]["to"]) == ("notifications/perdure/gap", 2, 990)
-        assert progress(messages) == list(range(991, 1_001))
-        assert text_of(messages[-1]) == "counted to 1000"
-        await call.aclose()
-
-
-async def test_the_standalone_stream_makes_nobody_wait() -> None:
-    async with live(max_stream_events=10) as served:
-        peer = await served.session()
-        assert text_of((await peer.call("announce", n=500)).messages[-1]) == "announced 500"
-        async with await peer.resume("") as standalone:
-            messages = await standalone.until_messages(11)
-        assert messages[0]["params"]["to"] == 490
-        assert [m["params"]["uri"] for m in messages[1:]] == [f"notice://{n}" for n in range(491, 501)]
-
-
-async def test_a_reader_that_takes_nothing_is_ended() -> None:
-    async with live(stream_timeout=0.3) as served:
-        peer = await served.session()
-        slow = await _unread(peer, peer.call_body("shout", text="x" * 20_000, times=800))
-        await until(lambda: served.app.counters.slow_readers_ended == 1)
-        await until(lambda: readers(served, peer) == 0)
-        # Its stream counts as detached from then on, so the call comes to its end.
-        await until(lambda: served.app.counters.calls_answered >= 2)
-        slow.cut()
-        await slow.aclose()
-
-
-async def _unread(peer: Peer, body: bytes) -> Exchange:
-    """A call on a connection from which only the head is read, with little room on the way."""
-    call = await peer.begin("POST", body)
-    assert await call.head() == 200
-    call.stop_reading()
-    return call
 
 
 async def _settled(served: Live) -> None:

@@ -18,7 +18,7 @@ from perdure.store.records import Event
 from perdure.store.steps import Refusals, Step
 from perdure.testing._values import count_open
 from tests.support.clients.raw_http import Peer as RawPeer
-from tests.support.clients.wire_client import Ended, Peer, gaps_of, notices_of, progress_of, text_of
+from tests.support.clients.wire_client import Peer, notices_of, progress_of, text_of
 from tests.support.servers.in_process import serve, until
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.faulty_store import Fault, FaultyStore
@@ -126,20 +126,6 @@ def _last(site: Any, peer: Peer) -> int:
     return max(calls, default=1000)
 
 
-async def test_a_resumed_stream_closes_after_the_result(shop: ToolServer) -> None:
-    """“A resumed POST stream never closes after the result.”"""
-    async with serve(shop.server) as site:
-        peer = await site.join()
-        wire = await peer.call("count", n=2, gate="g", pauses=[1], token=1)
-        await wire.messages(1)
-        await wire.drop()
-        resumed = await peer.get(wire.last_id)
-        shop.open("g/1")
-        await resumed.messages(2)
-        with pytest.raises(Ended):
-            await resumed.event()
-
-
 @pytest.mark.parametrize("fault", [Fault.RAISES, Fault.HANGS, Fault.BREAKS])
 async def test_an_exception_from_the_store_hangs_nothing(shop: ToolServer, fault: Fault) -> None:
     """“One exception from the store ends the session's router: this call and all later ones hang.”"""
@@ -173,94 +159,6 @@ async def test_a_detached_running_tool_is_not_idle(shop: ToolServer) -> None:
         [answer] = await (await peer.get(wire.last_id)).rest()
         assert text_of(answer) == "went through g"
         assert "cancelled at g" not in shop.seen
-
-
-async def test_an_unread_stream_does_not_block_its_session(shop: ToolServer) -> None:
-    """“One unread stream blocks the whole session.”"""
-    async with serve(shop.server, small_buffers=True, max_stream_events=100) as site:
-        peer = await site.join()
-        await peer.call("flood", n=1000, size=2000, token=1)
-        standalone = await peer.get()
-        for number in range(5):
-            assert await peer.result("count", n=number) == f"counted to {number}"
-        await peer.result("announce", n=1)
-        assert notices_of([await standalone.message()]) == [1]
-        assert "flooded" not in shop.seen
-
-
-async def test_an_unknown_position_is_told(shop: ToolServer) -> None:
-    """“Unknown or evicted Last-Event-ID: 200, empty, closed (the SDK's client then polls for ever: 29 GETs in 6 s);
-    with no store: 500.”"""
-    async with serve(shop.server) as site:
-        peer = await site.join()
-        response = await peer.try_get(f"c{'A' * 22}.000001.0000000001")
-        assert (response.status_code, response.json()["error"]["code"]) == (400, -31002)
-        unknown = await peer.get(f"s{'A' * 22}.000001.0000000001")
-        assert (await unknown.message())["method"] == "notifications/perdure/gap"
-        nonsense = await peer.get("7")
-        await peer.result("announce", n=1)
-        assert notices_of([await nonsense.message()]) == [1]
-
-
-async def test_an_evicted_position_is_told_and_the_result_arrives(shop: ToolServer) -> None:
-    """“Trimmed position: 200 empty, the final result never arrives” (FastMCP); “skips silently past evicted events;
-    16 events per stream” (rmcp)."""
-    async with serve(shop.server, max_stream_events=16) as site:
-        peer = await site.join()
-        wire = await peer.call("count", n=100, gate="g", pauses=[1], token=1)
-        await wire.messages(1)
-        await wire.drop()
-        shop.open("g/1")
-        await until(lambda: "counted 100" in shop.seen)
-        messages = await (await peer.get(wire.last_id)).rest()
-        assert gaps_of(messages) == [(2, 84)]
-        assert progress_of(messages) == list(range(85, 101))
-        assert text_of(messages[-1]) == "counted to 100"
-
-
-async def test_a_resume_works_while_the_old_socket_is_open(shop: ToolServer) -> None:
-    """“Resume while the old socket is still open: empty, closed.”"""
-    async with serve(shop.server) as site:
-        peer = await site.join()
-        old = await peer.call("count", n=3, gate="g", pauses=[1], token=1)
-        await old.messages(1)
-        new = await peer.get(old.last_id)
-        shop.open("g/1")
-        assert progress_of(await new.rest()) == [2, 3]
-        assert await old.rest() == []
-
-
-@pytest.mark.parametrize("second", [8, "8"])
-async def test_the_id_of_a_running_request_is_refused_to_a_second_one(shop: ToolServer, second: Any) -> None:
-    """“Duplicate id of a running request: the first call hangs.” And with 8 and "8" running, cancelling one cancelled
-    the other."""
-    async with serve(shop.server) as site:
-        peer = await site.join()
-        first = await peer.call("wait", gate="g", id=8)
-        await until(lambda: shop.seen)
-        response = await peer.send(peer.tool("count", n=1, id=second))
-        assert response.status_code == 400
-        assert response.json()["error"]["code"] == -32600
-        shop.open("g")
-        [answer] = await first.rest()
-        assert (answer["id"], text_of(answer)) == (8, "went through g")
-
-
-async def test_the_standalone_stream_is_primed(shop: ToolServer) -> None:
-    """“Standalone GET gets no priming event”; “both TypeScript clients forget Last-Event-ID when a resumed stream
-    closes with no event that carried an id.”"""
-    async with serve(shop.server) as site:
-        peer = await site.join()
-        standalone = await peer.get()
-        priming = await standalone.event()
-        assert (priming.data, bool(priming.id)) == ("", True)
-        resumed = await peer.get(priming.id)
-        again = await resumed.event()
-        assert (again.data, bool(again.id)) == ("", True)
-        assert again.id != priming.id
-        await peer.result("announce", n=1)
-        await resumed.drop()
-        assert notices_of([await (await peer.get(again.id)).message()]) == [1]
 
 
 async def test_a_stop_in_the_middle_of_a_call_is_answered_and_stored(shop: ToolServer) -> None:

@@ -16,10 +16,10 @@ from mcp_types import NotificationParams
 from starlette.types import Message
 
 from perdure._core.limits import weigh
-from perdure.http import body
-from perdure.http.body import Bodies
-from perdure.http.post import MAX_HANDSHAKE, MAX_HANDSHAKE_MEMORY
-from perdure.http.refusals import Refused
+from perdure.http import request
+from perdure.http.endpoint import MAX_HANDSHAKE, MAX_HANDSHAKE_MEMORY
+from perdure.http.refusals import HttpRefusal
+from perdure.http.request import Bodies
 from perdure.settings import Settings
 from tests.http.test_bounds import LIMIT, refused
 from tests.support.clients.raw_http import Exchange, Peer, SessionPeer, message
@@ -53,7 +53,7 @@ async def test_bodies_that_are_not_complete_are_bounded_together() -> None:
 
 
 async def test_a_body_that_stalls_is_refused_before_the_time_for_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "PACE_SECONDS", 0.2)
+    monkeypatch.setattr(request, "PACE_SECONDS", 0.2)
     async with live(stream_timeout=300.0) as served:
         peer = await served.session()
         async with await peer.open(peer.request("POST", _ping(5_000))[:-1]) as exchange:
@@ -61,25 +61,25 @@ async def test_a_body_that_stalls_is_refused_before_the_time_for_all_of_it(monke
 
 
 async def test_a_slow_body_that_keeps_the_pace_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "PACE_SECONDS", 3.0)
+    monkeypatch.setattr(request, "PACE_SECONDS", 3.0)
 
     async def receive() -> Message:
         await asyncio.sleep(1.0)
-        chunks.append(b"x" * body.PACE_BYTES)
+        chunks.append(b"x" * request.PACE_BYTES)
         return {"type": "http.request", "body": chunks[-1], "more_body": len(chunks) < 4}
 
     chunks: list[bytes] = []
-    assert len(await Bodies(Settings()).read(receive, {})) == 4 * body.PACE_BYTES
+    assert len(await Bodies(Settings()).read(receive, {})) == 4 * request.PACE_BYTES
 
 
 async def test_a_body_that_trickles_does_not_keep_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "PACE_SECONDS", 0.2)
+    monkeypatch.setattr(request, "PACE_SECONDS", 0.2)
 
     async def receive() -> Message:
         await asyncio.sleep(0.01)
         return {"type": "http.request", "body": b"x", "more_body": True}
 
-    with pytest.raises(Refused, match="brought less than"):
+    with pytest.raises(HttpRefusal, match="brought less than"):
         await Bodies(Settings()).read(receive, {})
 
 

@@ -80,20 +80,6 @@ async def test_after_a_reattach_the_rest_is_there_before_anybody_reads(
     assert (progress_of(log["call"]), progress_of(log["standalone"])) == ([1], [2, 3])
 
 
-async def test_an_orphan_asks_on_the_standalone_stream(site: Site, shop: ToolServer, peer: Peer) -> None:
-    """R5, P6: the answer reaches the tool."""
-    call = await peer.call("quiz", gate="g", question="who?")
-    await call.message()
-    await lose(site, peer, call)
-    standalone = await peer.get()
-    await standalone.event()
-    shop.open("g")
-    ask = await standalone.message()
-    assert ask["method"] == "elicitation/create"
-    await peer.answer(ask, {"action": "accept", "content": {"answer": "me"}})
-    assert text_of((await (await peer.get(call.last_id)).rest())[-1]) == "me"
-
-
 async def test_when_a_reader_returns_the_rest_comes_on_the_call_again(site: Site, shop: ToolServer, peer: Peer) -> None:
     """R5: to and fro; nothing is on two streams, none is lost, each is in order."""
     call = await counting(peer, 5)
@@ -138,20 +124,6 @@ async def test_a_first_get_changes_nothing_for_calls_that_are_read(site: Site, s
     rest = await (await peer.get(call.last_id)).rest()
     assert (progress_of(rest), text_of(rest[-1])) == ([3, 4], "counted to 4")
     assert progress_of((await logged(site, peer))["standalone"]) == []
-
-
-async def test_a_get_with_a_position_of_the_standalone_stream_makes_no_orphans_of_calls_that_are_resumed(
-    site: Site, shop: ToolServer, peer: Peer
-) -> None:
-    """R5: a client that kept that position may have kept the others too, and gets the time to use them."""
-    standalone = await peer.get()
-    await standalone.event()
-    call = await counting(peer, 2)
-    await lose(site, peer, call)
-    await (await peer.get(standalone.last_id)).event()
-    shop.open("g/1")
-    rest = await (await peer.get(call.last_id)).rest()
-    assert (progress_of(rest), text_of(rest[-1])) == ([2], "counted to 2")
 
 
 async def test_each_call_is_an_orphan_for_itself(site: Site, shop: ToolServer, peer: Peer) -> None:

@@ -203,16 +203,6 @@ async def test_with_replay_off_positions_are_answered_as_lost(shop: ToolServer) 
             assert notices_of(messages) == [9]
 
 
-async def test_a_resume_never_waits_for_a_stale_connection(shop: ToolServer, peer: Peer) -> None:
-    """R4: no 409, no waiting, while the old connection is still open."""
-    wire = await peer.call("count", n=2, gate="g", pauses=[1], token=1)
-    await wire.messages(1)
-    resumed = await peer.get(wire.last_id)
-    shop.open("g/1")
-    assert progress_of(await resumed.rest()) == [2]
-    assert await wire.rest() == []
-
-
 async def test_a_resume_of_a_call_replays_nothing_of_another_stream(shop: ToolServer, peer: Peer) -> None:
     """A15: neither of another call's nor of the standalone stream."""
     first = await peer.call("count", n=2, gate="g", pauses=[1], token="first")

@@ -9,7 +9,7 @@ import pytest
 
 import perdure
 from perdure import Settings
-from perdure.http.sessionless import last_word
+from perdure.http.sdk_passthrough import last_word
 from perdure.store import MemoryStore
 from tests.http.test_races import Asgi
 from tests.support.clients.modern_requests import modern

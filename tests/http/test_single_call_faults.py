@@ -15,7 +15,7 @@ from perdure._core.durable_calls import MAX_KEY, STATE_PREFIX
 from perdure._core.envelope import CANCEL, KEY
 from perdure._core.ids import NodeId, SessionId, new_session_id
 from perdure.errors import StoreUnavailable
-from perdure.http.known_calls import MAX_RESPONSES
+from perdure.http.durable_calls import MAX_RESPONSES
 from perdure.store import MemoryStore
 from perdure.store.records import CallSnapshot, SessionRecord
 from perdure.store.steps import ChangeSession, OpenAsk, OpenStream, Refusals, Step

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from tests.support.clients import raw_http
-from tests.support.clients.wire_client import EVENTS, JSON, Peer, text_of
+from tests.support.clients.wire_client import EVENTS, JSON, Peer
 from tests.support.servers.in_process import Site, serve
 from tests.support.servers.tool_server import ToolServer
 
@@ -191,28 +191,6 @@ async def test_a_refusal_names_the_request_where_it_can(peer: Peer) -> None:
     assert body["id"] == "mine"
 
 
-async def test_a_large_body_is_refused_before_it_is_read(shop: ToolServer) -> None:
-    """413, by the declared size and, without one, by the size so far."""
-    async with serve(shop.server, max_body=2048) as site:
-        peer = await site.join()
-        large = b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{"x":"%b"}}' % (b"x" * 4096)
-        refused(await peer.send(large), 413, -31004)
-
-        async def chunks() -> Any:
-            for start in range(0, len(large), 512):
-                yield large[start : start + 512]
-
-        refused(await site.http.post(site.url, headers=peer.headers(), content=chunks()), 413, -31004)
-        assert (await peer.send(PING)).status_code == 200
-
-
-async def test_large_headers_are_refused(shop: ToolServer) -> None:
-    async with serve(shop.server, max_headers=2048) as site:
-        peer = await site.join()
-        refused(await peer.send(PING, x_padding="x" * 4096), 431, -31004)
-        assert (await peer.send(PING)).status_code == 200
-
-
 @pytest.mark.parametrize("version", ["1999-01-01", "banana", "2025-11-25x", "2025-11-2"])
 async def test_an_unknown_protocol_version_is_refused(peer: Peer, version: str) -> None:
     """A8: within a session, in every method, with what is supported."""
@@ -274,43 +252,3 @@ async def test_beside_the_endpoint_there_is_health_and_nothing_else(site: Site) 
 async def test_the_path_may_end_with_a_slash(peer: Peer) -> None:
     response = await peer.site.http.post(f"{peer.site.url}/", headers=peer.headers(), json=PING)
     assert response.status_code == 200
-
-
-async def test_the_number_of_running_calls_is_limited(shop: ToolServer) -> None:
-    """429 beyond max_calls; it passes by itself, so Retry-After tells when to come again (promise 6)."""
-    async with serve(shop.server, max_calls=2) as site:
-        peer = await site.join()
-        running = [await peer.call("wait", gate="g") for _ in range(2)]
-        response = await peer.send(PING)
-        refused(response, 429, -31004)
-        assert response.headers["retry-after"]
-        other = await site.join()
-        assert (await other.send(PING)).status_code == 200
-        shop.open("g")
-        assert [text_of((await wire.rest())[-1]) for wire in running] == ["went through g"] * 2
-        assert (await peer.send(PING)).status_code == 200
-
-
-async def test_the_number_of_sessions_is_limited(shop: ToolServer) -> None:
-    """503 beyond max_sessions; a deleted session makes room."""
-    async with serve(shop.server, max_sessions=2) as site:
-        first, _ = await site.join(), await site.join()
-        third = Peer(site)
-        response = await site.request("POST", headers=third.headers(), body=third.handshake())
-        refused(response, 503, -31004)
-        await first.delete()
-        await third.initialize()
-
-
-async def test_the_number_of_event_streams_is_limited(shop: ToolServer) -> None:
-    """503 beyond max_readers, for GET and POST."""
-    async with serve(shop.server, max_readers=2, max_share=100) as site:
-        peer, other = await site.join(), await site.join()
-        await peer.get()
-        waiting = await peer.call("wait", gate="g")
-        refused(await other.try_get(), 503, -31004)
-        refused(await peer.send(PING), 503, -31004)
-        assert (await peer.send(NOTE)).status_code == 202
-        shop.open("g")
-        await waiting.rest()
-        assert (await peer.send(PING)).status_code == 200

@@ -21,7 +21,7 @@ from perdure._files.locks import HAS_FLOCK, NO_FLOCK
 from perdure.cli.options import DEFAULT_STORE, LEVELS, ServeOption, parsed, setting_options, settings_from
 from perdure.cli.sources import source_options
 from perdure.errors import Misuse, PerdureError, StoreUnavailable, TargetFailed
-from perdure.http.paths import BESIDE
+from perdure.http import BESIDE
 from perdure.serve.forwarded import TrustedProxies
 from perdure.serve.log_output import FORMATS, name_node, start_log
 from perdure.serve.worker_pool import Watch, WorkerChannel, run_workers

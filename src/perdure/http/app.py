@@ -1,7 +1,7 @@
 """The ASGI application: routes requests, and starts and stops what answers them.
 
-Requests of the session era are answered here; those of 2026-07-28 and later go to the SDK's own handler on the same
-path. Auth, custom routes and OAuth routes of the served server keep working: only its endpoint is replaced.
+Both eras are served on one path. Auth, custom routes and OAuth routes of the served server keep working: only its
+endpoint is replaced.
 """
 
 import asyncio
@@ -25,19 +25,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from perdure._core.ids import RecordKind
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure._core.states import LogState, SessionState
-from perdure.assembly import ServerProcess, running
+from perdure.assembly import ServerProcess, doing, running
 from perdure.errors import Misuse, NodeBuried, StoreError, StoreLost, StoreReplaced
-from perdure.http.body import ClientGone, Headers, HostAndOrigin
+from perdure.http import BESIDE, HEALTH, METRICS
 from perdure.http.credentials import EXPIRY, client_without_subject, expiry_of, principal_of
-from perdure.http.endpoint import ALLOW, Endpoint
+from perdure.http.durable_calls import CANCEL_METHOD, TASK_METHODS
+from perdure.http.endpoint import ALLOW, READ_AFTER_ANSWER, Endpoint
 from perdure.http.event_stream import BREAK_OFF, EventStreamResponse
-from perdure.http.paths import BESIDE, HEALTH, METRICS
-from perdure.http.post import READ_AFTER_ANSWER
-from perdure.http.refusals import Answer, Refusal, Refused
+from perdure.http.refusals import Answer, HttpRefusal, Refusal
+from perdure.http.request import ClientGone, Headers, HostAndOrigin
 from perdure.http.resume_tokens import ALLOW_POST, RESUME, resume_paths
-from perdure.http.sessionless import SessionlessHandler
-from perdure.http.single_call_endpoint import CANCEL_METHOD, TASK_METHODS
-from perdure.log.chores import cancel_all, keep_going
+from perdure.http.sdk_passthrough import SdkPassthrough
 from perdure.runtime.server import authenticates, endpoint_of, host, is_bare
 from perdure.sessions.ledger import name_of
 from perdure.sessions.registry import SessionInfo, has_durable_calls, numbers, running_calls
@@ -100,7 +98,7 @@ class App:
         self._shell = Starlette(lifespan=self.lifespan)
         self._process: ServerProcess | None = None
         self._endpoint: Endpoint | None = None
-        self._told_no_subject = False
+        self._has_logged_no_subject = False
         self._wall_clock = wall_clock
         self._stopping = False
         self._draining = False
@@ -158,7 +156,7 @@ class App:
             )
             if self._hosted.web is not None:
                 own = endpoint_of(self._hosted.web)
-                # FastMCP looks at its own manager once more when it stops.
+                # FastMCP reads its own manager once more when it stops.
                 stack.callback(setattr, own, "session_manager", own.session_manager)
                 own.session_manager = _EndpointInPlace(self._serve)
             if started.sessionless is not None:
@@ -166,8 +164,7 @@ class App:
             if (keys := started.state_keys) is not None:
                 store, clock = process.context.store, process.context.clock
                 await keys.load(store, clock)
-                renewing = asyncio.create_task(keep_going(partial(keys.renew, store, clock)))
-                stack.push_async_callback(cancel_all, [renewing])
+                await stack.enter_async_context(doing(partial(keys.renew, store, clock)))
             self._process = process
             secret = await notes.keep(process.context.store, CALL_KEYS, secrets.token_bytes(CALL_KEY_BYTES))
             self._endpoint = Endpoint(process, started, call_secret=secret, is_draining=lambda: self._draining)
@@ -177,14 +174,14 @@ class App:
                 await asyncio.shield(self._stop())
 
     async def drain(self) -> None:
-        """Take no new work, send idle clients elsewhere, give handles to those that take them, and wait for running
+        """Take no new work, send idle clients elsewhere, give handles to clients that take them, and wait for running
         calls, for `drain_timeout` at most, or `task_drain`."""
         self._draining = True
         if self._process is not None:
             self.end_idle_readers()
             self._process.context.waiters.wake_all()
             for handler in self._sessionless:
-                handler.hand_out()
+                handler.give_handles()
             await self._process.drain(is_busy=lambda: self.is_busy, end_others=self._end_sessionless)
 
     @property
@@ -202,7 +199,7 @@ class App:
 
     @property
     def running(self) -> list[str]:
-        """What runs: the tools, or the methods of other requests; and answers that wait for the store."""
+        """The tools that run, the methods of other requests, and answers that wait for the store."""
         if self._process is None:
             return []
         found = running_calls(self._process.sessions)
@@ -216,7 +213,7 @@ class App:
         return self._process is not None and has_durable_calls(self._process.sessions)
 
     @property
-    def _sessionless(self) -> Sequence[SessionlessHandler]:
+    def _sessionless(self) -> Sequence[SdkPassthrough]:
         handler = None if self._endpoint is None else self._endpoint.sessionless
         return () if handler is None else (handler,)
 
@@ -232,9 +229,9 @@ class App:
         if self._process is not None:
             self._process.loop.call_soon_threadsafe(self._stop)
 
-    def when_lost(self, tell: Callable[[StoreLost], None]) -> None:
-        """Call `tell` if this process loses its store: from then on everything is refused."""
-        self._on_lost = tell
+    def when_lost(self, on_lost: Callable[[StoreLost], None]) -> None:
+        """Call `on_lost` if this process loses its store: from then on every request is refused."""
+        self._on_lost = on_lost
 
     def _lose(self, failure: StoreLost) -> None:
         if self._lost is not None:
@@ -250,8 +247,8 @@ class App:
             self._on_lost(failure)
 
     def _stop(self) -> asyncio.Future[None]:
-        """Refuse new requests from now on. What runs ends as soon as it is known which calls the next process may run
-        again; the end of the lifespan waits for that."""
+        """Refuse new requests from now on. Running calls end as soon as it is known which of them the next process may
+        run again; the end of the lifespan waits for that."""
         assert self._process is not None
         self._stopping = True
         if self._ending is None:
@@ -268,7 +265,7 @@ class App:
             handler.end_all()
 
     def _buried(self) -> None:
-        """Other nodes have settled what this one had: end at once."""
+        """Other nodes have settled the calls of this node: end at once."""
         self._stopping = True
         if self._ending is None and self._process is not None:
             self._ending = self._process.loop.create_future()
@@ -302,14 +299,14 @@ class App:
         """Answer a request beside the endpoint, if it comes from no other site."""
         try:
             self._host_and_origin.check(scope["headers"], dict(scope["headers"]), beside=True)
-        except Refused as refused:
+        except HttpRefusal as refused:
             self.counters.requests_refused += 1
             await refused.answer.send(receive, send)
         else:
             await app(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request at the endpoint. What is found out on the way is forgotten before a stream is served."""
+        """Answer a request at the endpoint. Nothing of the request is kept while its stream is served."""
         if SCRAPE in scope:
             return await self._serve_beside(self._answer_scrape, scope, receive, send)
         expiry = scope[EXPIRY] = expiry_of(scope, self._wall_clock)
@@ -321,7 +318,7 @@ class App:
                     response.watch(span, scope, self.counters)
                 if response is not None:
                     await response.send(receive, send)
-            except Refused as refused:
+            except HttpRefusal as refused:
                 self.counters.requests_refused += 1
                 span.refused(refused.refusal.name.lower(), refused.refusal.status, refused.sentence)
                 await refused.answer.send(receive, send)
@@ -333,7 +330,7 @@ class App:
         await answer.send(receive, send)
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> Answer | EventStreamResponse | None:
-        # HTTP says that blanks around a header's value are not part of it; httptools leaves those at its end.
+        # Blanks around a header's value are no part of it (RFC 9110, 5.5); httptools leaves those at its end.
         if any(value[-1:].isspace() for _, value in scope["headers"]):
             scope = {**scope, "headers": [(name, value.strip(b" \t")) for name, value in scope["headers"]]}
         headers: Headers = dict(scope["headers"])
@@ -342,8 +339,8 @@ class App:
         if len(accept) > 1:
             headers[b"accept"] = b", ".join(accept)
         self._host_and_origin.check(scope["headers"], headers)
-        if not self._told_no_subject and (client := client_without_subject(scope)) is not None:
-            self._told_no_subject = True
+        if not self._has_logged_no_subject and (client := client_without_subject(scope)) is not None:
+            self._has_logged_no_subject = True
             why = "each of them owns its sessions, tasks and keys alone, and a renewed one begins again"
             log_event(logging.WARNING, "auth.no_subject", f"tokens of client {client} have no subject: {why}")
         if scope["method"] == "OPTIONS":
@@ -353,21 +350,20 @@ class App:
             return None
         endpoint = self._started()
         if self._process is not None and not self._process.context.journal.may_show:
-            raise Refused(Refusal.FROZEN)
+            raise HttpRefusal(Refusal.FROZEN)
         return await endpoint(scope, receive, headers, principal_of(scope))
 
     def _started(self) -> Endpoint:
         if self._endpoint is None:
             raise Misuse("Perdure was not started: hand `app.lifespan` to the application that it is mounted in")
         if self._stopping:
-            raise Refused(Refusal.STOPPING)
+            raise HttpRefusal(Refusal.STOPPING)
         if self._lost is not None:
-            raise Refused(Refusal.STORE_LOST, state=self._lost.state)
+            raise HttpRefusal(Refusal.STORE_LOST, state=self._lost.state)
         return self._endpoint
 
-    def _without_session(self, headers: Headers) -> SessionlessHandler | None:
-        """Give the handler of a request that belongs to the era without sessions, by its header, before its body is
-        read."""
+    def _without_session(self, headers: Headers) -> SdkPassthrough | None:
+        """Return the handler of a request of the era without sessions, by its header, before its body is read."""
         header = headers.get(b"mcp-protocol-version")
         version = None if header is None else header.decode("latin-1")
         if version is None or version in REVISIONS:
@@ -377,10 +373,10 @@ class App:
             handler = self._started().sessionless
             taken = (*TASK_METHODS, CANCEL_METHOD, READ_AFTER_ANSWER.encode())
             if self._draining and headers.get(b"mcp-method") not in taken:
-                raise Refused(Refusal.STOPPING)
+                raise HttpRefusal(Refusal.STOPPING)
             if handler is not None:
                 return handler
-        raise Refused(Refusal.BAD_VERSION, seen=version, data={"supported": list(REVISIONS), "requested": version})
+        raise HttpRefusal(Refusal.BAD_VERSION, seen=version, data={"supported": list(REVISIONS), "requested": version})
 
     async def _health(self, _: Scope, receive: Receive, send: Send) -> None:
         """`ok`, `degraded`, `stopping` or how the store was lost; 503 whenever new work should go elsewhere."""

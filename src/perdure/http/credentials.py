@@ -1,4 +1,4 @@
-"""Names the caller of a request, keeps the credentials of running calls, and knows how long a token is good.
+"""Names the caller of a request, keeps the credentials of running calls, and watches when a token expires.
 
 A call sees the newest token of its principal, not only the one it began with (R9). The SDK hands a call the context of
 the request that brought it, with the user in it, and copies that context. So the user in it is one object for all calls
@@ -27,17 +27,17 @@ _NETWORK = 64
 """Bits of an IPv6 address that tell callers apart: one customer has the rest to itself (RFC 6177)."""
 
 
-_LOOK_AGAIN = 60.0
-"""Seconds until the clock is looked at again: it may be set, and a machine may sleep."""
+_READ_AGAIN = 60.0
+"""Seconds until the clock is read again: it may be set, and a machine may sleep."""
 
 EXPIRY = "perdure.expiry"
 """In the scope of a request whose token expires: its `Expiry`."""
 
 
 class Expiry:
-    """When the token of one request expires, by the rule of the SDK's bearer check: at the end of its last second. What
-    the request began is not shown beyond that, also if other requests bring newer tokens: it may be another who showed
-    this one."""
+    """When the token of one request expires, by the rule of the SDK's bearer check: at the end of its last second.
+    Nothing is shown to that request afterwards, also if other requests bring newer tokens: another client may have
+    shown this one."""
 
     __slots__ = ("_clock", "_expires_at")
 
@@ -51,7 +51,7 @@ class Expiry:
         return max(0.0, self._expires_at + 1 - self._clock())
 
     def watch(self, end: Callable[[], None]) -> "Watch":
-        """Call `end` once it has expired, unless the watch is cancelled before."""
+        """Call `end` once the token has expired, unless the watch is cancelled before."""
         return Watch(self, end)
 
 
@@ -63,26 +63,26 @@ class Watch:
     def __init__(self, expiry: Expiry, end: Callable[[], None]) -> None:
         self._expiry = expiry
         self._end = end
-        self._look()
+        self._read_clock()
 
-    def _look(self) -> None:
+    def _read_clock(self) -> None:
         left = self._expiry.seconds_left
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(min(left, _LOOK_AGAIN), self._look) if left else loop.call_soon(self._end)
+        self._timer = loop.call_later(min(left, _READ_AGAIN), self._read_clock) if left else loop.call_soon(self._end)
 
     def cancel(self) -> None:
         self._timer.cancel()
 
 
 def expiry_of(scope: Scope, clock: Callable[[], float]) -> Expiry | None:
-    """When the token of a request expires; `None` if it has none, or one that does not."""
+    """When the token of a request expires; `None` without a token, or if it does not expire."""
     user = scope.get("user")
     expires_at = user.access_token.expires_at if isinstance(user, AuthenticatedUser) else None
     return Expiry(expires_at, clock) if expires_at else None
 
 
 def while_good(seconds: float, scope: Scope) -> float:
-    """A time, or what is left until the token of a request expires, if that is less."""
+    """The seconds, or those until the token of a request expires, if these are fewer."""
     expiry: Expiry | None = scope[EXPIRY]
     return seconds if expiry is None else min(seconds, expiry.seconds_left)
 
@@ -91,7 +91,7 @@ class RenewableUser(AuthenticatedUser):
     """An authenticated user whose token is replaced while calls run."""
 
     def renew(self, token: AccessToken) -> None:
-        """Take a token of the same principal, unless it expires sooner: it is a request that was late."""
+        """Take a token of the same principal, unless it expires sooner: its request was late."""
         held = self.access_token.expires_at
         if held is None or token.expires_at is None or token.expires_at >= held:
             self.access_token, self.scopes = token, token.scopes
@@ -102,7 +102,7 @@ class Credentials:
 
     def __init__(self) -> None:
         self._users: WeakValueDictionary[SessionId, RenewableUser] = WeakValueDictionary()
-        """The contexts of running calls keep them. Without calls there is no one to show a token to."""
+        """The contexts of running calls keep them alive."""
 
     def bring(self, session: SessionId, scope: Scope) -> None:
         """Take the token of a request: running calls of the session see it, and so does what the request begins."""
@@ -143,7 +143,7 @@ def principal_of(scope: Scope) -> str:
 
 
 def client_without_subject(scope: Scope) -> str | None:
-    """The OAuth client of a token that does not say whose it is; `None` for any other caller."""
+    """The OAuth client of a token without a subject; `None` for any other caller."""
     user = scope.get("user")
     if not isinstance(user, AuthenticatedUser) or user.access_token.subject:
         return None
@@ -153,7 +153,7 @@ def client_without_subject(scope: Scope) -> str | None:
 def caller_of(owner: str, scope: Scope) -> Caller:
     """Name the caller that a request is counted for.
 
-    Behind a proxy the address is the proxy's, unless the ASGI server was told to believe its headers
+    With a proxy in front the address is the proxy's, unless the ASGI server believes its headers
     (`--forwarded-allow-ips`); on a Unix socket there is none.
     """
     if owner:
@@ -164,7 +164,7 @@ def caller_of(owner: str, scope: Scope) -> Caller:
 
 @lru_cache(maxsize=1024)
 def _network(text: str) -> str:
-    """What is counted as one address."""
+    """The part of an address that is counted as one caller."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

@@ -1,33 +1,65 @@
-"""The MCP endpoint: hands a request to the handler of its method, of the broker, or of the era without sessions."""
+"""The MCP endpoint: POST takes messages of a client, GET attaches readers, DELETE ends a session.
 
-from collections.abc import Callable
+The requests of a POST open a stream, on which their answers come; the rest is accepted with 202. Requests of the resume
+broker and of the era without sessions go to their own handlers.
+"""
 
+import contextlib
+import json
+from collections.abc import Callable, Sequence
+
+from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope
 
-from perdure._core.states import SessionStep
+from perdure._core import sticky
+from perdure._core.envelope import CALLS, KEY
+from perdure._core.ids import Kind, parse_position
+from perdure._core.jsonrpc import Batch, Envelope, Notification, Request
+from perdure._core.limits import Caller, weigh
+from perdure._core.losses import numbers_of
+from perdure._core.states import SessionState, SessionStep
 from perdure.assembly import ServerProcess
+from perdure.errors import IdTaken, SessionEnded, StaleRecord, StoreError, TooManyCalls, TooManySessions
 from perdure.http.access import SessionAccess
-from perdure.http.body import Headers
+from perdure.http.credentials import caller_of
+from perdure.http.durable_calls import DurableCallEndpoint
 from perdure.http.event_stream import EventStreamResponse
-from perdure.http.get import GetHandler
-from perdure.http.known_calls import KnownCalls
-from perdure.http.listening import ChangesSources, ListeningHandler, ListenSources
-from perdure.http.post import PostHandler
-from perdure.http.refusals import Answer, Refusal, Refused
+from perdure.http.listening import ListeningHandler
+from perdure.http.refusals import Answer, HttpRefusal, Refusal
+from perdure.http.request import Headers, accepts, parse, replayed, require_accept, require_json
 from perdure.http.resume_tokens import RESUME, ResumeTokenEndpoint
-from perdure.http.sessionless import SessionlessHandler
-from perdure.http.single_call_endpoint import SingleCallEndpoint
-from perdure.http.single_calls import SingleCallHandler
-from perdure.http.task_listening import TaskSources
-from perdure.http.tasks import TaskHandler
+from perdure.http.sdk_passthrough import SdkPassthrough
 from perdure.runtime.server import Started
+from perdure.sessions.call_access import CallAccess
+from perdure.sessions.client_messages import receive
 from perdure.sessions.durable_calls import DurableCalls
+from perdure.sessions.ledger import Call, Duplicate
+from perdure.sessions.resume import NothingMore, ReplayOff, Resume, Start, Stream, read_answers
+from perdure.sessions.session import Intake, Session
+from perdure.telemetry import tracing as spans
 
 ALLOW = ((b"allow", b"GET, POST, DELETE, OPTIONS"),)
 
+MAX_HANDSHAKE = 64 << 10
+"""Bytes of an `initialize` request: its params are kept in memory for as long as the session lives."""
+
+MAX_HANDSHAKE_MEMORY = 512 << 10
+"""Bytes of memory that an `initialize` request may take once parsed, estimated: the SDK keeps it with its runtime.
+Enough for some thousand values; clients send a dozen."""
+
+ORDER_SECONDS = 1.0
+"""How long a request waits for what other nodes have forwarded to the standalone stream, whose reader may be slow.
+After that it runs, and its notifications may come first."""
+
+READ_AFTER_ANSWER = "tools/list"
+"""The Python SDK's client sends this after the answer of a tool that it does not know. A refusal while the process
+drains would cost the program the answer that the stop has waited for."""
+
+_SUBSCRIBING = ("resources/subscribe", "resources/unsubscribe")
+
 
 class Endpoint:
-    """Answers requests; raises `Refused` for every one that it does not take."""
+    """Answers requests; raises `HttpRefusal` for every one that it does not take."""
 
     def __init__(
         self,
@@ -42,21 +74,20 @@ class Endpoint:
         self._post = PostHandler(access)
         self._get = GetHandler(access)
         self._resume = ResumeTokenEndpoint(access)
-        self.sessionless: SessionlessHandler | None = None
+        self.sessionless: SdkPassthrough | None = None
         if started.sessionless is not None:
-            single_calls, sources = None, list[ListenSources]()
-            if process.listening is not None:
-                sources.append(ChangesSources(process.listening))
+            durable_calls, tasks, listening = None, None, None
             if started.tools is not None:
                 calls = DurableCalls(process.context, process.sessions)
-                known = KnownCalls(access, calls, started.tools)
+                call_access = CallAccess(process.context, process.sessions, calls, access.waiting)
+                tasks = None if started.tools.serves_tasks else call_access
                 asks = started.asks_in_session
-                handler = SingleCallHandler(access, calls, known, started.tools, call_secret, asks_in_session=asks)
-                single_calls = SingleCallEndpoint(access, handler, TaskHandler(access, calls, known))
-                if not started.tools.serves_tasks:
-                    sources.append(TaskSources(calls, known.view))
-            listening = None if process.listening is None else ListeningHandler(access, sources)
-            self.sessionless = SessionlessHandler(started.sessionless, access, single_calls, listening)
+                durable_calls = DurableCallEndpoint(
+                    access, call_access, started.tools, call_secret, asks_in_session=asks
+                )
+            if process.listening is not None:
+                listening = ListeningHandler(access, process.listening, tasks)
+            self.sessionless = SdkPassthrough(started.sessionless, access, durable_calls, listening)
 
     async def __call__(
         self, scope: Scope, receive: Receive, headers: Headers, owner: str
@@ -76,4 +107,281 @@ class Endpoint:
                     await self._access.sessions.end(session, SessionStep.CLIENT_DELETED, why)
                     return Answer(status=200)
             case method:
-                raise Refused(Refusal.METHOD, method=method, headers=ALLOW)
+                raise HttpRefusal(Refusal.METHOD, method=method, headers=ALLOW)
+
+
+class PostHandler:
+    """Takes messages."""
+
+    def __init__(self, access: SessionAccess) -> None:
+        self._access = access
+        self._context = access.context
+        self._settings = access.settings
+
+    async def __call__(
+        self, scope: Scope, receive: Receive, headers: Headers, owner: str
+    ) -> Answer | EventStreamResponse:
+        require_json(headers)
+        require_accept(headers, json_only=self._settings.json_response)
+        body = await self._access.bodies.read(receive, headers)
+        parsed = parse(body)
+        http = HttpRequest(scope, replayed(body))
+        try:
+            if isinstance(parsed, Request) and parsed.method == "initialize":
+                return await self._initialize(parsed, body, http, headers, owner)
+            if isinstance(parsed, Request):
+                # If another process has changed the session, or forwarded something, the record is read now, once.
+                with contextlib.suppress(StaleRecord):
+                    session = await self._access.find(headers, owner, scope, checked_later=True)
+                    with session.in_use():
+                        await self._access.come_back(session, scope)
+                        return await self._take(session, parsed, body, http, seen=session.record.revision)
+            session = await self._access.find(headers, owner, scope)
+            with session.in_use():
+                # A notification may cancel a call that would run again.
+                await self._access.come_back(session, scope, resume=isinstance(parsed, Request | Batch))
+                return await self._take(session, parsed, body, http)
+        except HttpRefusal as refused:
+            raise refused.answering(parsed.id if isinstance(parsed, Request) else None) from None
+
+    async def _take(
+        self, session: Session, parsed: Envelope | Batch, body: bytes, http: HttpRequest, seen: int | None = None
+    ) -> Answer | EventStreamResponse:
+        messages = parsed.messages if isinstance(parsed, Batch) else (parsed,)
+        requests = [message for message in messages if isinstance(message, Request)]
+        if isinstance(parsed, Batch):
+            if any(request.method == "initialize" for request in requests):
+                raise HttpRefusal(Refusal.INITIALIZE_IN_BATCH)
+            if not session.keeper.revision.batches:
+                raise HttpRefusal(Refusal.BATCH, version=session.record.version)
+        size = weigh(body)
+        if requests:  # also where no other node is known yet: a new one may have begun and answered a call meanwhile
+            await session.home.come_first(ORDER_SECONDS, looks=seen is None)
+        try:
+            self._check_work(session, messages, len(requests), size)
+            with self._access.refusing(Refusal.STORE_FAILS):
+                calls = await self._accept(session, requests, body, size, seen) if requests else []
+        except HttpRefusal as refused:
+            raise refused.answering(requests[0].id if requests else None) from None
+        if not calls:
+            await self._pass_on(session, messages, (), http, size)
+            return Answer(status=202, headers=_session_header(session))
+        spans.tell(stream=calls[0].stream.id)
+        await self._pass_on(session, messages, calls, http, 0)
+        return await self._answer(session, calls[0].stream, batch=isinstance(parsed, Batch))
+
+    def _check_work(self, session: Session, messages: Sequence[Envelope], requests: int, size: int) -> None:
+        """Refuse messages beyond the limits of what is handled at once. A cancellation and the answer to an ask are
+        always taken, because they end work. `requests`: how many of the messages are requests."""
+        notifications = 0
+        if requests < len(messages):
+            notifications = sum(isinstance(m, Notification) and m.method != "notifications/cancelled" for m in messages)
+        if not notifications and not requests:
+            return
+        link, settings = session.link, self._settings
+        if notifications and link.runtime.notifications + notifications > settings.max_notifications:
+            raise HttpRefusal(Refusal.TOO_MANY_NOTIFICATIONS, limit=settings.max_notifications)
+        if link.work and link.work + size > settings.max_session_work:
+            raise HttpRefusal(Refusal.TOO_MUCH_OF_SESSION, limit=settings.max_session_work)
+        self._access.refuse_work(link.calls.caller, size)
+
+    async def _pass_on(
+        self, session: Session, messages: Sequence[Envelope], calls: Sequence[Call], http: HttpRequest, size: int
+    ) -> None:
+        """Hand messages to the runtime in their order. `size`: the bytes of memory that are not counted yet."""
+        waiting = iter(calls)
+        for message in messages:
+            if isinstance(message, Request):
+                session.link.start(next(waiting), http)
+                continue
+            share = size // len(messages) or 1
+            with self._access.refusing(Refusal.STORE_FAILS):
+                await receive(session, message, http, size=share, cancel_waiting=self._access.waiting.cancel)
+
+    # Requests
+
+    async def _accept(
+        self, session: Session, requests: Sequence[Request], body: bytes, size: int, seen: int | None
+    ) -> list[Call]:
+        settings, calls = self._settings, session.link.calls
+        self._check_room(calls.caller, is_read=all(request.method == READ_AFTER_ANSWER for request in requests))
+        if any(request.method == "tools/call" and _has_key(request) for request in requests):
+            raise HttpRefusal(Refusal.KEY_IN_SESSION, where=f"_meta[{KEY!r}]", extension=CALLS)
+        if calls.load + len(requests) > settings.max_calls:
+            raise HttpRefusal(Refusal.TOO_MANY_CALLS, limit=settings.max_calls)
+        self._access.refuse_calls(calls.caller, len(requests))
+        running = [call.request for call in calls.all_running()]
+        if sticky.is_full(session.record.sticky, running, requests):
+            raise HttpRefusal(Refusal.TOO_MANY_SUBSCRIPTIONS, limit=sticky.MAX_STICKY, size=sticky.MAX_BYTES)
+        bodies = [body] if len(requests) == 1 else [json.dumps(request.raw).encode() for request in requests]
+        in_use: int | str = ""
+        for number in numbers_of(session.record.incarnation):
+            try:
+                with Intake(session, requests, incarnation=number, size=size) as intake:
+                    if any(request.method in _SUBSCRIBING for request in requests):
+                        # Subscriptions live with the home: the node that changes them becomes it.
+                        await session.home.take()
+                    # What runs here was counted above; what runs in other processes only the store can count.
+                    most = settings.max_calls if self._context.store.shared else None
+                    return await intake.accept(bodies, most_calls=most, seen=seen)
+            except IdTaken as taken:
+                in_use = taken.request_id if isinstance(taken, Duplicate) else requests[0].id
+                if not await session.orphans.give_up_ids(number, requests):
+                    break
+            except TooManyCalls:
+                raise HttpRefusal(Refusal.TOO_MANY_CALLS, limit=settings.max_calls) from None
+        raise HttpRefusal(Refusal.DUPLICATE_ID, id=in_use, seen=in_use)
+
+    def _check_room(self, caller: Caller, *, is_read: bool = False) -> None:
+        if not is_read:
+            self._access.refuse_if_draining()
+        if self._context.journal.refuses:
+            raise HttpRefusal(Refusal.STORE_FAILS)
+        if not self._settings.json_response:
+            self._access.refuse_readers(caller)
+
+    async def _answer(self, session: Session, stream: Stream, *, batch: bool = False) -> Answer | EventStreamResponse:
+        """The response that shows a stream: its events or, where the server is set so, its answers as JSON."""
+        if not self._settings.json_response:
+            return self._access.read(session, stream, Start(0))
+        with stream.pinned():
+            await stream.wait_over()
+            answers = await _answers(stream)
+        body = b"[%b]" % b",".join(answers) if batch else answers[0]
+        return Answer(status=200, body=body, headers=_session_header(session))
+
+    # The handshake
+
+    async def _initialize(
+        self, request: Request, body: bytes, http: HttpRequest, headers: Headers, owner: str
+    ) -> Answer | EventStreamResponse:
+        """Go on with the session that the client names, or open one."""
+        if len(body) > MAX_HANDSHAKE:
+            raise HttpRefusal(Refusal.HANDSHAKE_TOO_LARGE, limit=MAX_HANDSHAKE)
+        if weigh(body) > MAX_HANDSHAKE_MEMORY:
+            raise HttpRefusal(Refusal.HANDSHAKE_TOO_RICH, limit=MAX_HANDSHAKE_MEMORY)
+        self._check_room(caller_of(owner, http.scope))
+        with self._access.refusing(Refusal.STORE_FAILS):
+            reattached = await self._reattach(request, body, http, headers, owner)
+        return await self._open(request, body, http, owner) if reattached is None else reattached
+
+    async def _reattach(
+        self, request: Request, body: bytes, http: HttpRequest, headers: Headers, owner: str
+    ) -> Answer | EventStreamResponse | None:
+        """A client that runs its handshake again on its own session gets the recorded result, and keeps everything
+        (R10). With another version or other capabilities it is another client: `None`."""
+        text = headers.get(b"x-mcp-reconnect-session") or headers.get(b"mcp-session-id")
+        if not text:
+            return None
+        try:
+            found = await self._access.sessions.reattach(text.decode("latin-1"), owner, request.params or {})
+            if found is None:
+                return None
+            session, incarnation = found
+            self._access.credentials.bring(session.id, http.scope)
+            with session.in_use():
+                if session.waits:
+                    await self._access.waiting.resume(session, http)
+                with Intake(session, [request], incarnation=incarnation) as intake:
+                    [call] = await intake.accept([body])
+        except IdTaken:
+            raise HttpRefusal(Refusal.DUPLICATE_ID, seen=request.id) from None
+        except SessionEnded:
+            return None
+        with call.stream.pinned():
+            session.link.answer_recorded(call)
+            return await self._answer(session, call.stream)
+
+    async def _open(self, request: Request, body: bytes, http: HttpRequest, owner: str) -> Answer | EventStreamResponse:
+        """Open a session. Its id leaves only with a successful answer, so the response waits for it."""
+        sessions, caller = self._access.sessions, caller_of(owner, http.scope)
+        try:
+            session, call = await sessions.open(caller, request, body)
+        except TooManySessions as full:
+            settings = self._settings
+            refusal, limit = Refusal.TOO_MANY_SESSIONS, settings.max_sessions
+            if full.of_caller and caller.owner:
+                refusal, limit = Refusal.TOO_MANY_OF_YOURS, settings.max_principal_sessions
+            elif full.of_caller:
+                refusal, limit = Refusal.TOO_MANY_FROM_THERE, settings.max_address_sessions
+            raise HttpRefusal(refusal, limit=limit) from None
+        except (StoreError, SessionEnded):  # ended: the store took longer than a handshake may
+            raise HttpRefusal(Refusal.STORE_FAILS) from None
+        with call.stream.pinned():
+            session.link.start(call, http)
+            await call.stream.wait_over()
+            if session.state is not SessionState.ACTIVE:
+                answers = await _answers(call.stream)
+                await sessions.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake failed")
+                return Answer(status=200, body=answers[0])
+            return await self._answer(session, call.stream)
+
+
+class GetHandler:
+    """Attaches readers to streams; where each begins is decided by `sessions.resume`."""
+
+    def __init__(self, access: SessionAccess) -> None:
+        self._access = access
+        self._context = access.context
+
+    async def __call__(self, scope: Scope, headers: Headers, owner: str) -> EventStreamResponse:
+        try:
+            return await self._attach(scope, headers, owner)
+        except HttpRefusal as refused:
+            if headers.get(b"last-event-id") and refused.refusal is not Refusal.NOTHING_MORE:
+                self._context.counters.replays_refused += 1
+            raise
+
+    async def _attach(self, scope: Scope, headers: Headers, owner: str) -> EventStreamResponse:
+        if not accepts(headers)[1]:
+            raise HttpRefusal(Refusal.NOT_ACCEPTABLE_GET)
+        text = headers.get(b"last-event-id", b"").decode("latin-1")
+        position = parse_position(text)
+        # The store returns the revision of the session's record together with a call's stream.
+        of_call = position is not None and position.kind is Kind.CALL and self._access.settings.enable_replay
+        # Before anything is waited for: of two that come, the store may answer the later one first.
+        arrival = self._context.hub.arrive()
+        session = await self._access.find(headers, owner, scope, checked_later=of_call)
+        with session.in_use():
+            await self._access.come_back(session, scope)
+            if text:
+                self._context.counters.resumes += 1
+            resume = Resume(session, text, position)
+            with self._access.refusing(Refusal.STORE_UNREADABLE):
+                try:
+                    found = await resume.find()
+                    with contextlib.nullcontext() if found is None else found.stream.pinned():
+                        read = None if found is None else found.read
+                        if of_call and (read is None or read.revision != session.record.revision):
+                            await self._access.check(session, headers, owner, scope)
+                        if session.state is SessionState.ENDED:
+                            raise self._access.gone()
+                        if found is None:
+                            resume.log_unknown()
+                            raise HttpRefusal(Refusal.POSITION_UNKNOWN)
+                        if found.stream is session.standalone:
+                            self._access.refuse_if_draining()
+                        start = await resume.start(found)
+                        if found.stream.readers.reader is None:
+                            self._access.refuse_readers(session.link.calls.caller)
+                        resume.begin(found, start)
+                        return self._access.read(session, found.stream, start, arrival)
+                except ReplayOff:
+                    raise HttpRefusal(Refusal.REPLAY_OFF) from None
+                except NothingMore:
+                    raise HttpRefusal(Refusal.NOTHING_MORE, headers=((b"allow", b"POST, DELETE"),)) from None
+
+
+def _has_key(request: Request) -> bool:
+    meta = (request.params or {}).get("_meta")
+    return isinstance(meta, dict) and KEY in meta
+
+
+async def _answers(stream: Stream) -> list[bytes]:
+    if not (answers := await read_answers(stream)):
+        raise HttpRefusal(Refusal.STORE_FAILS)
+    return answers
+
+
+def _session_header(session: Session) -> tuple[tuple[bytes, bytes], ...]:
+    return ((b"mcp-session-id", session.record.id.encode()),)

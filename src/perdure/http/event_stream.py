@@ -14,9 +14,8 @@ from perdure._core.jsonrpc import JsonObject
 from perdure._core.states import ReaderState
 from perdure.http.credentials import Expiry
 from perdure.http.refusals import Answer
-from perdure.log.chores import cancel_all
-from perdure.log.reader import Connection, Reader
 from perdure.sessions.ledger import encode
+from perdure.sessions.resume import Connection, Reader
 from perdure.sessions.session import Session
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.tracing import Request
@@ -80,24 +79,18 @@ class EventStream:
 
     # Writing
 
-    async def begin(self) -> None:
-        """Write the head, unless it is written."""
-        if not self.has_begun:
-            self.has_begun = True
-            headers = [*_HEADERS, *self._headers]
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-
     async def write(self, body: bytes, *, last: bool = False) -> None:
-        """Write frames. Without an event stream, what comes before the answer is left out."""
-        if not self._streams or not (body or last):
+        """Write the head, if it is not written, and frames. Where the response is no event stream, what comes before
+        the answer is left out."""
+        if not self._streams:
             return
         message = {"type": "http.response.body", "body": body, "more_body": not last}
-        if self._timeout is None:
-            await self.begin()
-            await self._send(message)
-        else:
-            async with asyncio.timeout(self._timeout):
-                await self.begin()
+        async with contextlib.nullcontext() if self._timeout is None else asyncio.timeout(self._timeout):
+            if not self.has_begun:
+                self.has_begun = True
+                headers = [*_HEADERS, *self._headers]
+                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            if body or last:
                 await self._send(message)
 
     async def keep_alive(self) -> None:
@@ -154,7 +147,8 @@ class EventStream:
                     raise asyncio.CancelledError
         finally:
             writing.remove_done_callback(self._on_written)
-            await cancel_all([writing])
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
         failure = None if writing.cancelled() else writing.exception()
         if isinstance(failure, TimeoutError) and self._abort is not None:
             self._abort()
@@ -217,10 +211,9 @@ class EventStreamResponse:
         stream = EventStream(receive, send, abort=self.abort, headers=headers)
         watch = None if self.expiry is None else self.expiry.watch(self._reader.end)
         try:
-            await stream.begin()
             if await stream.wait(self._reader) is Ending.STOPPED:
                 with contextlib.suppress(OSError):
-                    await stream.write(b"", last=True)
+                    await stream.write(self._reader.preamble, last=True)
         finally:
             if watch is not None:
                 watch.cancel()

@@ -1,7 +1,8 @@
-"""Serves `subscriptions/listen` of 2026-07-28: an acknowledgement, notifications from one or more sources, and an end.
+"""Serves `subscriptions/listen` of 2026-07-28: an acknowledgement, notifications of changes and of tasks, and an end.
 
-A request with other contents goes to the SDK's own handler, which refuses it. So does every request if this process
-cannot subscribe to its own server. A listener may stay for days, so of its request only the id and the filter are kept.
+A request that is none to listen goes to the SDK's own handler, which refuses it. So does every request if this process
+cannot subscribe to its own server. A listener may stay for days, so of its request only the id and the filter
+are kept.
 """
 
 from __future__ import annotations
@@ -19,37 +20,40 @@ from pydantic import ValidationError
 from starlette.types import Receive, Scope, Send
 
 from perdure._core import sse
+from perdure._core.durable_calls import TaskFacts
 from perdure._core.envelope import LISTEN, SUBSCRIPTION
 from perdure._core.limits import Caller, Full, Quota, weigh
 from perdure._core.listening import ACKNOWLEDGED, METHODS, BadFilter, Notification, read_filter
 from perdure.errors import StoreError
 from perdure.http.access import SessionAccess, refuse_full
-from perdure.http.body import Headers, replayed_first
 from perdure.http.credentials import EXPIRY, Expiry, caller_of, principal_of
 from perdure.http.event_stream import BREAK_OFF, EventStream
-from perdure.http.modern_request import read_request
-from perdure.http.refusals import Refusal, Refused
+from perdure.http.refusals import HttpRefusal, Refusal
+from perdure.http.request import Headers, ModernRequest, needs_tasks, read_modern, replayed_first
+from perdure.sessions.call_access import CallAccess
 from perdure.sessions.listening import Listening, TooManyResources
+from perdure.store.records import SessionRecord
+
+TASK_CHANGED = "notifications/tasks"
+TASK_IDS = "taskIds"
 
 AT_ONCE = 64
 """Notifications in one write: a client that reads slowly is waited for in between."""
+
+MAX_TASKS = 100
+"""Tasks that one listener may name: each is followed by a task of this process. A client that has more listens twice,
+or polls."""
+
+_WAIT = 60.0
+"""Seconds of one wait for a change; the next one follows."""
+
+_LATER = 1.0
+"""Seconds until a task is read again after the store has failed."""
 
 _EVENT = b"event: message\r\ndata: "
 _METHODS = tuple(method.encode() for method in sorted(METHODS))
 
 Otherwise = Callable[[Scope, Receive, Send, Headers], Awaitable[None]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListenRequest:
-    """What a listener asks for."""
-
-    id: int | str
-    filter: Mapping[str, Any]
-    """The `notifications` of its params, checked for the types of the fields that the revision has."""
-    meta: Mapping[str, Any]
-    owner: str
-    caller: Caller
 
 
 class ListenSource(Protocol):
@@ -73,30 +77,72 @@ class ListenSource(Protocol):
         """The listener is gone."""
 
 
-class ListenSources(Protocol):
-    """Opens a source for a listener."""
-
-    async def open(self, request: ListenRequest) -> ListenSource | None:
-        """`None`: only the server itself can serve this request. Raises `Refused`."""
+def _shown(facts: TaskFacts) -> tuple[object, ...]:
+    """The part of a task whose change a listener is notified of; progress is not in it."""
+    return facts.state, frozenset(facts.asks)
 
 
-@dataclass(frozen=True, slots=True)
-class ChangesSources:
-    """Changes of the server's lists and resources, at whatever node."""
+@dataclass(slots=True, eq=False)
+class _TasksOfOne:
+    """The tasks that one listener has named and that are its own."""
 
-    _listening: Listening
+    _access: CallAccess
+    _tasks: Sequence[SessionRecord]
+    _wanted: bool
+    _due: dict[str, TaskFacts] = field(default_factory=dict)
+    """The newest state of each that is to be told."""
+    _open: int = 0
+    _on_due: Callable[[], None] = lambda: None
+    _following: list[asyncio.Task[None]] = field(default_factory=list)
 
-    async def open(self, request: ListenRequest) -> ListenSource | None:
+    @property
+    def honoured(self) -> Mapping[str, Any]:
+        return {TASK_IDS: [record.id for record in self._tasks]} if self._wanted else {}
+
+    @property
+    def is_over(self) -> bool:
+        """All its tasks have ended."""
+        return self._wanted and not self._open and not self._due
+
+    def watch(self, on_due: Callable[[], None]) -> None:
+        self._on_due = on_due
+        self._open = len(self._tasks)
+        self._following = [
+            asyncio.create_task(self._follow(record), name="perdure-task-listener") for record in self._tasks
+        ]
+
+    def take(self) -> Sequence[Notification]:
+        due, self._due = self._due, {}
+        return [Notification(TASK_CHANGED, self._access.view(facts)) for facts in due.values()]
+
+    def close(self) -> None:
+        for task in self._following:
+            task.cancel()
+
+    async def _follow(self, record: SessionRecord) -> None:
+        """Tell how a task is, and whenever that changes, to its end."""
+        seen: TaskFacts | None = None
         try:
-            return await self._listening.join(read_filter(request.filter), caller=request.caller)
-        except BadFilter as error:
-            raise Refused(Refusal.BAD_FILTER, reason=error) from None
-        except TooManyResources as full:
-            if full.of_caller:
-                raise Refused(Refusal.OWN_SHARE, limit=full.limit, what="the resources that listeners name") from None
-            raise Refused(Refusal.TOO_MANY_RESOURCES, limit=full.limit) from None
-        except StoreError:
-            raise Refused(Refusal.STORE_UNREADABLE) from None
+            while seen is None or not seen.is_over:
+                try:
+                    facts = await self._next(record, seen)
+                except StoreError:
+                    await asyncio.sleep(_LATER)
+                    continue
+                if facts is None:
+                    return  # it has expired
+                if seen is None or _shown(facts) != _shown(seen):
+                    seen = self._due[record.id] = facts
+                    self._on_due()
+        finally:
+            self._open -= 1
+            self._on_due()
+
+    async def _next(self, record: SessionRecord, seen: TaskFacts | None) -> TaskFacts | None:
+        if seen is None:
+            return await self._access.calls.facts(record)
+        before = _shown(seen)
+        return await self._access.calls.wait(record, lambda facts: _shown(facts) != before, seconds=_WAIT)
 
 
 @dataclass(slots=True, eq=False)
@@ -164,9 +210,11 @@ class _Listening:
 class ListeningHandler:
     """Serves listeners, `max_listeners` at once, and `max_principal_listeners` of one caller."""
 
-    def __init__(self, access: SessionAccess, sources: Sequence[ListenSources]) -> None:
+    def __init__(self, access: SessionAccess, listening: Listening, calls: CallAccess | None) -> None:
+        """`calls`: the tasks, unless the server serves its own."""
         self._access = access
-        self._sources = sources
+        self._listening = listening
+        self._calls = calls
         self._open: set[_Listening] = set()
         self._quota = Quota(access.settings.max_listeners, each=access.settings.max_principal_listeners)
 
@@ -202,20 +250,23 @@ class ListeningHandler:
             request = _read(scope, headers, body)
             if request is None:
                 return None
-            listening = _Listening(request.id, settings.keepalive_interval, settings.stream_timeout)
+            listening = _Listening(request.message.id, settings.keepalive_interval, settings.stream_timeout)
             try:
-                stack.enter_context(self._counting(listening, request.caller))
-                for sources in self._sources:
-                    source = await sources.open(request)
-                    if source is None:
-                        await stack.aclose()
-                        return None
-                    stack.callback(source.close)
-                    listening.sources.append(source)
+                stack.enter_context(self._counting(listening, caller))
+                changes = await self._open_changes(request, caller)
+                if changes is None:
+                    await stack.aclose()
+                    return None
+                stack.callback(changes.close)
+                listening.sources.append(changes)
+                if self._calls is not None:
+                    tasks = await _open_tasks(request, self._calls)
+                    stack.callback(tasks.close)
+                    listening.sources.append(tasks)
                 if listening.is_ended:
-                    raise Refused(Refusal.STOPPING)
-            except Refused as refused:
-                raise refused.answering(request.id) from None
+                    raise HttpRefusal(Refusal.STOPPING)
+            except HttpRefusal as refused:
+                raise refused.answering(request.message.id) from None
             kept = 2 * len(json.dumps(listening.honoured))
             work.take(caller, kept)
             stack.callback(work.take, caller, -kept)
@@ -223,11 +274,26 @@ class ListeningHandler:
         finally:
             work.take(caller, -size)
 
+    async def _open_changes(self, request: ModernRequest, caller: Caller) -> ListenSource | None:
+        """Changes of the server's lists and resources, at whatever node; `None` if only the server itself can serve
+        this request."""
+        try:
+            return await self._listening.join(read_filter(request.params["notifications"]), caller=caller)
+        except BadFilter as error:
+            raise HttpRefusal(Refusal.BAD_FILTER, reason=error) from None
+        except TooManyResources as full:
+            if full.of_caller:
+                what = "the resources that listeners name"
+                raise HttpRefusal(Refusal.OWN_SHARE, limit=full.limit, what=what) from None
+            raise HttpRefusal(Refusal.TOO_MANY_RESOURCES, limit=full.limit) from None
+        except StoreError:
+            raise HttpRefusal(Refusal.STORE_UNREADABLE) from None
+
     @contextmanager
     def _counting(self, listening: _Listening, caller: Caller) -> Iterator[None]:
         full = self._quota.lacks(caller)
         if full is Full.FOR_CALLER:
-            raise Refused(Refusal.TOO_MANY_OWN_LISTENERS, limit=self._quota.each)
+            raise HttpRefusal(Refusal.TOO_MANY_OWN_LISTENERS, limit=self._quota.each)
         refuse_full(full, Refusal.TOO_MANY_LISTENERS, self._quota, "max_listeners")
         self._access.refuse_readers(caller)
         self._open.add(listening)
@@ -238,29 +304,43 @@ class ListeningHandler:
             self._open.discard(listening)
 
 
-def _read(scope: Scope, headers: Headers, body: bytes) -> ListenRequest | None:
-    """Read a request to listen; `None` if it is not exactly that: the SDK says what is wrong with it."""
-    asked = read_request(scope, headers, body, size=0, json_only=False)
-    if asked is None or asked.request.method != LISTEN:
+def _read(scope: Scope, headers: Headers, body: bytes) -> ModernRequest | None:
+    """Read a request to listen; `None` if it is not exactly that: the SDK refuses it."""
+    request = read_modern(scope, headers, body, size=0, json_only=False)
+    if request is None or request.message.method != LISTEN:
         return None
     try:
-        SubscriptionsListenRequestParams.model_validate(asked.params, by_name=False)
+        SubscriptionsListenRequestParams.model_validate(request.params, by_name=False)
     except ValidationError:
         return None
-    return ListenRequest(
-        id=asked.request.id,
-        filter=asked.params["notifications"],
-        meta=asked.params["_meta"],
-        owner=asked.owner,
-        caller=caller_of(asked.owner, scope),
-    )
+    return request
+
+
+async def _open_tasks(request: ModernRequest, calls: CallAccess) -> ListenSource:
+    """The tasks that a listener names, at whatever node. Tasks of other callers are left out, as unknown ones."""
+    names = request.params["notifications"].get(TASK_IDS)
+    if names is None:
+        return _TasksOfOne(calls, (), False)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise HttpRefusal(Refusal.BAD_FILTER, reason=f"{TASK_IDS} must be a list of strings")
+    if len(names) > MAX_TASKS:
+        reason = f"{TASK_IDS} may name {MAX_TASKS} tasks, not {len(names)}"
+        raise HttpRefusal(Refusal.BAD_FILTER, reason=reason)
+    if not request.client.takes_tasks:
+        raise needs_tasks()
+    try:
+        found = [await calls.calls.find(name, request.owner) for name in dict.fromkeys(names)]
+    except StoreError:
+        raise HttpRefusal(Refusal.STORE_UNREADABLE) from None
+    tasks = [record for record in found if record is not None and record.initialized]
+    return _TasksOfOne(calls, tasks, True)
 
 
 def hearing_changes(send: Send, tell: Callable[[str, Mapping[str, Any] | None], None]) -> Send:
-    """Wrap `send` of a response of the SDK so that changes reported in it are passed on: a tool of a server without
-    subscriptions says them to its own caller. The SDK sends each event in one piece."""
+    """A `send` for a response of the SDK that also reports the changes in it: a tool of a server without subscriptions
+    notifies its own caller alone. The SDK sends each event in one piece."""
 
-    async def send_and_tell(message: MutableMapping[str, Any]) -> None:
+    async def send_and_report(message: MutableMapping[str, Any]) -> None:
         body: bytes = message.get("body", b"")
         if body.startswith(_EVENT) and any(method in body for method in _METHODS):
             with contextlib.suppress(ValueError, AttributeError, RecursionError):
@@ -269,7 +349,7 @@ def hearing_changes(send: Send, tell: Callable[[str, Mapping[str, Any] | None], 
                     tell(method, said.get("params"))
         await send(message)
 
-    return send_and_tell
+    return send_and_report
 
 
 def _framed(message: Mapping[str, Any]) -> bytes:

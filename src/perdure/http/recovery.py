@@ -1,10 +1,10 @@
-"""Answers for sessions that are gone (H2, H3, H6): 404, in all methods, with what to do in `data.recovery`.
+"""Answers requests for sessions that are gone (H2, H3, H6): 404, in all methods, with what to do in `data.recovery`.
 
 With `recover="reissue"` a new session is made first, and its id stands in the 404: a client that goes on with that id
 at once finds a session whose handshake is done. A lost session is replaced once: no two callers share the new one, so
-an id that leaked is worth nothing, and a client that goes on asking for the lost one makes no more. What Perdure never
-gives as an id is no lost session. Most clients never look at the new id. A caller that left one unused gets no other,
-because it would leave that unused as well.
+an id that leaked is worth nothing, and a client that asks for the lost session again makes no more. Text that is no id
+of Perdure's is no lost session. Most clients never read the new id. A caller that left a new session unused gets no
+other, because it would leave that unused as well.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from perdure._core.limits import Caller, RateLimit
 from perdure._core.revisions import REVISIONS
 from perdure._core.states import SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreError, TooManySessions
-from perdure.http.body import Headers
 from perdure.http.credentials import caller_of
-from perdure.http.refusals import Refusal, Refused, session_gone
+from perdure.http.refusals import HttpRefusal, Refusal, session_gone
+from perdure.http.request import Headers
 from perdure.sessions.context import ServerContext
 from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
@@ -48,7 +48,7 @@ _HANDSHAKE_SECONDS = 10.0
 """How long the server's own part of a handshake may take."""
 
 _MOST_AGENT = 200
-"""Bytes of a User-Agent that are kept: more does not tell two programs apart."""
+"""Bytes of a User-Agent that are kept: enough to distinguish programs."""
 
 _OLDEST = next(iter(REVISIONS))
 
@@ -60,7 +60,7 @@ V = TypeVar("V")
 
 
 class Recovery:
-    """Answers for a session that is gone, and may give another one."""
+    """Refuses requests for a session that is gone, and may open another one in its place."""
 
     def __init__(self, context: ServerContext, sessions: SessionRegistry) -> None:
         self._context = context
@@ -74,8 +74,8 @@ class Recovery:
         self._given: dict[_Program, tuple[SessionId, float]] = {}
         """The last new session that each program got, and when."""
 
-    async def gone(self, headers: Headers, owner: str, scope: Scope) -> Refused:
-        """The answer for a session that is not there, or is not the caller's: the two look alike (promise 5)."""
+    async def gone(self, headers: Headers, owner: str, scope: Scope) -> HttpRefusal:
+        """The refusal for a session that does not exist, or is not the caller's: the two are the same (promise 5)."""
         self._context.counters.sessions_not_found += 1
         text = headers.get(b"mcp-session-id", b"").decode("latin-1")
         record: SessionRecord | None = None
@@ -115,7 +115,7 @@ class Recovery:
         return session_gone("continue", why, session=session.id)
 
     async def _left_unused(self, program: _Program) -> bool:
-        """Tell whether the program got a new session earlier and made no request on it, at any process."""
+        """Whether the program got a new session earlier and made no request on it, at any process."""
         session_id, at = self._given.get(program, (None, 0.0))
         if session_id is None or self._monotonic() - at < ADOPTION_SECONDS:
             return False
@@ -159,8 +159,8 @@ class Recovery:
                     if session.state is not SessionState.ACTIVE:
                         await self._sessions.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake failed")
                 if is_done := session.state is SessionState.ACTIVE:
-                    told = Notification(method="notifications/initialized", params=None, raw={})
-                    session.link.pass_on(told, http)
+                    initialized = Notification(method="notifications/initialized", params=None, raw={})
+                    session.link.pass_on(initialized, http)
         except TooManySessions:
             return None
         except (StoreError, SessionEnded, TimeoutError) as failure:
@@ -170,14 +170,14 @@ class Recovery:
         counters.recoveries_tried += 1
         if not is_done:
             counters.recoveries_failed += 1
-            raise Refused(Refusal.REISSUE_FAILED)
+            raise HttpRefusal(Refusal.REISSUE_FAILED)
         counters.recoveries_succeeded += 1
         log_event(logging.INFO, "session.reissued", "a lost session was replaced by a new one", session=session.name)
         return session
 
 
 def _remember(table: dict[K, V], key: K, value: V) -> None:
-    """Enter the newest; beyond the limit the oldest entry goes."""
+    """Enter the newest; beyond the limit the oldest entry is deleted."""
     table.pop(key, None)
     table[key] = value
     if len(table) > _MOST_REMEMBERED:

@@ -213,7 +213,7 @@ RETRY_AFTER = {429: b"1", 503: b"1"}
 """Seconds after which a client may try again, for refusals that end by themselves."""
 
 
-class Refused(Exception):
+class HttpRefusal(Exception):
     """The endpoint refuses a request."""
 
     def __init__(
@@ -235,7 +235,7 @@ class Refused(Exception):
         self.headers = headers
         super().__init__(self.sentence)
 
-    def answering(self, request_id: int | str | None) -> Refused:
+    def answering(self, request_id: int | str | None) -> HttpRefusal:
         """The same refusal as the answer to a request, unless it names one already."""
         if self.id is None:
             self.id = request_id
@@ -249,13 +249,15 @@ class Refused(Exception):
         return Answer(status=status, body=body, headers=(*self.headers, *wait))
 
 
-def session_gone(action: str = "initialize", why: str | None = None, *, session: str = "") -> Refused:
+def session_gone(action: str = "initialize", why: str | None = None, *, session: str = "") -> HttpRefusal:
     """The answer for a session that is gone, with what a client does about it and, where there is one, a new session.
     `why` it is gone is for its owner alone."""
     data: dict[str, object] = {"recovery": {"action": action, "detail": _RECOVERIES[action]}}
     if why is not None:
         data["reason"] = why
-    return Refused(Refusal.SESSION_GONE, data=data, headers=((b"mcp-session-id", session.encode()),) if session else ())
+    return HttpRefusal(
+        Refusal.SESSION_GONE, data=data, headers=((b"mcp-session-id", session.encode()),) if session else ()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

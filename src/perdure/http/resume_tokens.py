@@ -1,8 +1,7 @@
 """The resume broker on the wire: four POSTs beside the endpoint, JSON in and out (T10, T12).
 
-Every rejection is the same answer, byte for byte: a caller that guesses tokens learns nothing from it. A body that
-cannot be read, too many requests, or a store that fails are answered as at the endpoint; that says nothing about any
-token.
+Every rejection is the same answer, byte for byte, so that a caller that guesses tokens learns nothing from it. A body
+that cannot be read, too many requests, or a store that fails are refused as at the endpoint.
 """
 
 import json
@@ -14,8 +13,8 @@ from starlette.types import Receive, Scope
 from perdure._core.chains import TOKEN_LENGTH
 from perdure._core.limits import RateLimit
 from perdure.http.access import SessionAccess
-from perdure.http.body import Headers, require_json
-from perdure.http.refusals import Answer, Refusal, Refused
+from perdure.http.refusals import Answer, HttpRefusal, Refusal
+from perdure.http.request import Headers, require_json
 from perdure.sessions.broker import Broker, Rejected, TokenUser
 
 ACTIONS = ("open", "resume", "confirm", "revoke")
@@ -27,9 +26,9 @@ ALLOW_POST = ((b"allow", b"POST, OPTIONS"),)
 
 REQUESTS = 600
 REQUESTS_A_SECOND = 10.0
-"""What one caller may ask in a row, and how fast that comes back. Guessing is hopeless anyway (256 bits); this bounds
-the writes that a loop of restarts causes. A start takes two requests: 300 servers at once, then five in each second, is
-more than a desktop starts."""
+"""Requests of one caller in a row, and how fast that room comes back. Guessing is hopeless anyway (256 bits); this
+bounds the writes that a loop of restarts causes. A start takes two requests: 300 servers at once, then five in each
+second, is more than a desktop starts."""
 
 _HOLDER = re.compile(r"[0-9a-f]{64}")
 
@@ -38,13 +37,13 @@ REJECTED = Answer(status=403, body=b'{"error":"rejected"}', headers=_NO_STORE)
 
 
 def resume_paths(endpoint: str) -> dict[str, str]:
-    """Give the broker's paths, siblings of the endpoint's, each with its action."""
+    """The broker's paths, siblings of the endpoint's, each with its action."""
     parent = endpoint.rpartition("/")[0]
     return {f"{parent}/resume/{action}": action for action in ACTIONS}
 
 
 class ResumeTokenEndpoint:
-    """Answers requests to the broker; raises `Refused` for those that it does not take, unless a token is rejected."""
+    """Answers requests to the broker; raises `HttpRefusal`, unless a token is rejected."""
 
     def __init__(self, access: SessionAccess) -> None:
         self._access = access
@@ -53,12 +52,12 @@ class ResumeTokenEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, headers: Headers, owner: str) -> Answer:
         if scope["method"] != "POST":
-            raise Refused(Refusal.RESUME_METHOD, method=scope["method"], headers=ALLOW_POST)
+            raise HttpRefusal(Refusal.RESUME_METHOD, method=scope["method"], headers=ALLOW_POST)
         self._access.refuse_if_draining()
         client = scope.get("client")
         name = ("principal", owner) if owner else ("address", client[0] if client else "")
         if not self._limit.take(name, now=self._access.context.hub.monotonic()):
-            raise Refused(Refusal.TOO_MANY_RESUMES, limit=REQUESTS)
+            raise HttpRefusal(Refusal.TOO_MANY_RESUMES, limit=REQUESTS)
         require_json(headers)
         body = await self._access.bodies.read(receive, headers)
         try:
@@ -98,8 +97,8 @@ class ResumeTokenEndpoint:
         return _answer()
 
 
-def _bad(field: str, reason: str) -> Refused:
-    return Refused(Refusal.RESUME_FIELD, field=field, reason=reason, data={"field": field})
+def _bad(field: str, reason: str) -> HttpRefusal:
+    return HttpRefusal(Refusal.RESUME_FIELD, field=field, reason=reason, data={"field": field})
 
 
 def _answer(**fields: str) -> Answer:

@@ -63,6 +63,10 @@ BATCH = 256
 """Events read and written together at the most: one write for many, and never a long one for a slow reader. They are no
 more than `READ_BYTES`, as the store reads them: what was read is written, and nothing of it is read twice."""
 
+FIRST_SECONDS = 0.002
+"""How long the head of a call's response waits for the first event: head, priming event and answer of a quick call are
+one write, and no client notices two milliseconds."""
+
 _CLOSE_SECONDS = 1.0
 """How long ending a connection politely may take; a dead socket is not waited for."""
 
@@ -103,6 +107,7 @@ class Reader:
     _pump: asyncio.Task[None] | None = None
     _woken: bool = False
     """There may be more to write than the pump has seen, or there is something before it has begun."""
+    _has_written: bool = False
     _gapped: bool = False
     _stop_at: int | None = None
     _writing_since: float | None = None
@@ -120,15 +125,29 @@ class Reader:
         """Write what comes before the first event. The caller then waits for its client to leave, or for `finish`."""
         self._connection = connection
         if self.state is ReaderState.CLOSING:  # another reader was faster than the start of this response
+            self.preamble = b""
             await self._close()
             return
-        preamble, self.preamble = self.preamble, b""
-        if preamble:
-            await self._send(preamble, last=False)
+        stream = self.stream
+        has_more = self._woken or stream.tail.visible > self.cursor or stream.is_over
+        if self.frame is None and not has_more:
+            if stream.kind is Kind.CALL and stream.writer is not None:
+                asyncio.get_running_loop().call_later(FIRST_SECONDS, self._write_head)
+            else:
+                await self._open()
         if self.state is ReaderState.STARTING:
             self._advance(ReaderStep.BEGIN)
-            if self._woken or self.stream.tail.visible > self.cursor or self.stream.is_over:
+            if has_more or self._woken:
                 self.wake()
+
+    def _write_head(self) -> None:
+        if not self._has_written:
+            self.wake()
+
+    async def _open(self) -> None:
+        """Write the head of the response, and what comes before the first event."""
+        preamble, self.preamble = self.preamble, b""
+        await self._send(preamble, last=False)
 
     @property
     def is_writing(self) -> bool:
@@ -246,9 +265,8 @@ class Reader:
     async def _deliver(self) -> bool:
         """Write what exists. Returns whether there was anything."""
         if self._hub.is_frozen(self):
-            preamble, self.preamble = self.preamble, b""  # comments keep the connection alive meanwhile
-            if preamble:
-                await self._send(preamble, last=False)
+            if self.preamble or not self._has_written:
+                await self._open()  # also comments that keep the connection open meanwhile
             return False
         stream = self.stream
         target = stream.tail.durable
@@ -288,7 +306,7 @@ class Reader:
             name = stream.position(cursor)
             answers = await self._history.lost_answers(stream)
             frames += [sse.encode_event(name.priming(self._hub.random).encode(), answer) for answer in answers]
-        if frames or last:
+        if frames or last or not (self._has_written or self.frame):
             await self._send(b"".join(frames), last=last)
         if moved:
             self._move(cursor)
@@ -330,6 +348,7 @@ class Reader:
         self._writing_since = self._hub.monotonic()
         assert self._connection is not None
         await self._connection.write(body, last=last)
+        self._has_written = True
         self._writing_since = None
         self.last_write = self._hub.monotonic()
 
@@ -338,7 +357,7 @@ class Reader:
         assert connection is not None
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
-                await connection.write(b"", last=True)
+                await connection.write(b"" if self._has_written else self.preamble, last=True)
         except (OSError, TimeoutError):
             connection.abort()  # dead or stuck: letting go of it is all that is left
         finally:

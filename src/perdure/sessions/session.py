@@ -4,12 +4,11 @@ Several processes may hold the same session. What they share is in the store; th
 this process's own changes on top until they are written.
 """
 
-import contextlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Self
 
 from perdure._core import mail, sticky
 from perdure._core.codes import POSITION_LOST
@@ -17,18 +16,18 @@ from perdure._core.durable_calls import Client
 from perdure._core.ids import Kind, SessionId, StreamId
 from perdure._core.jsonrpc import Request, coerce_id, error_payload
 from perdure._core.losses import Visits
-from perdure._core.states import SESSION, SessionState, SessionStep, WritingState, advance
-from perdure.errors import PerdureError, SessionEnded, StoreError, StoreUnavailable
+from perdure._core.states import SESSION, SessionState, SessionStep, advance
+from perdure.errors import PerdureError, SessionEnded, StoreError
 from perdure.log.stream import Stream, Streams
 from perdure.sessions.context import ServerContext, Stamp, mail_to
-from perdure.sessions.home import Home, NoHome, look_at
+from perdure.sessions.home import Home, NoHome
 from perdure.sessions.ledger import Call, kept_name
 from perdure.sessions.orphans import Orphans
 from perdure.sessions.record_keeper import RecordKeeper
 from perdure.sessions.retention import RetainedStreams
 from perdure.sessions.runtime_link import RuntimeLink, node_of_ask
-from perdure.store.interface import paged, stream_by_id
-from perdure.store.records import CallRecord, Event, Followed, KeptRecord, SessionRecord, StreamRecord
+from perdure.store.interface import paged
+from perdure.store.records import CallRecord, Event, KeptRecord, SessionRecord, StreamRecord
 from perdure.store.steps import ChangeSession, DropStream, EndSession, LeaveReader, OpenStream, Release, Step
 from perdure.telemetry.log_records import log_event
 
@@ -374,68 +373,3 @@ class Intake:
         context.counters.calls_accepted += len(rows)
         self._is_open = True
         return session.link.calls.open(self._keys, self._requests, stream=entered)
-
-
-class Found(NamedTuple):
-    """A stream, and what was read of it and its session on the way to it; nothing, if it is in memory."""
-
-    stream: Stream
-    read: Followed | None
-
-
-async def find_stream(session: Session, stream_id: StreamId, *, after: int, limit: int) -> Found | None:
-    """A call's stream of this session, from memory or from the store; from there with its events after a number. The
-    caller keeps it (`Stream.pinned`) in the same turn of the loop, until its reader is there. Raises
-    `HeldElsewhere` where another node may hold it."""
-    found = await _look_for(session, stream_id, after, limit)
-    if found is None:
-        await session.context.nodes.refuse_while_held()
-        found = await _look_for(session, stream_id, after, limit)  # it may have been written before nothing was held
-    return found
-
-
-async def _look_for(session: Session, stream_id: StreamId, after: int, limit: int) -> Found | None:
-    stream = session.streams.get(stream_id)
-    if stream is not None and stream.writing is not WritingState.LOST:
-        # A stream that this node has claimed and on which no call of its own runs may be overtaken: the call waits for
-        # its principal, and the node that the principal came to has claimed the stream since, without a word.
-        runs = any(call.stream is stream for call in session.link.calls.all_running())
-        if stream.writer is None or stream.is_over or runs:
-            return Found(stream, None)
-    read = (await session.context.store.follow({stream_id: after}, limit=limit)).get(stream_id)
-    if read is None or read.record.session != session.record.id or read.record.kind is not Kind.CALL:
-        return None
-    return Found(session.call_streams.follow(read.record), read)
-
-
-async def catch_up(session: Session, stream: Stream) -> None:
-    """What another node writes may have grown since it was last read here."""
-    if stream.writer is None and not stream.is_over:
-        await look_at(session.context, stream)
-
-
-async def is_taken(session: Session, stream: Stream) -> bool:
-    """Whether another node has claimed a stream since this one last looked: this one may have stood still, and believe
-    that it writes. The stream is followed then. Raises `StoreUnavailable` where what this node still writes has to be
-    refused first."""
-    record = await stream_by_id(session.context.store, stream.id)
-    if record is None or record.fence == stream.fence:
-        return False
-    if stream is session.standalone:
-        stream.follow(record)
-    else:
-        session.call_streams.follow(record)
-    if stream.writer is not None:
-        raise StoreUnavailable(f"another node writes stream {stream.id}, and this one is about to learn it")
-    return True
-
-
-async def look_how_far(session: Session) -> None:
-    """See how far readers at other nodes have got on the standalone stream. While the store fails, what is known here
-    counts."""
-    stream = session.standalone
-    if not session.context.nodes.alone:
-        with contextlib.suppress(StoreUnavailable):
-            record = await look_at(session.context, stream)
-            if record is not None and record.generation == stream.generation:
-                stream.readers.advance(record.delivered)

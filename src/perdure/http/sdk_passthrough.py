@@ -1,4 +1,4 @@
-"""Hands requests of 2026-07-28 to the SDK's own handler, and answers them when the server stops before it does."""
+"""Passes requests of 2026-07-28 on to the SDK's own handler, and answers them when the server stops before it does."""
 
 import asyncio
 import contextlib
@@ -17,13 +17,12 @@ from perdure._core.limits import Quota, share_of, weigh
 from perdure._core.revisions import REVISIONS
 from perdure._core.states import EXCHANGE, ExchangeState, ExchangeStep, advance
 from perdure.http.access import SessionAccess, refuse_full
-from perdure.http.body import Headers, replayed_first
 from perdure.http.credentials import EXPIRY, caller_of, principal_of
+from perdure.http.durable_calls import DurableCallEndpoint
 from perdure.http.event_stream import EventStream
 from perdure.http.listening import ListeningHandler, hearing_changes
-from perdure.http.modern_request import read_request
-from perdure.http.refusals import Refusal, Refused
-from perdure.http.single_call_endpoint import SingleCallEndpoint
+from perdure.http.refusals import HttpRefusal, Refusal
+from perdure.http.request import Headers, ModernRequest, read_modern, replayed_first
 from perdure.sessions.ledger import unknown_outcome
 from perdure.telemetry.log_records import log_event
 
@@ -32,12 +31,12 @@ _OWING = (ExchangeState.OWED, ExchangeState.LAST)
 
 
 @dataclass(slots=True, eq=False)
-class _Exchange:
+class PassedOn:
     """One request, and how far its response has come (`_core.states`)."""
 
     send: Send
     listens: bool
-    """It subscribes, and has no other answer than that it is over."""
+    """It is a subscription, whose only answer is that it is over."""
     task: asyncio.Task[Any] | None = field(default_factory=asyncio.current_task)
     body: bytes = b""
     state: ExchangeState = ExchangeState.ACCEPTED
@@ -50,7 +49,7 @@ class _Exchange:
         self.state = advance(EXCHANGE, self.state, step)
 
     async def pass_on(self, message: Message) -> None:
-        """Send a part of the SDK's response, and see what it is."""
+        """Send a part of the SDK's response, and note how far the response is."""
         if message["type"] == "http.response.start":
             is_stream = any(value.startswith(b"text/event-stream") for _, value in message["headers"])
             self.advance(ExchangeStep.BEGIN_STREAM if is_stream else ExchangeStep.BEGIN_BODY)
@@ -60,22 +59,22 @@ class _Exchange:
             await self.send(message)
 
     def stop(self) -> None:
-        """Have the SDK's handler stop, if it has not answered; `finish` answers in its place."""
+        """Stop the SDK's handler, if it has not answered; `finish` answers in its place."""
         was_owing = self.is_owing
         self.advance(ExchangeStep.STOP)
         if self.is_owing and not was_owing and self.task is not None:
             self.task.cancel()
 
     async def finish(self, receive: Receive) -> None:
-        """Give what is owed."""
+        """Write the response that is owed."""
         response = EventStream(receive, self.send)
         response.has_begun = self.state is ExchangeState.LAST
         await response.answer(last_word(self.body, listens=self.listens), 200)
 
 
 def last_word(body: bytes, *, listens: bool) -> bytes:
-    """Give the response to a request that the server ends, whatever its body is: what listens has listened to the end,
-    what runs has an outcome that is not known."""
+    """The response to a request that the server ends, whatever its body is: a subscription is complete, a call has an
+    unknown outcome."""
     request: Any = None
     with contextlib.suppress(ValueError, RecursionError):
         request = json.loads(body)
@@ -93,7 +92,7 @@ def last_word(body: bytes, *, listens: bool) -> bytes:
     )
 
 
-class SessionlessHandler:
+class SdkPassthrough:
     """Serves requests without a session, `max_sessionless` at once at most. Each may hold an event stream and run a
     call, and has no session whose limits would count it."""
 
@@ -101,38 +100,37 @@ class SessionlessHandler:
         self,
         manager: StreamableHTTPSessionManager,
         access: SessionAccess,
-        single_calls: SingleCallEndpoint | None,
+        durable_calls: DurableCallEndpoint | None,
         listening: ListeningHandler | None,
     ) -> None:
-        """`single_calls` and `listening` take what they want to; the SDK's handler has the rest."""
+        """The SDK's handler has what neither `durable_calls` nor `listening` takes."""
         self._manager = manager
         self._access = access
-        self._single_calls = single_calls
+        self._durable_calls = durable_calls
         self._listening = listening
-        self._running: set[_Exchange] = set()
+        self._running: set[PassedOn] = set()
         most = access.settings.max_sessionless
         self._quota = Quota(most, each=share_of(most, access.settings.max_share))
-        """Also of requests that `single_calls` has: they end by themselves, and a poll that is held keeps no process
-        from its stop."""
+        """Also of requests that `durable_calls` has: they end by themselves, and a poll that is held delays no stop."""
         self._ended = False
         self._has_led = self._has_served = False
-        """A client was led to a session; one was served without. The log says each once."""
+        """A client was led to a session; a client was served without one. Each is logged once."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request runs that will have an answer: all but those that only listen."""
-        is_beginning = self._single_calls is not None and self._single_calls.is_beginning
+        """Whether a request runs that will have an answer: all but subscriptions."""
+        is_beginning = self._durable_calls is not None and self._durable_calls.is_beginning
         return is_beginning or bool(self.count)
 
     @property
     def count(self) -> int:
-        """How many requests the SDK has, without those that only listen."""
+        """How many requests the SDK has, without subscriptions."""
         return sum(not running.listens for running in self._running)
 
-    def hand_out(self) -> None:
+    def give_handles(self) -> None:
         """Give handles to clients that take them, in place of the answers that they wait for."""
-        if self._single_calls is not None:
-            self._single_calls.hand_out()
+        if self._durable_calls is not None:
+            self._durable_calls.give_handles()
 
     def end_listening(self) -> None:
         """End the subscriptions: their clients subscribe elsewhere."""
@@ -143,30 +141,30 @@ class SessionlessHandler:
             self._listening.end()
 
     def end_all(self) -> None:
-        """Answer whatever runs."""
+        """Answer every request that runs."""
         self._ended = True
         self.end_listening()
         for running in self._running:
             running.stop()
-        if self._single_calls is not None:
-            self._single_calls.end_all()
+        if self._durable_calls is not None:
+            self._durable_calls.end_all()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
         listens = headers.get(b"mcp-method") == LISTEN.encode()
         if headers.get(b"mcp-method") != DISCOVER.encode():
-            self._tell_served()
+            self._log_served()
         if listens and self._listening is not None and scope["method"] == "POST":
             await self._listening(scope, receive, send, headers, otherwise=self._pass_on)
         else:
             await self._pass_on(scope, receive, hearing_changes(send, self._access.context.changed.tell), headers)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
-        """Have the SDK answer a request."""
+        """Have the SDK answer a request, unless it is one for `durable_calls`."""
         caller = caller_of(principal_of(scope), scope)
         refuse_full(self._quota.lacks(caller), Refusal.TOO_MANY_SESSIONLESS, self._quota, "max_sessionless")
         self._access.refuse_readers(caller)
         size, work = 0, self._access.context.work
-        running = _Exchange(send, listens=headers.get(b"mcp-method") == LISTEN.encode())
+        running = PassedOn(send, listens=headers.get(b"mcp-method") == LISTEN.encode())
         self._running.add(running)
         try:
             with self._quota.holding(caller), self._access.context.hub.open.holding(caller):
@@ -175,12 +173,13 @@ class SessionlessHandler:
                     self._access.refuse_work(caller, weight := weigh(body))
                     if headers.get(b"mcp-method") == DISCOVER.encode():
                         self._lead(scope, headers, body)
-                    if self._single_calls is not None and self._single_calls.wants(headers):
+                    if self._durable_calls is not None and self._durable_calls.wants(headers):
                         self._running.discard(running)
-                        if await self._single_calls(scope, receive, send, headers, body, size=weight):
+                        request = self._read(scope, headers, body, size=weight)
+                        if request is not None and await self._durable_calls(request, receive, send):
                             return
                         if self._ended:
-                            raise Refused(Refusal.STOPPING)
+                            raise HttpRefusal(Refusal.STOPPING)
                         self._running.add(running)
                     work.take(caller, size := weight)
                     receive = replayed_first(body, receive)
@@ -189,25 +188,26 @@ class SessionlessHandler:
             self._running.discard(running)
             work.take(caller, -size)
 
+    def _read(self, scope: Scope, headers: Headers, body: bytes, *, size: int) -> ModernRequest | None:
+        return read_modern(scope, headers, body, size=size, json_only=self._access.settings.json_response)
+
     def _lead(self, scope: Scope, headers: Headers, body: bytes) -> None:
         """Lead a client to a session if it asks which revisions there are and declares neither tasks nor keys: it would
         lose a call with its connection. With `both` every client is served."""
-        asked = None
-        if self._access.settings.eras == "auto":
-            asked = read_request(scope, headers, body, size=0, json_only=self._access.settings.json_response)
-        if asked is None or asked.client.takes_tasks or asked.client.repeats:
-            self._tell_served()
+        request = self._read(scope, headers, body, size=0) if self._access.settings.eras == "auto" else None
+        if request is None or request.client.takes_tasks or request.client.repeats:
+            self._log_served()
             return
         if not self._has_led:
             self._has_led = True
             sentence = "a client of 2026-07-28 that declares no tasks was led to a session; --eras both prevents that"
-            log_event(logging.INFO, "era.session", sentence, client=asked.client.name)
-        seen = asked.client.version
+            log_event(logging.INFO, "era.session", sentence, client=request.client.name)
+        seen = request.client.version
         data = {"supported": list(REVISIONS), "requested": seen}
-        raise Refused(Refusal.LED_TO_SESSION, id=asked.request.id, seen=seen, tasks=TASKS, keys=CALLS, data=data)
+        raise HttpRefusal(Refusal.LED_TO_SESSION, id=request.message.id, seen=seen, tasks=TASKS, keys=CALLS, data=data)
 
-    def _tell_served(self) -> None:
-        """Say once that there is a client without a session."""
+    def _log_served(self) -> None:
+        """Log once that a client has no session."""
         if self._has_served:
             return
         self._has_served = True
@@ -217,9 +217,9 @@ class SessionlessHandler:
         else:
             log_event(logging.WARNING, "era.sessionless", f"{sentence}; --eras auto leads it to a session")
 
-    async def _handle(self, running: _Exchange, scope: Scope, receive: Receive, headers: Headers) -> None:
+    async def _handle(self, running: PassedOn, scope: Scope, receive: Receive, headers: Headers) -> None:
         if running.state is ExchangeState.REFUSED:
-            raise Refused(Refusal.STOPPING)
+            raise HttpRefusal(Refusal.STOPPING)
         running.advance(ExchangeStep.HAND_OVER)
         begun = time.perf_counter()
         expiry = scope[EXPIRY] if running.listens else None  # a call has its answer: its client could not come back

@@ -1,0 +1,659 @@
+"""Serves `tools/call` of 2026-07-28 as a durable call on the log, and tasks.
+
+A call is durable if it has a key, or if its client takes tasks or can be asked something.
+
+The SDK's own functions judge the request. What they refuse, and every call that needs no log, the SDK's own handler
+answers. A call with a key is joined by every request that shows the key again, at any node.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from operator import attrgetter
+
+from mcp.shared.inbound import (
+    MCP_NAME_HEADER,
+    InboundLadderRejection,
+    decode_header_value,
+    validate_mcp_param_headers,
+)
+from starlette.types import Receive, Send
+
+from perdure._core import sse
+from perdure._core.codes import STOPPING
+from perdure._core.durable_calls import (
+    MAX_KEY,
+    PROGRESS_TOKEN,
+    STATE_PREFIX,
+    Client,
+    TaskFacts,
+    TaskSupport,
+    call_digest,
+    handle_view,
+    input_requests,
+    is_key,
+    key_names,
+    parse_task_rules,
+    task_support,
+)
+from perdure._core.envelope import CANCEL
+from perdure._core.ids import SessionId, StreamId
+from perdure._core.jsonrpc import JsonObject, error_payload
+from perdure._core.limits import Caller
+from perdure._core.states import CallState, LogState, SessionStep
+from perdure.errors import StoreError, TooManySessions
+from perdure.http.access import SessionAccess
+from perdure.http.credentials import caller_of, while_good
+from perdure.http.event_stream import Ending, EventStream
+from perdure.http.refusals import HttpRefusal, Refusal
+from perdure.http.request import Headers, ModernRequest, needs_tasks, read_key
+from perdure.runtime.own_requests import ToolCatalog
+from perdure.sessions.call_access import CallAccess, needs_its_client
+from perdure.sessions.durable_calls import Asked, TooManyKeys
+from perdure.sessions.ledger import Call, encode, progress_token, unknown_outcome
+from perdure.sessions.resume import Reader, Start, attach
+from perdure.sessions.session import Session
+from perdure.store.records import Event, SessionRecord
+
+TASK_METHODS = frozenset({b"tasks/get", b"tasks/update", b"tasks/cancel"})
+CALL_METHOD = b"tools/call"
+CANCEL_METHOD = CANCEL.encode()
+
+FIRST_SIGN = 1.0
+"""Seconds until the first comment to a client that waits for a call that another request began: it shows that its
+request has arrived."""
+
+MAX_RESPONSES = 100
+"""Answers that one request may bring: each may be looked for in the store. As many as a batch may have messages; a call
+that asks for more at once is answered with several requests."""
+
+REQUIRED_AFTER = 0.25
+"""Seconds that a tool which always runs as a task may take to ask its client something by a round: the tool does that
+first, and tasks are made after it. Never more than `task_after`."""
+
+AS_IN_SESSION = "2025-11-25"
+"""The revision in which a call runs whose server asks in a session alone."""
+
+BEGIN_MOST = 3
+"""Times that a request with a key tries to begin its call. A call that existed may be gone when it is read, because its
+time passed in that moment, or because its own request was refused."""
+
+MAKE_ROOM_MOST = 32
+"""Times that calls which have ended are given up for a new one before it is refused: requests at other nodes may take
+the room each time."""
+
+GIVEN_UP_SECONDS = 1.0
+"""How long a new call waits for the end of one that was given up for it."""
+
+_NO_ROOM = (Refusal.TOO_MANY_TASKS, Refusal.TOO_MANY_TASKS_IN_ALL, Refusal.TOO_MANY_KEYS)
+
+MAX_CLIENT = 64 << 10
+"""Bytes of what a client declares of itself with a durable call, as of an `initialize` request."""
+
+_ASK = b'{"jsonrpc":"2.0","id":"ask-'
+"""What every ask begins with (`sessions.ledger.encode_ask`): a client of this revision is not asked on a stream."""
+
+
+class CallReader:
+    """The connection of a reader: picks what the client is shown before the answer, and notices what ends that."""
+
+    def __init__(self, stream: EventStream, *, token: bool) -> None:
+        """`token`: the client wants progress."""
+        self._stream = stream
+        self._token = token
+        self._takes_handle = False
+        self._answer: bytes | None = None
+        self._is_asked = False
+
+    async def read(self, reader: Reader, *, after: float | None) -> Ending:
+        """Read until the answer is written, `after` has passed, or the client leaves."""
+        self._takes_handle = after is not None
+        timer = None if after is None else asyncio.get_running_loop().call_later(after, self._end, Ending.LATE)
+        try:
+            ending = await self._stream.wait(reader, self)
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if self._answer is not None:
+            return Ending.WRITTEN
+        return Ending.LEFT if ending is Ending.WRITTEN else ending
+
+    def give_handle(self) -> None:
+        """Give the client a handle now, if it takes one: the process is about to stop."""
+        if self._takes_handle:
+            self._end(Ending.LATE)
+
+    def _end(self, ending: Ending) -> None:
+        if self._answer is None:
+            self._stream.finish(ending)
+
+    def frame(self, event: Event) -> bytes:
+        payload = event.payload
+        if event.final:
+            self._answer = payload
+        elif payload.startswith(_ASK):
+            self._is_asked = True
+        elif b'"method":"notifications/progress"' in payload[:80]:
+            return sse.encode_message(payload) if self._token else b""
+        elif b'"method":"notifications/message"' in payload[:80]:
+            return sse.encode_message(payload)
+        return b""
+
+    async def write(self, body: bytes, *, last: bool) -> None:
+        if last and self._answer is None:
+            self._stream.finish(Ending.STOPPED)
+            return
+        if body:
+            await self._stream.write(body)
+        if self._answer is not None:
+            await self._stream.answer(self._answer)
+        elif self._is_asked:  # and not answered in the same moment, or the answer would be broken off
+            self._end(Ending.ASKED)
+
+    def finish(self) -> None:
+        self._stream.finish()
+
+    def abort(self) -> None:
+        """The connection is left to its server, which ends it."""
+
+
+class DurableCallEndpoint:
+    """Answers calls, tasks, and cancellations by key."""
+
+    def __init__(
+        self,
+        access: SessionAccess,
+        call_access: CallAccess,
+        tools: ToolCatalog,
+        secret: bytes,
+        *,
+        asks_in_session: bool,
+    ) -> None:
+        """`secret`: the store's, the same for all nodes. `asks_in_session`: tools of this server ask in a session
+        alone."""
+        self._access = access
+        self._context = access.context
+        self._settings = access.settings
+        self._calls = call_access.calls
+        self._call_access = call_access
+        self._tools = tools
+        self._secret = secret
+        self._asks_in_session = asks_in_session
+        self._rules = parse_task_rules(access.settings.tasks)
+        self._shown: set[CallReader] = set()
+        """Requests that wait for the call that they began."""
+        self._joined: set[asyncio.Task[None]] = set()
+        """Requests that wait for a call that another request began."""
+        self._beginning = 0
+        """Requests whose call is about to run here."""
+        self._ended = False
+        self._making_room = asyncio.Lock()
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether a call is about to run."""
+        return self._beginning > 0
+
+    def give_handles(self) -> None:
+        """The process is about to stop: clients that take handles get theirs now, and go on elsewhere."""
+        for connection in list(self._shown):
+            connection.give_handle()
+
+    def end_all(self) -> None:
+        """The process stops: answer what waits, and run nothing more."""
+        self._ended = True
+        for waiting in self._joined:
+            waiting.cancel()
+        self._context.waiters.end()  # a poll that is held is answered with the present state of its task
+
+    def wants(self, headers: Headers) -> bool:
+        """Whether a request may be one for this endpoint. A server with tasks of its own has the requests for them."""
+        method = headers.get(b"mcp-method")
+        return method in (CALL_METHOD, CANCEL_METHOD) or (method in TASK_METHODS and not self._tools.serves_tasks)
+
+    async def __call__(self, request: ModernRequest, receive: Receive, send: Send) -> bool:
+        """Answer a request; `False` if it is one for the SDK's own handler."""
+        is_call = request.message.method == CALL_METHOD.decode()
+        response = EventStream(receive, send, streams=is_call and not self._settings.json_response)
+        try:
+            if not self._context.journal.may_show:
+                raise HttpRefusal(Refusal.FROZEN)
+            if is_call:
+                self._access.refuse_if_draining()
+                return await self._answer_call(request, response)
+            result = await (self._cancel if request.message.method == CANCEL else self._task)(request)
+            await response.result(request.message.id, self._stamped({"resultType": "complete", **result}))
+        except HttpRefusal as refused:
+            refused.answering(request.message.id)
+            if not response.has_begun:
+                raise
+            self._context.counters.requests_refused += 1
+            await response.answer(refused.answer.body)
+        return True
+
+    async def _cancel(self, request: ModernRequest) -> JsonObject:
+        """Cancel the call with a key."""
+        given = request.params.get("key")
+        if not is_key(given):
+            raise HttpRefusal(Refusal.BAD_KEY, where="key", limit=MAX_KEY, seen=repr(given))
+        name = self._names(request, given)[0]
+        with self._access.refusing(Refusal.STORE_FAILS):
+            record = await self._calls.find(name, request.owner)
+            if record is not None:
+                await self._call_access.cancel(record, "it was cancelled by its key")
+            elif await self._calls.given_up(name, request.owner) is None:
+                raise HttpRefusal(Refusal.NO_KEY)
+        return {}
+
+    # Tasks
+
+    async def _task(self, request: ModernRequest) -> JsonObject:
+        """Serve `tasks/get`, `tasks/update` and `tasks/cancel`, at any node."""
+        if not request.client.takes_tasks:
+            raise needs_tasks()
+        task_id = request.params.get("taskId")
+        header = request.http.headers.get(MCP_NAME_HEADER)
+        if header is not None and decode_header_value(header) != task_id:
+            raise HttpRefusal(Refusal.NAME_MISMATCH, message=f"{MCP_NAME_HEADER} header does not match params.taskId")
+        with self._access.refusing(Refusal.STORE_UNREADABLE):
+            found = await self._calls.look(task_id, request.owner)
+        if found is None:
+            await self._refuse_given_up(task_id, request.owner)
+        if found is None or not found[0].initialized:
+            raise HttpRefusal(Refusal.NO_TASK)
+        record, facts = found
+        match request.message.method:
+            case "tasks/get":
+                return self._call_access.view(await self._poll(record, facts, request))
+            case "tasks/update":
+                if request.params.get("inputResponses") is None:
+                    raise HttpRefusal(Refusal.BAD_RESPONSES, seen="nothing")
+                await self._take_responses(record, request)
+            case _:
+                with self._access.refusing(Refusal.STORE_FAILS):
+                    await self._call_access.cancel(record, "it was cancelled as a task")
+        return {}
+
+    async def _poll(self, record: SessionRecord, facts: TaskFacts, request: ModernRequest) -> TaskFacts:
+        """The state of a task. A client that repeats what breaks is answered as soon as its task needs it, and within
+        `task_hold`, or the life of its token, in any case. Any other client is answered at once: it would end with a
+        poll that is open when this process dies, and a poll that is held is nearly always open."""
+        hold = while_good(self._settings.task_hold, request.http.scope) if request.client.repeats else 0.0
+        if needs_its_client(facts) or not (hold or facts.state is CallState.WAITING):
+            return facts
+        caller = caller_of(request.owner, request.http.scope)
+        with self._access.refusing(Refusal.STORE_UNREADABLE):
+            if facts.state is CallState.WAITING:
+                await self._run_again(record, request)
+            with self._context.work.holding(caller, request.size):
+                return await self._calls.wait(record, self._may_answer_poll, seconds=hold) or facts
+
+    def _may_answer_poll(self, facts: TaskFacts) -> bool:
+        """Whether a poll is answered at once. A process that stops holds none: the next poll may go elsewhere."""
+        return needs_its_client(facts) or self._access.is_draining or self._context.waiters.is_over
+
+    # Calls
+
+    async def _answer_call(self, request: ModernRequest, response: EventStream) -> bool:
+        key = read_key(request)
+        state = request.params.get("requestState")
+        if isinstance(state, str) and state.startswith(STATE_PREFIX):
+            await self._next_round(request, state.removeprefix(STATE_PREFIX), response)
+            return True
+        name = str(request.params.get("name"))
+        if key is None and self._is_plain(name, request.client):
+            return False
+        tool = await self._tools.tool(name, request.owner, request.client, request.http)
+        support = task_support(name, self._rules, tool)
+        if self._tools.serves_tasks:
+            support = TaskSupport.NEVER  # they are its own
+        if support is TaskSupport.REQUIRED and not request.client.takes_tasks:
+            raise needs_tasks()
+        as_task = request.client.takes_tasks and support is not TaskSupport.NEVER
+        if key is None and not as_task and not request.client.takes_asks:
+            return False
+        if tool is not None and (wrong := _check_param_headers(request, tool)) is not None:
+            raise HttpRefusal(Refusal.NAME_MISMATCH, message=wrong.message)
+        after = while_good(self._settings.task_after, request.http.scope)
+        if support is TaskSupport.REQUIRED:
+            after = min(after, REQUIRED_AFTER)
+        try:
+            await self._serve(request, key, after if as_task else None, response)
+        except HttpRefusal as refused:
+            if key is None and not as_task and refused.refusal in _NO_ROOM:
+                return False  # nothing of it need be kept: its tool runs, and cannot ask
+            raise
+        return True
+
+    def _is_plain(self, name: str, client: Client) -> bool:
+        """Whether a call without a key needs no log, whatever the server declares of its tool."""
+        rule = TaskSupport.NEVER if self._tools.serves_tasks else self._rules.get(name, self._rules.get("*"))
+        no_task = rule is TaskSupport.NEVER or (rule is TaskSupport.OPTIONAL and not client.takes_tasks)
+        return no_task and not client.takes_asks
+
+    async def _serve(self, request: ModernRequest, key: str | None, after: float | None, response: EventStream) -> None:
+        """Begin a call, or join the one with the same key. `after`: when its client gets a handle, if it may."""
+        call = self._as_call(request)
+        if key is not None:
+            call = replace(call, names=self._names(request, key))
+        record = None
+        for _ in range(BEGIN_MOST):
+            begun = await self._begin(call)
+            if begun is not None:
+                await self._show(request, *begun, after, response)
+                return
+            assert call.names is not None, "a call without a key is always new"
+            with self._access.refusing(Refusal.STORE_UNREADABLE):
+                record = await self._calls.find(call.names[0], request.owner)
+                row = None if record is None else await self._calls.row(record)
+            if record is not None and row is not None:
+                if row.digest != call.digest:
+                    raise HttpRefusal(Refusal.KEY_TAKEN)
+                self._context.counters.calls_joined += 1
+                await self._join(request, record, after, response)
+                return
+            await self._refuse_given_up(call.names[0], request.owner, call.digest)
+        if record is not None:  # without a row
+            raise HttpRefusal(Refusal.ANSWER_GIVEN_UP)
+        raise HttpRefusal(Refusal.STORE_UNREADABLE)  # the client tries again
+
+    def _names(self, request: ModernRequest, key: str) -> tuple[SessionId, StreamId]:
+        state = request.params.get("requestState")
+        return key_names(self._secret, request.owner, key, state if isinstance(state, str) else None)
+
+    def _as_call(self, request: ModernRequest) -> Asked:
+        params, client = request.params, request.client
+        message, body = request.message, request.body
+        if len(body) > MAX_CLIENT and len(encode(client.told)) > MAX_CLIENT:
+            raise HttpRefusal(Refusal.CLIENT_TOO_LARGE, limit=MAX_CLIENT)
+        if progress_token(message) is None:  # a task shows its progress in any case
+            params = {**params, "_meta": {**params["_meta"], "progressToken": PROGRESS_TOKEN}}
+            raw = {**message.raw, "params": params}
+            message, body = replace(message, params=params, raw=raw), encode(raw)
+        if self._asks_in_session and client.takes_asks:
+            client = replace(client, version=AS_IN_SESSION)
+        return Asked(
+            request=message,
+            body=body,
+            caller=caller_of(request.owner, request.http.scope),
+            client=client,
+            names=None,
+            digest=call_digest(message.method, params),
+            size=request.size,
+        )
+
+    async def _begin(self, call: Asked) -> tuple[Session, Call] | None:
+        """Accept a call, which then runs in the same turn of the event loop, or `None` if its key is taken."""
+        begun = None
+        self._beginning += 1
+        try:
+            if not self._ended:
+                begun = await self._accept(call)
+        finally:
+            self._beginning -= 1
+        if self._ended:  # while the row was being written: what runs was ended without this call
+            if begun is not None:
+                await self._access.sessions.end(begun[0], SessionStep.CLIENT_DELETED, "The server is stopping")
+            raise HttpRefusal(Refusal.STOPPING)
+        return begun
+
+    async def _accept(self, call: Asked) -> tuple[Session, Call] | None:
+        """Accept a call, in place of others of its caller that have ended if need be."""
+        if self._context.journal.refuses:
+            raise HttpRefusal(Refusal.STORE_FAILS)
+        if self._context.running.lacks(call.caller, 1):
+            await self._give_up_round(call.caller)
+        self._access.refuse_calls(call.caller, 1)
+        try:
+            with self._access.refusing(Refusal.STORE_FAILS):
+                with contextlib.suppress(TooManySessions):
+                    return await self._calls.begin(call)
+                async with self._making_room:  # one after the other, or all would give up the same call
+                    of_caller = False
+                    for _ in range(MAKE_ROOM_MOST):
+                        try:
+                            return await self._calls.begin(call)
+                        except TooManySessions as full:
+                            of_caller = full.of_caller
+                        if not await self._calls.make_room(call.caller) and not await self._give_up_round(call.caller):
+                            break
+        except TooManyKeys:
+            raise HttpRefusal(Refusal.TOO_MANY_KEYS, limit=self._calls.keys.of_caller) from None
+        if of_caller:
+            raise HttpRefusal(Refusal.TOO_MANY_TASKS, limit=self._settings.max_principal_tasks)
+        raise HttpRefusal(Refusal.TOO_MANY_TASKS_IN_ALL, limit=self._settings.max_tasks)
+
+    async def _give_up_round(self, caller: Caller) -> bool:
+        """Cancel the call of a caller that has waited longest here for the answer to a round, and whose client may
+        never come again. Returns whether there was one."""
+        rounds = [session for session in self._access.sessions if session.asks_by_round]
+        own = [session for session in rounds if (session.record.owner, session.record.address) == caller]
+        if not own:
+            return False
+        record = min(own, key=attrgetter("seen")).record
+        with self._access.refusing(Refusal.STORE_FAILS):
+            await self._call_access.cancel(record, "its client did not answer, and there was no room for others")
+            await self._calls.wait(record, attrgetter("is_over"), seconds=GIVEN_UP_SECONDS)
+        sentence = "a call whose client was asked something was given up for newer ones of its caller"
+        self._context.peers.log_event(logging.WARNING, "round.given_up", sentence, session=record.id[:8])
+        return True
+
+    # A call that this request began, and that runs here
+
+    async def _show(
+        self, request: ModernRequest, session: Session, call: Call, after: float | None, response: EventStream
+    ) -> None:
+        has_key = session.record.initialized
+        try:
+            with session.in_use(), call.stream.pinned():
+                self._access.credentials.bring(session.id, request.http.scope)
+                ending = await self._read(request, session, call, after, response, begins=True)
+                if ending is Ending.LATE and not await self._end_late(session, call, response):
+                    # The store fails, and cannot keep what a handle stands for: the answer itself is waited for.
+                    after, ending = None, await self._read(request, session, call, None, response)
+                match ending:
+                    case Ending.WRITTEN | Ending.LATE:
+                        pass
+                    case _ if await self._answer_unkept(session, call, response):
+                        pass
+                    case Ending.LEFT:
+                        # The client cancels the call by closing the connection, unless it can ask for it again.
+                        if not session.record.initialized:
+                            reason = {"reason": "the client has left"}
+                            session.link.cancel(call.request.id, incarnation=1, params=reason)
+                    case _ if after is not None and await self._give_handle(session, call, response):
+                        pass
+                    case Ending.ASKED:
+                        with self._access.refusing(Refusal.STORE_FAILS):
+                            await session.show_to_client()
+                            facts = await self._calls.facts(session.record)
+                        await self._write_round(request, session.record, facts, response)
+                    case _:
+                        await self._answer_stopped(request, response, is_kept=has_key)
+        finally:
+            self._calls.leave(session)
+
+    async def _read(
+        self,
+        request: ModernRequest,
+        session: Session,
+        call: Call,
+        after: float | None,
+        response: EventStream,
+        *,
+        begins: bool = False,
+    ) -> Ending:
+        """Show a call to its client, on from where the last reader was. `begins`: its tool runs from now on."""
+        connection = CallReader(response, token=progress_token(request.message) is not None)
+        reader = attach(session, call.stream, Start(call.stream.readers.delivered), frame=connection.frame)
+        if begins:
+            session.link.start(call, request.http)
+        self._shown.add(connection)
+        try:
+            return await connection.read(reader, after=after)
+        finally:
+            self._shown.discard(connection)
+
+    async def _end_late(self, session: Session, call: Call, response: EventStream) -> bool:
+        """Write the answer, if it came in this moment, or else a handle. Returns whether the client has one of them."""
+        return await self._answer_unkept(session, call, response) or await self._give_handle(session, call, response)
+
+    async def _answer_unkept(self, session: Session, call: Call, response: EventStream) -> bool:
+        """Write the answer that came in the same moment in which its reader ended, and that is not kept. Returns
+        whether there is one: none, if another process has taken the call over."""
+        finals = call.stream.tail.finals
+        if session.record.initialized or not call.stream.is_over or not finals:
+            return False
+        await response.answer(finals[-1].payload)
+        return True
+
+    async def _give_handle(self, session: Session, call: Call, response: EventStream) -> bool:
+        """Give the client a handle in place of the answer, if the store has what it stands for. Returns whether."""
+        try:
+            await session.show_to_client()
+        except StoreError:
+            return False
+        if self._context.journal.state is LogState.DEGRADED:
+            return False
+        with self._access.refusing(Refusal.STORE_FAILS):
+            facts = await self._calls.facts(session.record)
+        if facts is None:
+            raise HttpRefusal(Refusal.NO_TASK)
+        self._context.counters.tasks_handed_out += 1
+        await response.result(call.request.id, self._handle(facts))
+        return True
+
+    # A call that another request began
+
+    async def _next_round(self, request: ModernRequest, handle: str, response: EventStream) -> None:
+        """A further round of a call: its client brings the answers to what it was asked."""
+        with self._access.refusing(Refusal.STORE_UNREADABLE):
+            record = await self._calls.find(handle, request.owner)
+            row = None if record is None else await self._calls.row(record)
+        begun = {name: value for name, value in request.params.items() if name != "inputResponses"}
+        if record is None or row is None or row.digest != call_digest(request.message.method, begun):
+            raise HttpRefusal(Refusal.BAD_STATE)
+        await self._take_responses(record, request)
+        await self._join(request, record, None, response, gone=Refusal.BAD_STATE)
+
+    async def _join(
+        self,
+        request: ModernRequest,
+        record: SessionRecord,
+        after: float | None,
+        response: EventStream,
+        *,
+        gone: Refusal = Refusal.STORE_UNREADABLE,
+    ) -> None:
+        """Wait for the answer of a call, wherever it runs; until this process stops, or the client leaves. `gone`: the
+        refusal if the call's time passes in this moment."""
+        # What this request answers may still be on its way to the node that asked: its client is not asked that again.
+        responses = request.params.get("inputResponses")
+        answered = frozenset(responses) if isinstance(responses, Mapping) else frozenset()
+        waiting = asyncio.create_task(self._write_outcome(request, record, after, response, answered, gone))
+        self._joined.add(waiting)
+        caller = caller_of(request.owner, request.http.scope)
+        self._context.work.take(caller, request.size)
+        try:
+            ending = await response.serve(waiting, end=waiting.cancel)
+            if waiting.cancelled() and ending is not Ending.LEFT:
+                await self._answer_stopped(request, response, is_kept=True)
+        finally:
+            self._joined.discard(waiting)
+            self._context.work.take(caller, -request.size)
+
+    async def _write_outcome(
+        self,
+        request: ModernRequest,
+        record: SessionRecord,
+        after: float | None,
+        response: EventStream,
+        answered: Collection[str],
+        gone: Refusal,
+    ) -> None:
+        loop, interval = asyncio.get_running_loop(), self._settings.keepalive_interval
+        deadline, silent = None if after is None else loop.time() + after, min(FIRST_SIGN, interval)
+        while True:
+            seconds = silent if deadline is None else max(0.0, min(silent, deadline - loop.time()))
+            with self._access.refusing(Refusal.STORE_UNREADABLE):
+                await self._run_again(record, request)
+                facts = await self._call_access.follow(record, answered=answered, seconds=seconds)
+            if facts is None:
+                await self._refuse_given_up(record.id, request.owner)
+                raise HttpRefusal(gone)
+            if facts.is_over and facts.answer is not None:
+                return await response.answer(encode({**json.loads(facts.answer), "id": request.message.id}))
+            if facts.is_over or (deadline is not None and (facts.asks or loop.time() >= deadline)):
+                return await response.result(request.message.id, self._handle(facts))
+            if facts.asks:
+                return await self._write_round(request, record, facts, response)
+            await response.keep_alive()
+            silent = interval
+
+    async def _run_again(self, record: SessionRecord, request: ModernRequest) -> None:
+        if await self._call_access.waits_for_principal(record):
+            self._access.credentials.bring(record.id, request.http.scope)
+            await self._call_access.run_again(record, request.http)
+
+    async def _take_responses(self, record: SessionRecord, request: ModernRequest) -> None:
+        """Hand the client's answers to the node that asked, and wait, for a short time, until it has them."""
+        responses = request.params.get("inputResponses")
+        if responses is None:
+            return
+        if not isinstance(responses, Mapping) or not all(isinstance(value, dict) for value in responses.values()):
+            raise HttpRefusal(Refusal.BAD_RESPONSES, seen=repr(responses))
+        if len(responses) > MAX_RESPONSES:
+            raise HttpRefusal(Refusal.TOO_MANY_RESPONSES, limit=MAX_RESPONSES, seen=len(responses))
+        with self._access.refusing(Refusal.STORE_FAILS):
+            await self._call_access.answer(record, responses, request.http)
+        with self._access.refusing(Refusal.STORE_UNREADABLE):
+            await self._call_access.wait_answered(record, responses.keys())
+
+    async def _refuse_given_up(self, text: object, owner: str, digest: bytes | None = None) -> None:
+        """Refuse if the answer of a caller's own call was given up. `digest`: of the request, if it is a call."""
+        with self._access.refusing(Refusal.STORE_UNREADABLE):
+            key = await self._calls.given_up(text, owner)
+        if key is not None:
+            if digest is not None and key.result != digest:
+                raise HttpRefusal(Refusal.KEY_TAKEN)
+            self._context.counters.keys_given_up += 1
+            raise HttpRefusal(Refusal.ANSWER_GIVEN_UP)
+
+    # Results
+
+    async def _write_round(
+        self, request: ModernRequest, record: SessionRecord, facts: TaskFacts | None, response: EventStream
+    ) -> None:
+        """Ask a client without tasks what its call wants to know; it comes again with the answers."""
+        result: JsonObject = {"resultType": "input_required", "requestState": STATE_PREFIX + record.id}
+        if facts is not None and facts.asks:
+            result["inputRequests"] = input_requests(facts.asks)
+        await response.result(request.message.id, self._stamped(result))
+
+    async def _answer_stopped(self, request: ModernRequest, response: EventStream, *, is_kept: bool) -> None:
+        """The process stops, and the call is left to the next one: only a key finds it there."""
+        message = request.message
+        if is_kept:
+            sentence = "This server is stopping; ask again with the same key"
+            await response.answer(error_payload(message.id, STOPPING, sentence), 503)
+        else:
+            reason = "the server is stopping"
+            await response.answer(
+                unknown_outcome(message.id, method=message.method, reason=reason, params=message.params), 200
+            )
+
+    def _handle(self, facts: TaskFacts) -> JsonObject:
+        return self._stamped({"resultType": "task", **handle_view(self._call_access.view(facts))})
+
+    def _stamped(self, result: JsonObject) -> JsonObject:
+        return {**result, "_meta": {**(result.get("_meta") or {}), **self._tools.server_info}}
+
+
+def _check_param_headers(request: ModernRequest, tool: JsonObject) -> InboundLadderRejection | None:
+    arguments = request.params.get("arguments") or {}
+    if not isinstance(arguments, Mapping):
+        return None
+    return validate_mcp_param_headers(tool.get("inputSchema"), arguments, request.http.headers)
