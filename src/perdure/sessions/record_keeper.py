@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from perdure._core import sticky
@@ -14,6 +15,19 @@ from perdure.log.journal import Steps
 from perdure.sessions.context import ServerContext, Stamp
 from perdure.store.records import SessionRecord
 from perdure.store.steps import ChangeSession, Step, Stick, changed, with_sticky
+
+SHARED_BYTES = 4_096
+"""Bytes of a handshake that sessions share. A client decides on the size of its own, and must not fill the cache."""
+
+
+def share(handshake: bytes) -> bytes:
+    """One object for equal bytes: clients of one kind declare the same, and the server gives all of them one result."""
+    return _shared(handshake) if len(handshake) <= SHARED_BYTES else handshake
+
+
+@lru_cache(maxsize=64)
+def _shared(handshake: bytes) -> bytes:
+    return handshake
 
 
 @dataclass(slots=True, eq=False)

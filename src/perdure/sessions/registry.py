@@ -23,6 +23,7 @@ from perdure.errors import SessionEnded, StoreUnavailable, TooManySessions
 from perdure.log.stream import Stream, StreamOwner, Streams
 from perdure.sessions.context import ServerContext, Stamp
 from perdure.sessions.ledger import Call, encode
+from perdure.sessions.record_keeper import share
 from perdure.sessions.session import Intake, Session
 from perdure.store.interface import measures_of
 from perdure.store.records import Loaded, SessionRecord, StreamRecord
@@ -372,7 +373,7 @@ class SessionRegistry:
             address=caller.address,
             state=SessionState.OPENING,
             version="",
-            client_params=encode(request.params or {}),
+            client_params=share(encode(request.params or {})),
             result=b"",
             initialized=False,
             sticky=(),

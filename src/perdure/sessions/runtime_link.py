@@ -38,7 +38,7 @@ from perdure.sessions.ledger import (
     name_of,
     unknown_outcome,
 )
-from perdure.sessions.record_keeper import RecordKeeper
+from perdure.sessions.record_keeper import RecordKeeper, share
 from perdure.store.records import AskRecord
 from perdure.store.steps import ChangeSession, CloseAsk, EndSession, OpenAsk, Step, Stick
 from perdure.telemetry import tracing as spans
@@ -183,7 +183,7 @@ class RuntimeLink:
             if version not in REVISIONS:
                 return None  # a middleware answered in place of the SDK; the session does not open
             state = advance(SESSION, keeper.record.state, SessionStep.HANDSHAKE_DONE)
-            change = ChangeSession(session=keeper.record.id, state=state, version=version, result=result)
+            change = ChangeSession(session=keeper.record.id, state=state, version=version, result=share(result))
             return keeper.change(change)
         if method in sticky.METHODS:
             request = sticky.encode(call.request)
