@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from log_actions import records
+from log_actions import Record, records
 from perdure._core import codes as error_codes
 from perdure._core import delivery as rules
 from perdure._core import states
@@ -237,10 +237,22 @@ def invariants(_: str) -> str:
     return table(("rule", "what holds", "promise"), rows)
 
 
+#: Actions of `perdure stdio`, which no operator of a server meets.
+BRIDGE = ("stdio.", "token.")
+
+
 def actions(_: str) -> str:
+    return _actions(record for record in records() if not record.action.startswith(BRIDGE))
+
+
+def bridge_actions(_: str) -> str:
+    return _actions(record for record in records() if record.action.startswith(BRIDGE))
+
+
+def _actions(written: Iterable[Record]) -> str:
     """Each action, with everything that is said under it."""
     found: dict[str, tuple[list[str], list[str]]] = {}
-    for record in records():
+    for record in written:
         levels, sentences = found.setdefault(record.action, ([], []))
         levels.append(record.level)
         sentences.append(record.sentence)
@@ -331,6 +343,7 @@ MAKERS: dict[str, Callable[[str], str]] = {
         alerts,
         invariants,
         actions,
+        bridge_actions,
         rooms,
         diagrams,
         revisions,
