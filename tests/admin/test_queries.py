@@ -21,11 +21,11 @@ from perdure.store.records import (
     AskRecord,
     CallRecord,
     Event,
-    KeptRecord,
     ReaderRecord,
     SessionRecord,
     StreamRecord,
     Usage,
+    UsageRecord,
 )
 
 NOW = 1_800_000_000.0
@@ -94,7 +94,7 @@ PARTS: dict[str, Any] = {
     "asks": [
         AskRecord(session=ID, id="ask-1", stream=CALL, request=b'{"id":"ask-1","method":"roots/list"}', node=NODE),
     ],
-    "retained": {StreamId("old"): KeptRecord(stream=StreamId("old"), opened=NOW - 60, events=6, answers=1)},
+    "retained": {StreamId("old"): UsageRecord(stream=StreamId("old"), opened=NOW - 60, events=6, answers=1)},
     "has_token": True,
 }
 

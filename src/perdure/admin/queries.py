@@ -25,12 +25,12 @@ from perdure.store.records import (
     AskRecord,
     CallRecord,
     Event,
-    KeptRecord,
     Outline,
     ReaderRecord,
     SessionRecord,
     StreamRecord,
     Usage,
+    UsageRecord,
 )
 from perdure.store.steps import EndSession, SendMail
 
@@ -303,7 +303,7 @@ def show_object(
     usage: Usage,
     calls: Sequence[CallRecord],
     asks: Sequence[AskRecord],
-    retained: Mapping[StreamId, KeptRecord],
+    retained: Mapping[StreamId, UsageRecord],
     has_token: bool,
     living: Collection[NodeId] | None = None,
 ) -> JsonObject:

@@ -31,7 +31,6 @@ from perdure.http.resume_tokens import RESUME, ResumeTokenEndpoint
 from perdure.http.sdk_passthrough import SdkPassthrough
 from perdure.runtime.server import Started
 from perdure.sessions.call_access import CallAccess
-from perdure.sessions.client_messages import receive
 from perdure.sessions.durable_calls import DurableCalls
 from perdure.sessions.ledger import Call, Duplicate
 from perdure.sessions.resume import NothingMore, ReplayOff, Resume, Start, Stream, read_answers
@@ -196,7 +195,7 @@ class PostHandler:
                 continue
             share = size // len(messages) or 1
             with self._access.refusing(Refusal.STORE_FAILS):
-                await receive(session, message, http, size=share, cancel_waiting=self._access.waiting.cancel)
+                await session.receive(message, http, size=share, cancel_waiting=self._access.waiting.cancel)
 
     # Requests
 

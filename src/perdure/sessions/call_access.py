@@ -10,7 +10,6 @@ from perdure._core import mail
 from perdure._core.durable_calls import TaskFacts, task_view
 from perdure._core.jsonrpc import JsonObject, Response
 from perdure._core.states import CallState
-from perdure.sessions.client_messages import cancel_call, receive
 from perdure.sessions.context import ServerContext
 from perdure.sessions.durable_calls import DurableCalls
 from perdure.sessions.registry import SessionRegistry
@@ -71,7 +70,7 @@ class CallAccess:
         cancelled = mail.Cancelled(session=record.id, incarnation=1, request_id=row.request_id, params=params)
         async with self._loaded(record) as session:
             if session is not None:
-                await cancel_call(session, cancelled, self._waiting.cancel)
+                await session.cancel_call(cancelled, self._waiting.cancel)
 
     async def answer(self, record: SessionRecord, responses: Mapping[str, Any], origin: object) -> None:
         """Hand the client's answers to the node that asked."""
@@ -79,7 +78,7 @@ class CallAccess:
             for name, result in responses.items() if session is not None else ():
                 assert session is not None
                 answer = Response(id=name, raw={"jsonrpc": "2.0", "id": name, "result": result})
-                await receive(session, answer, origin, size=0, cancel_waiting=self._waiting.cancel)
+                await session.receive(answer, origin, size=0, cancel_waiting=self._waiting.cancel)
 
     async def wait_answered(self, record: SessionRecord, names: Collection[str]) -> None:
         """Wait, for a short time, until the node that asked has the answers."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from perdure._core.ids import StreamId
 from perdure._core.retention import Cutoffs, Limits, StreamUsage, answers_to_drop, events_to_trim
 from perdure.log.stream import Stream, StreamWriter
-from perdure.store.records import KeptRecord
+from perdure.store.records import UsageRecord
 from perdure.store.steps import DropStream, Step, Trim
 
 _ALL = (1 << 62) - 1
@@ -20,7 +20,7 @@ class RetainedStreams:
 
     __slots__ = ("_answer_bytes", "_answers", "_limits", "_streams", "_with_events")
 
-    def __init__(self, limits: Limits, stored: Sequence[KeptRecord]) -> None:
+    def __init__(self, limits: Limits, stored: Sequence[UsageRecord]) -> None:
         self._limits = limits
         self._streams: dict[StreamId, tuple[StreamUsage, float]] = {}
         self._with_events: dict[StreamId, StreamUsage] = {}

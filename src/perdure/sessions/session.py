@@ -6,18 +6,18 @@ this process's own changes on top until they are written.
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 from perdure._core import mail, sticky
 from perdure._core.codes import POSITION_LOST
 from perdure._core.durable_calls import Client
-from perdure._core.ids import Kind, SessionId, StreamId
-from perdure._core.jsonrpc import Request, coerce_id, error_payload
-from perdure._core.losses import Visits
+from perdure._core.ids import Kind, NodeId, SessionId, StreamId
+from perdure._core.jsonrpc import Notification, Request, Response, coerce_id, error_payload
+from perdure._core.losses import Visits, read_call
 from perdure._core.states import SESSION, SessionState, SessionStep, advance
-from perdure.errors import PerdureError, SessionEnded, StoreError
+from perdure.errors import NodeGone, PerdureError, SessionEnded, StoreError, StoreUnavailable
 from perdure.log.stream import Stream, Streams
 from perdure.sessions.context import ServerContext, Stamp, mail_to
 from perdure.sessions.home import Home, NoHome
@@ -26,10 +26,12 @@ from perdure.sessions.orphans import Orphans
 from perdure.sessions.record_keeper import RecordKeeper
 from perdure.sessions.retention import RetainedStreams
 from perdure.sessions.runtime_link import RuntimeLink, node_of_ask
-from perdure.store.interface import paged
-from perdure.store.records import CallRecord, Event, KeptRecord, SessionRecord, StreamRecord
+from perdure.store.interface import paged, stream_by_id
+from perdure.store.records import CallRecord, Event, SessionRecord, StreamRecord, UsageRecord
 from perdure.store.steps import ChangeSession, DropStream, EndSession, LeaveReader, OpenStream, Release, Step
 from perdure.telemetry.log_records import log_event
+
+CancelWaiting = Callable[[mail.Cancelled], Awaitable[None]]
 
 
 class Session:
@@ -59,7 +61,7 @@ class Session:
         *,
         stamp: Stamp,
         waits: bool = False,
-        kept: Sequence[KeptRecord] = (),
+        kept: Sequence[UsageRecord] = (),
     ) -> None:
         self.context = context
         self.id: SessionId = record.id
@@ -247,6 +249,85 @@ class Session:
                 stream.expire()
             if stream.readers.reader is not None and not (stream.writer is not None and stream.is_sealed):
                 stream.readers.reader.end()
+
+    # What the client sends beside its requests: it may come to one node and concern another
+
+    async def receive(
+        self, message: Notification | Response, origin: object, *, size: int, cancel_waiting: CancelWaiting
+    ) -> None:
+        """Take what is not a request, at the node where it belongs. Late and unknown answers and cancellations are
+        dropped, because a client may send them. `size`: the bytes of memory that the message takes. `cancel_waiting` is
+        called for a call that waits at this node for its principal."""
+        here = self.context.node
+        if isinstance(message, Response):
+            if self.link.asks.answer(message, origin):
+                return
+            node, answer = node_of_ask(message.id), mail.AskAnswered(session=self.id, response=message.raw)
+            asked = node not in (None, here) and await self._may_be_asked(message.id, node)
+            if node is None or not asked or not await self._send_mail(node, answer):
+                log_event(logging.DEBUG, "ask.unknown", "an answer to no open ask was dropped", session=self.name)
+            return
+        params = message.params or {}
+        if message.method == "notifications/cancelled":
+            request_id = params.get("requestId")
+            if isinstance(request_id, str | int) and not isinstance(request_id, bool):
+                # An id of this incarnation; or the name of a call that is an orphan, which holds in any incarnation.
+                numbers = self.link.calls.numbers(self.record.incarnation, request_id)
+                named = [*((number, request_id) for number in numbers), read_call(request_id)]
+                for incarnation, name in filter(None, named):
+                    cancelled = mail.Cancelled(session=self.id, incarnation=incarnation, request_id=name, params=params)
+                    if await self.cancel_call(cancelled, cancel_waiting):
+                        return
+            return
+        # Progress of an ask is for the node that waits for it.
+        ask = params.get("progressToken") if message.method == "notifications/progress" else None
+        node = node_of_ask(ask)
+        if node in (None, here):
+            self.link.pass_on(message, origin, size=size)
+        elif node is not None and await self._may_be_asked(ask, node):
+            notified = mail.Notified(session=self.id, method=message.method, params=message.params)
+            await self._send_mail(node, notified)
+
+    async def _may_be_asked(self, ask: object, node: NodeId | None) -> bool:
+        """Whether an ask waits at a node, or may: a node that holds may have asked what is not in the store yet."""
+
+        async def is_stored() -> bool:
+            return any(record.id == ask for record in await self.context.store.asks(self.id))
+
+        # Read twice: it may have been written before nothing was held.
+        return await is_stored() or node in await self.context.nodes.holders() or await is_stored()
+
+    async def cancel_call(self, cancelled: mail.Cancelled, cancel_waiting: CancelWaiting) -> bool:
+        """Cancel a call, in whatever process it runs or waits. Returns whether there is one."""
+        context, incarnation, request_id = self.context, cancelled.incarnation, cancelled.request_id
+        if self.link.cancel(request_id, incarnation=incarnation, params=cancelled.params):
+            return True
+        if context.nodes.alone and not self.waits:
+            return False
+        row = await context.store.open_call(self.id, incarnation=incarnation, request_id=request_id)
+        if row is None:
+            for node in (holders := await context.nodes.holders()):
+                await self._send_mail(node, cancelled)  # one of them may run it, and have its row in memory alone
+            if not holders:
+                row = await context.store.open_call(self.id, incarnation=incarnation, request_id=request_id)
+        stream = None if row is None else await stream_by_id(context.store, row.stream)
+        if stream is None or not stream.node:
+            return False
+        if stream.node == context.node:
+            await cancel_waiting(cancelled)
+        else:
+            await self._send_mail(stream.node, cancelled)
+        return True
+
+    async def _send_mail(self, node: NodeId, message: mail.Message) -> bool:
+        """Send mail. Returns whether the node still exists."""
+        if self.context.journal.refuses:
+            raise StoreUnavailable  # as requests are refused, so that what clients send does not pile up
+        try:
+            await self.context.journal.write(*mail_to([node], message))
+        except NodeGone:
+            return False
+        return True
 
     # Streams that are over
 

@@ -94,7 +94,6 @@ from perdure.store.records import (
     Extent,
     Followed,
     Forwarded,
-    KeptRecord,
     Loaded,
     Mail,
     Measures,
@@ -107,6 +106,7 @@ from perdure.store.records import (
     StreamRecord,
     Survey,
     Usage,
+    UsageRecord,
 )
 from perdure.store.steps import Refusals, Step
 
@@ -205,7 +205,7 @@ class Store(Protocol):
     async def forwarded_to(self, node: NodeId) -> Sequence[StreamRecord]:
         """The streams for which forwarded messages wait, and which a node writes, or none that has joined."""
 
-    async def kept(self, session: SessionId) -> Sequence[KeptRecord]:
+    async def kept(self, session: SessionId) -> Sequence[UsageRecord]:
         """What is retained of a session's sealed streams, the oldest first."""
 
     async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:

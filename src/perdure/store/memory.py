@@ -39,13 +39,13 @@ from perdure.store.records import (
     CallRecord,
     Event,
     Forwarded,
-    KeptRecord,
     Mail,
     NodeRecord,
     Overview,
     ReaderRecord,
     SessionRecord,
     StreamRecord,
+    UsageRecord,
     next_key,
 )
 from perdure.store.refusals import Why, refusal
@@ -151,15 +151,15 @@ class MemoryStore(Store):
     async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
         return {stream: self._streams[stream].record for stream in streams if stream in self._streams}
 
-    async def kept(self, session: SessionId) -> Sequence[KeptRecord]:
-        found: list[KeptRecord] = []
+    async def kept(self, session: SessionId) -> Sequence[UsageRecord]:
+        found: list[UsageRecord] = []
         for stream in self._of_session.get(session, {}).values():
             if stream.record.sealed:
                 events, answers = (
                     [self._payloads.size(event.payload) for event in stream.events if event.final is final]
                     for final in (False, True)
                 )
-                kept = KeptRecord(
+                kept = UsageRecord(
                     stream=stream.record.id,
                     opened=stream.record.opened,
                     events=len(events),

@@ -16,13 +16,13 @@ from perdure.store.records import (
     AskRecord,
     CallRecord,
     Forwarded,
-    KeptRecord,
     Mail,
     NodeRecord,
     OpenCall,
     Outline,
     ReaderRecord,
     StreamRecord,
+    UsageRecord,
 )
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class RecordReads(Inspect):
     async def unread(self, session: SessionId) -> Sequence[StreamRecord]:
         return await self._all("unread_streams", rows.stream_record, session)
 
-    async def kept(self, session: SessionId) -> Sequence[KeptRecord]:
+    async def kept(self, session: SessionId) -> Sequence[UsageRecord]:
         return await self._all("kept_of_session", rows.kept_record, session, self._payloads.overhead)
 
     async def generations(self, stream: StreamId) -> Sequence[Generation]:

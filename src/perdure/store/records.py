@@ -118,7 +118,7 @@ class ReaderRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KeptRecord:
+class UsageRecord:
     """What is retained of a stream that is over, in numbers."""
 
     stream: StreamId

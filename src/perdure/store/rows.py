@@ -18,13 +18,13 @@ from perdure.store.records import (
     RECORD_VERSION,
     AskRecord,
     CallRecord,
-    KeptRecord,
     NodeRecord,
     OpenCall,
     Outline,
     ReaderRecord,
     SessionRecord,
     StreamRecord,
+    UsageRecord,
 )
 
 R = TypeVar("R")
@@ -161,5 +161,5 @@ def open_call(row: Row) -> OpenCall:
 ask_record = record_maker(AskRecord, "ask {id}")
 reader_record = record_maker(ReaderRecord, "reader of stream {stream}")
 node_record = record_maker(NodeRecord)  # of any version: it tells which one the node writes
-kept_record = record_maker(KeptRecord)
+kept_record = record_maker(UsageRecord)
 generation = record_maker(Generation)

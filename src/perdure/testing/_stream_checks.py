@@ -13,7 +13,7 @@ from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
 from perdure.errors import MailFull, NodeGone, SessionEnded, StoreError, StoreUnavailable
 from perdure.store.interface import Store, stream_by_id
-from perdure.store.records import FORWARDED_AT_ONCE, MAX_FORWARDED, MAX_FORWARDED_BYTES, READ_BYTES, Event, KeptRecord
+from perdure.store.records import FORWARDED_AT_ONCE, MAX_FORWARDED, MAX_FORWARDED_BYTES, READ_BYTES, Event, UsageRecord
 from perdure.store.steps import (
     CallEnd,
     ChangeSession,
@@ -620,8 +620,8 @@ class ForgettingChecks(StreamCase):
             await self.put(an_append(self.fence, answers, stream=name, seal=name != "running"))
         await self.put(Trim(stream=StreamId("a"), through=2))
         wanted = [
-            KeptRecord(stream=StreamId("z"), opened=0.0, events=3, answers=2, event_bytes=21, answer_bytes=14),
-            KeptRecord(stream=StreamId("a"), opened=0.0, events=1, answers=2, event_bytes=7, answer_bytes=14),
+            UsageRecord(stream=StreamId("z"), opened=0.0, events=3, answers=2, event_bytes=21, answer_bytes=14),
+            UsageRecord(stream=StreamId("a"), opened=0.0, events=1, answers=2, event_bytes=7, answer_bytes=14),
         ]
         same("what is kept", list(await self.store.kept(SESSION)), wanted)
 

@@ -20,7 +20,6 @@ from perdure.store.records import (
     Event,
     Followed,
     Forwarded,
-    KeptRecord,
     Loaded,
     Mail,
     NodeRecord,
@@ -28,6 +27,7 @@ from perdure.store.records import (
     ReaderRecord,
     SessionRecord,
     StreamRecord,
+    UsageRecord,
 )
 from perdure.store.steps import Refusals, Step
 
@@ -149,7 +149,7 @@ class FaultyStore:
         await _fail(self.reads)
         return await self._inner.unread(session)
 
-    async def kept(self, session: SessionId) -> Sequence[KeptRecord]:
+    async def kept(self, session: SessionId) -> Sequence[UsageRecord]:
         await _fail(self.reads)
         return await self._inner.kept(session)
 
