@@ -25,7 +25,7 @@ from tests.support.clients.demo_page import have_page
 from tests.support.processes.serving import ROOT
 from tests.support.stores.postgres import programs
 
-SECONDS = 60
+SECONDS = 110
 
 Process = subprocess.Popen[str]
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.processes.serving import ROOT
 
-SECONDS = 60
+SECONDS = 110
 
 INVITE = """\
 from examples.demo import Terminal, invite

@@ -50,7 +50,7 @@ def test_the_running_python_is_one_of_the_supported() -> None:
 
 def test_a_package_that_is_not_there_is_told_in_one_line(tmp_path: Path) -> None:
     words = [sys.executable, str(ROOT / "scripts" / "smoke.py"), str(tmp_path / "missing.whl")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=110)
     assert (done.returncode, done.stderr) == (2, "smoke: give the wheel or sdist to install; make dist makes them\n")
 
 

@@ -71,7 +71,7 @@ def test_a_bridge_whose_directory_is_gone_works_and_resumes_nothing(folder: Path
         env={**os.environ, "PYTHONPATH": python_path(), "PERDURE_TOKEN_DIR": str(folder / "tokens")},
         input=json.dumps(request).encode(),
         capture_output=True,
-        timeout=20,
+        timeout=110,
         check=True,
     )
     assert json.loads(ended.stdout) == {"jsonrpc": "2.0", "id": 1, "result": {}}
@@ -93,7 +93,7 @@ def test_a_bridge_without_a_host_says_so(folder: Path, closed: int) -> None:
         (sys.executable, "-c", start, "-m", "perdure", "stdio", "http://127.0.0.1:9/mcp"),
         env={**os.environ, "PYTHONPATH": python_path()},
         capture_output=True,
-        timeout=20,
+        timeout=110,
         check=False,
     )
     assert ended.stderr.decode() == "perdure: stdin or stdout is closed: a host speaks MCP over them\n"

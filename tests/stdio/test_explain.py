@@ -47,7 +47,7 @@ def explained(*command: str, folder: Path) -> list[str]:
         env={**os.environ, "PYTHONPATH": python_path(), "PERDURE_TOKEN_DIR": str(folder / "tokens")},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         check=True,
     )
     return ended.stdout.splitlines()

@@ -252,7 +252,7 @@ def test_it_serves_with_the_api_alone() -> None:
         [sys.executable, "-W", "error", "-c", _ALONE],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         cwd=Path(__file__).parents[2],
     )
     assert (done.returncode, done.stdout) == (0, "200\n[]\n"), done.stderr

@@ -23,7 +23,7 @@ def build(folder: Path) -> str:
     """Build the page into a folder; gives what the build said."""
     node_modules(PACKAGE)
     command = [program("node"), SOURCE / "build.mjs", folder]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -20,4 +20,4 @@ def have_page() -> None:
         newest = max(source.stat().st_mtime for source in sources)
         if not SCRIPT.exists() or SCRIPT.stat().st_mtime < newest:
             node_modules(PACKAGE)
-            subprocess.run([program("node"), build], check=True, capture_output=True, timeout=60)
+            subprocess.run([program("node"), build], check=True, capture_output=True, timeout=110)
