@@ -30,7 +30,7 @@ from perdure.console.auth import AuthMiddleware, Ticket
 from perdure.console.http import LiveResponse, OpenViews, encode_json, number_of, refuse, refuse_unknown
 from perdure.console.overview import Health, NodeWatch, Ticker
 from perdure.console.session_list import ListQuery, SessionList
-from perdure.console.session_view import DEFAULT_EVENTS, MAX_BEHIND, MAX_EVENTS, NotFound, SessionView
+from perdure.console.session_view import DEFAULT_EVENTS, MAX_BEGINNING, MAX_EVENTS, NotFound, SessionView
 from perdure.console.store_view import StoreView
 from perdure.errors import Misuse, PerdureError, StoreError
 
@@ -104,9 +104,9 @@ class Console:
     async def follow_session(self, request: Request) -> Response:
         query = dict(request.query_params)
         refuse_unknown(query, frozenset({"last"}))
-        behind = number_of(query, "last", default=0, low=0, high=MAX_BEHIND)
+        last = number_of(query, "last", default=0, low=0, high=MAX_BEGINNING)
         session = await self._id(request)
-        return LiveResponse(lambda: self.sessions.follow(session, behind=behind), self.views)
+        return LiveResponse(lambda: self.sessions.follow(session, last=last), self.views)
 
     async def follow_all(self, request: Request) -> Response:
         await self.ticker.tick()  # a store that cannot be read is reported by the status

@@ -188,7 +188,7 @@ class Totals:
         """Since the first read of the nodes."""
         self._last: dict[NodeId, tuple[dict[str, int], dict[str, Sequence[int]]]] | None = None
         self._latencies: deque[tuple[float, str, Sequence[int]]] = deque()
-        """What each beat has added to a histogram."""
+        """The time of a beat, the name of a histogram, and what the beat has added to it."""
 
     def add(self, nodes: Sequence[NodeState], *, now: float) -> None:
         numbers = {node.record.id: (_counts(node), _histograms(node)) for node in nodes}

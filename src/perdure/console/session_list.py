@@ -91,7 +91,7 @@ class ListSnapshot:
     outlines: Sequence[Outline]
     """One more than the list has, if the store has more."""
     calls: Sequence[OpenCall]
-    """Those that have not ended."""
+    """Calls that have not ended."""
     counts: Mapping[str, int]
     """How many records of each kind the store has; `ended` sessions apart."""
 

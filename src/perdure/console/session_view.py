@@ -26,7 +26,7 @@ MAX_EVENTS = 500
 
 DEFAULT_EVENTS = 100
 
-MAX_BEHIND = 1_000
+MAX_BEGINNING = 1_000
 """Events of each stream with which a live view may begin: what is older is read in pages."""
 
 MAX_SHOWN = 64 << 10
@@ -93,14 +93,14 @@ class SessionView:
             raise NotFound(f"the session has no stream {stream[:8]}")
         return record
 
-    async def follow(self, session: SessionId, *, behind: int) -> AsyncGenerator[JsonObject | None]:
+    async def follow(self, session: SessionId, *, last: int) -> AsyncGenerator[JsonObject | None]:
         """Yield the session's state, then what is new, until the session ends; `None` where there is nothing new. It
-        begins with the newest `behind` events of each stream."""
+        begins with the `last` events of each stream."""
         store = await self._view.current()
         tail = Tail(store, session)
-        await tail.skip(but_events=behind, but_streams=MAX_STREAMS)
+        await tail.skip(but_events=last, but_streams=MAX_STREAMS)
         stamp: object = None
-        last: object = None
+        sent: object = None
         due = self._monotonic()
         while True:
             began = self._monotonic()
@@ -109,8 +109,8 @@ class SessionView:
             if began >= due:
                 with contextlib.suppress(NoSuchSession):  # it is forgotten, which the tail reports
                     now = await session_object(store, session)
-                    if (facts := without_moving(now)) != last:
-                        last = facts
+                    if (facts := without_moving(now)) != sent:
+                        sent = facts
                         yield {"what": "state", "session": now}
                 due = began + max(STATE, REST * (self._monotonic() - began))
             before, stamp = stamp, store.stamp()

@@ -53,7 +53,7 @@ class SessionAccess:
         """A client has come to its session. `resume`: calls that wait for their principal run again in the context of
         this request."""
         with self.refusing(Refusal.STORE_UNREADABLE):
-            spans.tell(session=session.name)
+            spans.add_attributes(session=session.name)
             self.credentials.bring(session.id, scope)
             await session.come_back()
             if session.waits and resume:

@@ -165,7 +165,7 @@ class PostHandler:
         if not calls:
             await self._pass_on(session, messages, (), http, size)
             return Answer(status=202, headers=_session_header(session))
-        spans.tell(stream=calls[0].stream.id)
+        spans.add_attributes(stream=calls[0].stream.id)
         await self._pass_on(session, messages, calls, http, 0)
         return await self._answer(session, calls[0].stream, batch=isinstance(parsed, Batch))
 

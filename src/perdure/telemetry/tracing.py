@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from perdure.telemetry.counters import Counters
 
 Headers = Sequence[tuple[bytes, bytes]]
-"""As ASGI gives them: names in lower case."""
+"""As in ASGI: names in lower case."""
 
 REQUESTS: Final = {"POST": "perdure.post", "GET": "perdure.get", "DELETE": "perdure.delete"}
 SESSION: Final = "perdure.session"
@@ -160,7 +160,7 @@ def request(method: str, headers: Headers) -> Request:
     return Request(span, context)
 
 
-def tell(**attributes: str) -> None:
+def add_attributes(**attributes: str) -> None:
     """Add attributes to the current request's span: `session` (never its whole id), `stream`."""
     span = get_current_span()
     if span.is_recording():
