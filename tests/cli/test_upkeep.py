@@ -145,7 +145,7 @@ async def test_a_backup_is_of_the_moment_in_which_it_began_however_much_is_writt
         reports.append((done, total))
         if len(reports) <= 20:
             with contextlib.closing(sqlite3.connect(path)) as other, other:
-                other.execute("INSERT INTO secret VALUES (?, zeroblob(20000))", (f"later-{len(reports)}",))
+                other.execute("INSERT INTO note VALUES (?, '', zeroblob(20000))", (f"later-{len(reports)}",))
 
     before = dict(await served.notes(""))
     await asyncio.to_thread(backup.back_up, path, copy, on_copied=on_copied)
@@ -154,7 +154,7 @@ async def test_a_backup_is_of_the_moment_in_which_it_began_however_much_is_writt
     assert reports == sorted(set(reports))  # it never began again
     assert len(await served.notes("")) > len(before)
     with contextlib.closing(sqlite3.connect(copy)) as file:
-        assert {name for (name,) in file.execute("SELECT name FROM secret")} == set(before)
+        assert {name for (name,) in file.execute("SELECT name FROM note")} == set(before)
 
 
 async def test_a_backup_that_is_killed_leaves_no_target_and_the_next_one_cleans_up(

@@ -37,7 +37,7 @@ def chatty() -> Iterator[str]:
     ("name", "file", "shown"),
     [
         ("perdure", "/venv/site-packages/perdure/telemetry/events.py", True),
-        ("perdure.store.postgres.ear", "/venv/site-packages/perdure/store/postgres/ear.py", True),
+        ("perdure.store.postgres.listen_connection", "/venv/site-packages/perdure/store/postgres/ear.py", True),
         ("mcp.server.lowlevel.server", "/venv/site-packages/mcp/server/lowlevel/server.py", False),
         ("client", "/venv/site-packages/mcp/client/session.py", False),  # the SDK's, by a name that anyone may use
         ("client", "/srv/shop/client.py", True),
@@ -67,7 +67,7 @@ def test_a_target_in_a_file_makes_no_library_the_user_s_own() -> None:
         ("acme.orders", None, True),
         ("perdure", "call.failed", True),
         ("perdure", "store.degraded", False),  # the call has only met it first
-        ("perdure.store.postgres.ear", None, False),
+        ("perdure.store.postgres.listen_connection", None, False),
     ],
 )
 def test_a_record_names_the_call_in_which_it_was_written_if_it_is_about_that(

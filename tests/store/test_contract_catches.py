@@ -41,7 +41,7 @@ from perdure.store.steps import (
     Release,
     SendMail,
     Step,
-    StepRefusal,
+    StepRejected,
     Trim,
 )
 from perdure.testing import check_store
@@ -172,7 +172,7 @@ class FailsTheWholeCommitForOneMessage(MemoryStore):
 class ForgetsWhatItTook(MemoryStore):
     """A message that is forwarded again after it was appended is appended once more."""
 
-    def _apply(self, step: Step) -> StepRefusal | None:
+    def _apply(self, step: Step) -> StepRejected | None:
         refusal = super()._apply(step)
         if isinstance(step, Append) and step.taken:
             self._streams[step.stream].senders.clear()
@@ -180,7 +180,7 @@ class ForgetsWhatItTook(MemoryStore):
 
 
 class TakesMessagesThatDoNotFollow(MemoryStore):
-    def _apply(self, step: Step) -> StepRefusal | None:
+    def _apply(self, step: Step) -> StepRejected | None:
         if isinstance(step, Forward) and (row := self._streams.get(step.stream)) is not None:
             sender, last = row.senders.get(step.node, (step.sender, 0))
             row.senders[step.node] = (sender, max(last, step.first - 1))
@@ -190,7 +190,7 @@ class TakesMessagesThatDoNotFollow(MemoryStore):
 class TakesAwayWithoutAppending(MemoryStore):
     """What is forwarded is gone although its events were refused."""
 
-    def _apply(self, step: Step) -> StepRefusal | None:
+    def _apply(self, step: Step) -> StepRejected | None:
         if isinstance(step, Append) and (row := self._streams.get(step.stream)) is not None:
             row.forwarded = [message for message in row.forwarded if message.key > step.taken]
         return super()._apply(step)
@@ -201,7 +201,7 @@ class CountsMailNowAndThen(MemoryStore):
 
     beyond = 0
 
-    def _deliver(self, step: SendMail) -> StepRefusal | None:
+    def _deliver(self, step: SendMail) -> StepRejected | None:
         row = self._nodes.get(step.node)
         if row is None or len(row.mail) < MAX_MAIL:
             return super()._deliver(step)
@@ -230,21 +230,21 @@ class ShowsMailOutOfOrder(MemoryStore):
 
 
 class TakesEveryHole(MemoryStore):
-    def _append(self, step: Append) -> StepRefusal | None:
+    def _append(self, step: Append) -> StepRejected | None:
         return super()._append(replace(step, lost=True))
 
 
 class TakesNoHole(MemoryStore):
     """A call whose events were lost never gets its answer in."""
 
-    def _append(self, step: Append) -> StepRefusal | None:
+    def _append(self, step: Append) -> StepRejected | None:
         return super()._append(replace(step, lost=False))
 
 
 class FillsHoles(MemoryStore):
     """Numbers that were lost get other events."""
 
-    def _append(self, step: Append) -> StepRefusal | None:
+    def _append(self, step: Append) -> StepRejected | None:
         found = self._streams.get(step.stream)
         ours = found is not None and found.record.fence == step.fence and found.record.node and not found.record.sealed
         if step.lost and found is not None and ours:
@@ -256,7 +256,7 @@ class FillsHoles(MemoryStore):
 
 
 class CallsEveryRefusalStale(MemoryStore):
-    def _append(self, step: Append) -> StepRefusal | None:
+    def _append(self, step: Append) -> StepRejected | None:
         refusal = super()._append(step)
         return StaleFence(str(refusal)) if refusal is not None else None
 
@@ -264,7 +264,7 @@ class CallsEveryRefusalStale(MemoryStore):
 class CountsCallsAsSessions(MemoryStore):
     """Sessions and single calls take each other's room."""
 
-    def _put_session(self, step: PutSession) -> StepRefusal | None:
+    def _put_session(self, step: PutSession) -> StepRejected | None:
         kept = self._sessions
         self._sessions = {name: replace(record, kind=step.record.kind) for name, record in kept.items()}
         refusal = super()._put_session(step)
@@ -373,7 +373,7 @@ class NamesHoldersWhoHaveLeft(MemoryStore):
 class ComparesIdsAsTheyAre(MemoryStore):
     """8 and "8" run side by side."""
 
-    def _apply(self, step: Step) -> StepRefusal | None:
+    def _apply(self, step: Step) -> StepRejected | None:
         if isinstance(step, OpenStream) and step.record.id not in self._streams:
             taken = {repr(call.request_id) for row in self._streams.values() for call in row.calls.values()}
             if not taken & {repr(call.request_id) for call in step.calls}:
@@ -384,14 +384,14 @@ class ComparesIdsAsTheyAre(MemoryStore):
 class OpensForEveryWriter(MemoryStore):
     """Two writers that know the name of a stream both take it for theirs."""
 
-    def _apply(self, step: Step) -> StepRefusal | None:
+    def _apply(self, step: Step) -> StepRejected | None:
         return super()._apply(replace(step, unique=False) if isinstance(step, OpenStream) else step)
 
 
 class ForgetsWhoWaits(MemoryStore):
     """A call that waits for another node to run it does not hold its id."""
 
-    def _apply(self, step: Step) -> StepRefusal | None:
+    def _apply(self, step: Step) -> StepRejected | None:
         refusal = super()._apply(step)
         if isinstance(step, PutCall) and step.state is CallState.WAITING:
             self._open_calls.clear()
@@ -399,7 +399,7 @@ class ForgetsWhoWaits(MemoryStore):
 
 
 class OpensStreamsOfEndedSessions(MemoryStore):
-    def _apply(self, step: Step) -> StepRefusal | None:
+    def _apply(self, step: Step) -> StepRejected | None:
         record = self._sessions.get(step.record.session) if isinstance(step, OpenStream) else None
         if record is not None:
             self._sessions[record.id] = replace(record, state=SessionState.ACTIVE)
@@ -444,12 +444,12 @@ class CountsBeforehand(MemoryStore):
 
 
 class CountsNoCalls(MemoryStore):
-    def _open(self, step: OpenStream) -> StepRefusal | None:
+    def _open(self, step: OpenStream) -> StepRejected | None:
         return super()._open(replace(step, most_calls=None))
 
 
 class LooksAtNoRevision(MemoryStore):
-    def _open(self, step: OpenStream) -> StepRefusal | None:
+    def _open(self, step: OpenStream) -> StepRejected | None:
         return super()._open(replace(step, seen=None))
 
 

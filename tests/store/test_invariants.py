@@ -12,12 +12,12 @@ import asyncpg
 import pytest
 
 from perdure._core.ids import Kind, StreamId
-from perdure.store import Store, open_store, upkeep_of
+from perdure.store import Store, maintenance_of, open_store
 from perdure.store.invariants import COUNTED, INVARIANTS, MOST_SHOWN, Verdict
 from perdure.store.postgres import sql_files as postgres_sql
-from perdure.store.postgres.checking import check_schema
+from perdure.store.postgres.maintenance import check_schema
 from perdure.store.sqlite import sql_files as sqlite_sql
-from perdure.store.sqlite.checking import INTEGRITY, check_file
+from perdure.store.sqlite.file import INTEGRITY, check_file
 from perdure.store.steps import Forward, OpenAsk, OpenStream, PutReader, PutSession, SendMail, Trim
 from perdure.testing._values import (
     NODE,
@@ -214,7 +214,7 @@ def test_a_damaged_page_is_found(sound: sqlite3.Connection, tmp_path: Path) -> N
     with path.open("r+b") as file:
         file.seek((root - 1) * page)
         file.write(b"\xff" * page)
-    verdict = asyncio.run(upkeep_of(f"sqlite:{path}").verify())
+    verdict = asyncio.run(maintenance_of(f"sqlite:{path}").verify())
     assert (found_in(verdict), verdict.counts) == ({INTEGRITY}, {})
 
 
@@ -251,7 +251,7 @@ async def test_each_fault_in_a_schema_is_found() -> None:
     url = store_url(schema)
     async with open_store(url) as store:
         await fill(store)
-        verdict = await upkeep_of(url).verify()
+        verdict = await maintenance_of(url).verify()
         assert verdict == Verdict(counts=dict(zip(COUNTED, (3, 6, 6, 16, 4), strict=True)), faults=[], unnamed=[])
     connection = await asyncpg.connect(url.partition("?")[0])
     try:

@@ -16,7 +16,7 @@ import pytest
 
 from perdure._core.ids import NodeId, SessionId
 from perdure.errors import StoreError, StoreReplaced
-from perdure.store import SqliteStore, existing_store, upkeep_of
+from perdure.store import SqliteStore, existing_store, maintenance_of
 from perdure.store.sqlite.backup import back_up
 from perdure.store.sqlite.sql_files import schema_version
 from perdure.store.steps import PutSession
@@ -262,7 +262,7 @@ async def test_a_backup_beside_the_log_of_a_killed_server_is_left_as_it_is(tmp_p
         await SqliteStore(str(restored)).open()
     with pytest.raises(StoreError, match=sentence):
         await existing_store(f"sqlite:{restored}", writes=False).open()
-    problems = [fact.problem for fact in await upkeep_of(f"sqlite:{restored}").check() if fact.problem]
+    problems = [fact.problem for fact in await maintenance_of(f"sqlite:{restored}").check() if fact.problem]
     assert [problem.startswith(sentence) for problem in problems] == [True]
     assert {file: file.read_bytes() for file in left.iterdir()} == before
     (left / "log.db-wal").unlink()

@@ -16,7 +16,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from perdure.store import MemoryStore, SqliteStore, Store, open_store
-from perdure.store.sqlite import meter
+from perdure.store.sqlite import metrics as store_metrics
 from perdure.store.steps import OpenStream, PutSession
 from perdure.testing._values import NODE, a_call, a_session, a_stream, an_append, an_end, put, some_events
 from tests.support.processes.serving import ROOT
@@ -205,7 +205,7 @@ async def test_a_large_file_is_counted_a_part_with_each_scrape(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, walk: int, scrapes: int
 ) -> None:
     """Twenty events: a walk that meets its bound exactly looks once more whether there is anything behind it."""
-    monkeypatch.setattr(meter, "WALK", walk)
+    monkeypatch.setattr(store_metrics, "WALK", walk)
     async with SqliteStore(str(tmp_path / "log.db")) as store:
         fence = await store.join(NODE)
         await put(store, PutSession(record=a_session()))

@@ -21,7 +21,7 @@ from perdure.admin.queries import EntryKind, Tail, end_session, entry_kind, find
 from perdure.admin.text import list_lines, show_lines, tail_line
 from perdure.cli.options import DEFAULT_STORE
 from perdure.errors import Misuse
-from perdure.store import Inspect, existing_store, upkeep_of
+from perdure.store import Inspect, existing_store, maintenance_of
 
 T = TypeVar("T")
 
@@ -112,7 +112,7 @@ def sessions(
     in_state, of_kind = _STATES[state] if state else None, EntryKind(kind) if kind else None
 
     async def work(opened: Inspect) -> list[JsonObject]:
-        living = await upkeep_of(store).living(patiently=False)
+        living = await maintenance_of(store).living(patiently=False)
         return await list_sessions(opened, state=in_state, owner=owner, kind=of_kind, living=living)
 
     everything = _with_store(work, store)
@@ -136,7 +136,7 @@ def show(id_: str, store: str, as_json: bool) -> None:
     """Show everything about the session or task with this ID, or whose id begins with it (8 characters at least)."""
 
     async def work(opened: Inspect) -> tuple[JsonObject, frozenset[NodeId]]:
-        return await show_session(opened, id_, living=await upkeep_of(store).living(patiently=False))
+        return await show_session(opened, id_, living=await maintenance_of(store).living(patiently=False))
 
     session, nodes = _with_store(work, store)
     lines = [json.dumps(session)] if as_json else show_lines(session, nodes=nodes, now=time.time(), columns=_columns())
@@ -153,7 +153,7 @@ def end(id_: str, store: str) -> None:
     The log of a session is deleted, and its client must begin a new session. A task that runs is cancelled, and
     its client is answered; a task that has ended is deleted.
     """
-    living = upkeep_of(store).living
+    living = maintenance_of(store).living
     click.echo(_with_store(lambda opened: end_session(opened, id_, now=time.time(), living=living), store, writes=True))
 
 

@@ -13,10 +13,10 @@ import click
 
 from perdure.cli.options import DEFAULT_STORE
 from perdure.errors import Misuse, StoreError
-from perdure.store import existing_store, owner, upkeep_of
+from perdure.store import existing_store, maintenance_of, owner
 from perdure.store.invariants import INVARIANTS, Fault, Verdict
+from perdure.store.maintenance import Fact
 from perdure.store.owner import Owner
-from perdure.store.upkeep import Fact
 
 UNFIT = 1
 """The status of a check that found a problem or a fault."""
@@ -58,7 +58,7 @@ def init(address: str, prints: bool, grant: str | None) -> None:
 
     --print makes no connection.
     """
-    upkeep = upkeep_of(address)
+    upkeep = maintenance_of(address)
     if prints:
         click.echo(upkeep.script(0, grant=grant))
         return
@@ -82,7 +82,7 @@ def init(address: str, prints: bool, grant: str | None) -> None:
 @click.option("--grant", metavar="ROLE", help=_GRANT_HELP)
 def migrate(address: str, prints: bool, grant: str | None) -> None:
     """Bring a store of an older release to the version of this release. A store of this version stays as it is."""
-    upkeep = upkeep_of(address)
+    upkeep = maintenance_of(address)
 
     async def work() -> str:
         version = await upkeep.version()
@@ -109,7 +109,7 @@ def check(address: str, as_json: bool) -> int:
     """
     # The facts hold what would be logged.
     logging.getLogger("perdure").addHandler(logging.NullHandler())
-    upkeep = upkeep_of(address)
+    upkeep = maintenance_of(address)
     facts = asyncio.run(upkeep.check())
     problems = [fact.problem for fact in facts if fact.problem]
     if as_json:
@@ -129,7 +129,7 @@ def restored(address: str) -> None:
     `perdure backup` has made needs no mark. A database that was restored does (pg_restore, a point in time), and so
     does a file that was copied by other means.
     """
-    upkeep = upkeep_of(address)
+    upkeep = maintenance_of(address)
 
     async def work() -> None:
         if await upkeep.version() == 0:
@@ -157,7 +157,7 @@ def disown(address: str) -> None:
 
     before = asyncio.run(work())
     had = f"belonged to {before}; it" if before else "has no owner, and"
-    click.echo(f"{upkeep_of(address).shown} {had} belongs to the next server that starts")
+    click.echo(f"{maintenance_of(address).shown} {had} belongs to the next server that starts")
 
 
 @click.command(short_help="Copy a store to a file while servers use it.")
@@ -174,7 +174,7 @@ def backup(target: str, store: str, no_check: bool, as_json: bool) -> None:
     To restore it: stop the servers, move the store's file and its log (-wal) away, put the copy in its place, and start
     the servers.
     """
-    upkeep = upkeep_of(store)
+    upkeep = maintenance_of(store)
     began = shown = time.monotonic()
 
     def on_copied(done: int, total: int) -> None:
@@ -208,7 +208,7 @@ def check_contents(store: str, as_json: bool) -> int:
     """
     # The facts hold what would be logged.
     logging.getLogger("perdure").addHandler(logging.NullHandler())
-    upkeep = upkeep_of(store)
+    upkeep = maintenance_of(store)
 
     async def work() -> tuple[Sequence[Fact], Verdict | None]:
         facts = await upkeep.check()

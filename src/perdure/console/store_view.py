@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from perdure.errors import StoreError
-from perdure.store import Inspect, existing_store, upkeep_of
+from perdure.store import Inspect, existing_store, maintenance_of
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ class StoreView:
         self._address = address
         self._store: Inspect | None = None
         self._turn = asyncio.Lock()
-        self.upkeep = upkeep_of(address)
+        self.upkeep = maintenance_of(address)
 
     async def current(self) -> Inspect:
         """Return the store, open. Raises `StoreError` if it does not exist or cannot be read.

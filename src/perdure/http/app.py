@@ -40,10 +40,9 @@ from perdure.runtime.server import authenticates, endpoint_of, host, is_bare
 from perdure.sessions.ledger import name_of
 from perdure.sessions.registry import SessionInfo, has_durable_calls, numbers, running_calls
 from perdure.settings import Settings
-from perdure.store import notes, open_store
+from perdure.store import notes, open_store, without_password
 from perdure.store.interface import Store, survey_of
 from perdure.store.owner import Owner, claim_for
-from perdure.store.postgres.address import without_password
 from perdure.store.records import NodeRecord, Survey
 from perdure.telemetry import prometheus as metrics
 from perdure.telemetry import tracing as spans

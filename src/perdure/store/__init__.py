@@ -5,14 +5,23 @@ from urllib.parse import parse_qsl
 
 from perdure.errors import BadSetting
 from perdure.store.interface import Inspect, Store
+from perdure.store.maintenance import Maintenance
 from perdure.store.memory import MemoryStore
 from perdure.store.postgres.address import without_password
 from perdure.store.sqlite.file import Sync
+from perdure.store.sqlite.maintenance import SqliteMaintenance
 from perdure.store.sqlite.store import ExistingSqlite, SqliteStore, SqliteView
-from perdure.store.sqlite.upkeep import SqliteUpkeep
-from perdure.store.upkeep import Upkeep
 
-__all__ = ["Inspect", "MemoryStore", "SqliteStore", "Store", "existing_store", "open_store", "upkeep_of"]
+__all__ = [
+    "Inspect",
+    "MemoryStore",
+    "SqliteStore",
+    "Store",
+    "existing_store",
+    "maintenance_of",
+    "open_store",
+    "without_password",
+]
 
 _FORMS = "memory: or sqlite:PATH or sqlite:PATH?sync=full or postgresql://USER@HOST/DATABASE"
 S = TypeVar("S", bound=SqliteStore)
@@ -46,16 +55,16 @@ def existing_store(url: str, *, writes: bool, busy_timeout: float = 5.0) -> Insp
     return _sqlite(ExistingSqlite if writes else SqliteView, url, rest, busy_timeout)
 
 
-def upkeep_of(url: str) -> Upkeep:
+def maintenance_of(url: str) -> Maintenance:
     """Give what makes, migrates and checks the store at an address."""
     scheme, rest = _shared_parts(url)
     if scheme.startswith("postgres"):
         _need_asyncpg()
-        from perdure.store.postgres.upkeep import PostgresUpkeep
+        from perdure.store.postgres.maintenance import PostgresMaintenance
 
-        return PostgresUpkeep(url)
+        return PostgresMaintenance(url)
     path, sync = _file(url, rest)
-    return SqliteUpkeep(path, sync=sync)
+    return SqliteMaintenance(path, sync=sync)
 
 
 def _parts(url: str) -> tuple[str, str]:

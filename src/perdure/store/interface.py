@@ -75,7 +75,8 @@ the store is, and repeats the append with `lost`. The store then takes it with t
 readers are told of the gap. Where the whole stream is gone its writer opens it again first, with its calls. So a store
 need not know of its loss. It only must not give out again what it gave out in the part that it has lost: fences (6),
 and the keys of mail and of forwarded messages (10). Generations are known to the processes that live. Where none does,
-a backup is marked, or the operator says that the store was put back (`store.upkeep`), and some generations are skipped.
+a backup is marked, or the operator says that the store was put back (`store.maintenance`), and some generations are
+skipped.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence

@@ -48,7 +48,6 @@ from perdure.store.records import (
     UsageRecord,
     next_key,
 )
-from perdure.store.refusals import Why, refusal
 from perdure.store.steps import (
     Append,
     ChangeSession,
@@ -69,10 +68,12 @@ from perdure.store.steps import (
     Release,
     SendMail,
     Step,
-    StepRefusal,
+    StepRejected,
     Stick,
     Trim,
+    Why,
     changed,
+    refusal,
     with_sticky,
 )
 
@@ -259,7 +260,7 @@ class MemoryStore(Store):
         self._writes += 1
         return [self._apply(step) for step in self._payloads.encode_steps(steps)]
 
-    def _apply(self, step: Step) -> StepRefusal | None:
+    def _apply(self, step: Step) -> StepRejected | None:
         match step:
             case Append():
                 return self._append(step)
@@ -303,7 +304,7 @@ class MemoryStore(Store):
 
     # Steps of sessions
 
-    def _put_session(self, step: PutSession) -> StepRefusal | None:
+    def _put_session(self, step: PutSession) -> StepRejected | None:
         record, limits = step.record, step.limits
         if record.id in self._sessions:
             return None
@@ -366,7 +367,7 @@ class MemoryStore(Store):
 
     # Steps of streams
 
-    def _open(self, step: OpenStream) -> StepRefusal | None:
+    def _open(self, step: OpenStream) -> StepRejected | None:
         record = step.record
         if (there := self._streams.get(record.id)) is not None:
             if step.unique and there.record.fence != record.fence:
@@ -391,7 +392,7 @@ class MemoryStore(Store):
         self._of_session.setdefault(record.session, {})[record.id] = stream
         return None
 
-    def _append(self, step: Append) -> StepRefusal | None:
+    def _append(self, step: Append) -> StepRejected | None:
         stream = self._streams.get(step.stream)
         if stream is None:
             return refusal(step, Why.GONE)
@@ -412,7 +413,7 @@ class MemoryStore(Store):
                 self._open_calls.pop(call_key(call), None)
         return None
 
-    def _put_call(self, step: PutCall) -> StepRefusal | None:
+    def _put_call(self, step: PutCall) -> StepRejected | None:
         stream = self._streams.get(step.stream)
         if stream is None or (refused := _not_written(stream, step)) is not None:
             return refusal(step, Why.GONE) if stream is None else refused
@@ -422,7 +423,7 @@ class MemoryStore(Store):
             stream.calls[call.incarnation, call.request_id] = put
         return None
 
-    def _release(self, step: Release) -> StepRefusal | None:
+    def _release(self, step: Release) -> StepRejected | None:
         stream = self._streams.get(step.stream)
         if stream is None or (refused := _not_written(stream, step)) is not None:
             return refusal(step, Why.GONE) if stream is None else refused
@@ -444,7 +445,7 @@ class MemoryStore(Store):
 
     # Mail and forwarded messages
 
-    def _deliver(self, step: SendMail) -> StepRefusal | None:
+    def _deliver(self, step: SendMail) -> StepRejected | None:
         if (row := self._nodes.get(step.node)) is None:
             return refusal(step, Why.NOBODY)
         if len(row.mail) >= MAX_MAIL:
@@ -452,7 +453,7 @@ class MemoryStore(Store):
         self._put_mail(step.node, step.message)
         return None
 
-    def _forward(self, step: Forward) -> StepRefusal | None:
+    def _forward(self, step: Forward) -> StepRejected | None:
         if (row := self._streams.get(step.stream)) is None:
             return refusal(step, Why.GONE)
         sender, last = row.senders.get(step.node, ("", 0))
@@ -708,7 +709,7 @@ def _reached(stream: StreamRow, step: Reached) -> StreamRecord:
     return replace(record, delivered=max(record.delivered, through), unread=step.unread)
 
 
-def _not_written(stream: StreamRow, step: Append | PutCall | Release) -> StepRefusal | None:
+def _not_written(stream: StreamRow, step: Append | PutCall | Release) -> StepRejected | None:
     """Give the refusal of a step whose writer is not the stream's."""
     record = stream.record
     if record.fence != step.fence:

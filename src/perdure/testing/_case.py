@@ -9,7 +9,7 @@ from perdure._core.ids import Fence, Kind, NodeId, StreamId
 from perdure.errors import Behind, StaleFence
 from perdure.store.interface import Store, stream_by_id
 from perdure.store.records import Event, SessionRecord, StreamRecord
-from perdure.store.steps import Append, OpenStream, PutSession, Refusals, Step, StepRefusal
+from perdure.store.steps import Append, OpenStream, PutSession, Refusals, Step, StepRejected
 from perdure.testing import _values as values
 from perdure.testing._values import NODE, SESSION, STREAM, a_call, a_session, a_stream
 
@@ -131,7 +131,7 @@ def behind(refusals: Refusals, last: int) -> None:
     same("the last that the store has", [refusal.last for refusal in refusals if isinstance(refusal, Behind)], [last])
 
 
-def refused(refusals: Refusals, *places: int, why: type[StepRefusal] = StaleFence) -> None:
+def refused(refusals: Refusals, *places: int, why: type[StepRejected] = StaleFence) -> None:
     """These steps for this reason, and no other step."""
     seen = {place: type(refusal).__name__ for place, refusal in enumerate(refusals) if refusal is not None}
     same("refused steps", seen, dict.fromkeys(places, why.__name__))

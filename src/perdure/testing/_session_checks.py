@@ -38,7 +38,7 @@ from perdure.store.steps import (
     Reached,
     SendMail,
     SessionLimits,
-    StepRefusal,
+    StepRejected,
     Stick,
     Trim,
 )
@@ -708,7 +708,7 @@ class MailChecks(StreamCase):
         await self.store.join(OTHER)
         posts = [SendMail(node=NODE, message=b"%d" % number) for number in range(MAX_MAIL + 100)]
         # Many commits: one of so many steps may take a store longer than one operation may.
-        refusals: list[StepRefusal | None] = []
+        refusals: list[StepRejected | None] = []
         for start in range(0, len(posts), 500):
             refusals += await self.put(*posts[start : start + 500])
         refused(refusals, *range(MAX_MAIL, MAX_MAIL + 100), why=MailFull)

@@ -89,7 +89,7 @@ def test_histories_behind_a_pooler_show_what_the_model_shows(tmp_path: Path) -> 
 
 
 def said_to_be_deaf(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.message for record in caplog.records if getattr(record, "action", "") == "store.deaf"]
+    return [record.message for record in caplog.records if getattr(record, "action", "") == "store.no_notifications"]
 
 
 async def test_a_process_behind_a_pooler_says_once_that_it_is_deaf_and_looks_instead(

@@ -14,7 +14,7 @@ import pytest
 from perdure._core.ids import NodeId, StreamId
 from perdure.store.postgres import wakeups
 from perdure.store.postgres.address import parse_address
-from perdure.store.postgres.ear import channel_of
+from perdure.store.postgres.listen_connection import channel_of
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.postgres.wakeups import APART, CROWD, POLL
 from perdure.store.steps import PutSession

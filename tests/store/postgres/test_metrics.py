@@ -14,7 +14,7 @@ import pytest
 from perdure._core.ids import NodeId
 from perdure._core.retention import Cutoffs
 from perdure.errors import StoreUnavailable
-from perdure.store.postgres import meter
+from perdure.store.postgres import metrics
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.store import READERS, PostgresStore
 from perdure.store.postgres.sweep import SLOTS
@@ -139,7 +139,7 @@ async def test_sizes_are_looked_at_once_a_minute_however_often_a_scrape_comes(mo
         before = (await store.survey()).sizes
         await store.commit([an_append(fence, some_events(1, 2_000))])
         assert (await store.survey()).sizes == before
-        monkeypatch.setattr(meter, "SURVEY_SECONDS", 0.0)
+        monkeypatch.setattr(metrics, "SURVEY_SECONDS", 0.0)
         assert (await store.survey()).sizes["event_0"] > before["event_0"]
 
 

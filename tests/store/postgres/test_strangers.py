@@ -19,7 +19,7 @@ from perdure._core.ids import NodeId
 from perdure.errors import StoreError
 from perdure.store.postgres import sql_files
 from perdure.store.postgres.address import parse_address
-from perdure.store.postgres.ear import channel_of
+from perdure.store.postgres.listen_connection import channel_of
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.records import Event
 from perdure.store.steps import Append, OpenStream, PutSession

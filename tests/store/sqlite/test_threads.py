@@ -163,7 +163,7 @@ async def test_the_log_beside_the_file_begins_again_under_steady_load(
         copies += 1
         size = copy(connection)
         with closing(sqlite3.connect(path, timeout=30)) as other, other:
-            other.execute("UPDATE fence SET last = last")
+            other.execute("UPDATE tally SET open = open")
         return size
 
     monkeypatch.setattr(_sqlite_checkpoints, "_copy", copy_under_load)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.store import upkeep_of
+from perdure.store import maintenance_of
 from perdure.store.records import Event
 from perdure.store.sqlite import SqliteStore
 from perdure.store.sqlite.writer import WRITER_FAILED
@@ -84,7 +84,7 @@ async def test_an_operator_who_may_not_open_the_file_is_told_so(as_somebody: Pat
     async with SqliteStore(str(path)):
         pass
     os.chmod(as_somebody / place, 0o500 if place == "." else 0)
-    upkeep = upkeep_of(f"sqlite:{path}")
+    upkeep = maintenance_of(f"sqlite:{path}")
     with pytest.raises(StoreUnavailable, match=f"; this user may not read and write {as_somebody / place}: "):
         await upkeep.check()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from mcp.server.mcpserver import MCPServer
 
-from perdure.store.postgres import processes
+from perdure.store.postgres import nodes
 from perdure.store.postgres.store import PostgresStore
 from tests.support.clients.raw_http import Peer
 from tests.support.clients.survey_client import Client, assert_sound, new_server
@@ -60,7 +60,7 @@ class ProxiedNodes:
         *,
         timeout: float = BUSY_SECONDS,
         server: MCPServer | None = None,
-        process: Callable[[], str | None] = processes.own_name,
+        process: Callable[[], str | None] = nodes.process_name,
         **settings: Any,
     ) -> Node:
         """One node more. `timeout`: how long a statement may take; a busy machine is not a failing server. `process`:

@@ -44,7 +44,8 @@ SEARCH_PATH = "pg_catalog, pg_temp"
 would run with the store's rights. The store's own names have their schema."""
 
 _OWN = {"default_transaction_isolation": ISOLATION, "idle_session_timeout": "0", "search_path": SEARCH_PATH}
-"""What a role or a database may have set otherwise. Connections rest: the ear between two beats, readers for long."""
+"""What a role or a database may have set otherwise. Connections rest: the listen connection between two beats, readers
+for long."""
 
 _READ_ONLY = {"default_transaction_read_only": "on"}
 """For an operator's commands: the server itself refuses what would write."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from perdure._core.ids import NodeId
@@ -14,9 +16,8 @@ from perdure._core.leases import Claim, Leases
 from perdure._core.states import ClaimState
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.store import rows
-from perdure.store.postgres import processes
-from perdure.store.postgres.ear import Ear
 from perdure.store.postgres.failures import BURIED, is_unknown
+from perdure.store.postgres.listen_connection import ListenConnection
 from perdure.store.records import Overview
 
 T = TypeVar("T")
@@ -44,9 +45,11 @@ class Holding:
     asked, and only a node that writes down that it holds nothing is not named (15).
     """
 
-    def __init__(self, ear: Ear, queries: Mapping[str, str], *, enter: Callable[[NodeId], Awaitable[object]]) -> None:
+    def __init__(
+        self, listener: ListenConnection, queries: Mapping[str, str], *, enter: Callable[[NodeId], Awaitable[object]]
+    ) -> None:
         """`enter`: writes that a node is there."""
-        self._ear = ear
+        self._listener = listener
         self._queries = queries
         self._enter = enter
         self.joined: set[NodeId] = set()
@@ -119,9 +122,9 @@ class Holding:
         """Enter the nodes here that the server does not know and that no other node has buried: it has lost its last
         moments, or was put back from a copy. Nothing of theirs is left there for other nodes to settle."""
         nodes = list(self.joined)
-        there = {row[0] for row in await self._ear.fetch(self._queries["all_nodes"])}
+        there = {row[0] for row in await self._listener.fetch(self._queries["all_nodes"])}
         if missing := [node for node in nodes if node not in there]:
-            self.bury(NodeId(row[0]) for row in await self._ear.fetch(self._queries["buried"], missing))
+            self.bury(NodeId(row[0]) for row in await self._listener.fetch(self._queries["buried"], missing))
             for node in self.joined.intersection(missing):
                 await self._enter(node)
                 _log.warning(
@@ -135,7 +138,7 @@ class Holding:
         shown = list(self.joined)
         if shown:
             with contextlib.suppress(StoreError):
-                there = {row[0] for row in await self._ear.fetch(self._queries["show_life"], shown)}
+                there = {row[0] for row in await self._listener.fetch(self._queries["show_life"], shown)}
                 if not self.joined <= there:
                     await self.join_again()
 
@@ -151,7 +154,7 @@ class Holding:
         """Write down another lock of the nodes here. Raises `StoreUnavailable` if that fails."""
         if not self.joined:
             return
-        there = {row[0] for row in await self._ear.fetch(self._queries["show_lock"], list(self.joined), lock)}
+        there = {row[0] for row in await self._listener.fetch(self._queries["show_lock"], list(self.joined), lock)}
         if not self.joined <= there:
             await self.join_again()
 
@@ -159,7 +162,7 @@ class Holding:
 
     async def holders(self, asker: NodeId, locked: Mapping[NodeId, bool | None]) -> list[NodeId]:
         """Those of the other nodes that hold something. `locked`: whether each one's lock is held; `None`: it has
-        none, because it has no ear."""
+        none, because it has no listener."""
         # A node whose lock is free answers nothing: it is dead, or about to connect again.
         silent = {node for node, has_lock in locked.items() if has_lock is False and node not in self.joined}
         unanswered = await self._ask(locked.keys() - self.joined - silent)
@@ -171,12 +174,12 @@ class Holding:
         asked = list(nodes)
         if not asked:
             return set()
-        wanted = {row[0]: row[1] for row in await self._ear.fetch(self._queries["ask"], asked)}
-        await self._ear.notify((self._ear.channel(node), QUESTION) for node in asked)
+        wanted = {row[0]: row[1] for row in await self._listener.fetch(self._queries["ask"], asked)}
+        await self._listener.notify((self._listener.channel(node), QUESTION) for node in asked)
         deadline = time.monotonic() + ANSWER_SECONDS
         while wanted and time.monotonic() < deadline:
             await asyncio.sleep(_LOOK)
-            for node, answered in await self._ear.fetch(self._queries["answers"], asked):
+            for node, answered in await self._listener.fetch(self._queries["answers"], asked):
                 if answered >= wanted.get(node, answered + 1):
                     del wanted[node]
         return set(wanted)
@@ -191,11 +194,11 @@ class Holding:
 
     async def answer(self) -> None:
         """Answer what was asked until now. A node that begins to hold meanwhile has not answered what is asked then."""
-        asked = await self._ear.fetch(self._queries["questions"], list(self.joined))
+        asked = await self._listener.fetch(self._queries["questions"], list(self.joined))
         answers = [(node, number) for node, number in asked if node not in self._holding]
         if answers:
             nodes, numbers = zip(*answers, strict=True)
-            await self._ear.fetch(self._queries["answer"], list(nodes), list(numbers))
+            await self._listener.fetch(self._queries["answer"], list(nodes), list(numbers))
 
 
 async def _quietly(work: Awaitable[None]) -> None:
@@ -205,15 +208,15 @@ async def _quietly(work: Awaitable[None]) -> None:
 
 
 class PostgresLiveness:
-    """One node's view: by leases, and sooner by the locks of the ears. A free lock says that its process has ended, or
-    has lost its connection, which a look at the process tells on the same machine. A held one says nothing, because a
-    machine that is cut off does not free it."""
+    """One node's view: by leases, and sooner by the locks of the listen connections. A free lock says that its
+    process has ended, or has lost its connection, which a look at the process tells on the same machine. A held one
+    says nothing, because a machine that is cut off does not free it."""
 
     def __init__(
         self,
         node: NodeId,
         *,
-        ear: Ear,
+        listener: ListenConnection,
         holding: Holding,
         queries: Mapping[str, str],
         process: str | None,
@@ -223,7 +226,7 @@ class PostgresLiveness:
         monotonic: Callable[[], float],
     ) -> None:
         self._node = node
-        self._ear = ear
+        self._listener = listener
         self._holding = holding
         self._queries = queries
         self._process = process
@@ -245,9 +248,9 @@ class PostgresLiveness:
         if self.own_claim is ClaimState.BURIED:
             return
         beat = (self._queries["beat"], self._node, facts, self._clock())
-        if not await self._ear.fetch(*beat):
+        if not await self._listener.fetch(*beat):
             await self._holding.join_again()
-            if self._node not in self._holding.joined or not await self._ear.fetch(*beat):
+            if self._node not in self._holding.joined or not await self._listener.fetch(*beat):
                 self._holding.bury([self._node])
                 return
         self._leases.beaten(sent=sent, now=self._monotonic())
@@ -263,14 +266,12 @@ class PostgresLiveness:
     async def _look(self, mail_after: int) -> Overview:
         """In one statement: the beat of a node is the one that it had when its lock was free."""
         asked = self._monotonic()
-        seen = await self._ear.fetch(self._queries["overview"], self._node, mail_after)
+        seen = await self._listener.fetch(self._queries["overview"], self._node, mail_after)
         self._count(len(seen))
         beats = {row["id"]: row["beat"] for row in seen}
         # After an outage all locks are free, this node's own as well: every process gets its time to connect again.
         free = {row["id"] for row in seen if row["held"] is False}
-        found = {
-            row["id"]: processes.is_there(row["process"], self._process) for row in seen if row["id"] != self._node
-        }
+        found = {row["id"]: is_running(row["process"], self._process) for row in seen if row["id"] != self._node}
         free -= {node for node, is_there in found.items() if is_there}
         ended = {node for node, is_there in found.items() if is_there is False}
         silent = self._leases.observe(beats, asked=asked, now=self._monotonic(), free=free, ended=ended)
@@ -285,9 +286,52 @@ class PostgresLiveness:
         self._holding.hold(self._node, holding)
 
     async def holders(self) -> Sequence[NodeId]:
-        seen = await self._ear.fetch(self._queries["watch_nodes"])
+        seen = await self._listener.fetch(self._queries["watch_nodes"])
         locked = {row[0]: row[3] for row in seen if not row[2] and row[0] != self._node}
         return await self._holding.holders(self._node, locked)
 
     def ages(self) -> dict[NodeId, float]:
         return self._leases.ages(now=self._monotonic())
+
+
+_PROC = Path("/proc")
+_ENDED = ("Z", "X")
+"""States of a process that has ended, and whose parent has not asked for its exit status."""
+
+
+def process_name() -> str | None:
+    """The name of this process."""
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        namespace = (_PROC / "self/ns/pid").stat().st_ino
+        _, began = _state(os.getpid())
+    except (OSError, ValueError, IndexError):
+        return None
+    return f"{boot} {namespace} {os.getpid()} {began}"
+
+
+def is_running(name: str | None, seen_by: str | None) -> bool | None:
+    """Whether the process of a name is there, seen by another process; `None`: it cannot be looked up from there."""
+    if name is None or seen_by is None or name.split(" ")[:2] != seen_by.split(" ")[:2]:
+        return None
+    try:
+        _, _, pid, began = name.split(" ")
+        os.kill(int(pid), 0)  # nothing is sent; a process of another user is found as well
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    except (ValueError, OverflowError):
+        return None
+    try:
+        state, since = _state(int(pid))
+    except (OSError, ValueError, IndexError):
+        return True  # its user hides it
+    return state not in _ENDED and since == began
+
+
+def _state(pid: int) -> tuple[str, str]:
+    """The state of a process, and when it began, in ticks since the machine was started."""
+    # Behind its own name, in which anything may stand.
+    fields = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    return fields[0], fields[19]

@@ -9,7 +9,6 @@ from perdure._core.states import SessionState
 from perdure.store import rows
 from perdure.store.postgres.connections import Connections
 from perdure.store.postgres.steps import MAX_SEQ, caller_key, id_key
-from perdure.store.record_reads import RecordReads
 from perdure.store.records import (
     READ_BYTES,
     CallRecord,
@@ -22,6 +21,7 @@ from perdure.store.records import (
     StreamRecord,
     Usage,
 )
+from perdure.store.rows import RecordReads
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 
 from perdure.store.postgres.address import DEFAULT_SCHEMA
-from perdure.store.sql_text import statements_by_name
+from perdure.store.rows import statements_by_name
 
 _FOLDER = files("perdure.store.postgres") / "sql"
 

@@ -4,13 +4,13 @@ Durable (3) means here: what `commit` returned survives the death of this proces
 (PostgreSQL's default), a crash of the server. A standby that is promoted has it if replication is synchronous.
 
 One commit is one statement, the function `commit_1`, so it is one round trip and one transaction. Reading has a few
-connections of its own, and so has the ear (`ear.py`), on which nodes show that they live.
+connections of its own, and so has the listen connection (`listen_connection.py`), on which nodes show that they live.
 
-Dead (11) means: the node has not shown a beat for a lease; or the lock that its ear held is free for a third of one,
-without a beat meanwhile; or its process was looked up and has ended (`_core.leases`). Such a node may live, cut off. So
-nothing is committed for a process of which a node is not in the store any more. A node that no other has buried was
-lost by the server, which came back without its last moments: it joins again first. Wake-ups (8) are notifications, or
-polling where there are none.
+Dead (11) means: the node has not shown a beat for a lease; or the lock that its listen connection held is free for a
+third of one, without a beat meanwhile; or its process was looked up and has ended (`_core.leases`). Such a node may
+live, cut off. So nothing is committed for a process of which a node is not in the store any more. A node that no
+other has buried was lost by the server, which came back without its last moments: it joins again first. Wake-ups (8)
+are notifications, or polling where there are none.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from perdure.errors import StoreError
 from perdure.store import records, rows
 from perdure.store.codec import PLAIN, Codec, Payloads
 from perdure.store.interface import HintListener, Liveness
-from perdure.store.postgres import processes, sql_files
+from perdure.store.postgres import sql_files
 from perdure.store.postgres.address import for_writing, parse_address, without_password
 from perdure.store.postgres.connections import Connections, Connector
-from perdure.store.postgres.ear import Ear
 from perdure.store.postgres.failures import named
 from perdure.store.postgres.layout import check_settings, prepare
-from perdure.store.postgres.meter import Meter
-from perdure.store.postgres.nodes import QUESTION, Holding, PostgresLiveness
+from perdure.store.postgres.listen_connection import ListenConnection
+from perdure.store.postgres.metrics import Metrics
+from perdure.store.postgres.nodes import QUESTION, Holding, PostgresLiveness, process_name
 from perdure.store.postgres.reads import Reads, session_record
 from perdure.store.postgres.sweep import Sweep
 from perdure.store.postgres.wakeups import HINT, Hints
@@ -82,7 +82,7 @@ class PostgresStore(Reads):
         writes: bool = True,
         codec: Codec = PLAIN,
         wall: Callable[[], float] | None = None,
-        process: Callable[[], str | None] = processes.own_name,
+        process: Callable[[], str | None] = process_name,
     ) -> None:
         self._address = address = for_writing(parse_address(url)) if writes else parse_address(url)
         self._makes = makes
@@ -96,7 +96,7 @@ class PostgresStore(Reads):
         self._direct = Connector(address.listen, address.shown, timeout=address.patience)
         self._readers = Connections(self._connector, TimeLimit(timeout), size=READERS)
         self._sweeper = Connections(self._connector, TimeLimit(SWEEP_SECONDS), size=1)
-        self._ear = Ear(
+        self._listener = ListenConnection(
             self._direct,
             self._readers,
             TimeLimit(timeout),
@@ -106,18 +106,18 @@ class PostgresStore(Reads):
             show_lock=lambda lock: self._holding.show_lock(lock),
         )
         # A node that the server has lost keeps its time.
-        self._holding = Holding(self._ear, queries, enter=lambda node: self._put_node(node, self.clock()))
+        self._holding = Holding(self._listener, queries, enter=lambda node: self._put_node(node, self.clock()))
         self._writer = Writer(
             self._connector, TimeLimit(timeout), payloads=self._payloads, queries=queries, holding=self._holding
         )
-        self._hints = Hints(self._ear, look=self._look)
-        meter = Meter(
+        self._hints = Hints(self._listener, look=self._look)
+        meter = Metrics(
             queries,
             address.schema,
             readers=self._readers,
             sweeper=self._sweeper,
             writer=self._writer,
-            ear=self._ear,
+            listener=self._listener,
             hints=self._hints,
             connectors=(self._connector, self._direct),
         )
@@ -163,9 +163,9 @@ class PostgresStore(Reads):
             await self._hints.aclose()
             await self._holding.aclose()
             await self._writer.aclose()
-            # The ear at the end: as long as anything is written, its node lives (11).
+            # The listen connection at the end: as long as anything is written, its node lives (11).
             await self._sweeper.aclose()
-            await self._ear.aclose()
+            await self._listener.aclose()
             await self._readers.aclose()
 
     # Writing
@@ -244,8 +244,8 @@ class PostgresStore(Reads):
 
     async def join(self, node: NodeId) -> Fence:
         """The lock first: a row whose lock is free is that of a dead node."""
-        await self._ear.open()
-        await self._ear.listen(node)
+        await self._listener.open()
+        await self._listener.listen(node)
         wall = None if self._wall is None else self._wall()
         asked = time.monotonic()
         told = await self._put_node(node, wall)
@@ -256,7 +256,7 @@ class PostgresStore(Reads):
 
     async def _put_node(self, node: NodeId, wall: float | None) -> float:
         """Write that a node is there; gives the store's time."""
-        lock = None if self._ear.is_deaf else self._ear.lock
+        lock = self._listener.lock if self._listener.has_notifications else None
         values = (node, RECORD_VERSION, lock, self._writer.name, b"{}", wall, self._process)
         [(told,)] = await self._readers.fetch(self._queries["join"], *values)
         return float(told)
@@ -267,12 +267,12 @@ class PostgresStore(Reads):
     async def leave(self, node: NodeId) -> None:
         await self._readers.fetch(self._queries["leave"], node)
         self._holding.leave(node)
-        await self._ear.stop_listening(node)
+        await self._listener.stop_listening(node)
 
     def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> Liveness:
         return PostgresLiveness(
             node,
-            ear=self._ear,
+            listener=self._listener,
             holding=self._holding,
             queries=self._queries,
             process=self._process,

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from perdure._core.ids import NodeId, StreamId
 from perdure.errors import StoreError
 from perdure.store.interface import HintListener
-from perdure.store.postgres.ear import Ear
+from perdure.store.postgres.listen_connection import ListenConnection
 
 APART = 0.01
 """Seconds between two notifications of a process: PostgreSQL takes one lock for each, on the whole server."""
@@ -46,8 +46,8 @@ class Hints:
     """Tells listeners. `look` gives a value that changes whenever a commit becomes visible. (The end of the server's
     log would not do: a commit is written there a moment before other connections see it.)"""
 
-    def __init__(self, ear: Ear, *, look: Callable[[], Awaitable[object]]) -> None:
-        self._ear = ear
+    def __init__(self, listener: ListenConnection, *, look: Callable[[], Awaitable[object]]) -> None:
+        self._listener = listener
         self._look = look
         self._listeners: dict[NodeId, list[HintListener]] = {}
         self._outgoing: dict[NodeId, Hinted] = {}
@@ -61,7 +61,7 @@ class Hints:
 
     @property
     def polls(self) -> bool:
-        return self._ear.is_deaf or self._is_crowded or self._lingers
+        return not self._listener.has_notifications or self._is_crowded or self._lingers
 
     @property
     def tells(self) -> bool:
@@ -108,7 +108,7 @@ class Hints:
         """A hint came on a channel; on none: for every node."""
         self.heard += channel != ""
         for node in list(self._listeners):
-            if channel in ("", self._ear.channel(node)):
+            if channel in ("", self._listener.channel(node)):
                 self._tell(node, {StreamId(stream) for stream in streams} or None)
 
     def _tell(self, node: NodeId, hinted: Hinted) -> None:
@@ -147,12 +147,12 @@ class Hints:
                 here = {node: hinted for node, hinted in hints.items() if self._listeners.get(node)}
                 for node, hinted in here.items():
                     self._tell(node, hinted)
-                words = [(self._ear.channel(node), _word(hints[node])) for node in hints.keys() - here.keys()]
+                words = [(self._listener.channel(node), _word(hints[node])) for node in hints.keys() - here.keys()]
                 if not words or not self.tells:
                     continue
                 began = time.monotonic()
                 try:
-                    await self._ear.notify(words)
+                    await self._listener.notify(words)
                     self.sent += len(words)
                 except StoreError:
                     continue  # a hint may be lost (8)

@@ -17,8 +17,7 @@ from perdure.store.postgres.connections import Connection, Connector
 from perdure.store.postgres.failures import AGAIN, NAMED, failure, is_unknown
 from perdure.store.postgres.nodes import Holding
 from perdure.store.postgres.steps import CommitArguments, lock_order
-from perdure.store.refusals import Why, refusal
-from perdure.store.steps import Refusals, Step, StepRefusal, Stick
+from perdure.store.steps import Refusals, Step, StepRejected, Stick, Why, refusal
 from perdure.store.time_limit import TimeLimit
 
 TRIES = 20
@@ -148,7 +147,7 @@ class Writer:
 
 
 def _refusals(steps: Sequence[Step], order: Sequence[int], found: Sequence[Any]) -> Refusals:
-    refusals: list[StepRefusal | None] = [None] * len(steps)
+    refusals: list[StepRejected | None] = [None] * len(steps)
     for start in range(0, len(found), 3):
         place = order[int(found[start])]
         refusals[place] = refusal(steps[place], Why(found[start + 1]), found[start + 2])

@@ -16,8 +16,7 @@ from urllib.parse import quote
 from perdure._files.locks import HAS_FLOCK, NO_FOLLOW, flock, is_still
 from perdure.errors import Misuse, StoreError
 from perdure.store.invariants import Verdict
-from perdure.store.sqlite.checking import check_file
-from perdure.store.sqlite.file import BACKUP_ID, OPERATOR_PATIENCE, named, pragma, refuse_unfit
+from perdure.store.sqlite.file import BACKUP_ID, OPERATOR_PATIENCE, check_file, named, pragma, refuse_unfit
 
 PART = ".part"
 

@@ -13,7 +13,6 @@ from perdure._core.ids import RecordKind, SessionId, StreamId
 from perdure.errors import StoreUnavailable
 from perdure.store import rows
 from perdure.store.codec import Payloads
-from perdure.store.record_reads import RecordReads
 from perdure.store.records import (
     MAX_COUNTED,
     OLDEST_STREAMS,
@@ -25,6 +24,7 @@ from perdure.store.records import (
     StreamRecord,
     Usage,
 )
+from perdure.store.rows import RecordReads
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.file import NAMED, STUCK, FileIdentity, failure, open_reader, refuse_newer
 from perdure.store.time_limit import TimeLimit

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from perdure.store.sql_text import statements_by_name
+from perdure.store.rows import statements_by_name
 
 _FOLDER = files("perdure.store.sqlite") / "sql"
 _MIGRATION = re.compile(r"schema_(\d+)\.sql")

@@ -20,7 +20,6 @@ from perdure.store.records import (
     SessionRecord,
     StreamRecord,
 )
-from perdure.store.refusals import Why, refusal
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.steps import (
     Append,
@@ -42,9 +41,11 @@ from perdure.store.steps import (
     Release,
     SendMail,
     Step,
-    StepRefusal,
+    StepRejected,
     Stick,
     Trim,
+    Why,
+    refusal,
 )
 
 _SQL = _sql.queries()
@@ -120,7 +121,7 @@ class StreamSteps:
         for (stream,) in self._cursor.execute(_SQL["drop_streams"], (session,)).fetchall():
             self._keys.pop(stream, None)
 
-    def open_stream(self, step: OpenStream) -> StepRefusal | None:
+    def open_stream(self, step: OpenStream) -> StepRejected | None:
         cursor, record = self._cursor, step.record
         listed = not any(call.state in _OPEN for call in step.calls)
         cursor.execute(_OPEN_STREAM, rows.stream_row(record, listed=listed, seen=step.seen))
@@ -149,7 +150,7 @@ class StreamSteps:
         self._remember(record.id, key)
         return None
 
-    def append(self, step: Append) -> StepRefusal | None:
+    def append(self, step: Append) -> StepRejected | None:
         key = self._key(step.stream)
         if key is None or not self._append_next(key, step):
             self._keys.pop(step.stream, None)
@@ -185,7 +186,7 @@ class StreamSteps:
             cursor.executemany(_APPEND, [(key, *event) for event in events])
         return True
 
-    def _append_new(self, key: int, step: Append) -> StepRefusal | None:
+    def _append_new(self, key: int, step: Append) -> StepRejected | None:
         """Any other case: find out what is there, and append what is not."""
         fence, last, sealed, node = self._cursor.execute(_SQL["stream_end"], (key,)).fetchone()
         if fence != step.fence:
@@ -201,7 +202,7 @@ class StreamSteps:
         self._cursor.execute(_SQL["set_stream_end"], (last, sealed or step.seal, key))
         return None
 
-    def put_call(self, step: PutCall) -> StepRefusal | None:
+    def put_call(self, step: PutCall) -> StepRejected | None:
         key = self._key(step.stream)
         if (refused := self._not_written(key, step)) is not None:
             return refused
@@ -210,14 +211,14 @@ class StreamSteps:
         self._cursor.execute(_SQL["put_call"], (*row, key, step.incarnation, request_id))
         return None
 
-    def release(self, step: Release) -> StepRefusal | None:
+    def release(self, step: Release) -> StepRejected | None:
         key = self._key(step.stream)
         if (refused := self._not_written(key, step)) is not None:
             return refused
         self._cursor.execute(_SQL["release_stream"], (key,))
         return None
 
-    def _not_written(self, key: int | None, step: PutCall | Release) -> StepRefusal | None:
+    def _not_written(self, key: int | None, step: PutCall | Release) -> StepRejected | None:
         row = None if key is None else self._cursor.execute(_SQL["stream_end"], (key,)).fetchone()
         if row is None:
             return refusal(step, Why.GONE)
@@ -232,7 +233,7 @@ class StreamSteps:
         self._keys.pop(step.stream, None)
         self._cursor.execute(_SQL["drop_stream"], (step.stream,))
 
-    def forward(self, step: Forward) -> StepRefusal | None:
+    def forward(self, step: Forward) -> StepRejected | None:
         cursor = self._cursor
         found = cursor.execute(_SQL["stream_writer"], (step.stream,)).fetchone()
         if found is None:
@@ -293,7 +294,7 @@ class StepWriter:
         self._cursor = connection.cursor()
         self._payloads = payloads
         self.streams = StreamSteps(self._cursor, payloads)
-        self._apply: dict[type[Any], Callable[[Any], StepRefusal | None]] = {
+        self._apply: dict[type[Any], Callable[[Any], StepRejected | None]] = {
             Append: self.streams.append,
             OpenStream: self.streams.open_stream,
             Forward: self.streams.forward,
@@ -317,13 +318,13 @@ class StepWriter:
     def _execute(self, query: str, step: Any) -> None:
         self._cursor.execute(query, rows.named_values(getattr(step, "record", step)))
 
-    def _put_session(self, step: PutSession) -> StepRefusal | None:
+    def _put_session(self, step: PutSession) -> StepRejected | None:
         """Put the session first, and take it away again if it was one too many."""
         cursor, record = self._cursor, step.record
         cursor.execute(_SQL["put_session"], rows.session_values(record))
         if cursor.rowcount != 1 or step.limits is None:
             return None
-        refused: StepRefusal | None = None
+        refused: StepRejected | None = None
         caller, kind = (rows.loose(record.owner), record.address), record.kind.value
         (of_caller,) = cursor.execute(_SQL["count_sessions_at"], (*caller, kind)).fetchone() if any(caller) else (0,)
         if of_caller > step.limits.caller:
@@ -362,7 +363,7 @@ class StepWriter:
         cursor.execute(_SQL["forget_ended_of"], of_caller)
         cursor.execute(_SQL["forget_ended"], {"most": retention.MAX_ENDED})
 
-    def _send_mail(self, step: SendMail) -> StepRefusal | None:
+    def _send_mail(self, step: SendMail) -> StepRejected | None:
         # With few messages there this look is short; with many the node does not deal with its mail.
         if self._cursor.execute(_SQL["much_mail"], (step.node, MAX_MAIL - 1)).fetchone() is not None:
             return refusal(step, Why.FULL)

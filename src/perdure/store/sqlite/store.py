@@ -29,7 +29,7 @@ from perdure.store.sqlite import nodes
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.file import OPERATOR_PATIENCE, Sync, named, open_reader, refuse_unfit
 from perdure.store.sqlite.locks import locks_of
-from perdure.store.sqlite.meter import Meter
+from perdure.store.sqlite.metrics import Metrics
 from perdure.store.sqlite.reads import ReaderPool, Reads
 from perdure.store.sqlite.sweep import sweep
 from perdure.store.sqlite.wakeups import Hints
@@ -67,7 +67,7 @@ class SqliteStore(Reads):
         self._readers = ReaderPool(
             self._path, busy_timeout=busy_timeout, check=self._writer.check, identity=self._writer.identity
         )
-        self._meter = Meter(self._path, self._readers, overhead=self._payloads.overhead)
+        self._meter = Metrics(self._path, self._readers, overhead=self._payloads.overhead)
         self._locks = locks_of(self._path)
         self._hints = Hints(self._locks, look=self._writer.look)
         self._open = False

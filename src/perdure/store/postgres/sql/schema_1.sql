@@ -211,9 +211,9 @@ CREATE TABLE perdure.reader (
 
 CREATE INDEX reader_of_node ON perdure.reader (node);
 
--- The nodes that have joined and are not buried. "gone": it has left. "lock": the advisory lock that its ear holds, if
--- it has an ear. "writer": the row of "turn" that each of its commits locks. "asked", "answered": how often a node without an ear
--- was asked whether it holds anything, and how often it has answered that it does not. "clock": the time that it told, at
+-- The nodes that have joined and are not buried. "gone": it has left. "lock": the advisory lock that its listen
+-- connection holds, if it has one. "writer": the row of "turn" that each of its commits locks. "asked", "answered": how
+-- often a node without one was asked whether it holds anything, and how often it has answered that it does not. "clock": the time that it told, at
 -- "seen" by the server's clock. "process": how processes on its machine find its process.
 CREATE TABLE perdure.node (
     key      bigint GENERATED ALWAYS AS IDENTITY,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from perdure.errors import StoreError
 from perdure.store.postgres.connections import Connections, Connector
-from perdure.store.postgres.ear import Ear
+from perdure.store.postgres.listen_connection import ListenConnection
 from perdure.store.postgres.sweep import SLOTS, Sweeps, is_slot
 from perdure.store.postgres.wakeups import Hints
 from perdure.store.postgres.writer import Writer
@@ -21,7 +21,7 @@ SURVEY_SECONDS = 60.0
 for them."""
 
 
-class Meter:
+class Metrics:
     """Reads the counts of a store's parts."""
 
     def __init__(
@@ -32,7 +32,7 @@ class Meter:
         readers: Connections,
         sweeper: Connections,
         writer: Writer,
-        ear: Ear,
+        listener: ListenConnection,
         hints: Hints,
         connectors: Sequence[Connector],
     ) -> None:
@@ -41,7 +41,7 @@ class Meter:
         self._readers = readers
         self._pools = (readers, sweeper, writer)
         self._writer = writer
-        self._ear = ear
+        self._listener = listener
         self._hints = hints
         self._connectors = connectors
         self.sweeps = Sweeps()
@@ -52,7 +52,7 @@ class Meter:
     def measures(self) -> Measures:
         figures: dict[str, float] = {
             "connections_busy": sum(pool.busy for pool in self._pools),
-            "connections_idle": sum(pool.idle for pool in self._pools) + self._ear.has_connection,
+            "connections_idle": sum(pool.idle for pool in self._pools) + self._listener.has_connection,
             "waiting": sum(pool.waiting for pool in self._pools),
             "connections_lost": sum(connector.lost for connector in self._connectors),
             "polls": int(self._hints.polls),

@@ -10,9 +10,9 @@ from urllib.parse import quote
 from perdure._core.ids import NodeId
 from perdure.errors import BadSetting, StoreError, StoreUnavailable
 from perdure.store.invariants import Verdict
+from perdure.store.maintenance import BackedUp, Fact
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.backup import back_up
-from perdure.store.sqlite.checking import check_file
 from perdure.store.sqlite.file import (
     APPLICATION_ID,
     BACKUP_ID,
@@ -20,6 +20,7 @@ from perdure.store.sqlite.file import (
     OUR_IDS,
     Sync,
     begin_again,
+    check_file,
     is_damage,
     is_empty,
     named,
@@ -30,12 +31,11 @@ from perdure.store.sqlite.file import (
     refuse_unfit,
 )
 from perdure.store.sqlite.locks import locks_of
-from perdure.store.upkeep import BackedUp, Fact
 
 _SQL = _sql.queries()
 
 
-class SqliteUpkeep:
+class SqliteMaintenance:
     """Does the operator's work on the file at a path."""
 
     def __init__(self, path: str, *, sync: Sync = "normal") -> None:

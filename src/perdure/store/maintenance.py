@@ -34,7 +34,7 @@ class BackedUp:
     """What the check of it found; `None` if it was not checked."""
 
 
-class Upkeep(Protocol):
+class Maintenance(Protocol):
     """Makes, migrates and checks a store that need not be there."""
 
     shown: str

@@ -12,17 +12,17 @@ import asyncpg
 from perdure._core.ids import NodeId, generations_skipped
 from perdure._core.leases import FREE_SECONDS
 from perdure.errors import Misuse, StoreError
-from perdure.store.invariants import Verdict
+from perdure.store.invariants import COUNTED, INVARIANTS, MOST_SHOWN, OWN_WORD, Fault, Verdict, faults_of
+from perdure.store.maintenance import BackedUp, Fact
 from perdure.store.postgres import sql_files
 from perdure.store.postgres.address import parse_address, without_password
-from perdure.store.postgres.checking import check_schema
 from perdure.store.postgres.connections import Connection, Connections, Connector
-from perdure.store.postgres.ear import Ear
 from perdure.store.postgres.failures import named
 from perdure.store.postgres.layout import OLDEST_SERVER, SHORT_LOCKS, missing_rights, prepare, schema_version
+from perdure.store.postgres.listen_connection import ListenConnection
 from perdure.store.postgres.wakeups import CROWD
+from perdure.store.records import RECORD_VERSION
 from perdure.store.time_limit import TimeLimit
-from perdure.store.upkeep import BackedUp, Fact
 
 RECENTLY = 60.0
 """Seconds since its last beat for which a node without a lock counts as one that lives: longer than most leases."""
@@ -50,7 +50,7 @@ WHERE n.nspname = $1 AND c.relname = 'version'
 _HAS_ROLE = "SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = $1)"
 
 
-class PostgresUpkeep:
+class PostgresMaintenance:
     """Does the operator's work on the schema that an address names."""
 
     def __init__(self, url: str) -> None:
@@ -175,7 +175,7 @@ class PostgresUpkeep:
         direct = Connector(self._address.listen, self.shown, timeout=self._address.patience)
         connector.is_pooled = direct.is_pooled = True
         readers = Connections(connector, limit, size=1)
-        ear = Ear(
+        listener = ListenConnection(
             direct,
             readers,
             limit,
@@ -186,12 +186,12 @@ class PostgresUpkeep:
         )
         readers.open()
         try:
-            await ear.open()
-            is_deaf = ear.is_deaf
+            await listener.open()
+            has_notifications = listener.has_notifications
         finally:
-            await ear.aclose()
+            await listener.aclose()
             await readers.aclose()
-        if is_deaf:
+        if not has_notifications:
             says = "polling: a pooler keeps notifications back; name a direct connection with ?listen="
         elif nodes > CROWD:
             says = f"polling: there are more than {CROWD} nodes"
@@ -240,3 +240,22 @@ class PostgresUpkeep:
 
 async def _no_node() -> None:
     """A check has no node whose life it could show."""
+
+
+_VALUES = {"unanswered": (OWN_WORD,), "records": (RECORD_VERSION,)}
+
+
+async def check_schema(connection: Connection, schema: str) -> Verdict:
+    """Check everything within a transaction that sees one moment. What a query needs the server keeps; a few sentences
+    come back."""
+    checks = sql_files.checks(schema)
+    [row] = await connection.fetch(checks["counts"])
+    faults: list[Fault] = []
+    unnamed: list[str] = []
+    for rule in INVARIANTS:
+        query = f"SELECT * FROM ({checks[rule].rstrip(';')}) AS broken LIMIT {MOST_SHOWN + 1}"
+        found = await connection.fetch(query, *_VALUES.get(rule, ()))
+        named, has_more = faults_of(rule, [where for (where,) in found])
+        faults += named
+        unnamed += [rule] if has_more else []
+    return Verdict(counts=dict(zip(COUNTED, row, strict=True)), faults=faults, unnamed=unnamed)

@@ -34,7 +34,7 @@ class Walk:
     answer_bytes: int = 0
 
 
-class Meter:
+class Metrics:
     """Counts what one file holds, for one process."""
 
     def __init__(self, path: str, readers: ReaderPool, *, overhead: int) -> None:

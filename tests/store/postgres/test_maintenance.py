@@ -6,9 +6,9 @@ import pytest
 
 from perdure._core.ids import NodeId
 from perdure.errors import StoreError
-from perdure.store import existing_store, open_store, upkeep_of
+from perdure.store import existing_store, maintenance_of, open_store
 from perdure.store.postgres import sql_files
-from perdure.store.postgres.upkeep import RECENTLY
+from perdure.store.postgres.maintenance import RECENTLY
 from perdure.store.postgres.wakeups import CROWD
 from perdure.testing._values import NODE, OTHER
 from tests.support.stores.postgres import connection, new_schema, store_url
@@ -36,9 +36,9 @@ OLD = sql_files.VERSION
 async def test_an_older_schema_is_told_printed_and_migrated(request: pytest.FixtureRequest) -> None:
     schema = new_schema()
     url = store_url(schema)
-    await upkeep_of(url).make(grant=None)
+    await maintenance_of(url).make(grant=None)
     request.getfixturevalue("next_release")
-    upkeep = upkeep_of(url)
+    upkeep = maintenance_of(url)
     assert (await upkeep.version(), upkeep.latest) == (OLD, OLD + 1)
     [problem] = [fact.problem for fact in await upkeep.check() if fact.problem]
     assert problem == f"it is older: `perdure store migrate` brings it to version {OLD + 1}"
@@ -57,17 +57,17 @@ async def test_a_role_that_may_not_migrate_is_told_the_command(request: pytest.F
     url, role = store_url(schema), f"r_{schema}"
     with connection(url) as run:
         run(f"CREATE ROLE {role} LOGIN")
-    await upkeep_of(url).make(grant=role)
+    await maintenance_of(url).make(grant=role)
     request.getfixturevalue("next_release")
     of_role = f"postgresql://{role}@{url.partition('@')[2]}"
     with pytest.raises(StoreError, match=f"may not migrate the schema {schema}.*run `perdure store migrate`"):
         await open_store(of_role).open()
-    assert await upkeep_of(of_role).version() == OLD
+    assert await maintenance_of(of_role).version() == OLD
 
 
 async def test_a_node_lives_while_its_lock_is_held(request: pytest.FixtureRequest) -> None:
     url = store_url()
-    upkeep = upkeep_of(url)
+    upkeep = maintenance_of(url)
     async with open_store(url) as store:
         await store.join(NODE)
         await store.join(OTHER)
@@ -84,7 +84,7 @@ async def test_a_node_without_a_lock_lives_if_it_showed_a_beat_lately(seconds: f
         await store.join(NODE)
         with connection(url) as run:
             run(f"UPDATE {schema}.node SET lock = NULL, seen = clock_timestamp() - make_interval(secs => $1)", seconds)
-        assert list(await upkeep_of(url).living()) == ([NODE] if lives else [])
+        assert list(await maintenance_of(url).living()) == ([NODE] if lives else [])
 
 
 @pytest.mark.parametrize(("count", "wakeups"), [(CROWD, "notifications"), (CROWD + 1, "polling")])
@@ -93,6 +93,6 @@ async def test_beyond_a_crowd_servers_poll(count: int, wakeups: str) -> None:
     async with open_store(url) as store:
         for number in range(count):
             await store.join(NodeId(f"node-{number}"))
-        facts = {fact.name: fact for fact in await upkeep_of(url).check()}
+        facts = {fact.name: fact for fact in await maintenance_of(url).check()}
         assert facts["wakeups"].value == wakeups
         assert facts["nodes"].says == f"{count} live, 0 dead"

@@ -1,4 +1,4 @@
-"""The ear of a process: the one connection that keeps a session on the server.
+"""The listen connection of a process: the one connection that keeps a session on the server.
 
 It listens (LISTEN), it tells (NOTIFY), and it holds an advisory lock for as long as the process lives: when the process
 dies, its operating system closes the connection, and the server frees the lock. Beats and looks at the other nodes use
@@ -6,8 +6,9 @@ it too, so they wait for no reader and no commit. If the connection is lost, the
 more often until it has its lock again: other nodes see that it lives.
 
 Behind a pooler that lends a session to one transaction at a time there is no such thing. LISTEN succeeds there and
-nothing is ever heard, so the ear tries whether it hears when it opens. If it does not, it is *deaf*: it is closed, and
-the process polls. The lock is taken after that, because a pooler would keep it in a session that it lends to others.
+no notification ever comes, so the listen connection tries whether one comes when it opens. If none does, it has no
+notifications: it is closed, and the process polls. The lock is taken after that, because a pooler would keep it in a
+session that it lends to others.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from perdure.store.postgres.failures import NAMED, failure
 from perdure.store.time_limit import TimeLimit
 
 HEARING_SECONDS = 2.0
-"""How long the ear waits for its own word when it opens."""
+"""How long the listen connection waits for its own word when it opens."""
 
 FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0
 """Seconds between two tries to connect again, doubled each time: other nodes take a process whose lock is free for dead
@@ -55,7 +56,7 @@ def channel_of(schema: str, node: NodeId) -> str:
     return f"{schema}_{hashlib.sha256(node.encode()).hexdigest()[:20]}"
 
 
-class Ear:
+class ListenConnection:
     """Listens for the nodes of one process. `heard` is called in the event loop.
 
     `show_life`: called when the connection, and so the lock, is lost, and again and again until it is back.
@@ -82,7 +83,7 @@ class Ear:
         self._show_lock = show_lock
         self.lock = 0
         """The number of its lock, another one for each connection."""
-        self.is_deaf = False
+        self.has_notifications = True
         self._channels: set[str] = set()
         self._turn = asyncio.Lock()
         self._connection: Connection | None = None
@@ -114,19 +115,19 @@ class Ear:
     async def _open(self) -> None:
         connection = await self._limit.wait(self._connector.connect())
         try:
-            self.is_deaf = await self._is_shared(connection) or not await self._hears(connection)
-            if not self.is_deaf:
+            self.has_notifications = not await self._is_shared(connection) and await self._hears(connection)
+            if self.has_notifications:
                 await self._limit.wait(self._take_over(connection))
         except BaseException:
             self._connector.discard(connection)
             raise
-        if self.is_deaf:
+        if not self.has_notifications:
             self._connector.discard(connection)
             _log.warning(
                 "the database %s delivers no notifications (a pooler is between): this process polls instead; name a"
                 " direct connection with ?listen=",
                 self._connector.shown,
-                extra={"action": "store.deaf"},
+                extra={"action": "store.no_notifications"},
             )
 
     async def aclose(self) -> None:
@@ -143,13 +144,13 @@ class Ear:
 
     async def listen(self, node: NodeId) -> None:
         channel = self.channel(node)
-        if channel not in self._channels and not self.is_deaf:
+        if channel not in self._channels and self.has_notifications:
             await self.run(lambda connection: connection.add_listener(channel, self._on_word))
         self._channels.add(channel)
 
     async def stop_listening(self, node: NodeId) -> None:
         channel = self.channel(node)
-        if channel in self._channels and not self.is_deaf:
+        if channel in self._channels and self.has_notifications:
             self._channels.discard(channel)
             with contextlib.suppress(StoreUnavailable):
                 await self.run(lambda connection: connection.remove_listener(channel, self._on_word))
@@ -194,7 +195,7 @@ class Ear:
             raise
 
     async def _take_over(self, connection: Connection) -> None:
-        """Make a connection the ear's: with its lock and its channels."""
+        """Make a connection the listen connection's: with its lock and its channels."""
         self.lock = secrets.randbits(63)
         await connection.execute("SELECT pg_advisory_lock_shared($1)", self.lock)
         for channel in self._channels:
@@ -262,6 +263,7 @@ class Ear:
     async def _keep_showing(self) -> None:
         """Show by the other connections that this process lives."""
         while True:
-            # A statement that is under way when the ear is back comes to its end: cut off, it would cost a connection.
+            # A statement that is under way when the listen connection is back comes to its end: cut off, it would cost
+            # a connection.
             await asyncio.shield(self._show_life())
             await asyncio.sleep(SHOW_SECONDS)
