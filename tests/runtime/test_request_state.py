@@ -1,4 +1,4 @@
-"""Keys that all processes share, in their store or by the operator's word."""
+"""Request state is sealed with keys that all processes share, and with the key of the time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.request_state import InvalidRequestState
 
 from perdure.errors import Misuse, StoreError
-from perdure.runtime.request_state import KEYS, LIFE, SharedKeys, given_keys, share_request_state
+from perdure.runtime.request_state import KEYS, LIFE, SharedKeys, given_keys, ring, share_request_state
 from perdure.store.memory import MemoryStore
 from tests.support.stores.faulty_store import Fault, FaultyStore
 
@@ -72,3 +72,17 @@ async def test_a_store_that_fails_leaves_the_keys_as_they_are() -> None:
     with pytest.raises(StoreError):
         await keys.load(store, lambda: 0.0)
     assert keys.unseal(token) == b"state"
+
+
+def test_the_next_key_is_known_for_a_whole_life_before_it_seals() -> None:
+    now = 1_000 * LIFE
+    assert ring("state", now=now - 1).next == ring("state", now=now).present == ring("state", now=now + LIFE).previous
+
+
+def test_a_key_seals_from_its_first_moment_to_its_last() -> None:
+    assert len({ring("state", now=1_000 * LIFE + second).present for second in (0.0, 1.0, LIFE - 1)}) == 1
+    assert ring("state", now=1_001 * LIFE).present != ring("state", now=1_001 * LIFE - 1).present
+
+
+def test_rings_of_different_names_share_no_key() -> None:
+    assert not set(ring("a", now=0.0)) & set(ring("b", now=0.0))
