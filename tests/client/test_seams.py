@@ -80,7 +80,7 @@ def test_questions_of_a_task_go_through_the_sessions_own_table_of_callbacks() ->
 
 
 async def test_auto_negotiation_discovers_first_and_begins_a_session_where_that_fails() -> None:
-    """`client/sessionless.py` answers the second with the error of the first. Headers travel in the metadata."""
+    """`client/modern_transport.py` answers the second with the error of the first. Headers travel in the metadata."""
     outbound, from_client = anyio.create_memory_object_stream[SessionMessage](9)
     to_client, inbound = anyio.create_memory_object_stream[SessionMessage | Exception](9)
 
@@ -99,11 +99,11 @@ async def test_auto_negotiation_discovers_first_and_begins_a_session_where_that_
             item = await from_client.receive()
             asked = item.message
             assert isinstance(asked, JSONRPCRequest)
-            assert asked.method == method, moved("mode='auto'", "client/sessionless.py")
+            assert asked.method == method, moved("mode='auto'", "client/modern_transport.py")
             if method == "server/discover":
                 assert isinstance(item.metadata, ClientMessageMetadata)
                 assert (item.metadata.headers or {}).get(MCP_METHOD_HEADER) == method, moved(
-                    "headers", "sessionless.py"
+                    "headers", "modern_transport.py"
                 )
                 declared = (asked.params or {})["_meta"][CLIENT_CAPABILITIES_META_KEY]["extensions"]
                 assert declared == {TASKS: {}}, moved("advertise", "client/connect.py")
@@ -119,7 +119,7 @@ def test_the_words_of_the_revision_that_the_client_writes_itself() -> None:
 
 
 async def test_the_handshake_is_one_request_and_one_notification_over_plain_streams() -> None:
-    """`client/link.py` is such a pair of streams: it answers the first itself when a session goes on."""
+    """`client/transport.py` is such a pair of streams: it answers the first itself when a session goes on."""
     to_client, inbound = anyio.create_memory_object_stream[SessionMessage | Exception](9)
     outbound, from_client = anyio.create_memory_object_stream[SessionMessage](9)
     result = types.InitializeResult(
@@ -131,7 +131,7 @@ async def test_the_handshake_is_one_request_and_one_notification_over_plain_stre
         group.start_soon(session.initialize)
         asked = (await from_client.receive()).message
         assert isinstance(asked, JSONRPCRequest)
-        assert (asked.method, type(asked.id)) == ("initialize", int), moved("integer ids", "client/link.py")
+        assert (asked.method, type(asked.id)) == ("initialize", int), moved("integer ids", "client/transport.py")
         wire = result.model_dump(by_alias=True, mode="json", exclude_none=True)
         await to_client.send(SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=asked.id, result=wire)))
         told = (await from_client.receive()).message
@@ -141,7 +141,7 @@ async def test_the_handshake_is_one_request_and_one_notification_over_plain_stre
 
 
 async def test_the_id_doubles_as_progress_token_and_an_exception_reaches_the_message_handler() -> None:
-    """`client/link.py` gives both other names on the wire, and reports gaps that way."""
+    """`client/transport.py` gives both other names on the wire, and reports gaps that way."""
     to_client, inbound = anyio.create_memory_object_stream[SessionMessage | Exception](9)
     outbound, from_client = anyio.create_memory_object_stream[SessionMessage](9)
     heard: list[object] = []
@@ -167,7 +167,9 @@ async def test_the_id_doubles_as_progress_token_and_an_exception_reaches_the_mes
             group.start_soon(call, session)
             asked = (await from_client.receive()).message
             assert isinstance(asked, JSONRPCRequest)
-            assert progress_token_from_params(asked.params) == asked.id, moved("the progress token", "client/link.py")
+            assert progress_token_from_params(asked.params) == asked.id, moved(
+                "the progress token", "client/transport.py"
+            )
             params = {"progressToken": asked.id, "progress": 1}
             note = JSONRPCNotification(jsonrpc="2.0", method="notifications/progress", params=params)
             await to_client.send(SessionMessage(note))
@@ -206,12 +208,12 @@ def test_an_error_has_code_message_and_data() -> None:
 
 
 def test_the_http_librarys_errors_tell_what_has_left_from_what_may_have() -> None:
-    """`client/wire.py`: nothing that is not about connecting may ever stand among the first."""
+    """`remote/endpoint.py`: nothing that is not about connecting may ever stand among the first."""
     not_sent = {httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError}
     perhaps = {httpx2.ReadError, httpx2.ReadTimeout, httpx2.WriteError, httpx2.WriteTimeout, httpx2.RemoteProtocolError}
     assert all(issubclass(error, httpx2.TransportError) for error in not_sent | perhaps)
     assert not any(issubclass(error, tuple(not_sent)) for error in perhaps)
-    assert not issubclass(httpx2.StreamError, httpx2.HTTPError), moved("httpx2.StreamError", "client/reader.py")
+    assert not issubclass(httpx2.StreamError, httpx2.HTTPError), moved("httpx2.StreamError", "remote/endpoint.py")
 
 
 def test_a_redirect_response_offers_the_request_that_follows() -> None:
@@ -220,5 +222,5 @@ def test_a_redirect_response_offers_the_request_that_follows() -> None:
 
     with httpx2.Client(transport=httpx2.MockTransport(answer)) as client:
         response = client.get("http://a/one", follow_redirects=False)
-    assert response.next_request is not None, moved("Response.next_request", "client/wire.py")
+    assert response.next_request is not None, moved("Response.next_request", "remote/endpoint.py")
     assert (response.next_request.method, str(response.next_request.url)) == ("GET", "http://a/other")

@@ -53,9 +53,9 @@ class Desk:
 
 
 def noted_calls(desk: Desk) -> list[Message]:
-    """The calls in the notes of the only bridge."""
-    [notes] = desk.host.tokens.glob("notes-*[0-9]")
-    return list(json.loads(notes.read_text())["calls"].values())
+    """The calls in the positions of the only bridge."""
+    [positions] = desk.host.tokens.glob("positions-*[0-9]")
+    return list(json.loads(positions.read_text())["calls"].values())
 
 
 @asynccontextmanager

@@ -55,11 +55,11 @@ async def test_positions_that_mean_nothing_cost_what_was_missed_alone(folder: Pa
         await first.call("announce", n=2)
         await first.until(lambda: first.notices() == [1, 2], "notices")
         await first.kill()
-        [notes] = desk.host.tokens.glob("notes-*[0-9]")
+        [positions] = desk.host.tokens.glob("positions-*[0-9]")
         for position in ("nonsense", "x" * 50, "é\n", ""):
-            noted = json.loads(notes.read_text())
+            noted = json.loads(positions.read_text())
             noted["position"] = position
-            notes.write_text(json.dumps(noted))
+            positions.write_text(json.dumps(noted))
             bridge = await desk.host.session()
             await bridge.call("announce", n=1, start=7)
             await bridge.until(lambda here=bridge: 7 in here.notices(), f"notice after {position!r}")  # type: ignore[misc]
@@ -70,8 +70,8 @@ async def test_notes_that_nest_without_end_cost_the_notes_alone(folder: Path) ->
     async with a_desk(folder) as desk:
         first = await desk.host.session()
         await first.kill()
-        [notes] = desk.host.tokens.glob("notes-*[0-9]")
-        notes.write_text("[" * 900_000)
+        [positions] = desk.host.tokens.glob("positions-*[0-9]")
+        positions.write_text("[" * 900_000)
         bridge = await desk.host.session()
         assert await bridge.call("count", n=1) == "counted to 1"
 

@@ -53,7 +53,7 @@ class Deadly(Slot):
         self._slot = slot
         self._dies = dies
         self.holder = slot.holder
-        self.notes = slot.notes
+        self.positions = slot.positions
 
     def token(self) -> str | None:
         found = self._slot.token()
@@ -103,12 +103,12 @@ class ChangingServers:
     async def start(self, host: int, target: str, dies: str | None) -> None:
         identity = Identity(pid=1000 + host, start=77, boot="boot", space="space")
         if len(waiting := self.waiting(identity, target)) > 1:
-            for notes in waiting:
-                del self.written[notes]
+            for positions in waiting:
+                del self.written[positions]
         slot = await open_slot(self.folder, identity, Target(url=target), processes=_NoneDies(), patience=0)
         assert slot.holder
-        assert slot.notes is not None
-        its_target, due = self.written.get(slot.notes, (target, None))
+        assert slot.positions is not None
+        its_target, due = self.written.get(slot.positions, (target, None))
         assert its_target == target, "a slot of another target"
         assert due is not None or len(waiting) != 1, "the only one that waits is not taken"
         broker = ResumeBroker(Endpoint(self.http, TARGETS[0], on_401="wants a token"), Deadly(slot, dies))
@@ -119,21 +119,25 @@ class ChangingServers:
             if known is None:
                 session = await self._initialize()
                 await broker.get_first_token(session)
-                self.written[slot.notes] = target, session
+                self.written[slot.positions] = target, session
             assert all(other.session != (known or session) for other in self.alive), "a session that another one has"
             self.alive.append(Instance(slot=slot, session=known or session or ""))
         except Killed:
             if session is not None and dies == "written":
-                self.written[slot.notes] = target, session
+                self.written[slot.positions] = target, session
             elif session is not None:
-                self.written.pop(slot.notes, None)
+                self.written.pop(slot.positions, None)
             slot.let_go()
 
     def waiting(self, host: Identity, target: str) -> list[Path]:
         """The slots of this host and target whose sessions no living bridge has."""
-        held = [instance.slot.notes for instance in self.alive]
-        mine = [notes for notes, (its_target, _) in self.written.items() if its_target == target and notes not in held]
-        return [notes for notes in mine if notes.name.startswith(f"notes-{host.pid}-{host.start}")]
+        held = [instance.slot.positions for instance in self.alive]
+        mine = [
+            positions
+            for positions, (its_target, _) in self.written.items()
+            if its_target == target and positions not in held
+        ]
+        return [positions for positions in mine if positions.name.startswith(f"positions-{host.pid}-{host.start}")]
 
     async def _initialize(self) -> str:
         accept = {"accept": "application/json, text/event-stream"}

@@ -14,7 +14,7 @@ import pytest
 from perdure._core import listening
 from perdure._core.envelope import SUBSCRIPTION
 from perdure._core.reconnect import Course, Patience
-from perdure.remote import requests, stream
+from perdure.remote import stream
 from perdure.remote.endpoint import Endpoint
 from perdure.stdio import modern_host
 from perdure.stdio.bridge import Bridge
@@ -112,33 +112,6 @@ async def test_the_oldest_question_is_given_up_and_its_answer_still_reaches_the_
             answer = await pipe.answer()
             text = answer.get("result", {}).get("content", [{}])[0].get("text")
             assert text == "yes" if number < 2 else answer["error"]["code"] == -31001, answer
-        pipe.close()
-
-
-async def test_a_list_of_tools_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looked through for a tool that may run again; as many pages as a server may have."""
-    monkeypatch.setattr(requests, "TOOL_PAGES", 3)
-    asked: list[str] = []
-
-    async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
-        request = json.loads(await reader.readexactly(length))
-        asked.append(request["method"])
-        if request["method"] != "tools/call":
-            result = {"resultType": "complete", "tools": [], "nextCursor": "more", "capabilities": {}}
-            body = json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}).encode()
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n")
-            writer.write(b"content-length: %d\r\n\r\n%b" % (len(body), body))
-            await writer.drain()
-        writer.close()
-
-    pipe = Pipe()
-    async with await asyncio.start_server(answering, "127.0.0.1", 0) as server, asyncio.TaskGroup() as tasks:
-        tasks.create_task(run(pipe, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"))
-        pipe.call(1, "pay", n=1)
-        assert (await pipe.answer())["error"]["code"] == -31001
-        assert asked == ["server/discover", "tools/call", "tools/list", "tools/list", "tools/list"]
         pipe.close()
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 import anyio
 import mcp_types as types
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.exceptions import MCPError
 from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params
 from mcp.shared.message import SessionMessage
@@ -30,6 +31,11 @@ from perdure.remote.message import Message
 from perdure.remote.stream import Limits
 from perdure.telemetry.log_records import log_event
 
+#: Seconds for leaving: a server that does not answer does not keep the program from ending.
+LEAVING_SECONDS = 5.0
+
+Inbound = MemoryObjectReceiveStream[SessionMessage | Exception]
+Outbound = MemoryObjectSendStream[SessionMessage]
 OnGap = Callable[[Gap], Awaitable[None] | None]
 
 #: Questions that may be open at once; each is a task of the SDK's client, and is kept in the state.

@@ -21,7 +21,7 @@ from typing import Any, cast
 import anyio
 import anyio.abc
 import mcp_types as types
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from anyio.streams.memory import MemoryObjectReceiveStream
 from mcp.shared.exceptions import MCPError
 from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params
 from mcp.shared.message import ClientMessageMetadata, SessionMessage
@@ -39,7 +39,17 @@ from pydantic import TypeAdapter, ValidationError
 from perdure._core.codes import INTERNAL_ERROR, UNREACHABLE, UNSUPPORTED_VERSION
 from perdure._core.envelope import DISCOVER, KEY, LISTEN
 from perdure.client.handover import Handover, Handovers
-from perdure.client.incoming import CallbackLimit, Incoming, OnGap, answer_of, connection_log, encoded
+from perdure.client.incoming import (
+    LEAVING_SECONDS,
+    CallbackLimit,
+    Inbound,
+    Incoming,
+    OnGap,
+    Outbound,
+    answer_of,
+    connection_log,
+    encoded,
+)
 from perdure.client.memory import Memory
 from perdure.client.pending import PendingCall
 from perdure.remote.durable_calls import (
@@ -57,11 +67,6 @@ from perdure.remote.message import Message, encode, message_of
 from perdure.remote.requests import Request, Requests, Take, listen, params_body
 from perdure.remote.stream import Limits
 
-#: Seconds for leaving: a server that does not answer does not keep the program from ending.
-LEAVING_SECONDS = 5.0
-
-Inbound = MemoryObjectReceiveStream[SessionMessage | Exception]
-Outbound = MemoryObjectSendStream[SessionMessage]
 PutQuestion = Callable[[str, types.InputRequest], Awaitable[types.InputResponse | types.ErrorData]]
 """Puts a question to the client's callbacks, under its key."""
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import anyio
 import mcp_types as types
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from anyio.streams.memory import MemoryObjectReceiveStream
 from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params, progress_token_from_params
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse, RequestId
@@ -32,7 +32,17 @@ from perdure._core.codes import NO_SERVER, UNREACHABLE
 from perdure._core.losses import Gap
 from perdure._core.sticky import METHODS as STICKY
 from perdure.client.handover import Handover, Handovers
-from perdure.client.incoming import CallbackLimit, Incoming, OnGap, answer_of, connection_log, encoded
+from perdure.client.incoming import (
+    LEAVING_SECONDS,
+    CallbackLimit,
+    Inbound,
+    Incoming,
+    OnGap,
+    Outbound,
+    answer_of,
+    connection_log,
+    encoded,
+)
 from perdure.client.memory import Memory, Running
 from perdure.client.pending import PendingCall
 from perdure.remote.call import Call, Sender, unknown
@@ -42,13 +52,8 @@ from perdure.remote.message import encode, error
 from perdure.remote.stream import Limits
 from perdure.telemetry.log_records import log_event
 
-#: Seconds for leaving: a server that does not answer does not keep the program from ending.
-LEAVING_SECONDS = 5.0
 #: Seconds that a session waits for its standalone stream. Some servers answer a GET only with their first event.
 LISTENING_SECONDS = 1.0
-
-Inbound = MemoryObjectReceiveStream[SessionMessage | Exception]
-Outbound = MemoryObjectSendStream[SessionMessage]
 
 
 class Transport:

@@ -38,7 +38,7 @@ from perdure._core.envelope import (
     param_headers,
 )
 from perdure._core.jsonrpc import JsonObject
-from perdure._core.polling import LEAST_POLL, MAX_ANSWERED, MAX_QUESTIONS, Decision, Next, after_poll
+from perdure._core.polling import LEAST_POLL, MAX_ANSWERED, MAX_QUESTIONS, Next, after_poll
 from perdure._core.settling import may_run_again
 from perdure.remote.call import ToolCall, unknown
 from perdure.remote.message import Message, message_of
@@ -348,16 +348,13 @@ class _TaskFollower:
                             self._open.add(key)
                             group.start_soon(self._question, key, question, group.cancel_scope)
             attempts = Attempts(requests.limits.patience)
-            await self._report_progress(decision)
+            params = decision.progress
+            if params is not None and params["progress"] > self._told and "progressToken" in call.params["_meta"]:
+                self._told = params["progress"]
+                await self._caller.on_progress(params)
             with anyio.move_on_after(decision.pause):
                 await self._wake.wait()
             self._wake = anyio.Event()
-
-    async def _report_progress(self, decision: Decision) -> None:
-        params = decision.progress
-        if params is not None and params["progress"] > self._told and "progressToken" in self._call.params["_meta"]:
-            self._told = params["progress"]
-            await self._caller.on_progress(params)
 
     async def _question(self, key: str, question: object, scope: anyio.CancelScope) -> None:
         call = self._call

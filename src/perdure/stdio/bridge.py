@@ -7,7 +7,7 @@ may be waiting for them.
 
 **What the host gets** is written by one writer (`pipes`), and each stream waits until its message is written: only then
 its position moves on, so that the next process repeats nothing that was written and leaves out nothing that was not. A
-bridge that leaves waits for what is being written (`Output.settle`) before it closes its notes.
+bridge that leaves waits for what is being written (`Output.settle`) before it closes its positions file.
 """
 
 import logging
@@ -183,8 +183,8 @@ class Bridge:
         handshake.initialized = True
         await self._link.listen(position=self._positions.positions.position, is_new=not self._is_resumed)
         if self._is_resumed:
-            for wire_id, noted in self._earlier.items():
-                self._link.start(self._host.read_to_end, wire_id, noted)
+            for wire_id, running in self._earlier.items():
+                self._link.start(self._host.read_to_end, wire_id, running)
             self._earlier = {}
 
     async def _get_token(self, session: str) -> None:

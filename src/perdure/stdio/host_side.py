@@ -38,7 +38,7 @@ from perdure.telemetry.log_records import log_event
 
 #: Requests of the host that run at once. Each holds a connection, and servers take 100 (`max_calls`) or so.
 MAX_RUNNING = 256
-#: Characters of a tool's name that are noted and reported. Names have 128 at most (2025-11-25).
+#: Characters of a tool's name that are kept and reported. Names have 128 at most (2025-11-25).
 MAX_NAME = 200
 #: Asks of the server that the host has not answered. The answer to one that was forgotten is not sent.
 MAX_ASKS = 1_000
@@ -107,7 +107,7 @@ class _HostRequest:
     """A request of the host that runs."""
 
     call: Call
-    noted: RunningCall
+    running: RunningCall
     sticky: str  #: the request as it is repeated in a new session; "" where its method is not sticky
 
 
@@ -248,34 +248,34 @@ class HostSide:
         if token is not None and type(params["_meta"]["progressToken"]) in (int, str):
             text = splice.replaced(text, encode(wire_id), "params", "_meta", "progressToken")
             self._tokens[wire_id] = token
-        noted = RunningCall(id=host_id, method=message.method, name=str(params.get("name", ""))[:MAX_NAME])
-        call = self._call(wire_id, noted, lambda request_id: splice.replaced(text, encode(request_id), "id").encode())
+        running = RunningCall(id=host_id, method=message.method, name=str(params.get("name", ""))[:MAX_NAME])
+        call = self._call(wire_id, running, lambda request_id: splice.replaced(text, encode(request_id), "id").encode())
         # The message itself is not kept: it may be large, and the call may take long.
         sticky = encode_sticky(message).decode() if message.method in STICKY else ""
-        request = self._requests[host_id] = _HostRequest(call=call, noted=noted, sticky=sticky)
+        request = self._requests[host_id] = _HostRequest(call=call, running=running, sticky=sticky)
         return request
 
-    def _call(self, wire_id: str, noted: RunningCall, body: Callable[[str], bytes] | None) -> Call:
+    def _call(self, wire_id: str, running: RunningCall, body: Callable[[str], bytes] | None) -> Call:
         return Call(
             self._link,
             body,
             request_id=wire_id,
-            method=noted.method,
-            name=noted.name,
+            method=running.method,
+            name=running.name,
             take=self._link.program.take,
             move=lambda position, _: self._positions.move_call(wire_id, position),
-            position=noted.position,
+            position=running.position,
         )
 
     async def _follow(self, request: _HostRequest) -> None:
         call = request.call
         if not call.is_repeatable:
-            self._positions.add_call(call.first_id, request.noted)
+            self._positions.add_call(call.first_id, request.running)
         with call.scope:
-            if request.noted.method == SET_LEVEL and bridge_logs(self._link.handshake):
-                answer = answer_set_level(request.noted.id, request.sticky)
+            if request.running.method == SET_LEVEL and bridge_logs(self._link.handshake):
+                answer = answer_set_level(request.running.id, request.sticky)
             else:
-                answer = (await call.answer()).answering(request.noted.id)
+                answer = (await call.answer()).answering(request.running.id)
             if request.sticky and splice.find(answer, "result") is not None:
                 self._positions.stick(request.sticky.encode())
             self._free(request)  # a host may use an id again as soon as it has the answer
@@ -284,23 +284,23 @@ class HostSide:
 
     def _free(self, request: _HostRequest) -> None:
         self._tokens.pop(request.call.first_id, None)
-        if self._requests.get(request.noted.id) is request:
-            del self._requests[request.noted.id]
+        if self._requests.get(request.running.id) is request:
+            del self._requests[request.running.id]
 
-    async def read_to_end(self, wire_id: str, noted: RunningCall) -> None:
+    async def read_to_end(self, wire_id: str, running: RunningCall) -> None:
         """Go on with a call of an earlier process, and report its end to the host."""
-        call = self._call(wire_id, noted, None)
+        call = self._call(wire_id, running, None)
         self._earlier.add(call)
         try:
             with call.scope:
-                if noted.position is None:
+                if running.position is None:
                     answer = call.unknown("the bridge ended before the server had answered")
                 else:
                     answer = await call.answer()
-                sentence = f"the call of {noted.name or noted.method} that an earlier process made has ended"
-                log_event(logging.INFO, "stdio.ended_before", sentence, tool=noted.name)
+                sentence = f"the call of {running.name or running.method} that an earlier process made has ended"
+                log_event(logging.INFO, "stdio.ended_before", sentence, tool=running.name)
                 if wants_info(self._positions.positions.sticky):
-                    await self._output.deliver(report_of(noted, answer))
+                    await self._output.deliver(report_of(running, answer))
                 self._positions.end_call(wire_id)
         finally:
             self._earlier.discard(call)
@@ -417,12 +417,14 @@ def _level(request: str) -> object:
     return json.loads(request)["params"].get("level")
 
 
-def report_of(noted: RunningCall, answer: Message) -> str:
+def report_of(running: RunningCall, answer: Message) -> str:
     """The message that reports to the host how a call ended that the host no longer knows."""
     what = "error" if answer.is_error else "result"
-    data = f'"message":"A call of an earlier process has ended","method":{encode(noted.method)},"requestId":{noted.id}'
-    if noted.name:
-        data += f',"tool":{encode(noted.name)}'
+    data = (
+        f'"message":"A call of an earlier process has ended","method":{encode(running.method)},"requestId":{running.id}'
+    )
+    if running.name:
+        data += f',"tool":{encode(running.name)}'
     data += f',"{what}":{splice.cut(answer.text, what)}'
     params = f'{{"level":"info","logger":"perdure","data":{{{data}}}}}'
     return f'{{"jsonrpc":"2.0","method":"notifications/message","params":{params}}}'

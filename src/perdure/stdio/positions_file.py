@@ -55,15 +55,15 @@ def decode(data: bytes) -> Positions:
         found = json.loads(data)
         if found.pop("perdure") != VERSION:
             raise ValueError("the positions have another form")
-        noted: Positions = read(Positions, {**found, "calls": found["calls"]}, "the positions")
+        read_back: Positions = read(Positions, {**found, "calls": found["calls"]}, "the positions")
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"not the positions of a bridge: {error}") from error
-    for call in noted.calls.values():
+    for call in read_back.calls.values():
         json.loads(call.id)
-    for position in (noted.position, *(call.position for call in noted.calls.values())):
+    for position in (read_back.position, *(call.position for call in read_back.calls.values())):
         if position and not can_be_sent(position):
             raise ValueError("a position cannot be sent")
-    return noted
+    return read_back
 
 
 def digest(session: str) -> str:
@@ -99,13 +99,13 @@ class PositionsFile:
             path = self._where()
             # Only what is this user's alone: who may write it could put words into the bridge's mouth.
             found = None if path is None else private.read(path, limit=MAX_BYTES)
-            noted = None if found is None else decode(found)
+            read_back = None if found is None else decode(found)
         except (private.Untrusted, ValueError) as error:
             sentence = f"the positions of an earlier process are not used: {error}"
             log_event(logging.WARNING, "stdio.positions_unreadable", sentence)
             return
-        if noted is not None and noted.session == self.positions.session:
-            self.positions = noted
+        if read_back is not None and read_back.session == self.positions.session:
+            self.positions = read_back
 
     def begin(self, session: str) -> None:
         """Begin the positions of a new session. What the server has not taken yet is repeated in it."""

@@ -108,7 +108,7 @@ async def _run(options: Options, arguments: list[str], environ: Mapping[str, str
         place = _place(options, arguments, environ)
         slot = place if isinstance(place, Slot) else await open_slot(place[0], _identified(), place[1])
         keys = KeysFile() if isinstance(place, Slot) else open_keys(*place)
-        positions = PositionsFile(lambda: slot.notes)
+        positions = PositionsFile(lambda: slot.positions)
         patience = Patience(max_time=options.patience)
         bridge = Bridge(endpoint, output, ResumeBroker(endpoint, slot), positions, keys, patience=patience)
 

@@ -5,7 +5,7 @@ token = slot.token()      # offer it; then slot.on_resumed() or slot.on_rejected
 slot.keep(token)          # each time the broker gives a new one; confirm it if this was True
 slot.release()            # at the end: the next bridge may have it
 
-A slot is a token, a label, the bridge's notes, and a lock that its holder keeps for as long as it lives. A slot is
+A slot is a token, a label, the bridge's positions, and a lock that its holder keeps for as long as it lives. A slot is
 *known* if it has a token: a session waits behind it. Nothing that a host gives its bridges tells those of one target
 apart. Their order does not: hosts stop and start them in any order. So a bridge follows another one only where there is
 no choice, and begins a fresh session otherwise (T7):
@@ -61,11 +61,11 @@ MAX_LABEL = 1_024
 PATIENCE = 1.0
 #: Seconds between two looks at locked slots.
 POLL = 0.02
-Kind = Literal["token", "target", "notes", "lock"]
+Kind = Literal["token", "target", "positions", "lock"]
 """What a file of a slot is, which its name begins with."""
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{64}")
 _NAME = re.compile(
-    r"(?:token|target|notes|lock)-(?P<pid>[1-9]\d{0,9})-(?P<start>\d{1,19})(?:\.(?P<number>[1-9]\d{0,5}))?(?:\.new)?"
+    r"(?:token|target|positions|lock)-(?P<pid>[1-9]\d{0,9})-(?P<start>\d{1,19})(?:\.(?P<number>[1-9]\d{0,5}))?(?:\.new)?"
 )
 
 
@@ -133,7 +133,7 @@ class SlotName:
     @property
     def contents(self) -> list[str]:
         """Everything but the lock. The label goes last: it says whose the others are."""
-        files = [self.file("token"), self.file("notes"), self.file("target")]
+        files = [self.file("token"), self.file("positions"), self.file("target")]
         return [*(f"{file}.new" for file in files), *files]
 
 
@@ -164,7 +164,7 @@ def parse_name(file: str) -> SlotName | None:
 
 
 def last_use(folder: Folder, name: SlotName) -> int:
-    """When a slot was last used, in nanoseconds: a bridge writes the token when it starts, notes while it runs, and
+    """When a slot was last used, in nanoseconds: a bridge writes the token when it starts, positions while it runs, and
     touches the lock when it ends in peace."""
     return max(folder.changed(name.file(kind)) for kind in get_args(Kind))
 
@@ -214,7 +214,7 @@ class TakenSlot:
 
     def give_up(self, alike: int) -> None:
         """Forget a session that could be another bridge's. The next bridge in this slot says why it begins fresh."""
-        self.chooser.folder.remove(self.name.file("token"), self.name.file("notes"))
+        self.chooser.folder.remove(self.name.file("token"), self.name.file("positions"))
         with contextlib.suppress(OSError):
             self.write_label(alike=str(alike))
 
@@ -341,7 +341,7 @@ class Slot:
 
     holder: str
     """Names this host, target and slot to the broker; empty where resume is off."""
-    notes: Path | None
+    positions: Path | None
     """A file beside the token for the bridge's own positions, removed with it; None where resume is off."""
 
     def __init__(self, taken: TakenSlot | None = None) -> None:
@@ -349,13 +349,13 @@ class Slot:
         let_go_in_child(self)
 
     def _move_into(self, taken: TakenSlot | None) -> None:
-        self._taken, self.holder, self.notes = taken, "", None
+        self._taken, self.holder, self.positions = taken, "", None
         if taken is None:
             return
         name, mine = taken.name, taken.chooser.mine
         owner = [mine.boot, mine.space, name.pid, name.start, mine.target, str(name)]
         self.holder = hashlib.sha256(json.dumps(owner).encode()).hexdigest()
-        self.notes = taken.chooser.folder.path / name.file("notes")
+        self.positions = taken.chooser.folder.path / name.file("positions")
         # So that other bridges see whose it is; if it fails now, `keep` tries again.
         if not taken.is_borrowed:
             with contextlib.suppress(OSError):
@@ -400,18 +400,18 @@ class Slot:
             log_event(logging.INFO, "token.resumed", "Session resumed successfully")
 
     def on_rejected(self) -> None:
-        """The broker rejected the token: it and the notes go."""
+        """The broker rejected the token: it and the positions are deleted."""
         if self._taken is not None:
             log_event(logging.WARNING, "token.rejected", "Broker rejected resume token, starting fresh session")
             self.forget()
 
     def forget(self) -> None:
-        """The token leads to a session that is not the bridge's any more: it and the notes go."""
+        """The token leads to a session that is not the bridge's any more: it and the positions are deleted."""
         if (taken := self._taken) is None:
             return
         chooser = taken.chooser
         if not taken.is_borrowed:
-            chooser.folder.remove(taken.name.file("token"), taken.name.file("notes"))
+            chooser.folder.remove(taken.name.file("token"), taken.name.file("positions"))
             return
         # Leave a slot of another credential as it was found, and take one of our own; without one, resume is off.
         self._move_into(chooser.take_new())

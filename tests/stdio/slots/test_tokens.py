@@ -37,11 +37,11 @@ def test_a_rejected_token_is_deleted(folder: Path, caplog: pytest.LogCaptureFixt
     """T3."""
     kept(folder)
     slot = opened(folder)
-    assert slot.notes is not None
-    slot.notes.write_text("of the session that is gone")
+    assert slot.positions is not None
+    slot.positions.write_text("of the session that is gone")
     slot.on_rejected()
     assert said(caplog) == ["Broker rejected resume token, starting fresh session"]
-    assert not slot.notes.exists()
+    assert not slot.positions.exists()
     assert slot.token() is None
     assert said(caplog) == [NOT_FOUND]
     assert slot.keep(token(2))
@@ -68,7 +68,7 @@ def test_files_and_folder_are_this_users_alone(folder: Path) -> None:
 def test_without_an_identity_nothing_is_read_or_written(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """T2, T6: the driver of the session sees no difference."""
     slot = asyncio.run(open_slot(folder, None, target()))
-    assert (slot.token(), slot.keep(token()), slot.holder, slot.notes) == (None, False, "", None)
+    assert (slot.token(), slot.keep(token()), slot.holder, slot.positions) == (None, False, "", None)
     slot.on_resumed()
     slot.on_rejected()
     slot.release()

@@ -75,8 +75,8 @@ class Histories(RuleBasedStateMachine):
             rests.clear()  # they cannot be told apart
         if end in {"dies first", "dies writing"}:
             if end == "dies writing":
-                assert slot.notes is not None
-                written = slot.notes.name.replace("notes", "token") + ".new"
+                assert slot.positions is not None
+                written = slot.positions.name.replace("positions", "token") + ".new"
                 (self.folder / written).write_text("a part")
             killed(slot)
             return

@@ -15,14 +15,14 @@ def test_files_of_dead_hosts_are_removed_and_those_of_living_ones_stay(folder: P
     for who in (host(pid=10, boot="before"), host(pid=8, start=80), host(pid=9, start=90), host(pid=11, space="else")):
         slot = opened(folder, who, target(), processes=living)
         assert slot.keep(token())
-        assert slot.notes is not None
-        slot.notes.write_text("x")
+        assert slot.positions is not None
+        slot.positions.write_text("x")
         if who.pid == 9:
-            slot.notes.with_name(slot.notes.name + ".new").write_text("x")
+            slot.positions.with_name(slot.positions.name + ".new").write_text("x")
         slot.release()
     busy = opened(folder, host(pid=12), target(), processes=living)
     assert busy.keep(token())
-    foreign = ["token-1", "token-9-90.1", "token-9-90.x", "a token-9-90", "token-0-1", "token-09-90", "notes"]
+    foreign = ["token-1", "token-9-90.1", "token-9-90.x", "a token-9-90", "token-0-1", "token-09-90", "positions"]
     for name in foreign:
         (folder / name).write_text("another's")
     (folder / "token-13-130").symlink_to("token-1")
@@ -38,9 +38,9 @@ def test_a_link_in_the_place_of_a_dead_hosts_file_stays(folder: Path) -> None:
     dead = opened(folder, host(pid=9, start=90))
     assert dead.keep(token())
     dead.release()
-    (folder / "notes-9-90").symlink_to("elsewhere")
+    (folder / "positions-9-90").symlink_to("elsewhere")
     opened(folder).release()
-    assert [path.name for path in folder.glob("*-9-90")] == ["notes-9-90"]
+    assert [path.name for path in folder.glob("*-9-90")] == ["positions-9-90"]
 
 
 def test_files_of_hosts_that_cannot_be_seen_are_removed_when_they_are_very_old(folder: Path) -> None:

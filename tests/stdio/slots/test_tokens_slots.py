@@ -174,20 +174,20 @@ def test_a_credential_that_the_server_does_not_accept_leaves_the_session_to_its_
     alice, bob = (replace(target(), credential="TOKEN", secret=secret) for secret in ("alice's", "bob's"))
     first = opened(folder, what=alice)
     assert first.keep(token(1))
-    assert first.notes is not None
-    first.notes.write_text("hers")
+    assert first.positions is not None
+    first.positions.write_text("hers")
     first.release()
     second = opened(folder, what=bob)
-    assert (second.token(), second.holder, second.notes) == (token(1), first.holder, first.notes)
+    assert (second.token(), second.holder, second.positions) == (token(1), first.holder, first.positions)
     second.on_rejected()  # the server says no
     assert second.holder != first.holder
-    assert second.notes != first.notes
+    assert second.positions != first.positions
     assert second.keep(token(2))
     second.release()
     for _ in range(2):
         again, other = opened(folder, what=alice), opened(folder, what=bob)
         assert (again.token(), other.token()) == (token(1), token(2))
-        assert (again.holder, again.notes, first.notes.read_text()) == (first.holder, first.notes, "hers")
+        assert (again.holder, again.positions, first.positions.read_text()) == (first.holder, first.positions, "hers")
         again.release()
         other.release()
     # Two that wait, and neither is carol's: which of them was renewed is not known. Both stay.
@@ -208,7 +208,7 @@ def test_a_borrowed_slot_without_room_for_another_turns_resume_off(
     second = opened(folder, what=bob)
     assert second.token() == token(1)
     second.on_rejected()
-    assert (second.holder, second.notes, second.keep(token(2))) == ("", None, False)
+    assert (second.holder, second.positions, second.keep(token(2))) == ("", None, False)
     assert opened(folder, what=alice).token() == token(1)
 
 
