@@ -28,7 +28,7 @@ BUILD, TWINE, PUBLINT = "build==1.6.1", "twine==7.0.0", "publint@0.3.25"
 #: Files that must be in the packages. The wheel gets what `src/perdure` has; these would be missed last.
 IN_WHEEL = (
     "perdure/py.typed",
-    "perdure/store/sqlite/sql/schema.sql",
+    "perdure/store/sqlite/sql/schema_1.sql",
     "perdure/store/postgres/sql/queries.sql",
     "perdure/console/page/index.html",
 )
