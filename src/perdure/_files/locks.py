@@ -22,7 +22,7 @@ else:
     HAS_FLOCK = True
 
 NO_FLOCK = "this system has no locks that tell which processes live (Python's fcntl)"
-"""The reason for what does not work here, to be said wherever it is refused."""
+"""The reason in every refusal of what needs these locks."""
 
 # Windows has none of these, and would change line ends without its own.
 NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
@@ -91,7 +91,7 @@ _holders: weakref.WeakSet[Holder] = weakref.WeakSet()
 
 
 def let_go_in_child(holder: Holder) -> None:
-    """A child that is forked shares its parent's locks. It lets go, or they would stay held when the parent dies."""
+    """Close the files in a forked child, which shares its parent's locks: they would stay held when the parent dies."""
     _holders.add(holder)
 
 

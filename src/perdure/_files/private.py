@@ -15,17 +15,17 @@ from pathlib import Path
 from perdure._files.locks import NO_FOLLOW, NO_WAIT, is_still, lock_file, release
 
 EVERYONES_LOCK = "lock"
-"""The name of the file that is locked while one process looks through a folder. It stays there, empty."""
+"""The name of the file that is locked while one process reads a whole folder. The file stays, empty."""
 
 
 class Untrusted(Exception):
-    """A file is there, and it cannot be read or must not be believed."""
+    """A file exists, and it cannot be read or must not be believed."""
 
 
 def read(
     path: str | os.PathLike[str], *, limit: int | None, dir_fd: int | None = None, may_be_shared: bool = False
 ) -> bytes | None:
-    """What a file holds that only this user can change; None if there is none. Raises `Untrusted`.
+    """Return the bytes of a file that only this user can change; None if it does not exist. Raises `Untrusted`.
 
     `may_be_shared`: others may read it, and it may have a second name.
     """
@@ -128,7 +128,7 @@ class Folder:
         replace(name, data, dir_fd=self._fd)
 
     def remove(self, *names: str) -> None:
-        """A file that is not there, or that cannot be removed, is left."""
+        """Remove files. A file that does not exist, or that cannot be removed, is ignored."""
         for name in names:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self._fd)
@@ -139,12 +139,12 @@ class Folder:
         return about is not None and stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid()
 
     def changed(self, name: str) -> int:
-        """When a file was changed, in nanoseconds; 0 if it is not there."""
+        """Return when a file was changed, in nanoseconds; 0 if it does not exist."""
         about = self._about(name)
         return 0 if about is None else about.st_mtime_ns
 
     def lock(self, name: str) -> int | None:
-        """The locked file of this name, made if need be; None if another process has it, or if it cannot be trusted.
+        """Lock the file of this name, made if need be. None if another process has it, or if it cannot be trusted.
 
         Raises `OSError` where no file can be made.
         """
@@ -161,7 +161,7 @@ class Folder:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[bool]:
-        """Whether this is the only process that looks through the folder, which is so until the block ends."""
+        """Yield whether this is the only process that reads the whole folder, until the block ends."""
         file = self.lock(EVERYONES_LOCK)
         try:
             yield file is not None

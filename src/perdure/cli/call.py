@@ -1,6 +1,6 @@
 """The commands `perdure call` and `perdure list`: try a server without writing a client.
 
-Both are `perdure.connect` with a terminal in front: a call goes on over lost connections and restarts of the server.
+Both run `perdure.connect` on a terminal: a call continues over lost connections and restarts of the server.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # The SDK takes most of a second to import, so it is imported where it is used.
 
-#: The tool ran, or may have run, and gave an error. (2: it did not run.)
+#: The tool ran, or may have run, and returned an error. (2: it did not run.)
 FAILED = 1
 #: The status that a shell reports for a command that Ctrl-C ended.
 INTERRUPTED = 130
@@ -50,7 +50,7 @@ MAX_SHOWN = 300
 STOP_SECONDS = 5.0
 
 _READY = re.compile(rb"perdure: serving on (http://\S+)")
-#: It has nothing to lose: the log is in memory, and the one call was answered.
+#: No time to drain: the log is in memory, and the one call was answered.
 _SERVE = ("--store", "memory:", "--host", "127.0.0.1", "--port", "0", "--workers", "1", "--drain-timeout", "0")
 _MODES = ("auto", "legacy", "2026-07-28")
 #: The levels of MCP, the least severe first.
@@ -59,7 +59,7 @@ _SERVER_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "al
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """What the user gave to reach the server."""
+    """The user's options that lead to the server."""
 
     url: str
     token_env: str | None
@@ -108,8 +108,8 @@ def call(
     The tool's schema says how a VALUE is read: as text where it allows text, otherwise as JSON. KEY:=JSON is always
     JSON. For an array, KEY=ITEM may be repeated. A TOOL with :// in it is the URI of a resource, which is read.
 
-    Progress, log messages and questions of the tool go to stderr. The status is 0; 1 if the tool gave an error; 2 if
-    nothing was called.
+    Progress, log messages and questions of the tool go to stderr. The status is 0; 1 if the tool returned an error; 2
+    if nothing was called.
     """
     from perdure.cli.tool_arguments import parse_words, read_input
 
@@ -165,7 +165,7 @@ def _connection(given: dict[str, Any]) -> Connection:
 
 
 def _run(work: Coroutine[Any, Any, int], connection: Connection, terminal: Terminal, *, as_json: bool) -> int:
-    """The status. Ctrl-C cancels the call, and tells the server so."""
+    """Return the exit status. Ctrl-C cancels the call, and notifies the server of it."""
     from mcp.shared.exceptions import MCPError
     from pydantic import ValidationError
 
@@ -201,7 +201,6 @@ def _run(work: Coroutine[Any, Any, int], connection: Connection, terminal: Termi
 
 
 def _first_of(error: ValidationError) -> str:
-    """What is wrong first, and where."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
@@ -253,10 +252,10 @@ async def _connected(connection: Connection, terminal: Terminal) -> AsyncIterato
 
 @asynccontextmanager
 async def _address(connection: Connection) -> AsyncIterator[str]:
-    """The server's address. A file, `bakery.py` or `bakery.py:server`, is served for as long as it is needed.
+    """Yield the server's address. A file, `bakery.py` or `bakery.py:server`, is served for this one command.
 
-    It is `perdure serve` in a process of its own with its log in memory, so a call is made as it is made to any server.
-    The process ends with its input: also if this one is killed. It reports itself what is wrong with the file.
+    `perdure serve` runs in a process of its own with its log in memory, so that the call is made as to any server. That
+    process ends with its input, also if this one is killed. It reports itself what is wrong with the file.
     """
     if "://" in connection.url or not connection.url.partition(":")[0].endswith(".py"):
         yield connection.url

@@ -38,7 +38,7 @@ imported is shown with its traceback, and the old code goes on serving until the
 
 
 def make_dev(serve: click.Command) -> click.Command:
-    """The command, with the options of `perdure serve`."""
+    """Return the command, with the options of `perdure serve`."""
     command = copy.copy(serve)
     command.name = "dev"
     command.short_help = "Serve, and load the code again when it changes."
@@ -93,7 +93,7 @@ def dev_command(
 ) -> int:
     from perdure.serve.code_watch import WatchedCode, code_folder, need_watchfiles, watch_code
 
-    # It tells at every start and end of a part of the SDK that serves no session here.
+    # This logger reports each start and end of a part of the SDK that serves no session here.
     logging.getLogger("mcp.server.streamable_http_manager").setLevel(logging.WARNING)
     given = {**given, "target": target, "store": store}
     if VARIABLE in os.environ:
@@ -122,7 +122,7 @@ def dev_command(
 
 @contextlib.contextmanager
 def _running_console(store: str, *, opens: bool) -> Iterator[None]:
-    """The console, which prints its own address."""
+    """Run the console, which prints its own address."""
     process = subprocess.Popen(
         [sys.executable, "-c", RUN_UNTIL_INPUT_ENDS, "console", "--port", "0", *["--open"] * opens],
         # In the environment, because every user of the machine can read the arguments of a command.
@@ -143,7 +143,7 @@ def _running_console(store: str, *, opens: bool) -> Iterator[None]:
 
 
 def run_until_input_ends() -> None:
-    """Run the command of this process's arguments until its input ends, as it does with whoever started it."""
+    """Run the command of this process's arguments until its input ends, as it does with the process that started it."""
     from perdure.cli.main import main
 
     def end_with_input() -> None:

@@ -37,7 +37,7 @@ _HOST_LIST = ", ".join(HOSTS)
 
 
 def _where(host: Host, scope: Scope, file: Path | None) -> Path | None:
-    """The file to change; None for the common format without a file, which is printed."""
+    """Return the file to change; None for the common format without a file, which is printed."""
     if file is not None:
         return Path(os.path.abspath(file))
     try:
@@ -51,7 +51,7 @@ def _where(host: Host, scope: Scope, file: Path | None) -> Path | None:
 
 
 def _program() -> list[str]:
-    """The command that runs Perdure from any directory and with any PATH."""
+    """Return the command that runs Perdure from any directory and with any PATH."""
     script = Path(sysconfig.get_path("scripts"), "perdure.exe" if sys.platform == "win32" else "perdure")
     if script.is_file() and os.access(script, os.X_OK):
         return [str(script)]
@@ -61,7 +61,7 @@ def _program() -> list[str]:
 
 
 def _bridge_arguments(ctx: click.Context) -> list[str]:
-    """The options for `perdure stdio` that the user gave. Paths become absolute: hosts start it elsewhere."""
+    """Return the options for `perdure stdio` that the user gave. Paths become absolute: hosts start it elsewhere."""
     words = []
     for option in BRIDGE_OPTIONS:
         name = str(option.name)
@@ -114,7 +114,7 @@ def _install(ctx: click.Context, /, host: str, url: str, **given: Any) -> None:
     known, name = HOSTS[host], given["name"]
     _check(known, url, name, given)
     words = [*_program(), "stdio", url, *_bridge_arguments(ctx)]
-    # Two entries of one host for the same server are not alike then, so each goes on with its own session.
+    # With a name, two entries of one host for the same server differ, so each continues its own session.
     is_named = given["instance"] is not None or given["no_resume"]
     wanted = entry(known, words if is_named else [*words, "--instance", name])
     path = _where(known, given["scope"], given["file"])

@@ -27,7 +27,7 @@ _METAVARS = {"allowed_hosts": "NAME", "tasks": "NAME=HOW"}
 
 
 def parsed(read: Callable[[str], object], rule: Rule | None = None) -> Callable[[object], object]:
-    """A type of options: parses the text, and checks the value against its rule, if it has one."""
+    """Return a type of options that parses the text, and checks the value against its rule, if it has one."""
 
     def convert(value: object) -> object:
         if not isinstance(value, str):

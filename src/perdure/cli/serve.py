@@ -37,7 +37,7 @@ REFUSED = 2
 
 
 _WHERE = "Where to serve"
-#: Where an option may come from; each overrides those behind it.
+#: The sources of an option; each overrides those after it.
 _SOURCES = (
     ParameterSource.COMMANDLINE,
     ParameterSource.ENVIRONMENT,
@@ -102,7 +102,7 @@ def _run(
         app = perdure.App(served, store=store, settings=settings, auth=auth, path=path, owner=owner_of(target))
         name_node(log, lambda: app.node)
         how = {"channel": channel, "access_log": given["access_log"], "proxies": given["forwarded_allow_ips"]}
-        return run(app, listener=listener, settings=settings, on_ready=on_ready, on_failure=_tell_failure, **how)
+        return run(app, listener=listener, settings=settings, on_ready=on_ready, on_failure=_log_failure, **how)
 
     channel = WorkerChannel.from_environment(os.environ)
     if channel is not None:
@@ -202,7 +202,7 @@ def quiet_fastmcp() -> Iterator[None]:
         del os.environ["FASTMCP_LOG_ENABLED"]
 
 
-def _tell_failure(reason: str) -> None:
+def _log_failure(reason: str) -> None:
     log_event(logging.ERROR, "serve.failed", f"the server ends: {reason}")
 
 

@@ -61,7 +61,7 @@ BRIDGE_OPTIONS = (
 
 
 _BESIDE = frozenset({"--log-level", "--log-file", "--patience"})
-"""Options that users change to look into something: the session goes on."""
+"""Options that users change to find a mistake: the session continues."""
 
 
 def check_token_options(given: Mapping[str, Any]) -> None:
@@ -80,7 +80,7 @@ def _stdio(no_resume: bool, instance: str | None, explain: bool, **given: Any) -
 
 
 def identifying(words: Sequence[str]) -> list[str]:
-    """The arguments that tell bridges apart: all but those that change nothing about the session."""
+    """Return the arguments that make a bridge another one: all but those that change nothing about the session."""
     kept, rest = [], iter(words)
     for word in rest:
         name, equals, _ = word.partition("=")

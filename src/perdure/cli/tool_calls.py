@@ -42,7 +42,7 @@ async def call_tool(
     as_json: bool,
     output: Path | None,
 ) -> int:
-    """The status. Raises `Misuse` if there is no such tool, or its arguments do not fit: nothing was called then."""
+    """Return the exit status. Raises `Misuse` before the call if the tool does not exist, or an argument is wrong."""
     tools = {tool["name"]: tool for tool in await read_list(client.list_tools, "tools")}
     if (tool := tools.get(name)) is None:
         hint = did_you_mean(name, tools) or f"; perdure list {shown(url)} shows them"
@@ -95,7 +95,7 @@ async def get_prompt(
 
 
 def _print(texts: Sequence[str], *, is_error: bool = False) -> None:
-    """A tool's error goes to stderr. Elsewhere than on a terminal a text is written as it is."""
+    """Print texts, those of an error on stderr. On a terminal, what is not printable is replaced."""
     stream = sys.stderr if is_error else sys.stdout
     for text in texts:
         if stream.isatty():
@@ -116,7 +116,7 @@ def _save(output: Path, found: Sequence[bytes | None], texts: Sequence[str]) -> 
 
 
 def _saved(block: types.ContentBlock) -> bytes | None:
-    """The bytes of what is no text."""
+    """Return the bytes of an image, a sound or a file."""
     match block:
         case types.ImageContent() | types.AudioContent():
             return base64.b64decode(block.data)

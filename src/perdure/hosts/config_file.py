@@ -17,10 +17,10 @@ _BINARY: int = getattr(os, "O_BINARY", 0)  # Windows would change line ends with
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigFile:
-    """What a file held when it was read."""
+    """The text and the mode of a file when it was read."""
 
     path: Path
-    """The file itself: a link stays, and what it points to is replaced."""
+    """The file itself: a link stays, and the file that it points to is replaced."""
     text: str | None
     """None for a file that does not exist."""
     mode: int = 0
@@ -63,8 +63,8 @@ class ConfigFile:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let no other `perdure install` change files in this directory in between, and be sure that none has. A lock
-        of the file itself would not do, because that is replaced."""
+        """Keep other processes of `perdure install` from changing files in this directory, and check that none has. The
+        lock is the directory's, because the file is replaced."""
         changed = Misuse(f"{self.path} was changed by another program in this moment: run the command again")
         with contextlib.ExitStack() as stack:
             is_free = True
@@ -90,7 +90,7 @@ class ConfigFile:
     def _write(self, path: Path, data: bytes) -> None:
         """Replace a file, whole or not at all, by one with the mode and owner that the configuration has."""
         made = path.with_name(f"{path.name}.{os.getpid()}.new")
-        mode = 0o666 if self.text is None else 0o600  # until it has its own
+        mode = 0o666 if self.text is None else 0o600  # until the file has its own mode
         with contextlib.suppress(FileNotFoundError):
             made.unlink()
         try:

@@ -14,7 +14,7 @@ BOM = "\ufeff"
 _SPACE = r"[ \t\r\n]*"
 _STRING = r'"(?:[^"\\]|\\.)*+"'
 _STRING_OR_COMMENT = re.compile(rf"{_STRING}|(//[^\r\n]*|/\*.*?\*/)", re.DOTALL)
-#: A comma before a bracket, behind a value: no host accepts `[,]`.
+#: A comma after a value and before a bracket: no host accepts `[,]`.
 _STRING_OR_LAST_COMMA = re.compile(rf'(?:{_STRING}|[^ \t\r\n[{{,:"]){_SPACE},(?={_SPACE}[\]}}])|{_STRING}', re.DOTALL)
 _COMMENTS_IN_LINE = re.compile(r"(?:[ \t]*/\*.*?\*/)*(?:[ \t]*//[^\r\n]*)?", re.DOTALL)
 
@@ -58,7 +58,7 @@ class Object:
     members: list[Member]
 
     def member(self, name: str) -> Member | None:
-        """The member of this name. Of members given twice the last counts, as it does for the hosts."""
+        """Return the member of this name. Of members given twice the last counts, as it does for the hosts."""
         return next((member for member in reversed(self.members) if member.name == name), None)
 
 

@@ -1,4 +1,4 @@
-"""Knows the hosts: where each keeps its servers on which system, under which name, and what an entry looks like.
+"""Lists the hosts: the file of each on each system, the key of its servers, and the form of an entry.
 
 Each host's documentation is the source; docs/stdio.md has the addresses.
 """
@@ -35,9 +35,9 @@ class Host:
     project: tuple[str, ...] = ()
     """The file of one project, below its directory."""
     then: str = ""
-    """What makes the host read its file again."""
+    """How the user makes the host read its file again."""
     splits_names: bool = False
-    """Whether it takes what stands behind the first underscore for the name of a tool."""
+    """Whether the host takes the part after the first underscore for the name of a tool."""
 
 
 HOSTS: Mapping[str, Host] = {
@@ -90,7 +90,7 @@ HOSTS: Mapping[str, Host] = {
 def config_path(
     host: Host, scope: Scope, *, platform: str, home: PurePath, project: PurePath, environ: Mapping[str, str]
 ) -> PurePath | None:
-    """The file that the host reads; None where it has none of this scope."""
+    """Return the file that the host reads; None if the host has none of this scope."""
     if scope == "project":
         return project.joinpath(*host.project) if host.project else None
     if host.variable and environ.get(host.variable):
@@ -103,7 +103,7 @@ def config_path(
 
 
 def _settings_folder(platform: str, home: PurePath, environ: Mapping[str, str]) -> PurePath:
-    """Where applications keep their settings. A relative path in the environment is ignored, as the XDG rules say."""
+    """Return the folder of applications' settings. A relative path in the environment is ignored, as XDG asks."""
     kind = type(home)
     if platform == "darwin":
         return home / "Library" / "Application Support"
@@ -117,7 +117,7 @@ def is_name(name: str) -> bool:
 
 
 def entry(host: Host, command: Sequence[str]) -> dict[str, Any]:
-    """The entry that makes the host run this command."""
+    """Return the entry that makes the host run this command."""
     program, *arguments = command
     kind = {"type": "stdio"} if host.has_type else {}
     return {**kind, "command": program, "args": arguments}
@@ -129,14 +129,14 @@ def is_bridge(found: object) -> bool:
 
 
 def described(found: object) -> str:
-    """What an entry runs, in a word. Not its arguments or its environment: they may hold secrets."""
+    """Name the program of an entry, without its arguments and its environment, which may hold secrets."""
     if (arguments := _bridged(found)) is not None:
         return " ".join(["perdure stdio", *arguments[:1]])
     return str(found.get("command") or "no command") if isinstance(found, dict) else "not an object"
 
 
 def _bridged(found: object) -> list[str] | None:
-    """The arguments behind `perdure stdio`."""
+    """Return the arguments after `perdure stdio`; None if an entry does not run it."""
     if not isinstance(found, dict) or not isinstance(arguments := found.get("args"), list):
         return None
     words = [str(word) for word in (found.get("command"), *arguments)]

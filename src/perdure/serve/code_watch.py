@@ -23,7 +23,7 @@ QUIET_SECONDS = 0.2
 MAX_QUIET_SECONDS = 3.0
 """The longest wait for a rest, for a program that writes code all the time."""
 STEP_MS = 50
-"""How often the watcher looks for further changes; `QUIET_SECONDS` is several of these."""
+"""The interval in which the watcher polls for further changes; `QUIET_SECONDS` is several of these."""
 ALWAYS = ("*.py",)
 """Which files are code, whatever else is included."""
 
@@ -38,7 +38,7 @@ class WatchedCode:
     excludes: tuple[str, ...] = ()
     """Files and folders that are not code: patterns of their names, or paths of folders."""
     store: Path | None = None
-    """The file of the log, which changes with every event. What is kept beside it begins with its name."""
+    """The file of the log, which changes with every event. The names of files beside it begin with its name."""
 
     def is_code(self, path: Path, is_ignored: Callable[[str], bool]) -> bool:
         """`is_ignored` knows the caches and lock files of common tools, by paths below the watched folder."""
@@ -56,7 +56,7 @@ class WatchedCode:
 
 
 def code_folder(target: str) -> Path:
-    """The folder from which a target's code is imported. The target itself is not imported, and need not be there."""
+    """Return the folder from which a target's code is imported. The target is not imported, and need not exist."""
     place = target.rpartition(":")[0] or target
     here = Path.cwd()
     if place.endswith(".py") or os.sep in place:
@@ -117,8 +117,8 @@ async def watch_code(
 
 
 async def _changes(code: WatchedCode) -> AsyncIterator[Iterable[Path]]:
-    """The files of code that have changed, until a watched folder is deleted: one that is made in its place is another
-    one, of which this watch learns nothing."""
+    """Yield the files of code that have changed, until a watched folder is deleted: this watch is not notified of a
+    folder that is made in its place."""
     from watchfiles import Change, DefaultFilter, awatch
 
     common, deleted = DefaultFilter(), asyncio.Event()

@@ -18,7 +18,7 @@ HEAD_SECONDS = 30.0
 #: The connection of a peer that takes nothing of an answer for so long is closed.
 UNREAD_SECONDS = 60.0
 
-#: How soon a connection that is handed over is looked at again whose last answer is not sent yet.
+#: The interval in which a connection that is handed over is checked for unsent bytes of its last answer.
 FLUSH_SECONDS = 0.005
 
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
@@ -60,9 +60,9 @@ class Connection(HttpToolsProtocol):
     unread_timer: asyncio.TimerHandle | None = None
     #: The end of the last segment, if it may be the beginning of an upgrade header.
     held = b""
-    #: Where this connection goes as soon as it is idle: to the process that has newer code.
+    #: The socket to the process with newer code, which gets this connection as soon as it is idle.
     successor: socket.socket | None = None
-    #: Requests that were not answered yet when another one came behind them on the same connection.
+    #: Requests that were not answered yet when another one came after them on the same connection.
     overtaken: tuple[RequestResponseCycle, ...] = ()
 
     @property

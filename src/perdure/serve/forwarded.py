@@ -24,7 +24,7 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class TrustedProxies:
-    """The peers whose word about their clients is taken: addresses, networks, or everyone."""
+    """The peers that are believed about their clients: addresses, networks, or everyone."""
 
     def __init__(self, names: Iterable[str]) -> None:
         """Raises `ValueError` for a name that is none of these."""
@@ -43,7 +43,7 @@ class TrustedProxies:
         return self._everyone or (peer is not None and any(peer in network for network in self._networks))
 
     def client_of(self, peer: str | None, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
-        """The client's address, if a trusted proxy reports one.
+        """Return the client's address, if a trusted proxy reports one.
 
         A proxy writes one of the two headers and may pass the other on as its client sent it: if they disagree, neither
         is believed.
@@ -55,7 +55,7 @@ class TrustedProxies:
         return None if plain and formal and plain != formal else plain or formal
 
     def _first_stranger(self, hops: Iterable[str]) -> str | None:
-        """The address that is not a proxy's, from the end; the farthest proxy's where the rest cannot be read."""
+        """Return the last address that is not a proxy's, or the farthest proxy's if the rest cannot be read."""
         found: str | None = None
         for hop in list(hops)[: -MAX_HOPS - 1 : -1]:
             address = _read(hop)
@@ -84,19 +84,19 @@ class ForwardedClients:
 
 
 def _values(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> list[str]:
-    """The elements of a list header, over all its lines."""
+    """Return the elements of a list header, over all its lines."""
     lines = [value.decode("latin-1") for key, value in headers if key == name]
     return [element.strip() for element in ",".join(lines).split(",") if element.strip()]
 
 
 def _for_of(element: str) -> str:
-    """The node that an element of `Forwarded` names (RFC 7239, 4)."""
+    """Return the node that an element of `Forwarded` names (RFC 7239, 4)."""
     found = _FOR.search(element)
     return "" if found is None else found[1] or found[2] or ""
 
 
 def _read(text: str) -> _Address | None:
-    """An address, with or without a port."""
+    """Read an address, with or without a port."""
     text = text.strip()
     if text.startswith("["):
         text = text[1:].partition("]")[0]

@@ -1,8 +1,8 @@
 """Opens the listening socket: on an address and a port, or on a Unix socket, for a proxy on the same machine.
 
 **Stale sockets.** The file of a Unix socket outlives a process that was killed. It is removed only if it is a socket on
-which no process listens. Another start may look at the same file in the same moment: it could take a socket that is
-bound and not listened on yet for a stale one, and remove it. So a start locks the directory while it looks and listens.
+which no process listens. Another start may check the same file in the same moment: it could take a socket that is
+bound and not listened on yet for a stale one, and remove it. So a start locks the directory until it listens.
 
 **Modes.** The file has its mode from the beginning: the system makes it by the process's mask.
 """
@@ -51,7 +51,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def listening_at(path: Path, *, mode: str, sleep: Callable[[float], None] = time.sleep) -> Iterator[socket.socket]:
-    """A socket that listens at a path, which is removed at the end if it is still this socket's. Raises `Misuse`."""
+    """Listen at a path, which is removed at the end if it is still this socket's. Raises `Misuse`."""
     if not hasattr(socket, "AF_UNIX"):
         raise Misuse("--uds cannot work here: this system has no Unix sockets; use --host and --port")
     listener = socket.socket(socket.AF_UNIX)
@@ -92,8 +92,8 @@ def _reason(path: Path, error: OSError) -> str:
 
 @contextlib.contextmanager
 def _locked(path: Path, sleep: Callable[[float], None]) -> Iterator[None]:
-    """Let no other start look at the sockets of this directory. It is a matter of a moment. Raises `Misuse` if it takes
-    longer: any user who may read a directory may lock it."""
+    """Keep other starts from checking the sockets of this directory, for a moment. Raises `Misuse` if another process
+    holds the lock for longer: any user who may read a directory may lock it."""
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for _ in range(LOCK_LOOKS):

@@ -1,7 +1,7 @@
 """Writes the log of a serving process to stderr: its handler, and what it does not show.
 
 Workers share their parent's stderr. A write of a few kilobytes is one piece on any pipe, but a traceback is longer, so
-each record is written under a lock of the file behind stderr. The system frees it when a process dies.
+each record is written under a lock of the file that stderr leads to. The system frees it when a process dies.
 
 Below warning only Perdure and the user's own code are shown. A library (what is installed beside Perdure, and the
 standard library) speaks for itself from warning on; it may say more where the user's code sets its logger's level.
@@ -74,7 +74,7 @@ class SharedStream(logging.StreamHandler[TextIO]):
 
 @contextlib.contextmanager
 def _turn(file: int, patience: float) -> Iterator[bool]:
-    """Hold the lock of a file, or of a pipe or a terminal; tells whether it could be had in time."""
+    """Hold the lock of a file, a pipe or a terminal. Yields whether the lock was free in time."""
     is_ours = _lock(file, patience)
     try:
         yield is_ours
@@ -100,7 +100,7 @@ def _lock(file: int, patience: float) -> bool:
 
 
 class ShownRecords:
-    """Tells which records are shown. The package that the target is in counts as the user's own code, wherever it is
+    """Decides which records are shown. The package that the target is in counts as the user's own code, wherever it is
     installed."""
 
     def __init__(self, target: str, libraries: tuple[str, ...] = _LIBRARIES) -> None:
@@ -153,7 +153,7 @@ def name_node(handler: logging.Handler, node: Callable[[], str]) -> None:
 
 
 def last_line(action: str, sentence: str) -> bytes:
-    """A line for a process that cannot log any more, because what is stuck may hold the log's lock."""
+    """Return a line for a process that cannot log any more, because a stuck thread may hold the log's lock."""
     record = logging.LogRecord(_OURS, logging.ERROR, "", 0, sentence, (), None)
     record.action = action
     formatter = next((handler.formatter for handler in logging.getLogger().handlers if handler.formatter), None)
@@ -185,7 +185,7 @@ class AccessLog:
 
 
 class _Response:
-    """What was sent of one response so far."""
+    """One response: its status, its size and whether it has ended."""
 
     __slots__ = ("_content_type", "_ended", "_scope", "_send", "_sent", "_session", "_status")
 
@@ -209,7 +209,7 @@ class _Response:
             self._ended = not message.get("more_body", False)
 
     def fail(self) -> None:
-        """The application raised an exception; the server that runs it answers in its place, if it can."""
+        """The application raised an exception. The server that runs it answers in its place, if it can."""
         if self._status is None:
             self._status, self._ended = 500, True
 

@@ -36,7 +36,7 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def load_target(target: str) -> object:
-    """The object that a target names. Raises `BadTarget` with one sentence: what is wrong, and what to do."""
+    """Return the object that a target names. Raises `BadTarget` with one sentence: what is wrong, and what to do."""
     if target.startswith(("http://", "https://")):
         raise BadTarget(
             f"{target} is the address of a server that runs; a target is its code, such as bakery.py. perdure call,"
@@ -70,7 +70,7 @@ def owner_of(target: str) -> Owner:
 
 
 def _find_server(module: ModuleType, place: str) -> object:
-    """The server of a module: the first of the usual names that is one, else the only one that there is."""
+    """Return the server of a module: the first of the usual names that is a server, else the only server."""
     from perdure.runtime.server import is_server
 
     public = {
@@ -99,7 +99,7 @@ def _find_server(module: ModuleType, place: str) -> object:
 
 
 def _like(path: Path) -> str:
-    """A hint at Python files that are called nearly so."""
+    """Return a hint at Python files with similar names."""
     files = {file.name: file for file in path.parent.glob("*.py")} if path.parent.is_dir() else {}
     wanted = path.name if path.suffix == ".py" else f"{path.name}.py"
     names = [wanted] if wanted in files else difflib.get_close_matches(wanted, list(files))
@@ -147,7 +147,7 @@ def _load(place: str) -> ModuleType:
 
 
 def blame(error: BaseException) -> str:
-    """An exception in one line: its type, its message, and the innermost line of the user's code."""
+    """Describe an exception in one line: its type, its message, and the innermost line of the user's code."""
     message = str(error.msg) if isinstance(error, SyntaxError) else str(error)
     summary = f"{type(error).__name__}: {message}" if message else type(error).__name__
     places = [(frame.filename, frame.lineno) for frame in own_frames(traceback.extract_tb(error.__traceback__))]
@@ -161,7 +161,7 @@ def blame(error: BaseException) -> str:
 
 
 def own_traceback(error: BaseException) -> str:
-    """The traceback as Python prints it, with the user's frames only; also those of its causes."""
+    """Return the traceback as Python prints it, with the frames of the user's code only, also of its causes."""
     whole = traceback.TracebackException.from_exception(error)
     _leave_out_others(whole)
     return "".join(whole.format())
@@ -174,7 +174,7 @@ def own_frames(frames: Sequence[traceback.FrameSummary]) -> list[traceback.Frame
 
 def _leave_out_others(summary: traceback.TracebackException) -> None:
     frames = own_frames(summary.stack)
-    if hasattr(summary, "filename"):  # a syntax error says itself where it is: what was importing tells nothing more
+    if hasattr(summary, "filename"):  # a syntax error names its place itself: the importing frames add nothing
         frames = [frame for frame in frames if not _is_library(frame.filename)]
     summary.stack = traceback.StackSummary.from_list(frames)
     # A list of causes ends: the class does not follow one that it has seen already.

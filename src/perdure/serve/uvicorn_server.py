@@ -50,8 +50,8 @@ HURRY_SECONDS = 0.3
 CUT_SECONDS = 1.9
 #: All of Perdure has ended; then the target's threads get this long. One that is stuck would hold the process.
 LEAVE_SECONDS = 5
-#: A worker that leaves looks this often whether connections are open and calls run.
-LEAVING_LOOK_SECONDS = 0.05
+#: The interval in which a worker that leaves checks whether connections are open and calls run.
+LEAVING_POLL_SECONDS = 0.05
 #: Names of running calls that a line shows.
 MOST_NAMES = 5
 #: Files, pipes and idle connections beside the readers.
@@ -161,7 +161,7 @@ class _Server(uvicorn.Server):
         self.failure: BaseException | None = None
         """Why the app's lifespan failed: uvicorn would only print a traceback."""
         self.message = ""
-        """What the app said when it did not start."""
+        """The app's message when it did not start."""
         self.draining: asyncio.Task[None] | None = None
         self.leaving: asyncio.Task[None] | None = None
         self.successor: socket.socket | None = None
@@ -222,8 +222,8 @@ class _Server(uvicorn.Server):
             self.deadline.set(CUT_SECONDS, status=1)
             self.stop_at_once()
         elif RELOAD in words:
-            self.make_way(sent[0])
-            self.channel.send_made_way()
+            self.hand_over(sent[0])
+            self.channel.send_handing_over()
         elif ADOPT in words:
             asyncio.get_running_loop().add_reader(sent[0], self.take_connections, sent[0])
         elif LEAVE in words or GONE in words:
@@ -243,8 +243,8 @@ class _Server(uvicorn.Server):
             self.announce_close()
             self.leaving = asyncio.create_task(self.run_leave())
 
-    def make_way(self, successor: socket.socket) -> None:
-        """Leave for a worker that has newer code: it gets every connection as soon as that is idle."""
+    def hand_over(self, successor: socket.socket) -> None:
+        """Leave for a worker that has newer code, which gets every connection as soon as the connection is idle."""
         self.drain_timeout = max(self.drain_timeout, RELOAD_SECONDS)
         self.longest_drain = max(self.longest_drain, RELOAD_SECONDS)
         before, self.successor = self.successor, successor
@@ -254,7 +254,7 @@ class _Server(uvicorn.Server):
             before.close()
 
     def hand_over_connections(self) -> None:
-        """Also those that were just being accepted when this worker was told to make way."""
+        """Hand over all connections, also one that was just being accepted when this worker was told to do so."""
         for connection in self._connections():
             if self.successor is not None and connection.successor is not self.successor:
                 connection.hand_over(self.successor)
@@ -304,7 +304,7 @@ class _Server(uvicorn.Server):
         tasks_until = loop.time() + self.longest_drain
         while True:
             self.app.end_idle_readers()
-            await asyncio.sleep(LEAVING_LOOK_SECONDS)
+            await asyncio.sleep(LEAVING_POLL_SECONDS)
             self.hand_over_connections()
             connections = self._connections()
             if not connections and not self.app.is_busy:
@@ -325,15 +325,15 @@ class _Server(uvicorn.Server):
         elif self.draining is None:
             self.announce_close()
         if self.draining is None:
-            self.tell_wait()
+            self.log_wait()
             self.draining = asyncio.create_task(self.run_drain())
             # The idle ones are closed now: stock clients send a request again over another connection, and do not come
             # again after a 503.
             for connection in list(self.server_state.connections):
                 connection.shutdown()
 
-    def tell_wait(self) -> None:
-        """Who pressed Ctrl-C would otherwise see nothing for as long as calls run."""
+    def log_wait(self) -> None:
+        """Without this line, a user who pressed Ctrl-C sees nothing for as long as calls run."""
         seconds = self.longest_drain if self.app.has_durable_calls else self.drain_timeout
         if seconds and (running := self.app.running):
             names = ", ".join(dict.fromkeys(running[:MOST_NAMES])) + ("" if len(running) <= MOST_NAMES else ", …")
@@ -424,7 +424,7 @@ def _handling_hangups(server: _Server) -> Iterator[None]:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
         has_terminal = True
 
-    def tell() -> None:
+    def log_no_reload() -> None:
         log_event(
             logging.WARNING,
             "serve.hangup",
@@ -437,7 +437,7 @@ def _handling_hangups(server: _Server) -> Iterator[None]:
         if has_terminal:
             server.handle_exit(sig, frame)
         elif server.loop is not None:
-            server.loop.call_soon_threadsafe(tell)
+            server.loop.call_soon_threadsafe(log_no_reload)
 
     before = signal.signal(signal.SIGHUP, on_signal)
     try:

@@ -39,7 +39,7 @@ WAITS = b"waits_ "
 """The store fails; another start may go well. As long as `FAILED`."""
 BROKEN = b"broken "
 """The target's own code failed; another start may go well once it is changed. As long as `FAILED`."""
-MADE_WAY = b"w"
+HANDING_OVER = b"w"
 """The worker has heard `RELOAD`: from now on it answers no request that comes over an idle connection."""
 
 # What the parent says; each word is one byte, so that words cannot run together.
@@ -77,8 +77,8 @@ KILL_SECONDS = 2.0
 #: A worker that was replaced has its drain time and this: the time of an idle connection (65 s), and a minute for the
 #: target's own shutdown.
 RETIRE_SECONDS = 125.0
-#: How long a worker is waited for that was told to make way: its event loop may be blocked by a tool.
-MAKE_WAY_SECONDS = 5.0
+#: How long the parent waits for a worker to begin its hand-over: a tool may block the worker's event loop.
+HAND_OVER_SECONDS = 5.0
 #: How long the calls of old code may go on after a reload. The developer decides how long a call takes and can stop it;
 #: the bound is for one that hangs, whose process would stay as long as the others serve.
 RELOAD_SECONDS = 3600.0
@@ -97,7 +97,7 @@ class WorkerChannel:
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str]) -> WorkerChannel | None:
-        """The channel of this process, if it is a worker. Programs that it starts are not workers."""
+        """Return the channel of this process, if it is a worker. Programs that a worker starts are not workers."""
         numbers = environment.pop(VARIABLE, None)
         if numbers is None:
             return None
@@ -112,8 +112,8 @@ class WorkerChannel:
     def send_ready(self) -> None:
         self._send(READY)
 
-    def send_made_way(self) -> None:
-        self._send(MADE_WAY)
+    def send_handing_over(self) -> None:
+        self._send(HANDING_OVER)
 
     def send_failed(self, reason: str, *, is_transient: bool = False, is_code: bool = False) -> None:
         """The worker does not start. `is_transient`: another start may go well, because the store fails. `is_code`: the
@@ -126,7 +126,7 @@ class WorkerChannel:
             self._parent.sendall(word)
 
     def receive(self) -> tuple[bytes, list[socket.socket]]:
-        """The words that the parent has sent since, and the socket that came with one of them."""
+        """Return the words that the parent has sent since, and the socket that came with one of them."""
         try:
             words, files, _, _ = socket.recv_fds(self._parent, 64, 1)
         except BlockingIOError:
@@ -137,7 +137,7 @@ class WorkerChannel:
 
 
 def own_socket(file: int) -> socket.socket:
-    """A socket that another process has sent. Programs that this one starts do not get it."""
+    """Return a socket that another process has sent. Programs that this process starts do not get it."""
     sent = socket.socket(fileno=file)
     sent.set_inheritable(False)
     sent.setblocking(False)
@@ -145,12 +145,12 @@ def own_socket(file: int) -> socket.socket:
 
 
 class NotReady(Exception):
-    """A worker ended, or said why it cannot serve, before it was ready."""
+    """A worker ended, or reported why it cannot serve, before it was ready."""
 
     def __init__(self, reason: str, *, is_explained: bool, is_transient: bool = False, is_code: bool = False) -> None:
         super().__init__(reason)
         self.is_explained = is_explained
-        """The worker gave the reason itself, about what it was asked to serve."""
+        """The worker reported the reason itself: the target or the store is wrong."""
         self.is_transient = is_transient
         """The store fails, so another start may go well. Otherwise the program is broken, or is killed."""
         self.is_code = is_code
@@ -228,14 +228,14 @@ class Worker:
             raise NotReady(f"it ended with {format_status(await asyncio.shield(self.ended))}", is_explained=False)
         self.is_ready = True
 
-    async def make_way(self, newer: Worker) -> None:
+    async def hand_over_to(self, newer: Worker) -> None:
         """Tell it to leave, and to give its connections to a newer worker; wait until it has begun with that."""
         giving, taking = socket.socketpair()
         with giving, taking, contextlib.suppress(OSError):
             socket.send_fds(newer._channel, [ADOPT], [taking.fileno()])
             socket.send_fds(self._channel, [RELOAD], [giving.fileno()])
-        answer = asyncio.create_task(asyncio.get_running_loop().sock_recv(self._channel, len(MADE_WAY)))
-        await asyncio.wait({answer, self.ended}, timeout=MAKE_WAY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        answer = asyncio.create_task(asyncio.get_running_loop().sock_recv(self._channel, len(HANDING_OVER)))
+        await asyncio.wait({answer, self.ended}, timeout=HAND_OVER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         answer.cancel()
         with contextlib.suppress(OSError, asyncio.CancelledError):
             await answer
@@ -253,7 +253,7 @@ class Worker:
 
 
 def format_status(status: int) -> str:
-    """An exit status in words."""
+    """Write an exit status in words."""
     if status >= 0:
         return f"status {status}"
     with contextlib.suppress(ValueError):
@@ -400,7 +400,7 @@ class WorkerPool:
     async def _start_with_retries(self) -> Worker:
         """Start a worker, after failed tries if need be, and wait until it is ready.
 
-        The reason that the very first worker gives is final (`NotReady`): the target or the store is wrong. Later on a
+        The reason that the first worker reports is final (`NotReady`): the target or the store is wrong. Later on a
         start that fails is tried again, with pauses, for as long as another worker serves or the store fails, which
         passes.
         """
@@ -470,10 +470,10 @@ class WorkerPool:
             try:
                 replaced = [await self._replace(place, asked) for place in range(len(self._places))]
             except NotReady as failure:
-                self._tell_kept(failure)
+                self._log_kept(failure)
             else:
                 took = f"{time.monotonic() - began:.1f} s"
-                if self._watch is None:  # a warning, so that whoever sent the signal sees it at the default level
+                if self._watch is None:  # a warning, so that the sender of the signal sees it at the default level
                     sentence = f"{sum(replaced)} workers were replaced, after {took}; code and tokens were read again"
                     log_event(logging.WARNING, "workers.replaced", sentence)
                 elif any(replaced):
@@ -494,11 +494,11 @@ class WorkerPool:
                 old.end(LEAVE)
             else:  # those that were replaced before it may have running calls still
                 replaced = [worker for worker in self._alive.difference(self._serving) if worker.is_ready]
-                await asyncio.gather(*(worker.make_way(fresh) for worker in replaced))
+                await asyncio.gather(*(worker.hand_over_to(fresh) for worker in replaced))
             asyncio.get_running_loop().call_later(self._patience, old.end, KILL)
             return True
 
-    def _tell_kept(self, failure: NotReady) -> None:
+    def _log_kept(self, failure: NotReady) -> None:
         if self._watch is None:
             log_event(logging.ERROR, "workers.kept", f"the workers were not replaced, the old ones stay: {failure}")
         else:
