@@ -468,7 +468,7 @@ async def test_a_store_in_memory_is_its_servers_own(tmp_path: Path, command: tup
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize(("version", "release"), [(1, "an older"), (9_999, "a newer")])
+@pytest.mark.parametrize(("version", "release"), [(0, "an older"), (9_999, "a newer")])
 async def test_a_file_of_another_version_is_left_as_it_is(
     tmp_path: Path, command: tuple[str, ...], version: int, release: str
 ) -> None:
