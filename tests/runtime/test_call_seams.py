@@ -96,34 +96,34 @@ async def test_a_request_without_the_envelope_is_refused_by_the_server() -> None
 def test_the_functions_that_judge_requests_take_what_we_give_them() -> None:
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "pay", "_meta": {}}}
     assert list(parameters(classify_inbound_request))[:2] == ["body", "headers"], moved(
-        "classify_inbound_request", "http/single_calls.py"
+        "classify_inbound_request", "http/request.py"
     )
     refusal = classify_inbound_request(body, headers={})
-    assert isinstance(refusal, InboundLadderRejection), moved("InboundLadderRejection", "http/single_calls.py")
+    assert isinstance(refusal, InboundLadderRejection), moved("InboundLadderRejection", "http/request.py")
     assert refusal.code == -32602
     text, headers = modern("tools/call", {"name": "pay"})
     route = classify_inbound_request(json.loads(text), headers=headers)
     assert isinstance(route, InboundModernRoute)
     found = route.protocol_version, route.client_info, route.client_capabilities
-    assert found == ("2026-07-28", {"name": "peer", "version": "1"}, {}), moved("InboundModernRoute", "read_request()")
+    assert found == ("2026-07-28", {"name": "peer", "version": "1"}, {}), moved("InboundModernRoute", "read_modern()")
     twice = [("Mcp-Method", "a"), ("mcp-method", "b")]
-    assert find_duplicated_routing_header(twice) is not None, moved("find_duplicated_routing_header", "read_request()")
+    assert find_duplicated_routing_header(twice) is not None, moved("find_duplicated_routing_header", "read_modern()")
     assert find_duplicated_routing_header(twice[:1]) is None
 
 
 def test_headers_that_repeat_arguments_are_compared_by_the_sdk() -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string", "x-mcp-header": "City"}}}
-    told = moved("validate_mcp_param_headers", "http/single_calls.py")
+    told = moved("validate_mcp_param_headers", "http/durable_calls.py")
     assert validate_mcp_param_headers(schema, {"city": "Rome"}, {"mcp-param-city": "Rome"}) is None, told
     refusal = validate_mcp_param_headers(schema, {"city": "Rome"}, {"mcp-param-city": "Oslo"})
     assert refusal is not None, told
     assert refusal.code == -32020, told
-    assert decode_header_value("=?base64?w6Q=?=") == "\xe4", moved("decode_header_value", "http/tasks.py")
-    assert MCP_NAME_HEADER == "mcp-name", moved("MCP_NAME_HEADER", "http/tasks.py")
+    assert decode_header_value("=?base64?w6Q=?=") == "\xe4", moved("decode_header_value", "http/durable_calls.py")
+    assert MCP_NAME_HEADER == "mcp-name", moved("MCP_NAME_HEADER", "http/durable_calls.py")
 
 
 def test_the_sdk_says_which_errors_have_which_status() -> None:
-    told = moved("ERROR_CODE_HTTP_STATUS", "http/single_call_response.py")
+    told = moved("ERROR_CODE_HTTP_STATUS", "http/event_stream.py")
     assert {code: ERROR_CODE_HTTP_STATUS.get(code) for code in (-32602, -32021, -32601, -31001)} == {
         -32602: 400,
         -32021: 400,

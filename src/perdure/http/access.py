@@ -1,7 +1,7 @@
 """Admits requests: finds the caller's session, checks limits, and turns failures into refusals."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from types import TracebackType
 
 from starlette.requests import Request as HttpRequest
@@ -20,6 +20,8 @@ from perdure.sessions.resume import Start, Stream, attach
 from perdure.sessions.session import Session
 from perdure.telemetry import tracing as spans
 
+_STORE_REFUSALS = (Refusal.STORE_UNREADABLE, Refusal.STORE_FAILS)
+
 
 class SessionAccess:
     """Gives handlers the sessions of their callers, or the reason to refuse a request."""
@@ -33,6 +35,9 @@ class SessionAccess:
         self.credentials = Credentials()
         self._recovery = Recovery(process.context, process.sessions)
         self._is_draining = is_draining
+        self.refusing = {otherwise: _Refusing(self, otherwise) for otherwise in _STORE_REFUSALS}
+        """Turn errors of a block into refusals: the session has ended, another node holds events, or the store fails
+        (`otherwise`). `StaleRecord` is left to the handler."""
 
     async def find(self, headers: Headers, owner: str, scope: Scope, *, checked_later: bool = False) -> Session:
         """Find the session that a request names, if it is the caller's. A foreign session and none are answered alike.
@@ -43,7 +48,7 @@ class SessionAccess:
         text = headers.get(b"mcp-session-id")
         if not text:
             raise HttpRefusal(Refusal.NO_SESSION_ID)
-        with self.refusing(Refusal.STORE_UNREADABLE):
+        with self.refusing[Refusal.STORE_UNREADABLE]:
             session = await self.sessions.find(text.decode("latin-1"), owner, checked_later=checked_later)
             if session is None or session.state is SessionState.OPENING:
                 raise await self._recovery.gone(headers, owner, scope)
@@ -52,7 +57,7 @@ class SessionAccess:
     async def come_back(self, session: Session, scope: Scope, *, resume: bool = True) -> None:
         """A client has come to its session. `resume`: calls that wait for their principal run again in the context of
         this request."""
-        with self.refusing(Refusal.STORE_UNREADABLE):
+        with self.refusing[Refusal.STORE_UNREADABLE]:
             spans.add_attributes(session=session.name)
             self.credentials.bring(session.id, scope)
             await session.come_back()
@@ -65,11 +70,6 @@ class SessionAccess:
         with suppress(StoreUnavailable):
             if await self.sessions.load(session.id) is None:
                 raise await self._recovery.gone(headers, owner, scope)
-
-    def refusing(self, otherwise: Refusal) -> AbstractContextManager[None, None]:
-        """Turn errors of the block into refusals: the session has ended, another node holds events, or the store fails
-        (`otherwise`). `StaleRecord` is left to the handler."""
-        return _Refusing(self, otherwise)
 
     @property
     def is_draining(self) -> bool:
@@ -113,7 +113,7 @@ def refuse_full(full: Full | None, for_all: Refusal, quota: Quota, what: str) ->
 
 
 class _Refusing:
-    """`SessionAccess.refusing`. (Each request enters it three times; a generator takes six times as long.)"""
+    """One of `SessionAccess.refusing`. (Each request enters it three times; a generator takes six times as long.)"""
 
     __slots__ = ("_access", "_otherwise")
 

@@ -240,7 +240,7 @@ class DurableCallEndpoint:
         if not is_key(given):
             raise HttpRefusal(Refusal.BAD_KEY, where="key", limit=MAX_KEY, seen=repr(given))
         name = self._names(request, given)[0]
-        with self._access.refusing(Refusal.STORE_FAILS):
+        with self._access.refusing[Refusal.STORE_FAILS]:
             record = await self._calls.find(name, request.owner)
             if record is not None:
                 await self._call_access.cancel(record, "it was cancelled by its key")
@@ -258,7 +258,7 @@ class DurableCallEndpoint:
         header = request.http.headers.get(MCP_NAME_HEADER)
         if header is not None and decode_header_value(header) != task_id:
             raise HttpRefusal(Refusal.NAME_MISMATCH, message=f"{MCP_NAME_HEADER} header does not match params.taskId")
-        with self._access.refusing(Refusal.STORE_UNREADABLE):
+        with self._access.refusing[Refusal.STORE_UNREADABLE]:
             found = await self._calls.look(task_id, request.owner)
         if found is None:
             await self._refuse_given_up(task_id, request.owner)
@@ -273,7 +273,7 @@ class DurableCallEndpoint:
                     raise HttpRefusal(Refusal.BAD_RESPONSES, seen="nothing")
                 await self._take_responses(record, request)
             case _:
-                with self._access.refusing(Refusal.STORE_FAILS):
+                with self._access.refusing[Refusal.STORE_FAILS]:
                     await self._call_access.cancel(record, "it was cancelled as a task")
         return {}
 
@@ -285,7 +285,7 @@ class DurableCallEndpoint:
         if needs_its_client(facts) or not (hold or facts.state is CallState.WAITING):
             return facts
         caller = caller_of(request.owner, request.http.scope)
-        with self._access.refusing(Refusal.STORE_UNREADABLE):
+        with self._access.refusing[Refusal.STORE_UNREADABLE]:
             if facts.state is CallState.WAITING:
                 await self._run_again(record, request)
             with self._context.work.holding(caller, request.size):
@@ -346,7 +346,7 @@ class DurableCallEndpoint:
                 await self._show(request, *begun, after, response)
                 return
             assert call.names is not None, "a call without a key is always new"
-            with self._access.refusing(Refusal.STORE_UNREADABLE):
+            with self._access.refusing[Refusal.STORE_UNREADABLE]:
                 record = await self._calls.find(call.names[0], request.owner)
                 row = None if record is None else await self._calls.row(record)
             if record is not None and row is not None:
@@ -408,7 +408,7 @@ class DurableCallEndpoint:
             await self._give_up_round(call.caller)
         self._access.refuse_calls(call.caller, 1)
         try:
-            with self._access.refusing(Refusal.STORE_FAILS):
+            with self._access.refusing[Refusal.STORE_FAILS]:
                 with contextlib.suppress(TooManySessions):
                     return await self._calls.begin(call)
                 async with self._making_room:  # one after the other, or all would give up the same call
@@ -434,7 +434,7 @@ class DurableCallEndpoint:
         if not own:
             return False
         record = min(own, key=attrgetter("seen")).record
-        with self._access.refusing(Refusal.STORE_FAILS):
+        with self._access.refusing[Refusal.STORE_FAILS]:
             await self._call_access.cancel(record, "its client did not answer, and there was no room for others")
             await self._calls.wait(record, attrgetter("is_over"), seconds=GIVEN_UP_SECONDS)
         sentence = "a call whose client was asked something was given up for newer ones of its caller"
@@ -467,7 +467,7 @@ class DurableCallEndpoint:
                     case _ if after is not None and await self._give_handle(session, call, response):
                         pass
                     case Ending.ASKED:
-                        with self._access.refusing(Refusal.STORE_FAILS):
+                        with self._access.refusing[Refusal.STORE_FAILS]:
                             await session.show_to_client()
                             facts = await self._calls.facts(session.record)
                         await self._write_round(request, session.record, facts, response)
@@ -518,7 +518,7 @@ class DurableCallEndpoint:
             return False
         if self._context.journal.state is LogState.DEGRADED:
             return False
-        with self._access.refusing(Refusal.STORE_FAILS):
+        with self._access.refusing[Refusal.STORE_FAILS]:
             facts = await self._calls.facts(session.record)
         if facts is None:
             raise HttpRefusal(Refusal.NO_TASK)
@@ -530,7 +530,7 @@ class DurableCallEndpoint:
 
     async def _next_round(self, request: ModernRequest, handle: str, response: EventStream) -> None:
         """A further round of a call: its client brings the answers to what it was asked."""
-        with self._access.refusing(Refusal.STORE_UNREADABLE):
+        with self._access.refusing[Refusal.STORE_UNREADABLE]:
             record = await self._calls.find(handle, request.owner)
             row = None if record is None else await self._calls.row(record)
         begun = {name: value for name, value in request.params.items() if name != "inputResponses"}
@@ -578,7 +578,7 @@ class DurableCallEndpoint:
         deadline, silent = None if after is None else loop.time() + after, min(FIRST_SIGN, interval)
         while True:
             seconds = silent if deadline is None else max(0.0, min(silent, deadline - loop.time()))
-            with self._access.refusing(Refusal.STORE_UNREADABLE):
+            with self._access.refusing[Refusal.STORE_UNREADABLE]:
                 await self._run_again(record, request)
                 facts = await self._call_access.follow(record, answered=answered, seconds=seconds)
             if facts is None:
@@ -607,14 +607,14 @@ class DurableCallEndpoint:
             raise HttpRefusal(Refusal.BAD_RESPONSES, seen=repr(responses))
         if len(responses) > MAX_RESPONSES:
             raise HttpRefusal(Refusal.TOO_MANY_RESPONSES, limit=MAX_RESPONSES, seen=len(responses))
-        with self._access.refusing(Refusal.STORE_FAILS):
+        with self._access.refusing[Refusal.STORE_FAILS]:
             await self._call_access.answer(record, responses, request.http)
-        with self._access.refusing(Refusal.STORE_UNREADABLE):
+        with self._access.refusing[Refusal.STORE_UNREADABLE]:
             await self._call_access.wait_answered(record, responses.keys())
 
     async def _refuse_given_up(self, text: object, owner: str, digest: bytes | None = None) -> None:
         """Refuse if the answer of a caller's own call was given up. `digest`: of the request, if it is a call."""
-        with self._access.refusing(Refusal.STORE_UNREADABLE):
+        with self._access.refusing[Refusal.STORE_UNREADABLE]:
             key = await self._calls.given_up(text, owner)
         if key is not None:
             if digest is not None and key.result != digest:

@@ -158,7 +158,7 @@ class PostHandler:
             await session.home.come_first(ORDER_SECONDS, looks=seen is None)
         try:
             self._check_work(session, messages, len(requests), size)
-            with self._access.refusing(Refusal.STORE_FAILS):
+            with self._access.refusing[Refusal.STORE_FAILS]:
                 calls = await self._accept(session, requests, body, size, seen) if requests else []
         except HttpRefusal as refused:
             raise refused.answering(requests[0].id if requests else None) from None
@@ -194,7 +194,7 @@ class PostHandler:
                 session.link.start(next(waiting), http)
                 continue
             share = size // len(messages) or 1
-            with self._access.refusing(Refusal.STORE_FAILS):
+            with self._access.refusing[Refusal.STORE_FAILS]:
                 await session.receive(message, http, size=share, cancel_waiting=self._access.waiting.cancel)
 
     # Requests
@@ -260,7 +260,7 @@ class PostHandler:
         if weigh(body) > MAX_HANDSHAKE_MEMORY:
             raise HttpRefusal(Refusal.HANDSHAKE_TOO_RICH, limit=MAX_HANDSHAKE_MEMORY)
         self._check_room(caller_of(owner, http.scope))
-        with self._access.refusing(Refusal.STORE_FAILS):
+        with self._access.refusing[Refusal.STORE_FAILS]:
             reattached = await self._reattach(request, body, http, headers, owner)
         return await self._open(request, body, http, owner) if reattached is None else reattached
 
@@ -346,7 +346,7 @@ class GetHandler:
             if text:
                 self._context.counters.resumes += 1
             resume = Resume(session, text, position)
-            with self._access.refusing(Refusal.STORE_UNREADABLE):
+            with self._access.refusing[Refusal.STORE_UNREADABLE]:
                 try:
                     found = await resume.find()
                     with contextlib.nullcontext() if found is None else found.stream.pinned():

@@ -67,7 +67,7 @@ class ResumeTokenEndpoint:
         if not isinstance(fields, dict):
             raise _bad("body", "it is not a JSON object")
         try:
-            with self._access.refusing(Refusal.STORE_FAILS):
+            with self._access.refusing[Refusal.STORE_FAILS]:
                 return await self._answer(scope[RESUME], fields, headers, owner)
         except Rejected:
             return REJECTED

@@ -156,7 +156,7 @@ class SdkPassthrough:
         if listens and self._listening is not None and scope["method"] == "POST":
             await self._listening(scope, receive, send, headers, otherwise=self._pass_on)
         else:
-            await self._pass_on(scope, receive, hearing_changes(send, self._access.context.changed.tell), headers)
+            await self._pass_on(scope, receive, send, headers)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
         """Have the SDK answer a request, unless it is one for `durable_calls`."""
@@ -221,6 +221,8 @@ class SdkPassthrough:
         if running.state is ExchangeState.REFUSED:
             raise HttpRefusal(Refusal.STOPPING)
         running.advance(ExchangeStep.HAND_OVER)
+        if not running.listens:
+            running.send = hearing_changes(running.send, self._access.context.changed.tell)
         begun = time.perf_counter()
         expiry = scope[EXPIRY] if running.listens else None  # a call has its answer: its client could not come back
         watch = None if expiry is None else expiry.watch(running.stop)
