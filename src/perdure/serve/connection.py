@@ -48,6 +48,35 @@ def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
     return data, held
 
 
+class _HeadWithBody(asyncio.Transport):
+    """The transport of one response: writes its head together with the first part of its body, if that follows in the
+    same turn of the event loop. uvicorn writes each by itself, and a quick call has no more than the two."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._transport = transport
+        self._loop = loop
+        self._held: bytes | None = None
+        """The head; empty once it is written."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._held is None:
+            self._held = bytes(data)
+            self._loop.call_soon(self._flush)
+        else:
+            held, self._held = self._held, b""
+            self._transport.write(held + data if held else data)
+
+    def _flush(self) -> None:
+        if self._held and not self._transport.is_closing():
+            held, self._held = self._held, b""
+            self._transport.write(held)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+
 class Connection(HttpToolsProtocol):
     """An HTTP connection with limits for what uvicorn would wait for without end: headers that are not complete, and
     answers that the peer does not read."""
@@ -131,6 +160,7 @@ class Connection(HttpToolsProtocol):
         self._head_is_complete()
         before = self.cycle
         super().on_headers_complete()
+        self.cycle.transport = _HeadWithBody(self.transport, self.loop)
         if before is not None and not before.response_complete:
             self.overtaken = (*(cycle for cycle in self.overtaken if not cycle.response_complete), before)
 
