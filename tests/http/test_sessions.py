@@ -16,7 +16,7 @@ from perdure.log.stream import Stream
 from perdure.sessions.session import Session
 from perdure.store import MemoryStore
 from perdure.store.interface import Store
-from tests.support.clients.wire_client import SESSION_VERSIONS, Ended, Peer, text_of
+from tests.support.clients.wire_client import SESSION_VERSIONS, Peer, text_of
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.shared import SharedStore
@@ -243,11 +243,3 @@ async def test_a_finished_call_leaves_nothing_in_memory_but_its_count(site: Site
         await (await peer.get(done.seen[1].id)).rest()
         assert (await peer.try_get(done.last_id)).status_code == 405
     await until(lambda: len(_streams(site, peer)) == 1)
-
-
-async def test_the_standalone_stream_ends_with_its_session(peer: Peer) -> None:
-    standalone = await peer.get()
-    await standalone.event()
-    await peer.delete()
-    with pytest.raises(Ended):
-        await standalone.event()
