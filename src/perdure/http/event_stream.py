@@ -90,8 +90,7 @@ class EventStream:
                 self.has_begun = True
                 headers = [*_HEADERS, *self._headers]
                 await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-            if body or last:
-                await self._send(message)
+            await self._send(message)  # also where it is empty: the server that runs us may hold the head until then
 
     async def keep_alive(self) -> None:
         await self.write(sse.KEEP_ALIVE)

@@ -63,10 +63,6 @@ BATCH = 256
 """Events read and written together at the most: one write for many, and never a long one for a slow reader. They are no
 more than `READ_BYTES`, as the store reads them: what was read is written, and nothing of it is read twice."""
 
-FIRST_SECONDS = 0.002
-"""How long the head of a call's response waits for the first event: head, priming event and answer of a quick call are
-one write, and no client notices two milliseconds."""
-
 _CLOSE_SECONDS = 1.0
 """How long ending a connection politely may take; a dead socket is not waited for."""
 
@@ -128,21 +124,13 @@ class Reader:
             self.preamble = b""
             await self._close()
             return
-        stream = self.stream
-        has_more = self._woken or stream.tail.visible > self.cursor or stream.is_over
-        if self.frame is None and not has_more:
-            if stream.kind is Kind.CALL and stream.writer is not None:
-                asyncio.get_running_loop().call_later(FIRST_SECONDS, self._write_head)
-            else:
-                await self._open()
+        if self.frame is None and not self.stream.is_over:
+            # At once, not with the first event: a tool may block the event loop, and its client must have a position.
+            await self._open()
         if self.state is ReaderState.STARTING:
             self._advance(ReaderStep.BEGIN)
-            if has_more or self._woken:
+            if self._woken or self.stream.tail.visible > self.cursor or self.stream.is_over:
                 self.wake()
-
-    def _write_head(self) -> None:
-        if not self._has_written:
-            self.wake()
 
     async def _open(self) -> None:
         """Write the head of the response, and what comes before the first event."""
