@@ -74,9 +74,6 @@ class RecordKind(enum.Enum):
     """What is left of a durable call whose answer was given up for newer ones: its id, and what was asked for. So its
     key is not free, and a request that shows it again does not run."""
 
-    MARK = "mark"
-    """A server's own: it holds the changes streams, or says that a caller has listened."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class Position:

@@ -369,7 +369,7 @@ SELECT perdure.expire_streams_1($1, $2);
 -- by their last activity: a look at all of them would take longer the more there are
 SELECT id, since FROM (
     SELECT id, $2::float8 AS since FROM perdure.session
-    WHERE kind IN ('call', 'key', 'mark') AND active < $2 AND state <> 'ended'
+    WHERE kind IN ('call', 'key') AND active < $2 AND state <> 'ended'
     UNION ALL
     SELECT id, $1::float8 FROM perdure.session WHERE kind = 'session' AND active < $1 AND state <> 'ended'
     UNION ALL

@@ -42,7 +42,7 @@ CREATE TABLE perdure.session (
     ended         text NOT NULL DEFAULT '',
     address       bytea NOT NULL DEFAULT '',
     caller        bytea NOT NULL,
-    kind          text NOT NULL DEFAULT 'session' CHECK (kind IN ('session', 'call', 'key', 'mark'))
+    kind          text NOT NULL DEFAULT 'session' CHECK (kind IN ('session', 'call', 'key'))
 ) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
 CREATE INDEX session_of_caller ON perdure.session (caller, kind) WHERE state <> 'ended';

@@ -461,7 +461,7 @@ WHERE id = ? AND active <= ? AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.s
 -- ended, which are the most, are found by their time
 SELECT id FROM (
     SELECT id FROM session INDEXED BY session_dormant
-    WHERE state = 'dormant' AND kind IN ('call', 'key', 'mark') AND active < :calls
+    WHERE state = 'dormant' AND kind IN ('call', 'key') AND active < :calls
     UNION ALL
     SELECT id FROM session INDEXED BY session_dormant WHERE state = 'dormant' AND kind = 'session' AND active < :answers
     UNION ALL
@@ -469,7 +469,7 @@ SELECT id FROM (
     WHERE state = 'ended' AND active < :answers
     UNION ALL
     SELECT id FROM session INDEXED BY session_state
-    WHERE kind IN ('call', 'key', 'mark', 'session') AND state IN ('opening', 'active')
+    WHERE kind IN ('call', 'key', 'session') AND state IN ('opening', 'active')
       AND active < CASE kind WHEN 'session' THEN :answers ELSE :calls END
 ) AS over
 WHERE NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = over.id) LIMIT :limit;
