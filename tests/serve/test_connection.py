@@ -100,23 +100,10 @@ async def test_endless_headers_are_answered_431_and_closed() -> None:
     assert answer.endswith(b"\r\n\r\nthe request's headers are too large")
 
 
-async def test_headers_that_come_slowly_but_end_in_time_are_taken() -> None:
-    async with peer() as (reader, writer):
-        await send(writer, b"GET / HTTP/1.1\r\n", *[b"x: " + b"y" * 400 + b"\r\n"] * 4, b"\r\n")
-        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
-
-
-async def test_a_large_body_right_behind_its_headers_counts_as_body() -> None:
-    body = b"b" * 20 * LIMIT
-    async with peer() as (reader, writer):
-        await send(writer, b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-        assert (await reader.readuntil(b"body of %d" % len(body))).startswith(b"HTTP/1.1 200 ")
-
-
 async def test_a_second_request_may_begin_in_the_chunk_that_ends_a_large_body() -> None:
     body = b"b" * 20 * LIMIT
     async with peer() as (reader, writer):
-        await send(writer, b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body), body + b"GET /next HTT")
+        await send(writer, post(body), body + b"GET /next HTT")
         await reader.readuntil(b"body of %d" % len(body))
         await send(writer, b"P/1.1\r\n\r\n")
         assert await reader.readuntil(b"body of 0")
@@ -169,23 +156,26 @@ async def test_a_wish_for_another_protocol_is_not_heard_wherever_its_head_is_cut
             assert await reader.readuntil(b"body of 5\r\n0\r\n\r\n")
 
 
-async def test_a_wish_for_another_protocol_that_comes_byte_by_byte_is_not_heard() -> None:
+def post(body: bytes) -> bytes:
+    return b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body)
+
+
+LARGE, SPEAKING = b"b" * 20 * LIMIT, b"\r\nUpgrade: h2c\r\nup"
+TAKEN: dict[str, tuple[list[bytes], int]] = {
+    "slow headers": ([b"GET / HTTP/1.1\r\n", *[b"x: " + b"y" * 400 + b"\r\n"] * 4, b"\r\n"], 0),
+    "a large body right after its headers": ([post(LARGE) + LARGE], len(LARGE)),
+    "a wish for another protocol, byte by byte": ([*(bytes([byte]) for byte in UPGRADING), b"hello"], 5),
+    "the same in mixed case": ([UPGRADING.replace(b"\r\nUpgrade:", b"\r\nuPgRaDe:") + b"hello"], 5),
+    "a body that speaks of an upgrade": ([post(SPEAKING), SPEAKING[:9], SPEAKING[9:]], len(SPEAKING)),
+}
+
+
+@pytest.mark.parametrize("request_name", TAKEN)
+async def test_an_unusual_request_is_taken(request_name: str) -> None:
+    chunks, length = TAKEN[request_name]
     async with peer() as (reader, writer):
-        await send(writer, *[bytes([byte]) for byte in UPGRADING], b"hello")
-        assert await reader.readuntil(b"body of 5")
-
-
-async def test_a_wish_for_another_protocol_in_mixed_case_is_not_heard() -> None:
-    async with peer() as (reader, writer):
-        await send(writer, UPGRADING.replace(b"\r\nUpgrade:", b"\r\nuPgRaDe:") + b"hello")
-        assert await reader.readuntil(b"body of 5")
-
-
-async def test_a_body_that_speaks_of_an_upgrade_is_left_as_it_is() -> None:
-    body = b"\r\nUpgrade: h2c\r\nup"
-    async with peer() as (reader, writer):
-        await send(writer, b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body), body[:9], body[9:])
-        assert await reader.readuntil(b"body of %d" % len(body))
+        await send(writer, *chunks)
+        assert (await reader.readuntil(b"body of %d\r\n" % length)).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_what_is_no_request_is_refused_before_its_head_is_complete() -> None:
