@@ -56,7 +56,7 @@ class RemoteReaders:
         self._peers = peers
         self._arrivals = arrivals
         self._lag = max(1, lag // 4)
-        """Events after which a reader tells its writer how far it has got."""
+        """Events after which a reader reports to its writer how far it has got."""
         self._followed: dict[StreamId, _Entry] = {}
         """Written elsewhere, read here."""
         self._listed_here: dict[StreamId, Reader] = {}

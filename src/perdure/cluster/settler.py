@@ -316,7 +316,7 @@ class Settler:
         surviving = self._chores.surviving
         if self._in_progress:
             with surviving("what was begun to be settled could not be finished"):
-                # The store failed behind a claim: the streams are this node's, and their calls are not settled.
+                # The store failed after a claim: the streams are this node's, and their calls are not settled.
                 records = await stream_ends(self._context.store, list(self._in_progress))
                 found = {record.id: record for record in records if not record.sealed}
                 for stream_id, progress in list(self._in_progress.items()):
@@ -433,7 +433,7 @@ class Settler:
                 reason = SessionStep.HANDSHAKE_FAILED.value
                 self._context.put(EndSession(session=owner.id, time=context.clock(), reason=reason))
             else:
-                # Seen behind a claim, no other node can end them.
+                # Read after a claim: no other node can end them.
                 rows = [row for row in await store.calls_on(record.id) if CALL[row.state]]
                 progress.calls = [AbandonedCall(row=row) for row in rows]
                 progress.stream = self._take_over(claimed, rows, by=by)

@@ -582,7 +582,7 @@ class Turns:
     def is_over(self) -> bool:
         """The share of this turn is used up."""
         if not self._scheduled:
-            self._schedule()  # somebody sends, so the next turn is another one
+            self._schedule()  # a call sends, so the next turn is another one
         return self._sent >= (SHARED_TURN if self._line else SOLE_TURN) or self._queued >= QUEUED_BYTES
 
     async def wait(self) -> None:

@@ -1,6 +1,6 @@
 """Keeps the streams that are written or read here, one object for each: its newest events, its writer, its readers.
 
-A stream is written by one node at a time. Where that is another one, this object only follows: `follow` tells it how
+A stream is written by one node at a time. Where that is another node, this object only follows: `follow` reports how
 far the stream has grown, and it may become the writer by a claim. Where it is this one (`writer` is there), its reader
 may sit at another node, known from the store. `_core.states.WRITING` and `CONTENT` say what may happen in which order.
 """
@@ -289,7 +289,7 @@ class StreamWriter:
         """The append in place of one before which the store has lost the events after `last`. Those that are still in
         memory come with it, the others leave a hole. Calls that had ended have ended, what was taken is taken."""
         events = append.events
-        if events[0].seq == self._tail.durable + 1:  # what is held behind it follows it then
+        if events[0].seq == self._tail.durable + 1:  # what is held after it follows it then
             events = (*self._tail.after(last), *events)
         ends, taken = (*self.written_ends, *append.ends), max(append.taken, self.written_taken)
         return replace(append, events=events, ends=ends, taken=taken, lost=True)

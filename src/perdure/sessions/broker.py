@@ -1,4 +1,4 @@
-"""Gives the holder of a session a resume token, and for each token the session and a new token (T5, T10, T12).
+"""Issues resume tokens to the holder of a session, and exchanges each for the session and a new token (T5, T10, T12).
 
 What a use of a token does is the table in `_core.chains`; here it meets the store. Several processes may share that, so
 a chain is changed only from what was seen of it, and read again if another process was faster. Nothing is kept in

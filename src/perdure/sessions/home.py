@@ -2,7 +2,7 @@
 
 Any node may have a message for that stream. One that is not the home forwards it: the store keeps it under the stream,
 in the order of the commits, for the node that is the home by then. A node that becomes the home first appends what
-waits there, and what it says itself meanwhile stays behind that. So the messages of one tool keep their order however
+waits there, and its own messages come after that. So the messages of one tool keep their order however
 the home moves, and each is appended once: the store takes it away in one step with its event.
 """
 
@@ -137,7 +137,7 @@ class Outbox:
         self._look_settled()
 
     def after_loss(self, steps: Sequence[Step], reason: Behind) -> Sequence[Step]:
-        return ()  # a message in front of them may have been refused: they come back, and go again behind it
+        return ()  # a message in front of them may have been refused: they come back, and are sent again after it
 
     def restart(self) -> None:
         """The store has lost messages that it had taken: the next ones get the numbers of another sender."""

@@ -1,4 +1,4 @@
-"""Tells clients of orphans: calls whose reader is lost while their client is back, without the call's position (R5).
+"""Notifies clients of orphans: calls whose reader is lost while their client is back, without the call's position (R5).
 
 What such a call still says goes to the standalone stream, and the client learns there what it missed: which call, what
 lies on the call's own stream, and that it has ended once it has (promise 4). What the call has asked is asked again
@@ -9,7 +9,7 @@ are asked to wait before they reconnect. Only then does this node tell anything,
 hears nothing. The same time passes where a call loses its reader while the client reads the standalone stream: it
 then counts as come back.
 
-Several nodes may run calls of a session. Each tells of those that it wrote; the one to which the client came tells of
+Several nodes may run calls of a session. Each reports those that it wrote; the node to which the client came reports
 those of dead nodes, and lets the living ones know that the time has passed.
 """
 
@@ -43,7 +43,7 @@ ATTEMPTS = 2
 SLACK = 3.0
 """A client may resume its calls for so many times `retry`, as stock clients try, and seconds beyond: one that backs
 off, or whose streams take turns, needs them. What is said meanwhile waits on the call's own stream, in front of the
-answer; on the standalone stream it could arrive behind it, where clients no longer want it."""
+answer; on the standalone stream it could arrive after it, where clients no longer want it."""
 
 MOST_TOLD = 100
 """Calls that have ended of which a client learns at a time, because they share the standalone stream with everything

@@ -193,7 +193,7 @@ class SessionRegistry:
                 return held
             raise
         if session is not None and not _is_session_of(owner, session.record):
-            # One that is not there would have been looked for in the store: neither its failure tells them apart.
+            # A session that does not exist is read from the store too: a failing store must not distinguish them.
             await self._context.store.session(session_id)
             return None
         return session

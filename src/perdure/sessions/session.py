@@ -205,7 +205,7 @@ class Session:
 
     async def rest(self) -> None:
         """No client has used it for long: its runtime and its home go, record and answers stay (R8). The runtime goes
-        first, because what it still said behind the release would be refused."""
+        first, because its messages after the release would be refused."""
         self.orphans.close()
         await self.link.runtime.drop()
         if self.home.is_here:
@@ -416,7 +416,7 @@ class Intake:
         stream_id: StreamId | None = None,
         digest: bytes = b"",
     ) -> list[Call]:
-        """Write the rows and the stream, behind other steps; only then may the runtime see the requests. `most_calls`:
+        """Write the rows and the stream, after other steps; only then may the runtime see the requests. `most_calls`:
         as many calls may run in all processes; what runs here was counted by the caller. `seen`: raise `StaleRecord` if
         the session's record has another revision by now. `stream_id`: the stream's id where it is made of a key; raise
         `StaleFence` if the stream is there already. `digest`: stands for what is asked for."""
