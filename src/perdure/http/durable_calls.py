@@ -617,7 +617,7 @@ class DurableCallEndpoint:
         with self._access.refusing[Refusal.STORE_UNREADABLE]:
             key = await self._calls.given_up(text, owner)
         if key is not None:
-            if digest is not None and key.result != digest:
+            if digest is not None and key.digest != digest:
                 raise HttpRefusal(Refusal.KEY_TAKEN)
             self._context.counters.keys_given_up += 1
             raise HttpRefusal(Refusal.ANSWER_GIVEN_UP)

@@ -172,7 +172,7 @@ class DurableCalls:
         if row is None and await self._context.store.session(record.id) != record:
             return True  # another process has given it up in this moment
         digest = b"" if row is None else row.digest
-        key = replace(record, kind=RecordKind.KEY, version="", client_params=b"", result=digest, revision=1)
+        key = replace(record, kind=RecordKind.KEY, version="", client_params=b"", result=b"", digest=digest, revision=1)
         end = EndSession(session=record.id, time=record.active, reason=_GIVEN_UP, unused_since=record.active)
         await self._context.journal.write(end, PutSession(record=key))
         now = await self._context.store.session(record.id)

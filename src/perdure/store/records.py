@@ -35,8 +35,7 @@ class SessionRecord:
     client_params: bytes
     """The client's `initialize` params, as JSON."""
     result: bytes
-    """The server's `initialize` result, as JSON; empty while OPENING. In a record of kind KEY, what stands for the
-    request (`CallRecord.digest`)."""
+    """The server's `initialize` result, as JSON; empty while OPENING."""
     initialized: bool
     sticky: tuple[bytes, ...]
     """Requests to repeat when the session is loaded: `logging/setLevel`, `resources/subscribe`."""
@@ -52,6 +51,8 @@ class SessionRecord:
     revision: int = field(default=0, compare=False)
     """Rises with each change but that of `active` (21)."""
     kind: RecordKind = RecordKind.SESSION
+    digest: bytes = b""
+    """Of a key: what stands for the request that was given up (`CallRecord.digest`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -510,7 +510,7 @@ class SingleCallChecks(Case):
             record=a_stream(fence, session=call.id), calls=(a_call(session=call.id),), seen=0, unique=True
         )
         await self.accept(PutSession(record=call), opened)
-        key = replace(call, kind=RecordKind.KEY, result=b"digest", client_params=b"", revision=1)
+        key = replace(call, kind=RecordKind.KEY, digest=b"digest", result=b"", client_params=b"", revision=1)
         end = EndSession(session=call.id, time=1.0, reason="why", unused_since=call.active)
         await self.accept(end, PutSession(record=key))
         same("a call in use", await self.store.session(call.id), call)

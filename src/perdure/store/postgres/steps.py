@@ -217,7 +217,14 @@ class CommitArguments:
         texts = (record.id, record.state.value, record.version, record.standalone, record.ended, record.kind.value)
         numbers: tuple[int, ...] = (RECORD_VERSION, int(record.initialized), record.incarnation, *most)
         caller = caller_key(record.owner, record.address)
-        blobs = (stored(record.owner), stored(record.address), caller, record.client_params, record.result)
+        blobs = (
+            stored(record.owner),
+            stored(record.address),
+            caller,
+            record.client_params,
+            record.result,
+            record.digest,
+        )
         self._put(
             "s",
             texts,

@@ -86,18 +86,18 @@ WHERE s.id = $1 ORDER BY g.generation;
 
 -- session_by_id: one session
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision, kind
+       active, ended, address, revision, kind, digest
 FROM perdure.session WHERE id = $1;
 
 -- load_session: one session and its standalone stream
 SELECT n.record, n.id, n.owner, n.state, n.version, n.client_params, n.result, n.initialized, n.sticky, n.incarnation,
        n.standalone, n.created, n.active, n.ended, n.address, n.revision,
-       n.kind, s.record, s.id, s.session, s.kind, s.node, s.fence, s.opened, s.generation, s.last, s.sealed, s.delivered, s.unread
+       n.kind, n.digest, s.record, s.id, s.session, s.kind, s.node, s.fence, s.opened, s.generation, s.last, s.sealed, s.delivered, s.unread
 FROM perdure.session AS n LEFT JOIN perdure.stream AS s ON s.id = n.standalone WHERE n.id = $1;
 
 -- single_call: one record and its one call, with the newest events of its stream and what it asks
 SELECT n.record, n.id, n.owner, n.state, n.version, n.client_params, n.result, n.initialized, n.sticky, n.incarnation,
-       n.standalone, n.created, n.active, n.ended, n.address, n.revision, n.kind,
+       n.standalone, n.created, n.active, n.ended, n.address, n.revision, n.kind, n.digest,
        c.record, c.session, c.incarnation, c.request_id, c.stream_id, c.method, c.request, c.principal, c.attempt,
        c.progress, c.state, c.digest, c.name, e.seqs, e.times, e.payloads, e.finals,
        a.records, a.sessions, a.ids, a.streams, a.requests, a.nodes
@@ -128,7 +128,7 @@ WHERE n.id = $1;
 
 -- sessions_after: a page of sessions, by id
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision, kind
+       active, ended, address, revision, kind, digest
 FROM perdure.session WHERE id > $1 ORDER BY id LIMIT $2;
 
 -- newest: the sessions and calls that were active last, in short; of a call also the state of its row
@@ -151,7 +151,7 @@ SELECT state, count(*) FROM perdure.session WHERE kind = $1 GROUP BY state;
 
 -- longest_dormant: the session that has been dormant for longest, of those that no node uses, of one caller or of all
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision, kind
+       active, ended, address, revision, kind, digest
 FROM perdure.session AS s
 WHERE kind = $1 AND state = 'dormant' AND state <> 'ended'
     AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id)
@@ -159,7 +159,7 @@ ORDER BY active LIMIT 1;
 
 -- longest_dormant_of: the same of one caller's
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision, kind
+       active, ended, address, revision, kind, digest
 FROM perdure.session AS s
 WHERE caller = $1 AND kind = $2 AND state = 'dormant' AND state <> 'ended'
     AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id)
@@ -167,7 +167,7 @@ ORDER BY active LIMIT 1;
 
 -- longest_delivered_of: the same, of those whose answers their readers have seen whole
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision, kind
+       active, ended, address, revision, kind, digest
 FROM perdure.session AS s
 WHERE caller = $1 AND kind = $2 AND state = 'dormant' AND state <> 'ended'
     AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id)
@@ -188,7 +188,7 @@ SELECT id, sticky FROM perdure.session WHERE id = ANY ($1) AND state <> 'ended';
 
 -- next_incarnation: a client begins again in a session that has not ended
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision, kind
+       active, ended, address, revision, kind, digest
 FROM perdure.reattach_1($1);
 
 -- calls_of_session: a session's ledger, the oldest first

@@ -42,7 +42,8 @@ CREATE TABLE perdure.session (
     ended         text NOT NULL DEFAULT '',
     address       bytea NOT NULL DEFAULT '',
     caller        bytea NOT NULL,
-    kind          text NOT NULL DEFAULT 'session' CHECK (kind IN ('session', 'call', 'key'))
+    kind          text NOT NULL DEFAULT 'session' CHECK (kind IN ('session', 'call', 'key')),
+    digest        bytea NOT NULL DEFAULT ''
 ) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
 CREATE INDEX session_of_caller ON perdure.session (caller, kind) WHERE state <> 'ended';
@@ -733,15 +734,16 @@ BEGIN
                 n := n + 1;
             END IF;
         WHEN 's' THEN  -- put session: id, state, version, standalone, ended, kind; record, initialized, incarnation, limits,
-            -- has caller, most of caller, most or -1, sticky, revision; created, active; owner, address, caller, params, result, sticky…
+            -- has caller, most of caller, most or -1, sticky, revision; created, active; owner, address, caller, params, result, digest,
+            -- sticky…
             count_ := numbers[n + 7];
             INSERT INTO perdure.session (
                 id, state, version, standalone, ended, record, initialized, incarnation, created, active, owner, address,
-                caller, client_params, result, sticky, revision, kind)
+                caller, client_params, result, sticky, revision, kind, digest)
             VALUES (
                 texts[t], texts[t + 1], texts[t + 2], texts[t + 3], texts[t + 4], numbers[n], numbers[n + 1] = 1,
                 numbers[n + 2], times[f], times[f + 1], blobs[b], blobs[b + 1], blobs[b + 2], blobs[b + 3], blobs[b + 4],
-                blobs[b + 5 : b + 4 + count_], numbers[n + 8], texts[t + 5])
+                blobs[b + 6 : b + 5 + count_], numbers[n + 8], texts[t + 5], blobs[b + 5])
             ON CONFLICT (id) DO NOTHING;
             IF FOUND AND numbers[n + 3] = 1 THEN
                 why := perdure.limit_sessions_1(texts[t], numbers[n + 4] = 1, numbers[n + 5], nullif(numbers[n + 6], -1));
@@ -752,7 +754,7 @@ BEGIN
             t := t + 6;
             n := n + 9;
             f := f + 2;
-            b := b + 5 + count_;
+            b := b + 6 + count_;
         WHEN 'c' THEN  -- change session: id, state or '', version; record, has version, result, initialized or -1; active
             -- or -infinity; result
             UPDATE perdure.session SET

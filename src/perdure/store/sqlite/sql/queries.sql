@@ -2,9 +2,9 @@
 
 -- put_session: a new session; nothing if it is there already
 INSERT INTO session (id, record, owner, state, version, client_params, result, initialized, sticky, incarnation,
-                     standalone, created, active, ended, address, revision, kind)
+                     standalone, created, active, ended, address, revision, kind, digest)
 VALUES (:id, :record, :owner, :state, :version, :client_params, :result, :initialized, :sticky, :incarnation,
-        :standalone, :created, :active, :ended, :address, :revision, :kind)
+        :standalone, :created, :active, :ended, :address, :revision, :kind, :digest)
 ON CONFLICT (id) DO NOTHING;
 
 -- unput_session: a session was one too many
@@ -186,12 +186,12 @@ WHERE s.id = ? ORDER BY g.generation;
 
 -- session_by_id: one session
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision, kind
+       active, ended, address, revision, kind, digest
 FROM session WHERE id = ?;
 
 -- sessions_after: a page of sessions, by id
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision, kind
+       active, ended, address, revision, kind, digest
 FROM session WHERE id > ? ORDER BY id LIMIT ?;
 
 -- newest: the sessions and calls that were active last, in short; of a call also the state of its row. Only indexes are
@@ -228,14 +228,14 @@ SELECT state, count(*) FROM session INDEXED BY session_state WHERE kind = ? GROU
 
 -- longest_dormant: the session that has been dormant for longest, of those that no node uses
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision, kind
+       active, ended, address, revision, kind, digest
 FROM session INDEXED BY session_dormant
 WHERE state = 'dormant' AND kind = ? AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id)
 ORDER BY active LIMIT 1;
 
 -- longest_dormant_of: the same of one caller's (that it has not ended is said for the index)
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision, kind
+       active, ended, address, revision, kind, digest
 FROM session INDEXED BY session_of_caller
 WHERE owner = ? AND address = ? AND kind = ? AND state <> 'ended' AND state = 'dormant'
     AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id)
@@ -243,7 +243,7 @@ ORDER BY active LIMIT 1;
 
 -- longest_delivered_of: the same, of those whose answers their readers have seen whole
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision, kind
+       active, ended, address, revision, kind, digest
 FROM session INDEXED BY session_of_caller
 WHERE owner = ? AND address = ? AND kind = ? AND state <> 'ended' AND state = 'dormant'
     AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id)

@@ -21,7 +21,8 @@ CREATE TABLE session (
     ended         TEXT NOT NULL DEFAULT '',
     address       TEXT NOT NULL DEFAULT '',
     revision      INTEGER NOT NULL DEFAULT 0,
-    kind          TEXT NOT NULL DEFAULT 'session' CHECK (kind IN ('session', 'call', 'key'))
+    kind          TEXT NOT NULL DEFAULT 'session' CHECK (kind IN ('session', 'call', 'key')),
+    digest        BLOB NOT NULL DEFAULT x''
 );
 
 -- A caller is an owner or, where there is none, an address.
