@@ -4,7 +4,7 @@ The library's own transport takes about 900 µs of CPU for a small request, in f
 this one does without proxies and HTTP/2, and takes a third of that. Authentication, redirects and content encodings are
 the library's work above either transport.
 
-A connection is used by one request at a time. It goes back to the idle ones when its response was read to the end.
+One request at a time uses a connection. The connection becomes idle when its response was read to the end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_HEAD = 100 << 10
 #: Bytes of a body that wait to be read; beyond that the connection is not read, and the server has to wait.
 MAX_WAITING = 128 << 10
 #: Seconds after which the next address of a host is tried: a network whose IPv6 leads nowhere costs no more. The last
-#: address has all the time that there is.
+#: address has the rest of the time.
 NEXT_ADDRESS = 1.0
 
 Origin = tuple[str, str, int]
@@ -43,7 +43,7 @@ class Direct(httpx2.AsyncBaseTransport):
         self._max_idle = max_idle
         self._idle_seconds = idle_seconds
         self._idle: dict[Origin, list[_Connection]] = {}
-        """Those of each origin, the one that was used last at the end."""
+        """The idle connections of each origin, the one that was used last at the end."""
         self._is_closed = False
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -135,15 +135,15 @@ class _Connection(asyncio.Protocol):
         self.headers: list[tuple[bytes, bytes]] = []
         self._socket: asyncio.Transport
         self._parser: httptools.HttpResponseParser | None = None
-        """Of the response that is expected; None before a request and after its response."""
+        """The parser of the expected response; None before a request and after its response."""
         self._may_be_kept = False
         self._ends_with_connection = False
         self._bare_bytes = 0
-        """Bytes since the last that belonged to a body."""
+        """Bytes received since the last byte of a body."""
         self._has_head = False
         self._body = bytearray()
         self._failure: httpx2.TransportError | None = None
-        """Why there is no more to come on this connection."""
+        """Why nothing more comes on this connection."""
         self._changed = asyncio.Event()
         self._may_write = True
 
@@ -217,7 +217,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._has_head and self._ends_with_connection and exc is None:
-            self._parser = None  # that was its end
+            self._parser = None  # the end of the connection ends the body
         closed = "the server closed the connection before the response was complete"
         self._fail(httpx2.RemoteProtocolError(closed) if exc is None else httpx2.ReadError(str(exc)))
 

@@ -139,7 +139,7 @@ async def _ignore(_: object) -> None:
 
 
 #: A handshake has no messages but its answer.
-_DEAF = Listener(take=_ignore, complain=_ignore, move=lambda position, retry: None)
+_NO_LISTENER = Listener(take=_ignore, complain=_ignore, move=lambda position, retry: None)
 
 
 class Standalone:
@@ -309,7 +309,7 @@ class Link:
             async with self.endpoint.post(body, handshake) as response:
                 meaning, message = await response.meaning(attempt, request_id, self.limits.message_bytes)
                 if meaning is Meaning.FOLLOW:
-                    stream = Stream(self.endpoint, self.limits, _DEAF, patience=self.limits.handshake)
+                    stream = Stream(self.endpoint, self.limits, _NO_LISTENER, patience=self.limits.handshake)
                     message = await stream.read(response, awaited=request_id)
                     if message is None:
                         raise Unavailable(stream.trouble)

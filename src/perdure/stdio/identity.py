@@ -44,7 +44,7 @@ class ProcessInfo:
     start: int
     name: str
     words: tuple[str, ...]
-    """Its command line. Empty while it ends or becomes another program: its memory goes first, its children later."""
+    """Its command line. Empty while it ends or becomes another program: its memory is freed first, its children later."""
 
 
 class Processes(ABC):

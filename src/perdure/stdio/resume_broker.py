@@ -61,7 +61,7 @@ class ResumeBroker:
                 try:
                     session, renewed = await self._ask("resume", {"token": token}, patience, "session", "token")
                 except _NoBroker:
-                    # No broker has rejected the token: it goes when another session begins, and not while a gateway
+                    # No broker has rejected the token: it is deleted when another session begins, not while a gateway
                     # says 404.
                     self._without_broker()
                 except _Rejected:

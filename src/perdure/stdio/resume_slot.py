@@ -2,11 +2,11 @@
 
 slot = await open_slot(directory, identity, target)
 token = slot.token()      # offer it; then slot.on_resumed() or slot.on_rejected()
-slot.keep(token)          # each time the broker gives a new one; confirm it if this was True
+slot.keep(token)          # each time the broker returns a new one; confirm it if this was True
 slot.release()            # at the end: the next bridge may have it
 
 A slot is a token, a label, the bridge's positions, and a lock that its holder keeps for as long as it lives. A slot is
-*known* if it has a token: a session waits behind it. Nothing that a host gives its bridges tells those of one target
+*known* if it has a token: a session waits for it. Nothing that a host gives its bridges tells those of one target
 apart. Their order does not: hosts stop and start them in any order. So a bridge follows another one only where there is
 no choice, and begins a fresh session otherwise (T7):
 
@@ -18,7 +18,7 @@ no choice, and begins a fresh session otherwise (T7):
 | none | several | waits whether one of them ends, or several, to the end of its time |
 | none | none | begins a fresh one |
 
-Credentials tell bridges apart where they differ: only slots of the same credential are looked at. If there is none, the
+Credentials tell bridges apart where they differ: only slots of the same credential are considered. If there is none, the
 only slot of another credential is tried, because credentials are renewed. Its label changes when the server has
 accepted the token; until then it is the other credential's, and stays so if the server says no.
 
@@ -50,7 +50,7 @@ from perdure._files.private import Folder, Untrusted
 from perdure.stdio.identity import Identity, Processes, here
 from perdure.telemetry.log_records import log_event
 
-#: Slots of one host: more servers than a host has in its configuration. Beyond, the one unused for longest goes.
+#: Slots of one host: more servers than a host has in its configuration. Beyond, the slot unused for longest is deleted.
 MAX_SLOTS = 64
 #: Seconds after which the files of a host that cannot be seen from here (another container, another machine with the
 #: same home) are removed. No session is kept for so long after its last use, unless an operator says so.
@@ -59,7 +59,7 @@ FORGOTTEN = 30 * 24 * 3600
 MAX_LABEL = 1_024
 #: Seconds for which a bridge waits for a slot of its target: hosts start the new one before the old one has ended.
 PATIENCE = 1.0
-#: Seconds between two looks at locked slots.
+#: Seconds between two attempts at locked slots.
 POLL = 0.02
 Kind = Literal["token", "target", "positions", "lock"]
 """What a file of a slot is, which its name begins with."""
@@ -132,7 +132,7 @@ class SlotName:
 
     @property
     def contents(self) -> list[str]:
-        """Everything but the lock. The label goes last: it says whose the others are."""
+        """All files but the lock. The label is deleted last, because it says whose the others are."""
         files = [self.file("token"), self.file("positions"), self.file("target")]
         return [*(f"{file}.new" for file in files), *files]
 
@@ -423,7 +423,7 @@ class Slot:
         """Free the lock; the files stay."""
         if self._taken is not None:
             with contextlib.suppress(OSError):
-                os.utime(self._taken.lock)  # where room is needed, the slot that was not used for longest goes
+                os.utime(self._taken.lock)  # where room is needed, the slot unused for longest is deleted
             self.let_go(release)
 
     def let_go(self, close: Callable[[int], None] = os.close) -> None:
