@@ -44,7 +44,7 @@ class ProcessInfo:
     start: int
     name: str
     words: tuple[str, ...]
-    """Its command line. Empty while it ends or becomes another program: its memory is freed first, its children later."""
+    """Its command line. Empty while the process ends or becomes another program."""
 
 
 class Processes(ABC):

@@ -18,7 +18,7 @@ no choice, and begins a fresh session otherwise (T7):
 | none | several | waits whether one of them ends, or several, to the end of its time |
 | none | none | begins a fresh one |
 
-Credentials tell bridges apart where they differ: only slots of the same credential are considered. If there is none, the
+Credentials tell bridges apart where they differ: only slots of the same credential are used. If there is none, the
 only slot of another credential is tried, because credentials are renewed. Its label changes when the server has
 accepted the token; until then it is the other credential's, and stays so if the server says no.
 
