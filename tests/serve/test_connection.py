@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from perdure.errors import Misuse
 from perdure.serve.connection import Connection
@@ -47,13 +47,18 @@ def test_an_address_of_another_machine_is_refused() -> None:
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers with the size of the body; `/open` begins an answer and ends when the peer has gone."""
-    await send({"type": "http.response.start", "status": 200, "headers": []})
+    """Answers with the size of the body; `/open` begins an answer and ends when the peer has gone; `/late` begins its
+    answer after the body."""
+    head: Message = {"type": "http.response.start", "status": 200, "headers": []}
+    if scope["path"] != "/late":
+        await send(head)
     size, more = 0, True
     while more:
         message = await receive()
         size += len(message.get("body", b""))
         more = message.get("more_body", False)
+    if scope["path"] == "/late":
+        await send(head)
     if scope["path"] == "/open":
         await send({"type": "http.response.body", "body": b"begun", "more_body": True})
         while (await receive())["type"] != "http.disconnect":
@@ -98,6 +103,22 @@ async def test_endless_headers_are_answered_431_and_closed() -> None:
         answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 431 ")
     assert answer.endswith(b"\r\n\r\nthe request's headers are too large")
+
+
+async def test_a_client_that_waits_for_100_is_told_to_continue() -> None:
+    async with peer() as (reader, writer):
+        await send(writer, b"POST /late HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 1\r\n\r\n")
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await send(writer, b"b")
+        assert (await reader.readuntil(b"body of 1")).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_the_head_comes_also_where_the_body_does_not_follow() -> None:
+    async with peer() as (reader, writer):
+        await send(writer, b"POST / HTTP/1.1\r\ncontent-length: 1\r\n\r\n")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        await send(writer, b"b")
+        await reader.readuntil(b"body of 1")
 
 
 async def test_a_second_request_may_begin_in_the_chunk_that_ends_a_large_body() -> None:

@@ -72,6 +72,9 @@ class _HeadWithBody(asyncio.Transport):
             held, self._held = self._held, b""
             self._transport.write(held)
 
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
     def close(self) -> None:
         self._flush()
         self._transport.close()
