@@ -46,7 +46,7 @@ async def test_a_store_within_its_time_is_the_store_that_it_was() -> None:
 
 def test_the_interfaces_say_what_is_limited() -> None:
     assert {"commit", "read", "session", "claim", "sweep", "mail"} <= CALLS
-    assert {name for name in CALLS if hasattr(Liveness, name)} == {"beat", "dead", "holders", "overview"}
+    assert {name for name in CALLS if hasattr(Liveness, name)} == {"beat", "holders", "overview"}
     assert CALLS.isdisjoint({"commit_now", "hint", "stamp", "clock", "subscribe", "liveness", "holds", "hold", "ages"})
 
 
