@@ -73,7 +73,7 @@ async def test_what_was_not_used_for_long_is_found_by_its_time(schema: str) -> N
         run(f"PREPARE stale (float8, float8, text, bigint) AS {stale}")
         plan = " ".join(row[0] for row in run("EXPLAIN EXECUTE stale (1, 1, '', 100)"))
         for condition in (
-            "(kind = ANY ('{call,key,mark}'::text[])) AND (active <",
+            "(kind = ANY ('{call,key}'::text[])) AND (active <",
             "(kind = 'session'::text) AND (active <",
         ):
             assert f"Index Cond: ({condition}" in plan, plan
