@@ -106,16 +106,3 @@ def keeping(url: str, state: str) -> subprocess.Popen[str]:
 def line_of(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
-
-
-async def test_a_file_that_a_process_serves_is_not_copied_and_after_a_kill_it_is(folder: Path) -> None:
-    command = ("store", "copy", f"sqlite:{folder}/log.db", f"sqlite:{folder}/copy.db")
-    async with served_alone(folder) as (served, peer):
-        await peer.session()
-        answer = told(*command)
-        assert (answer.returncode, answer.stdout) == (2, "")
-        assert "is in use by node" in answer.stderr
-        await served.kill()
-    answer = told(*command)
-    assert (answer.returncode, answer.stderr) == (0, "")
-    assert answer.stdout.startswith("copied 1 sessions, ")

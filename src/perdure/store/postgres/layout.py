@@ -121,10 +121,13 @@ async def _migrate(connection: Connection, address: Address) -> None:
     async with connection.transaction(isolation="read_committed"):
         await connection.execute(SHORT_LOCKS)
         before = await schema_version(connection, address)
+        strange = None if before else await connection.fetchval(_STRANGE, address.schema)
+        if strange:  # another process may have made the store between the two reads
+            before = await schema_version(connection, address)
         if before:
             await connection.execute(f"LOCK TABLE {address.schema}.version IN EXCLUSIVE MODE")
             before = await schema_version(connection, address)
-        if not before and (strange := await connection.fetchval(_STRANGE, address.schema)):
+        elif strange:
             raise StoreError(_not_a_store(address, f"it holds {strange}"))
         if not await connection.fetchval("SELECT to_regnamespace($1)::oid", address.schema):
             await connection.execute(f"CREATE SCHEMA {address.schema}")

@@ -237,11 +237,10 @@ class SoleLocks(Locks):
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        self._nodes: set[NodeId] = set()
         self._sole = SoleHolder(os.path.realpath(path) + "-process")
 
     def holds(self, node: NodeId) -> bool:
-        return node in self._nodes
+        return node in self._claims
 
     def join(self, node: NodeId) -> None:
         with self._turn:
@@ -251,15 +250,16 @@ class SoleLocks(Locks):
                 raise StoreUnavailable(f"the log cannot be locked: {error}") from error
             if not taken:
                 raise StoreUnavailable(f"another process serves this log, and {NO_FLOCK}: one at a time may")
-            self._nodes.add(node)
+            self._claims.setdefault(node, Claim())
 
     def leave(self, node: NodeId) -> None:
-        self._nodes.discard(node)
+        if (claim := self._claims.pop(node, None)) is not None:
+            claim.bury()
 
     def is_held(self, node: NodeId) -> bool:
         """Of a process that has not joined: whether another one has the log."""
-        if self._nodes:
-            return node in self._nodes
+        if self._claims:
+            return node in self._claims
         try:
             is_free = self._sole.take(patience=0)
         except sqlite3.Error as error:
@@ -268,12 +268,12 @@ class SoleLocks(Locks):
         return not is_free
 
     def lives(self, node: NodeId) -> bool:
-        return node in self._nodes
+        return node in self._claims
 
     def take(self, nodes: Iterable[NodeId]) -> tuple[list[NodeId], list[NodeId]]:
         """A process that has not joined does not know which nodes live."""
         nodes = list(nodes)
-        dead = [node for node in nodes if self._nodes and node not in self._nodes]
+        dead = [node for node in nodes if self._claims and node not in self._claims]
         return dead, [node for node in nodes if node not in dead]
 
     def bury(self, node: NodeId) -> None:
@@ -283,7 +283,7 @@ class SoleLocks(Locks):
         return []
 
     def close(self) -> None:
-        self._nodes.clear()
+        self._bury_claims()
         self._sole.release()
 
 
