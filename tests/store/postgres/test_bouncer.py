@@ -155,6 +155,9 @@ async def test_a_look_is_told_of_a_commit_when_it_can_be_seen_and_not_before(tmp
             operator = await asyncpg.connect(server.url)
             stack.push_async_callback(operator.close)
             await _change(operator, "SET synchronous_standby_names = 'absent'")
+            probe = await asyncpg.connect(server.url)
+            stack.push_async_callback(probe.close)
+            await until(lambda: _commits_wait(operator, probe))
             putting = asyncio.create_task(here.commit([PutSession(record=a_session())]))
             await until(lambda: operator.fetchval("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"))
             assert await there.session(SESSION) is None
@@ -174,6 +177,18 @@ async def _change(operator: Session, setting: str) -> None:
     before = await operator.fetchval("SELECT pg_conf_load_time()")
     await operator.execute("SELECT pg_reload_conf()")
     await until(lambda: operator.fetchval("SELECT pg_conf_load_time() > $1", before))
+
+
+async def _commits_wait(operator: Session, probe: Session) -> bool:
+    """Whether a commit waits for a standby already: the server's checkpointer reads the setting after the others."""
+    writing = asyncio.create_task(probe.execute("CREATE TABLE IF NOT EXISTS probe (); DROP TABLE probe"))
+    pid = probe.get_server_pid()
+    while not writing.done():
+        if await operator.fetchval("SELECT 1 FROM pg_stat_activity WHERE pid = $1 AND wait_event = 'SyncRep'", pid):
+            await operator.execute("SELECT pg_cancel_backend($1)", pid)
+            await writing
+            return True
+    return False
 
 
 async def _looked_twice(operator: Session) -> None:
