@@ -29,7 +29,7 @@ test: lint ## Check style and types, run the tests
 	@scripts/test
 
 test-all: lint ## The same with long tests: outages in real time, failovers of PostgreSQL, soaks
-	@PERDURE_TEST_OUTAGES=real scripts/test --all
+	@PERDURE_TEST_OUTAGES=real PERDURE_TEST_FUZZ=5 PERDURE_TEST_SESSIONS=3000 scripts/test --all
 
 coverage: .venv/ready ## Run all tests and measure how much of the package they reach (slow)
 	@scripts/test --coverage

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -84,11 +85,16 @@ def _cited(number: str, tests: Iterable[Test]) -> dict[str, list[Test]]:
     return found
 
 
-def _tests() -> Iterator[Test]:
+@functools.cache
+def _tests() -> Sequence[Test]:
+    return list(_read_tests())
+
+
+def _read_tests() -> Iterator[Test]:
     sources = (path for path in (ROOT / "tests").rglob("test_*.py") if "node_modules" not in path.parts)
     for source in sorted(sources):
         tree = ast.parse(source.read_text())
-        if _is_long(node for node in tree.body if ast.unparse(node).startswith("pytestmark = ")):
+        if _is_long(node for node in tree.body if isinstance(node, ast.Assign)):
             continue
         yield Test(name="", source=source, says=_said(tree))
         for node in tree.body:

@@ -168,9 +168,15 @@ class Settings:
     max_stream_events: int = _limit(
         500, "events kept for one stream; a call waits while its reader is so many events behind"
     )
-    max_streams: int = _limit(100, "streams of one session that keep events beside their answers")
+    max_streams: int = _limit(
+        100,
+        "streams of one session that keep events beside their answers; up to a twentieth more before the oldest are"
+        " removed",
+    )
     max_session_events: int = _limit(10_000, "events kept for one session, without final answers")
-    max_answers: int = _limit(10_000, "final answers kept for one session")
+    max_answers: int = _limit(
+        10_000, "final answers kept for one session; up to a twentieth more before the oldest are removed"
+    )
     max_session_bytes: int = _size(
         64 << 20,
         "bytes kept for one session, events and answers together; beyond, the oldest events are removed first, then the"

@@ -37,7 +37,7 @@ def examples(count: int) -> settings:
     return settings(max_examples=int(count * TIMES), derandomize=TIMES == 1, database=None, deadline=None)
 
 
-@examples(600)
+@examples(200)
 @given(data=st.data())
 def test_any_request_is_answered(target: Target, data: st.DataObject) -> None:
     method, request = data.draw(http_requests(target))
@@ -46,7 +46,7 @@ def test_any_request_is_answered(target: Target, data: st.DataObject) -> None:
     target.check(answers)
 
 
-@examples(600)
+@examples(200)
 @given(body=mostly(bodies, broken_bodies()), era=st.sampled_from(["session", "session", "old", "none", "sessionless"]))
 def test_any_body_is_answered(target: Target, body: bytes, era: str) -> None:
     headers = {
@@ -60,7 +60,7 @@ def test_any_body_is_answered(target: Target, body: bytes, era: str) -> None:
     target.check(answers)
 
 
-@examples(400)
+@examples(130)
 @given(data=mangled_bytes())
 def test_garbage_is_refused_or_closed(target: Target, data: bytes) -> None:
     target.check(target.garbage(data))

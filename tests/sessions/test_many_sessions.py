@@ -22,7 +22,7 @@ from tests.support.processes.cluster import GATE_FILE_TOOLS
 from tests.support.processes.serving import Served, serving
 from tests.support.servers.in_process import until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.anyio, pytest.mark.long, pytest.mark.timeout(240)]
 
 SESSIONS = int(os.environ.get("PERDURE_TEST_SESSIONS", "700"))
 AT_ONCE = 16

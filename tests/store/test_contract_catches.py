@@ -697,7 +697,6 @@ async def test_a_failure_without_a_name_is_not_taken_for_one() -> None:
         HandsMailOutOnce,
         ComparesIdsAsTheyAre,
         OpensStreamsOfEndedSessions,
-        KeepsNotesOfEndedSessions,
     ],
 )
 @pytest.mark.timeout(400)  # the last one takes 14 s of the processor

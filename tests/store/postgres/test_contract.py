@@ -14,11 +14,10 @@ from perdure.store.postgres.store import PostgresStore
 from perdure.testing import check_store
 from tests.store.machine import store_machine
 from tests.support.stores.postgres import connection, new_schema, programs, store_url
-from tests.support.stores.shared import ON_POSTGRES
 
-VERSIONS: list[int | None] = [*programs()] or [None]
-if not ON_POSTGRES:
-    VERSIONS = VERSIONS[-2:]  # the time of a test run is short; PERDURE_TEST_STORE=postgres takes all
+FOUND: list[int | None] = [*programs()]
+*OLDER, NEWEST = FOUND or [None]
+VERSIONS = [*(pytest.param(version, marks=pytest.mark.long) for version in OLDER), NEWEST]
 
 
 class Stores:
