@@ -14,8 +14,9 @@ import pytest
 from mcp.client.session import ClientRequestContext
 
 import perdure
-from perdure.client.memory import Ask, BadState, Running, State, StateFile, decode
+from perdure.client.memory import Ask, Running, State, StateFile, decode
 from perdure.remote.endpoint import Handshake
+from perdure.remote.state_file import BadState, encode
 from tests.client.conftest import text
 from tests.support.processes.client_process import client_process
 from tests.support.processes.serving import BASIC_TOOLS, serving
@@ -56,7 +57,7 @@ def test_a_state_comes_back_as_it_was_written() -> None:
         asks={"7": Ask(message={"id": 7}, call="3.1")},
     )
     state.stick("logging/setLevel", {"level": "error"})
-    assert decode(state.encode()) == state
+    assert decode(encode(state)) == state
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_what_is_no_state_is_told(data: bytes) -> None:
 
 
 def test_every_cut_of_a_state_is_told_and_none_is_taken_for_a_state() -> None:
-    data = State(url="http://a/mcp", handshake=Handshake(session="s", request={}, result={})).encode()
+    data = encode(State(url="http://a/mcp", handshake=Handshake(session="s", request={}, result={})))
     for end in range(len(data)):
         with pytest.raises(BadState):
             decode(data[:end])
@@ -96,7 +97,7 @@ CALL: dict[str, object] = {"id": "1", "params": {}, "position": None, "retry": N
     ],
 )
 def test_a_state_with_a_value_of_another_kind_is_told_before_it_does_harm(wrong: dict[str, object]) -> None:
-    whole = json.loads(State(url="http://a/mcp").encode())
+    whole = json.loads(encode(State(url="http://a/mcp")))
     decode(json.dumps({**whole, "calls": {"1": CALL}}).encode())
     with pytest.raises(BadState):
         decode(json.dumps({**whole, **wrong}).encode())
@@ -278,7 +279,7 @@ async def test_a_folder_that_is_not_there_is_told_at_the_start(url: str, tmp_pat
 async def test_a_link_or_a_file_that_others_may_write_is_not_trusted(url: str, path: Path) -> None:
     """T8."""
     real = path.with_name("real.json")
-    write(real, State(url=url).encode())
+    write(real, encode(State(url=url)))
     os.symlink(real, path)
     with pytest.raises(perdure.StateUnusable):
         async with perdure.connect(url, state=path):
@@ -357,7 +358,7 @@ async def test_a_handshake_that_was_not_finished_is_made_again(site: Site, url: 
     state = decode(saved(path))
     assert state.handshake is not None
     state.handshake.initialized = False
-    write(path, state.encode())
+    write(path, encode(state))
     async with perdure.connect(url, state=path) as client:
         assert client.session_id != first
         assert text(await client.call_tool("count", {"n": 1})) == "counted to 1"

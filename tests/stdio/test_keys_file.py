@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from perdure._files.private import Folder
-from perdure.stdio import keys_file
-from perdure.stdio.keys_file import MAX_LEFT, REJOIN_SECONDS, KeptKey, KeysFile, decode, digest_of, open_keys
+from perdure.remote.state_file import decode
+from perdure.stdio.keys_file import MAX_LEFT, REJOIN_SECONDS, KeptKey, Keys, KeysFile, digest_of, open_keys
 from perdure.stdio.resume_slot import Target
 
 TARGET = Target(url="http://127.0.0.1:1/mcp")
@@ -85,7 +85,7 @@ def test_calls_that_no_retry_comes_for_are_given_up(place: Path) -> None:
     many = [{"digest": str(number), **entry} for number in range(MAX_LEFT + 1)]
     file.write_text(json.dumps({"perdure": 1, "calls": many}))
     ledger = open_keys(place, TARGET)
-    assert [len(keys_file.decode(path.read_bytes())) for path in place.glob("calls-*")] == [MAX_LEFT]
+    assert [len(decode(Keys, path.read_bytes()).calls) for path in place.glob("calls-*")] == [MAX_LEFT]
     ledger.close()
 
 
@@ -142,7 +142,7 @@ def test_what_makes_a_call_the_same() -> None:
 
 def test_the_form_on_disk() -> None:
     entry = {"digest": "d", "key": "k", "task": "", "left": 0.0}
-    assert decode(json.dumps({"perdure": 1, "calls": [entry]}).encode()) == [KeptKey(digest="d", key="k")]
+    assert decode(Keys, json.dumps({"perdure": 1, "calls": [entry]}).encode()).calls == [KeptKey(digest="d", key="k")]
 
 
 def test_the_folder_is_this_users_alone(place: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from perdure.remote.state_file import encode
 from perdure.stdio.positions_file import MAX_BYTES, Positions, PositionsFile, RunningCall, decode, digest
 
 SESSION = "a-session"
@@ -17,7 +18,7 @@ WRITTEN = Positions(session=digest(SESSION), position="s.1.2", calls={"x.1": CAL
 
 
 def good(**changes: object) -> bytes:
-    return json.dumps(json.loads(WRITTEN.encode()) | changes).encode()
+    return json.dumps(json.loads(encode(WRITTEN)) | changes).encode()
 
 
 def test_what_is_noted_is_recalled_for_the_same_session_alone(tmp_path: Path) -> None:

@@ -6,30 +6,26 @@ at all; `close` lets go, and keeps what is there.
 """
 
 import asyncio
-import json
 import logging
 import os
 import sqlite3
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from perdure._files import private
 from perdure._files.locks import HAS_FLOCK, SoleHolder, let_go_in_child, lock_file, release
 from perdure.errors import StateInUse, StateUnusable
+from perdure.remote import state_file
 from perdure.remote.call import ToolCall
 from perdure.remote.durable_calls import DurableCall
 from perdure.remote.endpoint import Handshake
-from perdure.remote.state_writer import LAG, StateWriter, read
+from perdure.remote.state_file import LAG, BadState, NewerState, StateWriter, encode
 from perdure.telemetry.log_records import log_event
 
-#: Of the form. A newer release may raise it; an older one then refuses the file.
-VERSION = 1
-
-
-class BadState(ValueError):
-    """These bytes are not a client's state."""
+#: Turns of the event loop in which a result reaches the program: each task that waits for another one takes one.
+TURNS = 20
 
 
 @dataclass(kw_only=True)
@@ -94,28 +90,13 @@ class State(Place):
             kept = {key: value for key, value in params.items() if key != "_meta"}
             self.sticky[about] = {"method": method, "params": kept}
 
-    def encode(self) -> bytes:
-        return json.dumps({"perdure": VERSION, **asdict(self)}, separators=(",", ":")).encode()
-
 
 def decode(data: bytes) -> State:
-    """What would fail later fails here: `BadState`, or `StateUnusable` for the form of a newer release."""
-    try:
-        found = json.loads(data)
-        version = found.pop("perdure")
-        if isinstance(version, int) and version > VERSION:
-            raise StateUnusable(f"the state has form {version}; this release knows {VERSION}")
-        if version != VERSION:
-            raise BadState("the state has no known form")
-        state = read(State, found, "the state")
-        assert isinstance(state, State)
-        if not {"handshake", "calls", "asks"} <= found.keys():
-            raise BadState("it has no handshake, calls or questions")
-        if any(key != call.id for key, call in [*state.calls.items(), *state.durable_calls.items()]):
-            raise BadState("a call stands under another id")
-        return state
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise BadState(f"not a client's state: {error}") from error
+    """Raises `BadState`."""
+    state = state_file.decode(State, data)
+    if any(key != call.id for key, call in [*state.calls.items(), *state.durable_calls.items()]):
+        raise BadState("a call stands under another id")
+    return state
 
 
 class StateStore(Protocol):
@@ -218,6 +199,8 @@ class Memory:
     def _recall(self, store: StateStore, data: bytes) -> None:
         try:
             state = decode(data)
+        except NewerState as error:
+            raise StateUnusable(str(error)) from error
         except BadState as error:
             try:
                 aside = store.set_aside()
@@ -233,7 +216,7 @@ class Memory:
 
     def _save(self) -> None:
         if self._store is not None:
-            self._store.save(self.state.encode())
+            self._store.save(encode(self.state))
 
     def end(self, call: str) -> None:
         """A call is over, and so is what it asked: forget it, if it was remembered."""
@@ -253,14 +236,17 @@ class Memory:
         A process that is killed before the program has it, on its way through tasks that wait for each other, leaves
         the call to the next one. Twice is harmless, never is not.
         """
+        loop = asyncio.get_running_loop()
 
-        def run() -> None:
-            if forget in self._due:
+        def run(turns: int) -> None:
+            if turns:  # a loop that stood still has run the timer before the tasks
+                loop.call_soon(run, turns - 1)
+            elif forget in self._due:
                 self._due.remove(forget)
                 forget()
 
         self._due.append(forget)
-        asyncio.get_running_loop().call_later(LAG, run)
+        loop.call_later(LAG, run, TURNS)
 
     def answered(self, ask: object) -> None:
         """A request of the server has its reply, or was withdrawn."""

@@ -17,19 +17,17 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from perdure._core.envelope import CLIENT
 from perdure._files import private
 from perdure._files.locks import release
 from perdure._files.private import Folder, Untrusted
-from perdure.remote.state_writer import StateWriter, read
+from perdure.remote.state_file import StateWriter, decode, encode
 from perdure.stdio.resume_slot import Target
 from perdure.telemetry.log_records import log_event
 
-#: Of the form. Files of another form are removed.
-VERSION = 1
 #: Seconds after the end of its bridge in which a call is joined. Hosts retry as soon as they are back; a person who
 #: asks for the same later wants it done again.
 REJOIN_SECONDS = 600.0
@@ -53,6 +51,13 @@ class KeptKey:
     """The handle of its task, once there is one."""
     left: float = 0.0
     """When its bridge ended; 0 while it lives."""
+
+
+@dataclass(kw_only=True)
+class Keys:
+    """The content of the file."""
+
+    calls: list[KeptKey]
 
 
 def digest_of(params: Mapping[str, Any]) -> str:
@@ -155,7 +160,7 @@ class KeysFile:
             ended = folder.changed(f"calls-{name}") / 1e9
             try:
                 found = folder.read(f"calls-{name}", limit=MAX_BYTES)
-                entries = [] if found is None else decode(found)
+                entries = [] if found is None else decode(Keys, found).calls
             except (Untrusted, ValueError) as error:
                 log_event(logging.WARNING, "stdio.keys_unreadable", f"calls of an earlier process are lost: {error}")
                 entries = []
@@ -174,22 +179,9 @@ class KeysFile:
 
     def _save(self) -> None:
         if self._folder is not None:
-            entries = [asdict(entry) for entry in (*self._left, *self._running)]
-            data = json.dumps({"perdure": VERSION, "calls": entries}).encode()
+            data = encode(Keys(calls=[*self._left, *self._running]))
             # As the positions: it survives the death of this process, and a power cut ends the host as well.
             private.replace(self._folder.path / f"calls-{self._name}", data)
-
-
-def decode(data: bytes) -> list[KeptKey]:
-    """Raises `ValueError` for what is not ours."""
-    try:
-        found = json.loads(data)
-        if found["perdure"] != VERSION:
-            raise ValueError("the keys have another form")
-        entries: list[KeptKey] = read(list[KeptKey], found["calls"], "the keys")
-    except (TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError(f"not the keys of a bridge: {error}") from error
-    return entries
 
 
 def _on_failing(error: Exception | None) -> None:

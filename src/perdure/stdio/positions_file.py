@@ -2,7 +2,7 @@
 
 The file holds no credentials, no session id and no arguments: a digest binds it to its session. A fact is written
 before it can matter: a call before it is sent, and the host's position in the standalone stream as soon as it has
-moved. Positions of calls are written a little later, many at a time (`remote/state_writer.py`): after a kill an old one
+moved. Positions of calls are written a little later, many at a time (`remote/state_file.py`): after a kill an old one
 repeats a few log messages at worst.
 """
 
@@ -10,17 +10,16 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from perdure._core.sticky import after as sticky_after
 from perdure._files import private
+from perdure.remote import state_file
 from perdure.remote.endpoint import can_be_sent
-from perdure.remote.state_writer import StateWriter, read
+from perdure.remote.state_file import BadState, StateWriter, encode
 from perdure.telemetry.log_records import log_event
 
-#: Of the form. PositionsFile of another form are not read: the next process then knows less, and nothing wrong.
-VERSION = 1
 #: Of the file. A running call takes some 200 bytes, and 256 of them run at most; subscriptions have 256 KiB.
 MAX_BYTES = 1 << 20
 
@@ -45,25 +44,16 @@ class Positions:
     sticky: list[str] = field(default_factory=list)
     """The requests to repeat in a new session: a log level, subscriptions."""
 
-    def encode(self) -> bytes:
-        return json.dumps({"perdure": VERSION, **asdict(self)}, separators=(",", ":")).encode()
-
 
 def decode(data: bytes) -> Positions:
     """Raises `ValueError` for what is not ours."""
-    try:
-        found = json.loads(data)
-        if found.pop("perdure") != VERSION:
-            raise ValueError("the positions have another form")
-        read_back: Positions = read(Positions, {**found, "calls": found["calls"]}, "the positions")
-    except (TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError(f"not the positions of a bridge: {error}") from error
-    for call in read_back.calls.values():
+    found = state_file.decode(Positions, data)
+    for call in found.calls.values():
         json.loads(call.id)
-    for position in (read_back.position, *(call.position for call in read_back.calls.values())):
+    for position in (found.position, *(call.position for call in found.calls.values())):
         if position and not can_be_sent(position):
-            raise ValueError("a position cannot be sent")
-    return read_back
+            raise BadState("a position cannot be sent")
+    return found
 
 
 def digest(session: str) -> str:
@@ -82,7 +72,7 @@ class PositionsFile:
 
         def save() -> None:
             if (path := where()) is not None:
-                private.replace(path, self.positions.encode())
+                private.replace(path, encode(self.positions))
 
         def on_failing(error: Exception | None) -> None:
             if error is not None:
