@@ -237,16 +237,12 @@ def invariants(_: str) -> str:
     return table(("rule", "what holds", "promise"), rows)
 
 
-#: Actions of `perdure stdio`, which no operator of a server meets.
-BRIDGE = ("stdio.", "token.")
-
-
 def actions(_: str) -> str:
-    return _actions(record for record in records() if not record.action.startswith(BRIDGE))
+    return _actions(records())
 
 
-def bridge_actions(_: str) -> str:
-    return _actions(record for record in records() if record.action.startswith(BRIDGE))
+def error_actions(_: str) -> str:
+    return _actions(record for record in records() if record.level == "error")
 
 
 def _actions(written: Iterable[Record]) -> str:
@@ -343,7 +339,7 @@ MAKERS: dict[str, Callable[[str], str]] = {
         alerts,
         invariants,
         actions,
-        bridge_actions,
+        error_actions,
         rooms,
         diagrams,
         revisions,
