@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from perdure._core.ids import new_node_id
 from perdure._core.limits import Quota, share_of
 from perdure._core.retention import Limits
-from perdure.cluster.node import Node, Peers, Watcher
+from perdure.cluster.node import Node, Watcher
 from perdure.cluster.remote_readers import RemoteReaders
 from perdure.cluster.settler import Settler
 from perdure.errors import StoreError, StoreLost
@@ -23,8 +23,7 @@ from perdure.log.chores import cancel_all, keep_going
 from perdure.log.hub import Hub, ReadMarks
 from perdure.log.journal import Journal
 from perdure.runtime.base import Runtimes, ServerChanges
-from perdure.sessions.call_waiters import CallWaiters
-from perdure.sessions.context import ServerContext
+from perdure.sessions.context import CallWaiters, Peers, ServerContext
 from perdure.sessions.housekeeping import Housekeeping
 from perdure.sessions.listening import Listening
 from perdure.sessions.registry import SessionRegistry, ToolHints, has_durable_calls, numbers

@@ -20,8 +20,8 @@ from perdure._core.ids import (
     reader_name,
     reader_since,
 )
-from perdure.cluster.node import Peers
 from perdure.errors import StoreUnavailable
+from perdure.sessions.context import Peers
 from perdure.store import MemoryStore
 from perdure.store.records import ReaderRecord
 from perdure.store.steps import PutReader

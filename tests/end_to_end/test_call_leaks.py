@@ -19,7 +19,6 @@ from perdure.http.request import ModernRequest
 from perdure.log.reader import Reader
 from perdure.log.stream import Stream
 from perdure.runtime.sdk_call import CallRuntime
-from perdure.sessions.call_waiters import Watched
 from perdure.sessions.ledger import Call
 from perdure.sessions.session import Session
 from tests.end_to_end.test_leaks import rows
@@ -35,7 +34,7 @@ AT_ONCE = 20
 LARGE = 200_000
 
 OURS: tuple[type[Any], ...] = (
-    Session, Stream, Reader, Call, CallRuntime, CallReader, ModernRequest, Watched, HttpRequest,
+    Session, Stream, Reader, Call, CallRuntime, CallReader, ModernRequest, HttpRequest,
 )  # fmt: skip
 
 

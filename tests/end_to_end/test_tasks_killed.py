@@ -93,7 +93,7 @@ async def test_a_task_whose_process_is_killed_with_the_answer_in_the_log(
 ) -> None:
     """The answer is written, and no client, no poll and no other node knows of it."""
     address, log, gate = shared_address(tmp_path / "log.db"), tmp_path / "diary", tmp_path / "gate"
-    told = at("perdure.sessions.call_waiters", "CallWaiters.tell", "enter")
+    told = at("perdure.sessions.context", "CallWaiters.tell", "enter")
     options = ("--store", address, *AT_ONCE)
     doomed = await cradle.start(GATE_FILE_TOOLS, *options, folder=tmp_path, point=told)
     async with serving(GATE_FILE_TOOLS, *options) as other:

@@ -345,7 +345,6 @@ async def test_nothing_is_kept_of_listeners_and_nothing_is_read_before_the_first
 async def test_listeners_take_no_room_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither while they are open nor afterwards; and they give up nobody's answers."""
     monkeypatch.setattr(call_quota, "FULL_SECONDS", 0.0)
-    monkeypatch.setattr(call_quota, "COUNT_SECONDS", 0.0)
     async with serve(new_server(), max_tasks=3) as site:
         peer, arguments = CallPeer(port=site.port), {"what": "prompts"}
         first = await peer.call("change", arguments, key="first")

@@ -8,7 +8,7 @@ import pytest
 
 from perdure._core.ids import RecordKind
 from perdure._core.limits import Caller
-from perdure.sessions.call_quota import CHECK_SHARE, MAX_CALLERS, CallerChecks
+from perdure.sessions.call_quota import CHECK_SHARE, MAX_CALLERS, CallQuota
 from perdure.store import MemoryStore
 from tests.support.clients.modern_peer import CallPeer
 from tests.support.servers.asking_tools import server
@@ -17,7 +17,11 @@ from tests.support.servers.raw_served import live
 ALICE, BOB = Caller("alice"), Caller("", "10.0.0.1")
 
 
-def counted(checks: CallerChecks, calls: int, caller: Caller = ALICE) -> list[int]:
+def quota(limit: int) -> CallQuota:
+    return CallQuota(limit, lambda: 0.0)
+
+
+def counted(checks: CallQuota, calls: int, caller: Caller = ALICE) -> list[int]:
     """Which of so many calls are counted, if all find room."""
     due = []
     for number in range(calls):
@@ -28,21 +32,21 @@ def counted(checks: CallerChecks, calls: int, caller: Caller = ALICE) -> list[in
 
 
 def test_below_a_hundred_each_call_is_counted() -> None:
-    assert counted(CallerChecks(CHECK_SHARE - 1), 4) == [0, 1, 2, 3]
+    assert counted(quota(CHECK_SHARE - 1), 4) == [0, 1, 2, 3]
 
 
 def test_a_count_that_found_room_vouches_for_a_hundredth_of_the_limit() -> None:
-    assert counted(CallerChecks(CHECK_SHARE), 5) == [0, 2, 4]
-    assert counted(CallerChecks(10 * CHECK_SHARE), 30) == [0, 11, 22]
+    assert counted(quota(CHECK_SHARE), 5) == [0, 2, 4]
+    assert counted(quota(10 * CHECK_SHARE), 30) == [0, 11, 22]
 
 
 def test_a_count_that_found_no_room_vouches_for_nothing() -> None:
-    checks = CallerChecks(10 * CHECK_SHARE)
+    checks = quota(10 * CHECK_SHARE)
     assert [checks.is_due(ALICE) for _ in range(3)] == [True, True, True]
 
 
 def test_each_caller_is_counted_apart_and_one_that_is_forgotten_at_once() -> None:
-    checks = CallerChecks(10 * CHECK_SHARE)
+    checks = quota(10 * CHECK_SHARE)
     assert counted(checks, 2) == counted(checks, 2, BOB) == [0]
     for number in range(MAX_CALLERS - 1):
         counted(checks, 1, Caller(f"caller-{number}"))

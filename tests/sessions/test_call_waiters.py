@@ -1,4 +1,4 @@
-"""Requests that wait for a single call are woken by what happens to it, and by nothing else."""
+"""Requests that wait for a durable call are woken by what happens to it, and by nothing else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from perdure._core.ids import NodeId, StreamId
 from perdure.sessions import durable_calls
-from perdure.sessions.call_waiters import CallWaiters
+from perdure.sessions.context import CallWaiters
 from tests.support.clients.modern_peer import ALL_ASKS, REPEATS, CallPeer, accept, result_of, said
 from tests.support.servers.asking_tools import server
 from tests.support.servers.gate_file_tools import open_gate
@@ -20,64 +20,23 @@ from tests.support.servers.raw_served import live
 pytestmark = pytest.mark.anyio
 
 BREAD, CAKE = StreamId("bread"), StreamId("cake")
-NEVER = 30.0
-"""Seconds after which a test that waits for nothing fails."""
-
-
-def alone() -> CallWaiters:
-    return CallWaiters(lambda node, streams: None, lambda: ())
 
 
 async def test_what_changes_wakes_all_that_wait_for_it_and_no_other() -> None:
-    watch = alone()
-    with watch.watch(BREAD) as one, watch.watch(BREAD) as other, watch.watch(CAKE) as third:
-        watch.wake([BREAD, StreamId("unknown")])
-        assert await one.changed(NEVER)
-        assert await other.changed(NEVER)
-        assert not await third.changed(0)
-
-
-async def test_a_change_between_a_look_and_the_wait_is_not_missed() -> None:
-    watch = alone()
-    with watch.watch(BREAD) as watched:
-        watch.wake([BREAD])
-        watch.wake([BREAD])
-        assert await watched.changed(NEVER)
-        assert not await watched.changed(0), "both were one change"
-        watch.wake([BREAD])
-        assert await watched.changed(NEVER)
-
-
-async def test_one_that_left_is_forgotten() -> None:
-    watch = alone()
-    with watch.watch(BREAD) as stays:
-        with watch.watch(BREAD):
-            pass
-        watch.wake([BREAD])
-        assert await stays.changed(NEVER)
-    with watch.watch(BREAD) as again:
-        assert not await again.changed(0)
-
-
-async def test_one_that_is_cancelled_while_it_waits_can_wait_again() -> None:
-    watch = alone()
-    with watch.watch(BREAD) as watched:
-        waiting = asyncio.create_task(watched.changed(NEVER))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        watch.wake([BREAD])
-        assert await watched.changed(NEVER)
-
-
-async def test_a_change_here_is_told_to_all_other_nodes() -> None:
     told: list[tuple[NodeId, Sequence[StreamId]]] = []
     nodes = NodeId("a"), NodeId("b")
-    watch = CallWaiters(lambda node, streams: told.append((node, streams)), lambda: nodes)
-    with watch.watch(BREAD) as watched:
-        watch.tell(BREAD)
-        assert await watched.changed(NEVER)
+    waiters = CallWaiters(lambda node, streams: told.append((node, streams)), lambda: nodes)
+    with waiters.watch(BREAD) as one, waiters.watch(CAKE) as third:
+        with waiters.watch(BREAD) as other:
+            waiters.wake([BREAD, StreamId("unknown")])
+            assert [one.is_set(), other.is_set(), third.is_set()] == [True, True, False]
+            one.clear()
+            other.clear()
+        waiters.tell(BREAD)
+        assert [one.is_set(), other.is_set(), third.is_set()] == [True, False, False], "one has left"
     assert told == [(node, (BREAD,)) for node in nodes]
+    with waiters.watch(BREAD) as again:
+        assert not again.is_set()
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

@@ -180,9 +180,9 @@ def generations_skipped(random_below: Callable[[int], int]) -> int:
     return SKIPPED[random_below(len(SKIPPED))]
 
 
-def parse_session_id(text: str) -> SessionId | None:
+def parse_session_id(text: object) -> SessionId | None:
     """Read a session id from the wire; `None` if it cannot be an id that Perdure made."""
-    return SessionId(text) if _SESSION.fullmatch(text) else None
+    return SessionId(text) if isinstance(text, str) and _SESSION.fullmatch(text) else None
 
 
 def id_text(raw: bytes) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,16 +12,15 @@ from perdure._core.leases import BEATS_IN_LEASE
 from perdure._core.states import ClaimState
 from perdure.cluster.remote_readers import RemoteReaders
 from perdure.cluster.settler import Settler
-from perdure.errors import HeldElsewhere, SessionEnded, StoreError, StoreLost, StoreUnavailable
+from perdure.errors import SessionEnded, StoreError, StoreLost, StoreUnavailable
 from perdure.log.chores import OnDemand, cancel_all
-from perdure.sessions.context import ServerContext, mail_to
+from perdure.sessions.context import Peers, ServerContext, mail_to
 from perdure.sessions.listening import Listening
 from perdure.sessions.registry import SessionRegistry
 from perdure.store.interface import Liveness, stream_by_id
 from perdure.store.records import Overview, StreamRecord
 from perdure.store.steps import MailReceived
 from perdure.telemetry.log_records import log_event
-from perdure.telemetry.prometheus import has_left
 
 ROUND = 0.65
 """Seconds between two readings of which nodes are alive: the calls of a dead process are settled within about a second.
@@ -31,58 +29,9 @@ With the beats (`LONGEST_PAUSE`) that makes two statements a second, which is al
 LONGEST_PAUSE = 3.0
 """Seconds between two beats at the most: operators see the numbers of all nodes as of their last beat."""
 
-_KNOWN_DEAD = 64
-"""Dead nodes that are remembered: their sessions come in herds, soon after the death."""
-
 _ROUNDS_UNKNOWN = 3
 """Rounds of a new node in which the others may not know it yet and send it no hints: each learns of it in a round of
 its own, and a busy one is late."""
-
-
-class Peers:
-    """The other nodes on the store, as this node knows them."""
-
-    def __init__(self, *, node: NodeId, liveness: Liveness) -> None:
-        self.others: Sequence[NodeId] = ()
-        """The nodes that are alive, as far as is known."""
-        self.departed: frozenset[NodeId] = frozenset()
-        """The nodes that left in good order, and left something behind."""
-        self.alone = False
-        """No other node exists, not even a dead one whose calls are to be settled. Not known at first."""
-        self._node = node
-        self._liveness = liveness
-        self._dead: deque[NodeId] = deque(maxlen=_KNOWN_DEAD)
-
-    async def meet(self, *, mail_after: int = 0) -> Overview:
-        """Read which nodes exist."""
-        seen = await self._liveness.overview(mail_after=mail_after)
-        known = [record.id for record in seen.nodes if record.id != self._node]
-        self.alone = not known
-        self.others = tuple(node for node in known if node not in seen.dead)
-        self.departed = frozenset(record.id for record in seen.nodes if has_left(record))
-        self._dead = deque((node for node in self._dead if node not in self.others), maxlen=_KNOWN_DEAD)
-        return seen
-
-    async def is_dead(self, node: NodeId) -> bool:
-        """Whether a node is dead. The store is asked once, however many sessions of the node come here; a node that is
-        back after all is found by the next round."""
-        if node == self._node:
-            return False
-        if node not in self._dead:
-            seen = await self._liveness.overview(mail_after=0)
-            if node not in seen.dead and any(record.id == node for record in seen.nodes):
-                return False
-            self._dead.append(node)
-        return True
-
-    async def holders(self) -> Sequence[NodeId]:
-        """The other nodes that are alive and show what is not in the store."""
-        return await self._liveness.holders()
-
-    async def refuse_while_held(self) -> None:
-        """Raises `HeldElsewhere` while another node holds anything. After that, the store has all that was shown."""
-        if holders := await self.holders():
-            raise HeldElsewhere(f"{len(holders)} other nodes hold what is not written yet")
 
 
 class Watcher:

@@ -22,7 +22,7 @@ from perdure.log.chores import Chores, OnDemand
 from perdure.log.journal import Journal, Steps
 from perdure.log.reader import BATCH, Reader
 from perdure.log.stream import Stream
-from perdure.sessions.context import OtherNodes, mail_to
+from perdure.sessions.context import Peers, mail_to
 from perdure.store.interface import Store
 from perdure.store.records import Followed, ReaderRecord, StreamRecord
 from perdure.store.steps import LeaveReader, MoveReader, PutReader, Step
@@ -48,7 +48,7 @@ class RemoteReaders:
     """Readers here of streams that other nodes write, and readers at other nodes of streams that this node writes."""
 
     def __init__(
-        self, *, node: NodeId, store: Store, journal: Journal, peers: OtherNodes, arrivals: Iterator[int], lag: int
+        self, *, node: NodeId, store: Store, journal: Journal, peers: Peers, arrivals: Iterator[int], lag: int
     ) -> None:
         self._node = node
         self._store = store

@@ -51,8 +51,7 @@ from perdure.http.event_stream import Ending, EventStream
 from perdure.http.refusals import HttpRefusal, Refusal
 from perdure.http.request import Headers, ModernRequest, needs_tasks, read_key
 from perdure.runtime.own_requests import ToolCatalog
-from perdure.sessions.call_access import CallAccess, needs_its_client
-from perdure.sessions.durable_calls import Asked, TooManyKeys
+from perdure.sessions.durable_calls import DurableCalls, NewCall, TooManyKeys, needs_its_client
 from perdure.sessions.ledger import Call, encode, progress_token, unknown_outcome
 from perdure.sessions.resume import Reader, Start, attach
 from perdure.sessions.session import Session
@@ -166,7 +165,7 @@ class DurableCallEndpoint:
     def __init__(
         self,
         access: SessionAccess,
-        call_access: CallAccess,
+        calls: DurableCalls,
         tools: ToolCatalog,
         secret: bytes,
         *,
@@ -177,8 +176,7 @@ class DurableCallEndpoint:
         self._access = access
         self._context = access.context
         self._settings = access.settings
-        self._calls = call_access.calls
-        self._call_access = call_access
+        self._calls = calls
         self._tools = tools
         self._secret = secret
         self._asks_in_session = asks_in_session
@@ -243,7 +241,7 @@ class DurableCallEndpoint:
         with self._access.refusing[Refusal.STORE_FAILS]:
             record = await self._calls.find(name, request.owner)
             if record is not None:
-                await self._call_access.cancel(record, "it was cancelled by its key")
+                await self._calls.cancel(record, "it was cancelled by its key")
             elif await self._calls.given_up(name, request.owner) is None:
                 raise HttpRefusal(Refusal.NO_KEY)
         return {}
@@ -267,14 +265,14 @@ class DurableCallEndpoint:
         record, facts = found
         match request.message.method:
             case "tasks/get":
-                return self._call_access.view(await self._poll(record, facts, request))
+                return self._calls.view(await self._poll(record, facts, request))
             case "tasks/update":
                 if request.params.get("inputResponses") is None:
                     raise HttpRefusal(Refusal.BAD_RESPONSES, seen="nothing")
                 await self._take_responses(record, request)
             case _:
                 with self._access.refusing[Refusal.STORE_FAILS]:
-                    await self._call_access.cancel(record, "it was cancelled as a task")
+                    await self._calls.cancel(record, "it was cancelled as a task")
         return {}
 
     async def _poll(self, record: SessionRecord, facts: TaskFacts, request: ModernRequest) -> TaskFacts:
@@ -364,7 +362,7 @@ class DurableCallEndpoint:
         state = request.params.get("requestState")
         return key_names(self._secret, request.owner, key, state if isinstance(state, str) else None)
 
-    def _as_call(self, request: ModernRequest) -> Asked:
+    def _as_call(self, request: ModernRequest) -> NewCall:
         params, client = request.params, request.client
         message, body = request.message, request.body
         if len(body) > MAX_CLIENT and len(encode(client.told)) > MAX_CLIENT:
@@ -375,7 +373,7 @@ class DurableCallEndpoint:
             message, body = replace(message, params=params, raw=raw), encode(raw)
         if self._asks_in_session and client.takes_asks:
             client = replace(client, version=AS_IN_SESSION)
-        return Asked(
+        return NewCall(
             request=message,
             body=body,
             caller=caller_of(request.owner, request.http.scope),
@@ -385,7 +383,7 @@ class DurableCallEndpoint:
             size=request.size,
         )
 
-    async def _begin(self, call: Asked) -> tuple[Session, Call] | None:
+    async def _begin(self, call: NewCall) -> tuple[Session, Call] | None:
         """Accept a call, which then runs in the same turn of the event loop, or `None` if its key is taken."""
         begun = None
         self._beginning += 1
@@ -400,7 +398,7 @@ class DurableCallEndpoint:
             raise HttpRefusal(Refusal.STOPPING)
         return begun
 
-    async def _accept(self, call: Asked) -> tuple[Session, Call] | None:
+    async def _accept(self, call: NewCall) -> tuple[Session, Call] | None:
         """Accept a call, in place of others of its caller that have ended if need be."""
         if self._context.journal.refuses:
             raise HttpRefusal(Refusal.STORE_FAILS)
@@ -420,8 +418,8 @@ class DurableCallEndpoint:
                             of_caller = full.of_caller
                         if not await self._calls.make_room(call.caller) and not await self._give_up_round(call.caller):
                             break
-        except TooManyKeys:
-            raise HttpRefusal(Refusal.TOO_MANY_KEYS, limit=self._calls.keys.of_caller) from None
+        except TooManyKeys as full:
+            raise HttpRefusal(Refusal.TOO_MANY_KEYS, limit=full.limit) from None
         if of_caller:
             raise HttpRefusal(Refusal.TOO_MANY_TASKS, limit=self._settings.max_principal_tasks)
         raise HttpRefusal(Refusal.TOO_MANY_TASKS_IN_ALL, limit=self._settings.max_tasks)
@@ -435,7 +433,7 @@ class DurableCallEndpoint:
             return False
         record = min(own, key=attrgetter("seen")).record
         with self._access.refusing[Refusal.STORE_FAILS]:
-            await self._call_access.cancel(record, "its client did not answer, and there was no room for others")
+            await self._calls.cancel(record, "its client did not answer, and there was no room for others")
             await self._calls.wait(record, attrgetter("is_over"), seconds=GIVEN_UP_SECONDS)
         sentence = "a call whose client was asked something was given up for newer ones of its caller"
         self._context.peers.log_event(logging.WARNING, "round.given_up", sentence, session=record.id[:8])
@@ -474,7 +472,7 @@ class DurableCallEndpoint:
                     case _:
                         await self._answer_stopped(request, response, is_kept=has_key)
         finally:
-            self._calls.leave(session)
+            self._access.sessions.let_go(session)
 
     async def _read(
         self,
@@ -580,7 +578,7 @@ class DurableCallEndpoint:
             seconds = silent if deadline is None else max(0.0, min(silent, deadline - loop.time()))
             with self._access.refusing[Refusal.STORE_UNREADABLE]:
                 await self._run_again(record, request)
-                facts = await self._call_access.follow(record, answered=answered, seconds=seconds)
+                facts = await self._calls.follow(record, answered=answered, seconds=seconds)
             if facts is None:
                 await self._refuse_given_up(record.id, request.owner)
                 raise HttpRefusal(gone)
@@ -594,9 +592,9 @@ class DurableCallEndpoint:
             silent = interval
 
     async def _run_again(self, record: SessionRecord, request: ModernRequest) -> None:
-        if await self._call_access.waits_for_principal(record):
+        if await self._calls.waits_for_principal(record):
             self._access.credentials.bring(record.id, request.http.scope)
-            await self._call_access.run_again(record, request.http)
+            await self._calls.run_again(record, request.http)
 
     async def _take_responses(self, record: SessionRecord, request: ModernRequest) -> None:
         """Hand the client's answers to the node that asked, and wait, for a short time, until it has them."""
@@ -608,9 +606,9 @@ class DurableCallEndpoint:
         if len(responses) > MAX_RESPONSES:
             raise HttpRefusal(Refusal.TOO_MANY_RESPONSES, limit=MAX_RESPONSES, seen=len(responses))
         with self._access.refusing[Refusal.STORE_FAILS]:
-            await self._call_access.answer(record, responses, request.http)
+            await self._calls.answer(record, responses, request.http)
         with self._access.refusing[Refusal.STORE_UNREADABLE]:
-            await self._call_access.wait_answered(record, responses.keys())
+            await self._calls.wait_answered(record, responses.keys())
 
     async def _refuse_given_up(self, text: object, owner: str, digest: bytes | None = None) -> None:
         """Refuse if the answer of a caller's own call was given up. `digest`: of the request, if it is a call."""
@@ -646,7 +644,7 @@ class DurableCallEndpoint:
             )
 
     def _handle(self, facts: TaskFacts) -> JsonObject:
-        return self._stamped({"resultType": "task", **handle_view(self._call_access.view(facts))})
+        return self._stamped({"resultType": "task", **handle_view(self._calls.view(facts))})
 
     def _stamped(self, result: JsonObject) -> JsonObject:
         return {**result, "_meta": {**(result.get("_meta") or {}), **self._tools.server_info}}

@@ -30,7 +30,6 @@ from perdure.http.request import Headers, accepts, parse, replayed, require_acce
 from perdure.http.resume_tokens import RESUME, ResumeTokenEndpoint
 from perdure.http.sdk_passthrough import SdkPassthrough
 from perdure.runtime.server import Started
-from perdure.sessions.call_access import CallAccess
 from perdure.sessions.durable_calls import DurableCalls
 from perdure.sessions.ledger import Call, Duplicate
 from perdure.sessions.resume import NothingMore, ReplayOff, Resume, Start, Stream, read_answers
@@ -77,13 +76,10 @@ class Endpoint:
         if started.sessionless is not None:
             durable_calls, tasks, listening = None, None, None
             if started.tools is not None:
-                calls = DurableCalls(process.context, process.sessions)
-                call_access = CallAccess(process.context, process.sessions, calls, access.waiting)
-                tasks = None if started.tools.serves_tasks else call_access
+                calls = DurableCalls(process.context, process.sessions, access.waiting)
+                tasks = None if started.tools.serves_tasks else calls
                 asks = started.asks_in_session
-                durable_calls = DurableCallEndpoint(
-                    access, call_access, started.tools, call_secret, asks_in_session=asks
-                )
+                durable_calls = DurableCallEndpoint(access, calls, started.tools, call_secret, asks_in_session=asks)
             if process.listening is not None:
                 listening = ListeningHandler(access, process.listening, tasks)
             self.sessionless = SdkPassthrough(started.sessionless, access, durable_calls, listening)

@@ -30,7 +30,7 @@ from perdure.http.credentials import EXPIRY, Expiry, caller_of, principal_of
 from perdure.http.event_stream import BREAK_OFF, EventStream
 from perdure.http.refusals import HttpRefusal, Refusal
 from perdure.http.request import Headers, ModernRequest, needs_tasks, read_modern, replayed_first
-from perdure.sessions.call_access import CallAccess
+from perdure.sessions.durable_calls import DurableCalls
 from perdure.sessions.listening import Listening, TooManyResources
 from perdure.store.records import SessionRecord
 
@@ -86,7 +86,7 @@ def _shown(facts: TaskFacts) -> tuple[object, ...]:
 class _TasksOfOne:
     """The tasks that one listener has named and that are its own."""
 
-    _access: CallAccess
+    _calls: DurableCalls
     _tasks: Sequence[SessionRecord]
     _wanted: bool
     _due: dict[str, TaskFacts] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class _TasksOfOne:
 
     def take(self) -> Sequence[Notification]:
         due, self._due = self._due, {}
-        return [Notification(TASK_CHANGED, self._access.view(facts)) for facts in due.values()]
+        return [Notification(TASK_CHANGED, self._calls.view(facts)) for facts in due.values()]
 
     def close(self) -> None:
         for task in self._following:
@@ -140,9 +140,9 @@ class _TasksOfOne:
 
     async def _next(self, record: SessionRecord, seen: TaskFacts | None) -> TaskFacts | None:
         if seen is None:
-            return await self._access.calls.facts(record)
+            return await self._calls.facts(record)
         before = _shown(seen)
-        return await self._access.calls.wait(record, lambda facts: _shown(facts) != before, seconds=_WAIT)
+        return await self._calls.wait(record, lambda facts: _shown(facts) != before, seconds=_WAIT)
 
 
 @dataclass(slots=True, eq=False)
@@ -210,7 +210,7 @@ class _Listening:
 class ListeningHandler:
     """Serves listeners, `max_listeners` at once, and `max_principal_listeners` of one caller."""
 
-    def __init__(self, access: SessionAccess, listening: Listening, calls: CallAccess | None) -> None:
+    def __init__(self, access: SessionAccess, listening: Listening, calls: DurableCalls | None) -> None:
         """`calls`: the tasks, unless the server serves its own."""
         self._access = access
         self._listening = listening
@@ -316,7 +316,7 @@ def _read(scope: Scope, headers: Headers, body: bytes) -> ModernRequest | None:
     return request
 
 
-async def _open_tasks(request: ModernRequest, calls: CallAccess) -> ListenSource:
+async def _open_tasks(request: ModernRequest, calls: DurableCalls) -> ListenSource:
     """The tasks that a listener names, at whatever node. Tasks of other callers are left out, as unknown ones."""
     names = request.params["notifications"].get(TASK_IDS)
     if names is None:
@@ -329,7 +329,7 @@ async def _open_tasks(request: ModernRequest, calls: CallAccess) -> ListenSource
     if not request.client.takes_tasks:
         raise needs_tasks()
     try:
-        found = [await calls.calls.find(name, request.owner) for name in dict.fromkeys(names)]
+        found = [await calls.find(name, request.owner) for name in dict.fromkeys(names)]
     except StoreError:
         raise HttpRefusal(Refusal.STORE_UNREADABLE) from None
     tasks = [record for record in found if record is not None and record.initialized]

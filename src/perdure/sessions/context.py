@@ -2,47 +2,122 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import contextvars
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from perdure._core import mail
-from perdure._core.ids import Fence, Kind, NodeId, RandomBytes, SessionId, new_stream_id
+from perdure._core.ids import Fence, Kind, NodeId, RandomBytes, SessionId, StreamId, new_stream_id
 from perdure._core.limits import Quota
 from perdure._core.retention import Limits
+from perdure.errors import HeldElsewhere
 from perdure.log.hub import Hub
 from perdure.log.journal import Journal, Steps
 from perdure.runtime.base import Runtimes
-from perdure.sessions.call_waiters import CallWaiters
 from perdure.settings import Settings
-from perdure.store.interface import Store
-from perdure.store.records import StreamRecord
+from perdure.store.interface import Liveness, Store
+from perdure.store.records import Overview, StreamRecord
 from perdure.store.steps import SendMail, Step
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.log_records import PeerLog
+from perdure.telemetry.prometheus import has_left
+
+_KNOWN_DEAD = 64
+"""Dead nodes that are remembered: their sessions come in herds, soon after the death."""
 
 
-class OtherNodes(Protocol):
-    """The other nodes of the store, as sessions see them."""
+class Peers:
+    """The other nodes on the store, as this node knows them."""
 
-    @property
-    def others(self) -> Sequence[NodeId]:
+    def __init__(self, *, node: NodeId, liveness: Liveness) -> None:
+        self.others: Sequence[NodeId] = ()
         """The nodes that are alive, as far as is known."""
+        self.departed: frozenset[NodeId] = frozenset()
+        """The nodes that left in good order, and left something to settle."""
+        self.alone = False
+        """No other node exists, not even a dead one whose calls are to be settled. Not known at first."""
+        self._node = node
+        self._liveness = liveness
+        self._dead: deque[NodeId] = deque(maxlen=_KNOWN_DEAD)
 
-    @property
-    def alone(self) -> bool:
-        """No other node exists, not even a dead one whose calls are to be settled."""
+    async def meet(self, *, mail_after: int = 0) -> Overview:
+        """Read which nodes exist."""
+        seen = await self._liveness.overview(mail_after=mail_after)
+        known = [record.id for record in seen.nodes if record.id != self._node]
+        self.alone = not known
+        self.others = tuple(node for node in known if node not in seen.dead)
+        self.departed = frozenset(record.id for record in seen.nodes if has_left(record))
+        self._dead = deque((node for node in self._dead if node not in self.others), maxlen=_KNOWN_DEAD)
+        return seen
 
     async def is_dead(self, node: NodeId) -> bool:
-        """Whether a node certainly writes nothing more."""
+        """Whether a node certainly writes nothing more. The store is asked once, however many sessions of the node come
+        here; a node that is back after all is found by the next round."""
+        if node == self._node:
+            return False
+        if node not in self._dead:
+            seen = await self._liveness.overview(mail_after=0)
+            if node not in seen.dead and any(record.id == node for record in seen.nodes):
+                return False
+            self._dead.append(node)
+        return True
 
     async def holders(self) -> Sequence[NodeId]:
         """The other nodes that are alive and show what is not in the store."""
+        return await self._liveness.holders()
 
     async def refuse_while_held(self) -> None:
-        """Raises `HeldElsewhere` while another node holds anything. After that the store has all that it has shown."""
+        """Raises `HeldElsewhere` while another node holds anything. After that, the store has all that was shown."""
+        if holders := await self.holders():
+            raise HeldElsewhere(f"{len(holders)} other nodes hold what is not written yet")
+
+
+class CallWaiters:
+    """Wakes the requests of this process that wait for a change of a durable call, at whatever node the call runs."""
+
+    def __init__(self, hint: Callable[[NodeId, Sequence[StreamId]], None], others: Callable[[], Iterable[NodeId]]):
+        self._hint = hint
+        self._others = others
+        self._waiting: dict[StreamId, set[asyncio.Event]] = {}
+        self.is_over = False
+        """The process ends: requests no longer wait."""
+
+    @contextlib.contextmanager
+    def watch(self, stream: StreamId) -> Iterator[asyncio.Event]:
+        """An event that is set by every change as long as the block runs."""
+        waiting, changed = self._waiting.setdefault(stream, set()), asyncio.Event()
+        waiting.add(changed)
+        try:
+            yield changed
+        finally:
+            waiting.discard(changed)
+            if not waiting:
+                del self._waiting[stream]
+
+    def wake(self, streams: Iterable[StreamId]) -> None:
+        """Streams may have changed, here or at another node."""
+        for stream in streams if self._waiting else ():
+            for changed in self._waiting.get(stream, ()):
+                changed.set()
+
+    def wake_all(self) -> None:
+        self.wake(list(self._waiting))
+
+    def end(self) -> None:
+        """Wake every request of this process, for the last time."""
+        self.is_over = True
+        self.wake_all()
+
+    def tell(self, stream: StreamId) -> None:
+        """A call that runs here has changed: wake the requests that wait for it, at all nodes."""
+        self.wake((stream,))
+        for node in self._others():
+            self._hint(node, (stream,))
 
 
 class ChangeSignal:
@@ -82,7 +157,7 @@ class ServerContext:
     counters: Counters
     node: NodeId
     fence: Fence
-    nodes: OtherNodes
+    nodes: Peers
     clock: Callable[[], float]
     """The store's: the same for all nodes, and it does not jump."""
     random: RandomBytes
@@ -91,7 +166,7 @@ class ServerContext:
     """The context of the start, in which sticky requests are repeated: not that of the request that loads a runtime."""
     limits: Limits
     waiters: CallWaiters
-    """Wakes requests that wait for single calls."""
+    """Wakes requests that wait for durable calls."""
     work: Quota
     """The memory of messages that are being handled, in bytes."""
     running: Quota

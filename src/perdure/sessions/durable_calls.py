@@ -1,23 +1,27 @@
-"""Begins single calls, and finds them again: by the id of their task, or by their key.
+"""Operations on durable calls of any node: begin, find by handle or key, wait, answer, cancel, run again, give up.
 
-A single call is a session of one call. Its record, its stream and its row are written in one commit, before its tool
-runs; from then on any node can tell how far it is, and settles it if its node dies.
+A durable call is a session of one call. Its record, its stream and its row are written in one commit, before its tool
+runs. From then on any node can read its state, and settles it if its node dies.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
 
+from perdure._core import mail
 from perdure._core.codes import REQUEST_CANCELLED
-from perdure._core.durable_calls import Client, TaskFacts
+from perdure._core.durable_calls import Client, TaskFacts, task_view
 from perdure._core.ids import RecordKind, SessionId, StreamId, new_session_id, parse_session_id
-from perdure._core.jsonrpc import JsonObject, Request
+from perdure._core.jsonrpc import JsonObject, Request, Response
 from perdure._core.limits import Caller
 from perdure._core.states import CallState, LogState, SessionState
-from perdure.errors import StaleFence, StaleRecord, StoreUnavailable, TooManySessions
-from perdure.sessions.call_quota import CallerChecks, KeyRoom, TaskCount
+from perdure.errors import StaleFence, StaleRecord, StoreError, StoreUnavailable, TooManySessions
+from perdure.sessions.call_quota import ALL, CallQuota
 from perdure.sessions.context import ServerContext
 from perdure.sessions.ledger import Call, encode, encode_ask
 from perdure.sessions.registry import SessionRegistry
@@ -28,22 +32,27 @@ from perdure.store.steps import EndSession, PutSession, SessionLimits
 LOOK_AGAIN = 2.0
 """Seconds after which a request that waits for a call reads again, in case it missed a hint."""
 
+ANSWERED_SECONDS = 1.0
+"""How long a request waits until its answers have arrived at the node that asked. A client asks its user again for
+every ask that the next poll still shows, at whatever node."""
+
 ROOM_SHARE = 100
 """A hundredth of a caller's calls is given up at once, so that the next ones, at whatever node, find room."""
 
-_GIVEN_UP = "given up"
+KEY_SHARE = 10
+"""A caller may have a tenth of all keys, so that no caller uses up the room of all others."""
 
 TRIM_MOST = 32
 """Times that a hundredth is given up for one call, because the answers that are kept have too many bytes. What is still
-too much goes with the next calls."""
+too much is given up with the next calls."""
 
 _RECENT = 16
-"""Events at the end of a stream in which the last progress is looked for: what follows it are questions, which are few,
+"""Events at the end of a stream in which the last progress is searched: what follows it are questions, which are few,
 or log messages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class NewCall:
     """A request that becomes a durable call."""
 
     request: Request
@@ -58,52 +67,79 @@ class Asked:
 
 
 class TooManyKeys(Exception):
-    """As many keys of a caller are kept as may be, so none of its calls can be given up."""
+    """As many keys are kept as may be, so no answer of a call can be given up."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+
+class WaitingCalls(Protocol):
+    """The calls that wait for their principal at this node (`cluster.settler`)."""
+
+    async def resume(self, session: Session, origin: object) -> None: ...
+
+    async def cancel(self, cancelled: mail.Cancelled) -> None: ...
 
 
 class DurableCalls:
-    """The durable calls of this process, and those that any process has begun."""
+    """The durable calls on the log, whichever node runs them. Every method that reads or writes raises `StoreError`."""
 
-    def __init__(self, context: ServerContext, sessions: SessionRegistry) -> None:
+    def __init__(self, context: ServerContext, sessions: SessionRegistry, waiting: WaitingCalls) -> None:
         self._context = context
         self._sessions = sessions
+        self._waiting = waiting
         self._beginning: dict[SessionId, asyncio.Future[None]] = {}
         """Calls with a key whose rows are being written."""
-        self._count = TaskCount(context.store, context.settings.max_tasks, context.clock)
-        self._checks = CallerChecks(context.settings.max_principal_tasks)
-        self._sizes = CallerChecks(context.settings.max_principal_tasks)
         self._trimming = asyncio.Lock()
-        self.keys = KeyRoom(context.store, context.settings.max_keys, context.clock)
+        settings, clock = context.settings, context.clock
+        self._tasks = CallQuota(settings.max_tasks, clock)
+        self._own_tasks = CallQuota(settings.max_principal_tasks, clock)
+        self._own_bytes = CallQuota(settings.max_principal_tasks, clock)
+        self._keys = CallQuota(settings.max_keys, clock)
+        self._own_keys = CallQuota(max(1, settings.max_keys // KEY_SHARE), clock)
 
-    async def begin(self, asked: Asked) -> tuple[Session, Call] | None:
+    # Beginning
+
+    async def begin(self, new: NewCall) -> tuple[Session, Call] | None:
         """Accept a call. `None` if a call with the same key exists or existed, at any node. Raises `TooManySessions`
         beyond the limit of the caller or of all, `TooManyKeys`, and `StoreUnavailable`."""
-        session_id = new_session_id(self._context.random) if asked.names is None else asked.names[0]
+        session_id = new_session_id(self._context.random) if new.names is None else new.names[0]
         if session_id in self._beginning or self._sessions.held(session_id) is not None:
             return None
-        if await self._count.is_full():
-            if asked.names is not None and await self._context.store.session(session_id) is not None:
+        if not await self._tasks.has_room(ALL, self._count_tasks):
+            if new.names is not None and await self._context.store.session(session_id) is not None:
                 return None
             raise TooManySessions(of_caller=False)
-        if self._sizes.is_due(asked.caller):
-            await self._trim(asked.caller)
-            self._sizes.found_room(asked.caller)
-        if asked.names is None:
-            return await self._begin(asked, session_id)
+        if self._own_bytes.is_due(new.caller):
+            async with self._trimming:
+                for _ in range(TRIM_MOST):
+                    size = await self._context.store.bytes_of(*new.caller)
+                    if size <= self._context.settings.max_principal_task_bytes or not await self.make_room(new.caller):
+                        break
+            self._own_bytes.found_room(new.caller)
+        if new.names is None:
+            return await self._begin(new, session_id)
         if session_id in self._beginning or self._sessions.held(session_id) is not None:
             return None  # in this moment
         begun = self._beginning[session_id] = asyncio.get_running_loop().create_future()
         try:
-            return await self._begin(asked, session_id)
+            return await self._begin(new, session_id)
         except (StaleFence, StaleRecord):
             return None
         finally:
             del self._beginning[session_id]
             begun.set_result(None)
 
-    async def _begin(self, asked: Asked, session_id: SessionId) -> tuple[Session, Call]:
-        context, client, caller = self._context, asked.client, asked.caller
-        if asked.names is not None and context.journal.state is LogState.DEGRADED:
+    async def _count_tasks(self) -> int:
+        try:
+            states = await self._context.store.count_states(RecordKind.CALL)
+        except StoreError:
+            return 0  # live traffic goes on (promise 7)
+        return sum(count for state, count in states.items() if state is not SessionState.ENDED)
+
+    async def _begin(self, new: NewCall, session_id: SessionId) -> tuple[Session, Call]:
+        context, client, caller = self._context, new.client, new.caller
+        if new.names is not None and context.journal.state is LogState.DEGRADED:
             raise StoreUnavailable("the store cannot tell now whether there is a call with this key")
         now = context.clock()
         record = SessionRecord(
@@ -114,7 +150,7 @@ class DurableCalls:
             version=client.version,
             client_params=encode(client.told),
             result=b"",
-            initialized=asked.names is not None,
+            initialized=new.names is not None,
             sticky=(),
             incarnation=1,
             standalone=StreamId(""),
@@ -124,46 +160,43 @@ class DurableCalls:
         )
         session = Session(context, record, None, self._sessions.streams, stamp=context.stamp())
         self._sessions.hold(session)
-        due = self._checks.is_due(caller)
-        limits = SessionLimits(total=None, caller=context.settings.max_principal_tasks) if due else None
+        due = self._own_tasks.is_due(caller)
+        limits = SessionLimits(total=None, caller=self._own_tasks.limit) if due else None
         try:
-            with Intake(session, (asked.request,), size=asked.size) as intake:
+            with Intake(session, (new.request,), size=new.size) as intake:
                 put = PutSession(record=record, limits=limits)
-                stream = None if asked.names is None else asked.names[1]
-                # A record that is there and is not as it was put may be a key whose answer was given up.
+                stream = None if new.names is None else new.names[1]
+                # A record that exists and differs from the one that was put may be a key whose answer was given up.
                 seen = None if stream is None else record.revision
-                [call] = await intake.accept((asked.body,), put, stream_id=stream, digest=asked.digest, seen=seen)
+                [call] = await intake.accept((new.body,), put, stream_id=stream, digest=new.digest, seen=seen)
         except BaseException:
             self._sessions.let_go(session)
             raise
         if due:
-            self._checks.found_room(caller)
-        self._count.begun()
+            self._own_tasks.found_room(caller)
         return session, call
 
-    def leave(self, session: Session) -> None:
-        """The request that began a call is through with it."""
-        if not session.record.initialized:
-            self._count.gone()  # nothing of it is kept
-        self._sessions.let_go(session)
+    # Giving up
 
     async def make_room(self, caller: Caller) -> bool:
         """Give up a hundredth of a caller's own calls that have ended: first those that were delivered whole, and of
         these the ones that ended longest ago. Returns whether there was one. Raises `TooManyKeys`."""
-        for done in range(max(1, self._context.settings.max_principal_tasks // ROOM_SHARE)):
-            if not (await self._give_up_oldest(caller)):
+        store = self._context.store
+        for done in range(max(1, self._own_tasks.limit // ROOM_SHARE)):
+            record = await store.longest_dormant(*caller, kind=RecordKind.CALL, delivered=True)
+            record = record or await store.longest_dormant(*caller, kind=RecordKind.CALL, delivered=False)
+            if record is None:
+                return done > 0
+            if not await self._own_keys.has_room(caller, lambda: store.count_of(*caller, kind=RecordKind.KEY)):
+                raise TooManyKeys(self._own_keys.limit)
+            if not await self._keys.has_room(ALL, self._count_keys):
+                raise TooManyKeys(self._own_keys.limit)
+            if not await self._give_up(record):
                 return done > 0
         return True
 
-    async def _give_up_oldest(self, caller: Caller) -> bool:
-        longest = self._context.store.longest_dormant
-        for delivered in (True, False):
-            record = await longest(*caller, kind=RecordKind.CALL, delivered=delivered)
-            if record is not None:
-                if not await self.keys.take(caller):
-                    raise TooManyKeys
-                return await self._give_up(record)
-        return False
+    async def _count_keys(self) -> int:
+        return sum((await self._context.store.count_states(RecordKind.KEY)).values())
 
     async def _give_up(self, record: SessionRecord) -> bool:
         """Delete the answer of a call that has ended, unless a node uses it, and keep its key for as long as the answer
@@ -173,35 +206,22 @@ class DurableCalls:
             return True  # another process has given it up in this moment
         digest = b"" if row is None else row.digest
         key = replace(record, kind=RecordKind.KEY, version="", client_params=b"", result=b"", digest=digest, revision=1)
-        end = EndSession(session=record.id, time=record.active, reason=_GIVEN_UP, unused_since=record.active)
+        end = EndSession(session=record.id, time=record.active, reason="given up", unused_since=record.active)
         await self._context.journal.write(end, PutSession(record=key))
         now = await self._context.store.session(record.id)
         if now is not None and now.kind is RecordKind.CALL:
             return False
-        self._count.gone()
+        self._tasks.made_room(ALL)
         self._context.counters.answers_given_up += 1
         sentence = "the answer of a call that has ended was given up for newer ones of its caller (max_principal_tasks)"
         self._context.peers.log_event(logging.WARNING, "call.given_up", sentence, session=record.id[:8])
         return True
 
-    async def _trim(self, caller: Caller) -> None:
-        """Give up calls of a caller until no more bytes of it are kept than may be."""
-        most = self._context.settings.max_principal_task_bytes
-        async with self._trimming:
-            for _ in range(TRIM_MOST):
-                if await self._context.store.bytes_of(*caller) <= most or not await self.make_room(caller):
-                    return
-
-    def is_here(self, record: SessionRecord) -> bool:
-        """Whether a call runs at this node, or has ended here and the store may not know that yet."""
-        return self._held_facts(record.id) is not None
-
     # Finding
 
     async def find(self, text: object, owner: str) -> SessionRecord | None:
         """The record of a caller's own call. A foreign call is treated as one that does not exist."""
-        session_id = parse_session_id(text) if isinstance(text, str) else None
-        if session_id is None:
+        if (session_id := parse_session_id(text)) is None:
             return None
         if (beginning := self._beginning.get(session_id)) is not None:
             await asyncio.shield(beginning)
@@ -212,21 +232,22 @@ class DurableCalls:
         return record
 
     async def given_up(self, text: object, owner: str) -> SessionRecord | None:
-        """What is left of a caller's own call whose answer was given up."""
-        session_id = parse_session_id(text) if isinstance(text, str) else None
+        """The key of a caller's own call whose answer was given up."""
+        session_id = parse_session_id(text)
         record = None if session_id is None else await self._context.store.session(session_id)
         return record if record is not None and record.kind is RecordKind.KEY and record.owner == owner else None
 
     async def look(self, text: object, owner: str) -> tuple[SessionRecord, TaskFacts] | None:
         """A caller's own call and its state, with one query at most."""
-        session_id = parse_session_id(text) if isinstance(text, str) else None
-        held = None if session_id is None else self._sessions.held(session_id)
-        if held is not None and _is_call_of(owner, held.record) and (facts := self._held_facts(held.id)) is not None:
+        if (session_id := parse_session_id(text)) is None:
+            return None
+        held = self._sessions.held(session_id)
+        if held is not None and _is_call_of(owner, held.record) and (facts := self._held_facts(session_id)) is not None:
             return held.record, facts
-        kept = None if session_id is None else await self._context.store.single_call(session_id, recent=_RECENT)
+        kept = await self._context.store.single_call(session_id, recent=_RECENT)
         if kept is not None and kept.call is not None and _is_call_of(owner, kept.record):
             return kept.record, _facts(kept, kept.call)
-        # It may be held at another node, or in another form here: looked for as whatever concerns a call.
+        # It may be held at another node, or in another form here.
         record = await self.find(text, owner)
         found = None if record is None else await self.facts(record)
         return None if record is None or found is None else (record, found)
@@ -250,9 +271,7 @@ class DurableCalls:
         if (held := self._held_facts(record.id)) is not None:
             return held
         kept = await self._context.store.single_call(record.id, recent=_RECENT)
-        if kept is None or kept.call is None:
-            return None
-        return _facts(kept, kept.call)
+        return None if kept is None or kept.call is None else _facts(kept, kept.call)
 
     def _held_facts(self, session_id: SessionId) -> TaskFacts | None:
         """The state of a call that runs here, or that has ended here and whose end the store may not have yet."""
@@ -276,12 +295,12 @@ class DurableCalls:
                 return replace(facts, updated=finals[-1].time, state=state, asks={}, answer=answer)
         return None
 
-    async def _stream(self, record: SessionRecord) -> StreamId | None:
-        if (session := self._sessions.held(record.id)) is not None:
-            for stream_id in session.streams:
-                return stream_id
-        row = await self.row(record)
-        return None if row is None else row.stream
+    def view(self, facts: TaskFacts) -> JsonObject:
+        """A call as its client sees it as a task."""
+        settings = self._context.settings
+        return task_view(facts, now=self._context.clock(), ttl=min(settings.task_ttl, settings.replay_window))
+
+    # Waiting
 
     async def wait(
         self, record: SessionRecord, until: Callable[[TaskFacts], bool], *, seconds: float
@@ -289,15 +308,85 @@ class DurableCalls:
         """Wait for a call to come as far as wanted, for some time at most. Returns its state; `None`: it is gone."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        if (stream := await self._stream(record)) is None:
-            return None
-        with self._context.waiters.watch(stream) as watched:
+        session = self._sessions.held(record.id)
+        stream = None if session is None else next(iter(session.streams), None)
+        if stream is None:
+            if (row := await self.row(record)) is None:
+                return None
+            stream = row.stream
+        with self._context.waiters.watch(stream) as changed:
             while True:
+                changed.clear()
                 facts = await self.facts(record)
                 left = deadline - loop.time()
                 if facts is None or left <= 0 or until(facts):
                     return facts
-                await watched.changed(min(left, LOOK_AGAIN))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(left, LOOK_AGAIN)):
+                        await changed.wait()
+
+    async def follow(self, record: SessionRecord, *, answered: Collection[str], seconds: float) -> TaskFacts | None:
+        """Wait until a call has ended or asks its client something, for some time at most. `answered`: asks that the
+        client has answered, although the node that asked may not have the answers yet. `None`: the call is gone."""
+        facts = await self.wait(record, partial(needs_its_client, answered=answered), seconds=seconds)
+        if facts is None:
+            return None
+        return replace(facts, asks={name: ask for name, ask in facts.asks.items() if name not in answered})
+
+    async def wait_answered(self, record: SessionRecord, names: Collection[str]) -> None:
+        """Wait, for a short time, until the node that asked has the answers."""
+        await self.wait(record, lambda facts: facts.asks.keys().isdisjoint(names), seconds=ANSWERED_SECONDS)
+
+    # Acting on a call, wherever it runs
+
+    async def waits_for_principal(self, record: SessionRecord) -> bool:
+        """Whether a call runs again only with a request of its principal."""
+        if not record.owner or self._held_facts(record.id) is not None:
+            return False
+        row = await self.row(record)
+        return row is not None and row.state is CallState.WAITING
+
+    async def run_again(self, record: SessionRecord, origin: object) -> None:
+        """Resume a call that waits for its principal: the request `origin` brings the credentials."""
+        async with self._loaded(record) as session:
+            if session is not None:
+                await self._waiting.resume(session, origin)
+
+    async def cancel(self, record: SessionRecord, reason: str) -> None:
+        """Cancel a call, wherever it runs or waits; one that has ended stays as it is."""
+        if (row := await self.row(record)) is None:
+            return
+        params = {"requestId": row.request_id, "reason": reason}
+        cancelled = mail.Cancelled(session=record.id, incarnation=1, request_id=row.request_id, params=params)
+        async with self._loaded(record) as session:
+            if session is not None:
+                await session.cancel_call(cancelled, self._waiting.cancel)
+
+    async def answer(self, record: SessionRecord, responses: Mapping[str, Any], origin: object) -> None:
+        """Hand the client's answers to the node that asked."""
+        async with self._loaded(record) as session:
+            for name, result in responses.items() if session is not None else ():
+                assert session is not None
+                answer = Response(id=name, raw={"jsonrpc": "2.0", "id": name, "result": result})
+                await session.receive(answer, origin, size=0, cancel_waiting=self._waiting.cancel)
+
+    @contextlib.asynccontextmanager
+    async def _loaded(self, record: SessionRecord) -> AsyncIterator[Session | None]:
+        """The session of a call, in memory as long as the block runs, and for its call if that runs here."""
+        session = await self._sessions.load(record.id)
+        if session is None:
+            yield None
+            return
+        try:
+            with session.in_use():
+                yield session
+        finally:
+            self._sessions.let_go(session)
+
+
+def needs_its_client(facts: TaskFacts, *, answered: Collection[str] = ()) -> bool:
+    """Whether a call has ended, or waits for an answer that its client has not given."""
+    return facts.is_over or any(name not in answered for name in facts.asks)
 
 
 def _is_call_of(owner: str, record: SessionRecord) -> bool:
