@@ -7,7 +7,6 @@ itself. The tool never runs twice for one request; the key always gets an answer
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,7 @@ import pytest
 from tests.support.clients.recording_client import assert_answered_once, assert_sound, settled
 from tests.support.clients.task_client import OUTCOME_UNKNOWN, Balancer, Broken, Message, TaskClient, call_params, said
 from tests.support.processes.cluster import GATE_FILE_TOOLS
-from tests.support.processes.crash_points import POSTGRES_WRITER, STEPS, at
-from tests.support.processes.crashing_servers import CrashingServers, Point, crashing_servers
+from tests.support.processes.crash_points import POSTGRES_WRITER, STEPS, Point, at
 from tests.support.processes.serving import serving
 from tests.support.servers.gate_file_tools import diary
 from tests.support.stores.postgres import store_url
@@ -24,7 +22,6 @@ from tests.support.stores.shared import ON_POSTGRES, shared_address
 
 pytestmark = pytest.mark.anyio
 
-KILLED = -9
 SQLITE = "perdure.store.sqlite.store"
 
 #: Where the process dies, whatever the store.
@@ -53,42 +50,21 @@ POSTGRES_POINTS = {
 ALL = {**POINTS, **(POSTGRES_POINTS if ON_POSTGRES else SQLITE_POINTS)}
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """One event loop for the module, because its stories share a crashing_servers."""
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
-async def cradle() -> AsyncIterator[CrashingServers]:
-    async with crashing_servers() as it:
-        yield it
-
-
-@pytest.fixture(autouse=True)
-async def cleared(cradle: CrashingServers) -> AsyncIterator[None]:
-    yield
-    await cradle.clear()
-
-
 @pytest.mark.parametrize("name", ALL)
-async def test_a_process_that_dies_before_the_handle_is_out(cradle: CrashingServers, tmp_path: Path, name: str) -> None:
-    await die_before_the_handle(cradle, shared_address(tmp_path / "log.db"), tmp_path, ALL[name])
+async def test_a_process_that_dies_before_the_handle_is_out(tmp_path: Path, name: str) -> None:
+    await die_before_the_handle(shared_address(tmp_path / "log.db"), tmp_path, ALL[name])
 
 
 @pytest.mark.skipif(ON_POSTGRES, reason="all points are met on PostgreSQL anyway")
 @pytest.mark.parametrize("name", ["when the first commit is made and the process does not know"])
-async def test_a_process_that_dies_before_the_handle_is_out_on_postgres(
-    cradle: CrashingServers, tmp_path: Path, name: str
-) -> None:
-    await die_before_the_handle(cradle, store_url(), tmp_path, POSTGRES_POINTS[name])
+async def test_a_process_that_dies_before_the_handle_is_out_on_postgres(tmp_path: Path, name: str) -> None:
+    await die_before_the_handle(store_url(), tmp_path, POSTGRES_POINTS[name])
 
 
-async def die_before_the_handle(cradle: CrashingServers, address: str, tmp_path: Path, point: Point) -> None:
+async def die_before_the_handle(address: str, tmp_path: Path, point: Point) -> None:
     log = tmp_path / "diary"
     options = ("--store", address, "--task-after", "0s")
-    doomed = await cradle.start(GATE_FILE_TOOLS, *options, folder=tmp_path, point=point)
-    async with serving(GATE_FILE_TOOLS, *options) as other:
+    async with serving(GATE_FILE_TOOLS, *options, point=point) as doomed, serving(GATE_FILE_TOOLS, *options) as other:
         there = TaskClient(balancer=Balancer(ports=[doomed.port]))
         # The tool list is read before the point counts.
         assert said(await there.resolved(await there.call("pay", n=1))) == "counted to 1"
@@ -98,7 +74,7 @@ async def die_before_the_handle(cradle: CrashingServers, address: str, tmp_path:
             "plain": call_params("pay", n=3, log=str(log), key="plain", interval=0.005),
         }
         met = dict(zip(calls, await asyncio.gather(*(once(there, params) for params in calls.values())), strict=True))
-        assert await doomed.gone() == KILLED, "the point was not reached"
+        assert await doomed.has_died(), "the point was not reached"
 
         client = TaskClient(balancer=Balancer(ports=[doomed.port, other.port]))
         outcome = await client.resolved(await client.insist("tools/call", calls["keyed"]))

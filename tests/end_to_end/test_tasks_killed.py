@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from tests.support.clients.recording_client import assert_answered_once, assert_
 from tests.support.clients.task_client import CAN_BE_ASKED, OUTCOME_UNKNOWN, Balancer, Message, TaskClient, said
 from tests.support.processes.cluster import GATE_FILE_TOOLS, cluster
 from tests.support.processes.crash_points import at
-from tests.support.processes.crashing_servers import CrashingServers, crashing_servers
 from tests.support.processes.serving import serving
 from tests.support.servers.gate_file_tools import diary, open_gate
 from tests.support.servers.in_process import until
@@ -27,22 +25,9 @@ from tests.support.stores.shared import ON_POSTGRES, shared_address
 
 pytestmark = pytest.mark.anyio
 
-KILLED = -9
 AT_ONCE = ("--task-after", "0s")
 #: Each tool, and what comes of its task when its process is killed: the result of its second run, or nothing known.
 TOOLS: dict[str, str | int] = {"count": "counted to 4", "put": "counted to 4", "pay": OUTCOME_UNKNOWN}
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """One event loop for the module, because its stories share a crashing_servers."""
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
-async def cradle() -> AsyncIterator[CrashingServers]:
-    async with crashing_servers() as it:
-        yield it
 
 
 def runs(log: Path, key: str) -> int:
@@ -88,22 +73,19 @@ async def kill_in_tasks(address: str, tmp_path: Path, pause: int) -> None:
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-async def test_a_task_whose_process_is_killed_with_the_answer_in_the_log(
-    cradle: CrashingServers, tmp_path: Path, tool: str
-) -> None:
+async def test_a_task_whose_process_is_killed_with_the_answer_in_the_log(tmp_path: Path, tool: str) -> None:
     """The answer is written, and no client, no poll and no other node knows of it."""
     address, log, gate = shared_address(tmp_path / "log.db"), tmp_path / "diary", tmp_path / "gate"
     told = at("perdure.sessions.context", "CallWaiters.tell", "enter")
     options = ("--store", address, *AT_ONCE)
-    doomed = await cradle.start(GATE_FILE_TOOLS, *options, folder=tmp_path, point=told)
-    async with serving(GATE_FILE_TOOLS, *options) as other:
+    async with serving(GATE_FILE_TOOLS, *options, point=told) as doomed, serving(GATE_FILE_TOOLS, *options) as other:
         there = TaskClient(balancer=Balancer(ports=[doomed.port]))
         task = await there.task(tool, n=4, gate=str(gate), pauses=[2], log=str(log), key=tool)
         await doomed.arm()
         client = TaskClient(balancer=Balancer(ports=[other.port, doomed.port]))
         polling = asyncio.create_task(client.outcome(task))
         open_gate(f"{gate}.2")
-        assert await doomed.gone() == KILLED, "the point was not reached"
+        assert await doomed.has_died(), "the point was not reached"
         assert said(await polling) == "counted to 4"
         assert runs(log, tool) == 1
     assert_answered_once(address)

@@ -6,7 +6,20 @@ for a statement that it sends for the first time on a connection: to prepare it,
 
 from __future__ import annotations
 
-from tests.support.processes.crashing_servers import Point
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """Where a process kills itself."""
+
+    module: str
+    qualname: str
+    edge: str
+    nth: int = 1
+    armed: bool = False
+    """From the start. Otherwise it counts from `Served.arm` on."""
+
 
 STEPS = "perdure.store.sqlite.steps"
 WRITER = "perdure.store.sqlite.writing_connection"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -12,16 +13,18 @@ import sys
 from asyncio.subprocess import STDOUT
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tests.support.processes.crash_points import Point
 from tests.support.processes.starting import ROOT, Program, can_fork, python_path, start, start_other
 
-__all__ = ["ROOT", "SERVE", "START_SECONDS", "Line", "Served", "log_lines", "python_path", "serving"]
+__all__ = ["ROOT", "SERVE", "START_SECONDS", "Line", "Served", "die_at", "log_lines", "python_path", "serving"]
 
 BASIC_TOOLS = "tests.support.servers.basic_tools:server"
 
+CRASHING = "tests.support.processes.crash_child"
 PERDURE = (sys.executable, "-m", "perdure", "serve")
 #: How to start a server. The variable lets the same tests run against another one that prints the same ready line.
 SERVE = tuple(shlex.split(os.environ["PERDURE_TEST_SERVE"])) if "PERDURE_TEST_SERVE" in os.environ else PERDURE
@@ -96,6 +99,27 @@ class Served:
             self.process.kill()
             return await self.process.wait()
 
+    async def arm(self) -> None:
+        """Let its point count from now on."""
+        self.send(signal.SIGUSR1)
+        async with asyncio.timeout(START_SECONDS):
+            while "armed" not in self.output:  # noqa: ASYNC110 - another task reads the lines
+                await asyncio.sleep(0.002)
+
+    async def has_died(self) -> bool:
+        """Wait until it has ended by itself; whether it was killed, as at its point."""
+        async with asyncio.timeout(START_SECONDS):
+            return await self.process.wait() == -signal.SIGKILL
+
+
+async def die_at(point: Point, target: str, *options: str) -> bool:
+    """Start a server that may die before it is ready, and wait for its end; whether it was killed, as at its point."""
+    arguments = (json.dumps(asdict(point)), "serve", target, "--port", "0", *options)
+    process = await start(CRASHING, *arguments, errors=STDOUT)
+    async with asyncio.timeout(START_SECONDS):
+        print((await process.communicate())[0].decode())
+    return process.returncode == -signal.SIGKILL
+
 
 @asynccontextmanager
 async def serving(
@@ -106,10 +130,11 @@ async def serving(
     cwd: Path | None = None,
     forks: bool = True,
     command: str = "serve",
+    point: Point | None = None,
 ) -> AsyncIterator[Served]:
     """A running server. It stops when the block ends; a test may stop or kill it before. `forks=False` starts its
     workers as the product does, each in an interpreter of its own, which takes more than a second. A server that is
-    given neither a store nor a folder has a store of its own."""
+    given neither a store nor a folder has a store of its own. It kills itself at the `point`."""
     arguments = (target, "--port", str(port), *options)
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
     own = TemporaryDirectory(prefix="p-")
@@ -117,7 +142,9 @@ async def serving(
         env.setdefault("PERDURE_STORE", f"sqlite:{own.name}/perdure.db")
     has_workers = "--workers" in options or command == "dev"
     process: Program
-    if argv == PERDURE:
+    if point is not None:
+        process = await start(CRASHING, json.dumps(asdict(point)), command, *arguments, env=env, errors=STDOUT)
+    elif argv == PERDURE:
         pool = has_workers and forks and can_fork()
         module = "tests.support.processes.forked_workers" if pool else "perdure"
         process = await start(module, command, *arguments, cwd=cwd, env=env, errors=STDOUT)

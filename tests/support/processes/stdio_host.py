@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import signal
 import socket
 import sys
 import threading
@@ -21,24 +20,10 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from perdure.stdio import pipes
-from tests.support.processes.crash_child import EDGES, code_of, in_child
+from tests.support.processes.crash_child import EDGES, code_of, die_at
 from tests.support.processes.stdio_bridges import PATIENCE
 
 PRELOADED = ("perdure.cli.entry", "perdure.cli.stdio", "perdure.stdio.program", "perdure.stdio.resume_slot")
-
-
-def die_at(module: str, qualname: str, edge: str, nth: int) -> None:
-    code, event, left = code_of(module, qualname), EDGES[edge], nth
-
-    def seen(frame: FrameType, what: str, _: object) -> None:
-        nonlocal left
-        if frame.f_code is code and what == event:
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.setprofile(seen)
-    sys.setprofile(seen)
 
 
 def hold_writer(text: str) -> None:
@@ -76,6 +61,23 @@ def bridge(order: dict[str, Any]) -> NoReturn:
     main()
 
 
+def in_child(order: dict[str, Any]) -> int:
+    """Fork a bridge; returns its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        bridge(order)
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stderr.flush()
+        os._exit(status)  # the host's own exit handlers are not the bridge's
+
+
 def main() -> None:
     for name in PRELOADED:
         importlib.import_module(name)
@@ -86,7 +88,7 @@ def main() -> None:
             _, status = os.waitpid(order["wait"], 0)
             print(os.waitstatus_to_exitcode(status), flush=True)
         else:
-            print(in_child(bridge, order), flush=True)
+            print(in_child(order), flush=True)
 
 
 if __name__ == "__main__":
