@@ -31,7 +31,6 @@ from perdure.store.steps import (
     Forward,
     LeaveReader,
     MailReceived,
-    MoveReader,
     OpenAsk,
     OpenStream,
     PutCall,
@@ -41,7 +40,6 @@ from perdure.store.steps import (
     Release,
     SendMail,
     Step,
-    Stick,
     Trim,
 )
 from perdure.testing import _values as values
@@ -224,7 +222,7 @@ def _puts(step: type[Step], **fields: Any) -> Any:
 
 
 class _SessionRules(_Twins):
-    stick = _puts(Stick, session=sessions, request=sticky_requests)
+    stick = _puts(ChangeSession, session=sessions, stick=sticky_requests)
 
     @rule(session=sessions, state=going_on)
     def put_session(self, session: SessionId, state: SessionState) -> None:
@@ -328,7 +326,6 @@ class _ReaderRules(_Twins):
     """Rules of asks and readers."""
 
     close_ask = _puts(CloseAsk, session=sessions, id=asks)
-    move_reader = _puts(MoveReader, stream=streams, reader=readers, seq=few)
     leave_reader = _puts(LeaveReader, stream=streams, reader=readers)
     reach = _puts(Reached, stream=streams, generation=some, through=few, unread=flags)
 
@@ -337,9 +334,10 @@ class _ReaderRules(_Twins):
         if (record := self.stream(stream)) is not None:
             self.put(OpenAsk(record=an_ask(ask, stream=stream, session=record.session)))
 
-    @rule(stream=streams, reader=readers, seq=few, node=places)
-    def put_reader(self, stream: StreamId, reader: str, seq: int, node: int) -> None:
-        self.put(PutReader(record=a_reader(reader, stream=stream, seq=seq, node=self.nodes[node][0])))
+    @rule(stream=streams, reader=readers, seq=few, node=places, attaches=flags)
+    def put_reader(self, stream: StreamId, reader: str, seq: int, node: int, attaches: bool) -> None:
+        record = a_reader(reader, stream=stream, seq=seq, node=self.nodes[node][0])
+        self.put(PutReader(record=record, attaches=attaches))
 
 
 class StoreMachine(_SessionRules, _StreamRules, _ReaderRules):

@@ -27,7 +27,6 @@ from perdure.store.steps import (
     PutSession,
     SendMail,
     Step,
-    Stick,
 )
 from perdure.testing import check_store
 from perdure.testing._values import (
@@ -124,7 +123,7 @@ async def write_all(store: Store) -> None:
         EndSession(session=a_session("ended").id, time=2.0, reason=SessionStep.WINDOW_PASSED.value),
         PutSession(record=replace(session, id=a_session("changed").id)),
         ChangeSession(session=a_session("changed").id, result=mark("changed-result")),
-        Stick(session=SESSION, request=a_sticky("resources/subscribe", uri="mark<sticky-later>")),
+        ChangeSession(session=SESSION, stick=a_sticky("resources/subscribe", uri="mark<sticky-later>")),
         OpenStream(record=a_stream(fence), calls=(replace(a_call(), request=mark("request")),)),
         Append(stream=STREAM, fence=fence, events=events),
         OpenAsk(record=replace(an_ask(), request=mark("ask"))),

@@ -12,7 +12,7 @@ because it came with the call, and the stream says when it was lost (`StreamReco
 import asyncio
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perdure._core import mail
 from perdure._core.ids import Kind, NodeId, StreamId, is_only_listed, place, reader_name
@@ -25,7 +25,7 @@ from perdure.log.stream import Stream
 from perdure.sessions.context import Peers, mail_to
 from perdure.store.interface import Store
 from perdure.store.records import Followed, ReaderRecord, StreamRecord
-from perdure.store.steps import LeaveReader, MoveReader, PutReader, Step
+from perdure.store.steps import LeaveReader, PutReader, Step
 from perdure.telemetry.log_records import log_event
 
 _ENDS_AT_ONCE = 500
@@ -173,7 +173,7 @@ class RemoteReaders:
         entry = self._followed.get(reader.stream.id)
         if entry is not None and entry.reader is reader and reader.cursor - entry.seq >= self._lag:
             entry.seq = reader.cursor
-            moved = MoveReader(stream=reader.stream.id, reader=self._name(reader), seq=reader.cursor)
+            moved = replace(self._entering(reader), attaches=False)
             self._journal.put(_Hinting(self._store, (moved,), reader.stream.node, reader.stream.id))
 
     def list_here(self, reader: Reader) -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from perdure._core import sticky
 from perdure._core.ids import RecordKind
 from perdure._core.revisions import DURABLE_CALL, REVISIONS, Revision
 from perdure._core.states import LogState, SessionState
@@ -14,7 +13,7 @@ from perdure.errors import PerdureError
 from perdure.log.journal import Steps
 from perdure.sessions.context import ServerContext, Stamp
 from perdure.store.records import SessionRecord
-from perdure.store.steps import ChangeSession, Step, Stick, changed, with_sticky
+from perdure.store.steps import ChangeSession, Step, changed
 
 SHARED_BYTES = 4_096
 """Bytes of a handshake that sessions share. A client decides on the size of its own, and must not fill the cache."""
@@ -44,7 +43,7 @@ class RecordKeeper:
     changes: int = 0
     """How many changes of this process have been written."""
     _written_active: float = field(init=False)
-    _pending: tuple[ChangeSession | Stick, ...] = ()
+    _pending: tuple[ChangeSession, ...] = ()
 
     def __post_init__(self) -> None:
         self.is_single_call = self.record.kind is RecordKind.CALL
@@ -76,9 +75,9 @@ class RecordKeeper:
         self._written_active = self.active
         self._context.journal.put(_Change(self, step))
 
-    def change(self, step: ChangeSession | Stick) -> ChangeSession | Stick:
+    def change(self, step: ChangeSession) -> ChangeSession:
         """Change the record with a step that the caller writes."""
-        self.record = _changed(self.record, step)
+        self.record = changed(self.record, step)
         self._pending += (step,)
         return step
 
@@ -90,7 +89,7 @@ class RecordKeeper:
     def take_in(self, stored: SessionRecord) -> None:
         """Take over what is stored, with the unwritten changes on top."""
         for step in self._pending:
-            stored = _changed(stored, step)
+            stored = changed(stored, step)
         self.record = stored
         self.active = max(self.active, stored.active)
 
@@ -109,7 +108,7 @@ class RecordKeeper:
 class _Change(Steps):
     __slots__ = ("_keeper",)
 
-    def __init__(self, keeper: RecordKeeper, step: ChangeSession | Stick) -> None:
+    def __init__(self, keeper: RecordKeeper, step: ChangeSession) -> None:
         super().__init__((step,))
         self._keeper = keeper
 
@@ -118,9 +117,3 @@ class _Change(Steps):
 
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
         self._keeper.on_written(steps[0])
-
-
-def _changed(record: SessionRecord, step: ChangeSession | Stick) -> SessionRecord:
-    if isinstance(step, Stick):
-        return with_sticky(record, sticky.after(record.sticky, step.request))
-    return changed(record, step)

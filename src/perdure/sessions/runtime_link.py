@@ -40,7 +40,7 @@ from perdure.sessions.ledger import (
 )
 from perdure.sessions.record_keeper import RecordKeeper, share
 from perdure.store.records import AskRecord
-from perdure.store.steps import ChangeSession, CloseAsk, EndSession, OpenAsk, Step, Stick
+from perdure.store.steps import ChangeSession, CloseAsk, EndSession, OpenAsk, Step
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.log_records import CallIds, current_call, log_event
 
@@ -188,7 +188,7 @@ class RuntimeLink:
         if method in sticky.METHODS:
             request = sticky.encode(call.request)
             self.runtime.on_sticky_accepted(request)
-            return keeper.change(Stick(session=keeper.record.id, request=request))
+            return keeper.change(ChangeSession(session=keeper.record.id, stick=request))
         return None
 
     # Outwards: the runtime's outlet

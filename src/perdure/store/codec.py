@@ -22,7 +22,6 @@ from perdure.store.steps import (
     PutSession,
     SendMail,
     Step,
-    Stick,
     Trim,
 )
 
@@ -109,13 +108,15 @@ def _changed(value: Any, change: Callable[[bytes], bytes]) -> Any:
             return value._replace(message=change(value.message))
         case SendMail():
             return replace(value, message=change(value.message))
-        case CallRecord() | AskRecord() | Stick():
+        case CallRecord() | AskRecord():
             return replace(value, request=change(value.request))
         case SessionRecord():
             params, result = change(value.client_params), change(value.result)
             return replace(value, client_params=params, result=result, sticky=tuple(map(change, value.sticky)))
-        case ChangeSession(result=bytes(result)):
-            return replace(value, result=change(result))
+        case ChangeSession():
+            said, stick = value.result, value.stick
+            said, stick = None if said is None else change(said), None if stick is None else change(stick)
+            return replace(value, result=said, stick=stick)
         case Forward():
             return replace(value, payloads=tuple(map(change, value.payloads)))
         case Append():

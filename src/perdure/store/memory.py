@@ -57,7 +57,6 @@ from perdure.store.steps import (
     Forward,
     LeaveReader,
     MailReceived,
-    MoveReader,
     OpenAsk,
     OpenStream,
     PutCall,
@@ -69,12 +68,10 @@ from perdure.store.steps import (
     SendMail,
     Step,
     StepRejected,
-    Stick,
     Trim,
     Why,
     changed,
     refusal,
-    with_sticky,
 )
 
 _OPEN = (CallState.RUNNING, CallState.WAITING)
@@ -279,10 +276,7 @@ class MemoryStore(Store):
             case PutSession():
                 return self._put_session(step)
             case ChangeSession() if session := self._going_on(step.session):
-                self._sessions[session.id] = changed(session, step)
-            case Stick() if session := self._going_on(step.session):
-                sticky = self._payloads.stick(session.sticky, step.request)
-                self._sessions[session.id] = with_sticky(session, sticky)
+                self._sessions[session.id] = changed(session, step, self._payloads.stick)
             case EndSession():
                 self._end(step)
             case Trim() if found := self._streams.get(step.stream):
@@ -294,10 +288,10 @@ class MemoryStore(Store):
             case CloseAsk():
                 self._asks.get(step.session, {}).pop(step.id, None)
             case PutReader(record=reader) if found := self._streams.get(reader.stream):
-                found.reader = reader
-            case MoveReader() | LeaveReader() if found := self._streams.get(step.stream):
-                if found.reader is not None and found.reader.reader == step.reader:
-                    found.reader = replace(found.reader, seq=step.seq) if isinstance(step, MoveReader) else None
+                if step.attaches or _is_read_by(found, reader.reader):
+                    found.reader = reader
+            case LeaveReader() if (found := self._streams.get(step.stream)) and _is_read_by(found, step.reader):
+                found.reader = None
             case Reached() if found := self._streams.get(step.stream):
                 found.record = _reached(found, step)
         return None
@@ -700,6 +694,10 @@ def caller(session: SessionRecord) -> tuple[str, str]:
 def call_key(call: CallRecord) -> tuple[SessionId, int, int | str]:
     """Give what no two running calls share (12)."""
     return call.session, call.incarnation, coerce_id(call.request_id)
+
+
+def _is_read_by(stream: StreamRow, reader: str) -> bool:
+    return stream.reader is not None and stream.reader.reader == reader
 
 
 def _reached(stream: StreamRow, step: Reached) -> StreamRecord:

@@ -1,10 +1,11 @@
 """The steps that a commit applies, and why a store may refuse one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from perdure._core import sticky
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.states import CallState, SessionState
 from perdure.errors import (
@@ -62,14 +63,8 @@ class ChangeSession(Step):
     version: str | None = None
     result: bytes | None = None
     initialized: bool | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stick(Step):
-    """A sticky request succeeded: `_core.sticky.after` tells what is to be repeated from now on."""
-
-    session: SessionId
-    request: bytes
+    stick: bytes | None = None
+    """A sticky request that succeeded: `_core.sticky.after` decides what is repeated from now on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,18 +193,12 @@ class CloseAsk(Step):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PutReader(Step):
-    """A reader attached, in place of the one that was there."""
+    """A reader is on a stream, and has got this far. Nothing if the stream is not there."""
 
     record: ReaderRecord
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MoveReader(Step):
-    """A reader has got further; nothing happens if another one has taken its place."""
-
-    stream: StreamId
-    reader: str
-    seq: int
+    attaches: bool = True
+    """It takes the place of the reader that was there. Otherwise it has got further, and nothing happens if another
+    reader has taken its place."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -256,18 +245,16 @@ StepRejected = (
 Refusals = Sequence[StepRejected | None]
 """For each step of a commit: `None`, or why it was refused."""
 
+Sticking = Callable[[tuple[bytes, ...], bytes], tuple[bytes, ...]]
 
-def changed(record: SessionRecord, step: ChangeSession) -> SessionRecord:
-    """Give a record as a step changes it."""
+
+def changed(record: SessionRecord, step: ChangeSession, after: Sticking = sticky.after) -> SessionRecord:
+    """Return a record as a step changes it. `after` returns the sticky requests after one more."""
     fields = {name: getattr(step, name) for name in ("state", "version", "result", "initialized")}
+    fields["sticky"] = None if step.stick is None else after(record.sticky, step.stick)
     given = {name: value for name, value in fields.items() if value not in (None, getattr(record, name))}
     active = max(record.active, step.active or 0.0)
     return replace(record, active=active, revision=record.revision + bool(given), **given)
-
-
-def with_sticky(record: SessionRecord, requests: tuple[bytes, ...]) -> SessionRecord:
-    """Give a record with other sticky requests."""
-    return replace(record, sticky=requests, revision=record.revision + (requests != record.sticky))
 
 
 class Why(StrEnum):

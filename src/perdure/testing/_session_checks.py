@@ -39,7 +39,6 @@ from perdure.store.steps import (
     SendMail,
     SessionLimits,
     StepRejected,
-    Stick,
     Trim,
 )
 from perdure.testing._case import Case, SessionCase, StreamCase, accepted, refused, same
@@ -154,7 +153,7 @@ class CallChecks(SessionCase):
 
     async def promise_21_whatever_changes_a_record_raises_its_revision_and_its_use_does_not(self) -> None:
         seen = [await self._revision()]
-        stick = Stick(session=SESSION, request=a_sticky("resources/subscribe", uri="a://revised"))
+        stick = ChangeSession(session=SESSION, stick=a_sticky("resources/subscribe", uri="a://revised"))
         for step in (ChangeSession(session=SESSION, initialized=True, state=SessionState.DORMANT), stick):
             await self.accept(step)
             seen.append(await self._revision())
@@ -336,7 +335,7 @@ class NoteChecks(SessionCase):
         for step in (
             EndSession(session=SESSION, time=9.0, reason="second"),
             ChangeSession(session=SESSION, active=9.0, state=SessionState.ACTIVE, initialized=False),
-            Stick(session=SESSION, request=a_sticky("resources/subscribe", uri="late://1")),
+            ChangeSession(session=SESSION, stick=a_sticky("resources/subscribe", uri="late://1")),
             PutSession(record=a_session()),
         ):
             await self.accept(step)
@@ -362,11 +361,11 @@ class NoteChecks(SessionCase):
             a_sticky("resources/unsubscribe", uri="never://subscribed"),
             a_sticky("resources/subscribe", uri="a://2"),
         ):
-            await self.accept(Stick(session=SESSION, request=request))
+            await self.accept(ChangeSession(session=SESSION, stick=request))
             wanted = sticky.after(wanted, request)
             found = await self.store.session(SESSION)
             same("sticky requests", found and found.sticky, wanted)
-        await self.accept(Stick(session=SessionId("unknown"), request=a_sticky("logging/setLevel")))
+        await self.accept(ChangeSession(session=SessionId("unknown"), stick=a_sticky("logging/setLevel")))
 
 
 class LimitChecks(Case):

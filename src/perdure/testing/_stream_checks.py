@@ -23,7 +23,6 @@ from perdure.store.steps import (
     Forward,
     LeaveReader,
     MailReceived,
-    MoveReader,
     OpenAsk,
     OpenStream,
     PutReader,
@@ -33,7 +32,6 @@ from perdure.store.steps import (
     Release,
     SendMail,
     Step,
-    Stick,
     Trim,
 )
 from perdure.store.time_limit import CALLS, within_time
@@ -230,8 +228,8 @@ class HistoryChecks(Case):
             PutSession(record=a_session(state=SessionState.OPENING)),
             ChangeSession(session=SESSION, state=SessionState.ACTIVE, version="2025-06-18", active=2.0),
             ChangeSession(session=SESSION, result=b"{}"),
-            Stick(session=SESSION, request=a_sticky("resources/subscribe", uri="a://1")),
-            Stick(session=SESSION, request=a_sticky("logging/setLevel", level="debug")),
+            ChangeSession(session=SESSION, stick=a_sticky("resources/subscribe", uri="a://1")),
+            ChangeSession(session=SESSION, stick=a_sticky("logging/setLevel", level="debug")),
             OpenStream(record=a_stream(self.fence), calls=(a_call(1),)),
             put_call,
             replace(put_call, state=CallState.RUNNING, attempt=2, progress=3.0),
@@ -759,10 +757,10 @@ class ReadingChecks(StreamCase):
 
     async def the_newest_reader_stays_when_an_older_one_leaves(self) -> None:
         await self.put(PutReader(record=a_reader("old")), PutReader(record=a_reader("new", seq=3)))
-        await self.put(MoveReader(stream=STREAM, reader="old", seq=9))
+        await self.put(PutReader(record=a_reader("old", seq=9), attaches=False))
         await self.put(LeaveReader(stream=STREAM, reader="old"))
         same("the reader", await self.store.reader(STREAM), a_reader("new", seq=3))
-        await self.put(MoveReader(stream=STREAM, reader="new", seq=5))
+        await self.put(PutReader(record=a_reader("new", seq=5), attaches=False))
         same("the reader that has got further", await self.store.reader(STREAM), a_reader("new", seq=5))
         await self.put(LeaveReader(stream=STREAM, reader="new"))
         same("the reader", await self.store.reader(STREAM), None)

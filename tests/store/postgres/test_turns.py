@@ -17,7 +17,7 @@ from perdure._core.retention import Cutoffs
 from perdure._core.states import SessionState
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.store import PostgresStore
-from perdure.store.steps import EndSession, OpenStream, PutSession, SendMail, Stick
+from perdure.store.steps import ChangeSession, EndSession, OpenStream, PutSession, SendMail
 from perdure.testing._values import NODE, OTHER, SESSION, a_call, a_session, a_sticky, a_stream
 from tests.support.servers.in_process import until
 from tests.support.stores.postgres import server_url
@@ -102,7 +102,7 @@ async def test_sticky_requests_of_two_processes_at_once_are_both_kept(two: Two) 
     requests = [a_sticky("resources/subscribe", uri=f"a://{number}") for number in (1, 2)]
     async with two.holding(f"session WHERE id = '{SESSION}'"):
         sticking = [
-            asyncio.create_task(store.commit([Stick(session=SESSION, request=request)]))
+            asyncio.create_task(store.commit([ChangeSession(session=SESSION, stick=request)]))
             for store, request in zip((two.here, two.there), requests, strict=True)
         ]
 

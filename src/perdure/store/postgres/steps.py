@@ -19,7 +19,6 @@ from perdure.store.steps import (
     Forward,
     LeaveReader,
     MailReceived,
-    MoveReader,
     OpenAsk,
     OpenStream,
     PutCall,
@@ -29,7 +28,6 @@ from perdure.store.steps import (
     Release,
     SendMail,
     Step,
-    Stick,
     Trim,
 )
 
@@ -62,14 +60,13 @@ def caller_key(owner: str, address: str) -> bytes:
 
 # --- Order ----------------------------------------------------------------------------------------------------------
 
-_SESSION_STEPS = (ChangeSession, Stick, CloseAsk)
+_SESSION_STEPS = (ChangeSession, CloseAsk)
 _STREAM_STEPS = (
     Append,
     Trim,
     PutCall,
     Release,
     Reached,
-    MoveReader,
     LeaveReader,
     Forward,
 )
@@ -236,17 +233,13 @@ class CommitArguments:
     def change_session(self, step: ChangeSession) -> None:
         initialized = -1 if step.initialized is None else int(step.initialized)
         flags = (int(step.version is not None), int(step.result is not None), initialized)
+        seen = after = self._sticky.get(step.session, ())  # nothing, if there is no such session, or it has ended
+        if step.stick is not None:
+            after = self._sticky[step.session] = self._payloads.stick(seen, step.stick)
+        sticky = (int(step.stick is not None), len(seen), len(after))
         texts = (step.session, "" if step.state is None else step.state.value, step.version or "")
         active = float("-inf") if step.active is None else step.active
-        self._put("c", texts, (RECORD_VERSION, *flags), (active,), (step.result or b"",))
-
-    def stick(self, step: Stick) -> None:
-        seen = self._sticky.get(step.session)
-        if seen is None:  # there is no such session, or it has ended
-            self._put("-")
-            return
-        after = self._sticky[step.session] = self._payloads.stick(seen, step.request)
-        self._put("k", (step.session,), (RECORD_VERSION, len(seen), len(after)), blobs=(*seen, *after))
+        self._put("c", texts, (RECORD_VERSION, *flags, *sticky), (active,), (step.result or b"", *seen, *after))
 
     def end_session(self, step: EndSession) -> None:
         keeps = retention.keeps_params(step.reason, retention.MAX_ENDED_PARAMS)
@@ -261,7 +254,7 @@ class CommitArguments:
 
     def put_reader(self, step: PutReader) -> None:
         record = step.record
-        self._put("h", (record.stream, record.reader, record.node), (RECORD_VERSION, record.seq))
+        self._put("h", (record.stream, record.reader, record.node), (RECORD_VERSION, record.seq, int(step.attaches)))
 
     def forward(self, step: Forward) -> None:
         limits = (self._payloads.overhead, MAX_FORWARDED, MAX_FORWARDED_BYTES)
@@ -291,14 +284,12 @@ _ADD: Mapping[type[Step], Callable[[CommitArguments, Any], None]] = {
     Release: _plain("r", ("stream",), ("fence",)),
     PutSession: CommitArguments.put_session,
     ChangeSession: CommitArguments.change_session,
-    Stick: CommitArguments.stick,
     EndSession: CommitArguments.end_session,
     Trim: _plain("t", ("stream",), ("through",)),
     DropStream: _plain("d", ("stream",)),
     OpenAsk: CommitArguments.open_ask,
     CloseAsk: _plain("Q", ("session", "id")),
     PutReader: CommitArguments.put_reader,
-    MoveReader: _plain("m", ("stream", "reader"), ("seq",)),
     LeaveReader: _plain("l", ("stream", "reader")),
     Reached: _plain("R", ("stream",), ("generation", "through", "unread")),
     Forward: CommitArguments.forward,

@@ -17,7 +17,7 @@ from perdure.store.postgres.connections import Connection, Connector
 from perdure.store.postgres.failures import AGAIN, NAMED, failure, is_unknown
 from perdure.store.postgres.nodes import Holding
 from perdure.store.postgres.steps import CommitArguments, lock_order
-from perdure.store.steps import Refusals, Step, StepRejected, Stick, Why, refusal
+from perdure.store.steps import ChangeSession, Refusals, Step, StepRejected, Why, refusal
 from perdure.store.time_limit import TimeLimit
 
 TRIES = 20
@@ -120,7 +120,7 @@ class Writer:
     async def _attempts(self, connection: Connection, steps: Sequence[Step]) -> Refusals:
         encoded = self._payloads.encode_steps(steps)
         order = lock_order(encoded)
-        sticks = {step.session for step in encoded if type(step) is Stick}
+        sticks = {step.session for step in encoded if type(step) is ChangeSession and step.stick is not None}
         for attempt in range(1, TRIES + 1):
             members = self._holding.members()
             arguments = CommitArguments(self._payloads, await self._sticky(connection, sticks) if sticks else {})

@@ -30,7 +30,6 @@ from perdure.store.steps import (
     Forward,
     LeaveReader,
     MailReceived,
-    MoveReader,
     OpenAsk,
     OpenStream,
     PutCall,
@@ -42,7 +41,6 @@ from perdure.store.steps import (
     SendMail,
     Step,
     StepRejected,
-    Stick,
     Trim,
     Why,
     refusal,
@@ -67,12 +65,9 @@ MAX_KEYS = 20_000
 
 
 _STATEMENTS: Mapping[type[Step], str] = {
-    ChangeSession: "change_session",
     Trim: "trim",
     OpenAsk: "open_ask",
     CloseAsk: "close_ask",
-    PutReader: "put_reader",
-    MoveReader: "move_reader",
     LeaveReader: "leave_reader",
     Reached: "reach",
     MailReceived: "take_mail",
@@ -302,7 +297,8 @@ class StepWriter:
             Release: self.streams.release,
             DropStream: self.streams.drop,
             PutSession: self._put_session,
-            Stick: self._stick,
+            ChangeSession: self._change_session,
+            PutReader: self._put_reader,
             EndSession: self._end_session,
             SendMail: self._send_mail,
         }
@@ -336,12 +332,17 @@ class StepWriter:
             cursor.execute(_SQL["unput_session"], (record.id,))
         return refused
 
-    def _stick(self, step: Stick) -> None:
-        row = self._cursor.execute(_SQL["read_sticky"], (step.session,)).fetchone()
-        if row is not None:
-            requests = self._payloads.stick(rows.sticky_requests(row[0]), step.request)
-            values = {"session": step.session, "sticky": rows.sticky_text(requests)}
-            self._cursor.execute(_SQL["set_sticky"], values)
+    def _change_session(self, step: ChangeSession) -> None:
+        values = rows.named_values(step) | {"sticky": None}
+        if step.stick is not None:
+            row = self._cursor.execute(_SQL["read_sticky"], (step.session,)).fetchone()
+            if row is None:
+                return
+            values["sticky"] = rows.sticky_text(self._payloads.stick(rows.sticky_requests(row[0]), step.stick))
+        self._cursor.execute(_SQL["change_session"], values)
+
+    def _put_reader(self, step: PutReader) -> None:
+        self._cursor.execute(_SQL["put_reader"], rows.named_values(step.record) | {"attaches": step.attaches})
 
     def _end_session(self, step: EndSession) -> None:
         cursor = self._cursor

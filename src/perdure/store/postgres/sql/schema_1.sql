@@ -571,6 +571,7 @@ DECLARE
     record_ int;
     most_ bigint;
     calls_ int;
+    more bytea[];
 BEGIN
     PERFORM perdure.take_turn_1(writer);
     IF (SELECT count(*) FROM perdure.node WHERE id = ANY (members)) < cardinality(members) THEN
@@ -755,34 +756,32 @@ BEGIN
             n := n + 9;
             f := f + 2;
             b := b + 6 + count_;
-        WHEN 'c' THEN  -- change session: id, state or '', version; record, has version, result, initialized or -1; active
-            -- or -infinity; result
+        WHEN 'c' THEN  -- change session: id, state or '', version; record, has version, result, initialized or -1, sticks, seen,
+            -- sticky; active or -infinity; result, seen…, sticky…
+            done := numbers[n + 4] = 0;
+            count_ := numbers[n + 5];
+            more := blobs[b + 1 + count_ : b + count_ + numbers[n + 6]::int];
             UPDATE perdure.session SET
                 record = numbers[n], active = greatest(active, times[f]),
                 state = coalesce(nullif(texts[t + 1], ''), state),
                 version = CASE WHEN numbers[n + 1] = 1 THEN texts[t + 2] ELSE version END,
                 result = CASE WHEN numbers[n + 2] = 1 THEN blobs[b] ELSE result END,
                 initialized = CASE WHEN numbers[n + 3] >= 0 THEN numbers[n + 3] = 1 ELSE initialized END,
+                sticky = CASE WHEN done THEN sticky ELSE more END,
                 revision = revision + (texts[t + 1] NOT IN ('', state) OR (numbers[n + 1] = 1 AND texts[t + 2] <> version)
                     OR (numbers[n + 2] = 1 AND blobs[b] <> result)
-                    OR (numbers[n + 3] >= 0 AND (numbers[n + 3] = 1) <> initialized))::int
-            WHERE id = texts[t] AND state <> 'ended';
-            t := t + 3;
-            n := n + 4;
-            f := f + 1;
-            b := b + 1;
-        WHEN 'k' THEN  -- stick: session; record, seen, sticky; seen…, sticky…
-            count_ := numbers[n + 1];
-            UPDATE perdure.session SET
-                record = numbers[n], sticky = blobs[b + count_ : b + count_ + numbers[n + 2]::int - 1],
-                revision = revision + (sticky <> blobs[b + count_ : b + count_ + numbers[n + 2]::int - 1])::int
-            WHERE id = texts[t] AND state <> 'ended' AND sticky = blobs[b : b + count_ - 1];
-            IF NOT FOUND AND EXISTS (SELECT 1 FROM perdure.session WHERE id = texts[t] AND state <> 'ended') THEN
+                    OR (numbers[n + 3] >= 0 AND (numbers[n + 3] = 1) <> initialized)
+                    OR (NOT done AND more <> sticky))::int
+            WHERE id = texts[t] AND state <> 'ended'
+                AND (done OR sticky = blobs[b + 1 : b + count_]);
+            IF NOT FOUND AND NOT done
+                AND EXISTS (SELECT 1 FROM perdure.session WHERE id = texts[t] AND state <> 'ended') THEN
                 RAISE EXCEPTION 'the sticky requests have changed' USING ERRCODE = 'serialization_failure';
             END IF;
-            t := t + 1;
-            b := b + count_ + numbers[n + 2];
-            n := n + 3;
+            t := t + 3;
+            b := b + 1 + count_ + numbers[n + 6];
+            n := n + 7;
+            f := f + 1;
         WHEN 'e' THEN  -- end session: id, reason; has unused since, params, most of caller, most; time, unused since
             PERFORM perdure.end_session_1(
                 texts[t], times[f], texts[t + 1], CASE WHEN numbers[n] = 1 THEN times[f + 1] END,
@@ -815,21 +814,17 @@ BEGIN
         WHEN 'Q' THEN  -- close ask: session, id
             DELETE FROM perdure.ask WHERE session = texts[t] AND id = texts[t + 1];
             t := t + 2;
-        WHEN 'h' THEN  -- put reader: stream, reader, node; record, seq
+        WHEN 'h' THEN  -- put reader: stream, reader, node; record, seq, attaches
             SELECT key INTO k FROM perdure.stream WHERE id = texts[t] FOR KEY SHARE;
-            IF FOUND THEN
+            IF FOUND AND (numbers[n + 2] = 1 OR EXISTS (
+                SELECT 1 FROM perdure.reader WHERE stream = k AND reader = texts[t + 1] FOR UPDATE)) THEN
                 INSERT INTO perdure.reader (stream, record, reader, node, seq)
                 VALUES (k, numbers[n], texts[t + 1], texts[t + 2], numbers[n + 1])
                 ON CONFLICT (stream) DO UPDATE SET
                     record = excluded.record, reader = excluded.reader, node = excluded.node, seq = excluded.seq;
             END IF;
             t := t + 3;
-            n := n + 2;
-        WHEN 'm' THEN  -- move reader: stream, reader; seq
-            UPDATE perdure.reader SET seq = numbers[n]
-            WHERE stream = (SELECT key FROM perdure.stream WHERE id = texts[t]) AND reader = texts[t + 1];
-            t := t + 2;
-            n := n + 1;
+            n := n + 3;
         WHEN 'l' THEN  -- leave reader: stream, reader
             DELETE FROM perdure.reader
             WHERE stream = (SELECT key FROM perdure.stream WHERE id = texts[t]) AND reader = texts[t + 1];

@@ -13,18 +13,15 @@ DELETE FROM session WHERE id = ?;
 -- change_session: change what is given of a session that has not ended; more than the time of its use is a revision
 UPDATE session SET
     revision = revision + (coalesce(:state, state) <> state OR coalesce(:version, version) <> version
-        OR coalesce(:result, result) <> result OR coalesce(:initialized, initialized) <> initialized),
+        OR coalesce(:result, result) <> result OR coalesce(:initialized, initialized) <> initialized
+        OR coalesce(:sticky, sticky) <> sticky),
     active = max(active, coalesce(:active, active)), state = coalesce(:state, state),
     version = coalesce(:version, version), result = coalesce(:result, result),
-    initialized = coalesce(:initialized, initialized)
+    initialized = coalesce(:initialized, initialized), sticky = coalesce(:sticky, sticky)
 WHERE id = :session AND state <> 'ended';
 
 -- read_sticky: what a session that has not ended repeats
 SELECT sticky FROM session WHERE id = ? AND state <> 'ended';
-
--- set_sticky: what a session repeats from now on
-UPDATE session SET revision = revision + (sticky <> :sticky), sticky = :sticky
-WHERE id = :session;
 
 -- next_incarnation: a client begins again in a session that has not ended
 UPDATE session SET incarnation = incarnation + 1, revision = revision + 1 WHERE id = ? AND state <> 'ended';
@@ -124,12 +121,10 @@ ON CONFLICT (session, id) DO NOTHING;
 -- close_ask: an ask that was answered or given up
 DELETE FROM ask WHERE session = :session AND id = :id;
 
--- put_reader: the reader of a stream, and how far it has got
+-- put_reader: the reader of a stream, and how far it has got; one that does not attach must be the reader already
 INSERT OR REPLACE INTO reader (stream, record, reader, node, seq)
-SELECT key, :record, :reader, :node, :seq FROM stream WHERE id = :stream;
-
--- move_reader: a reader has got further, unless another one has taken its place
-UPDATE reader SET seq = :seq WHERE stream = (SELECT key FROM stream WHERE id = :stream) AND reader = :reader;
+SELECT key, :record, :reader, :node, :seq FROM stream
+WHERE id = :stream AND (:attaches OR EXISTS (SELECT 1 FROM reader WHERE stream = stream.key AND reader = :reader));
 
 -- leave_reader: a reader left, unless another one has taken its place
 DELETE FROM reader WHERE stream = (SELECT key FROM stream WHERE id = :stream) AND reader = :reader;
