@@ -298,13 +298,12 @@ async def test_no_source_is_told_twice_where_the_store_fails_in_the_middle_of_a_
         journal.put(Witness(message("a", fence=fence, seq=seq), seen))
     await journal.write(opening("b", fence=fence))  # it is held as well, and refused behind that
     await journal.aclose()
-    # The second was held: it is shown at once, and again with being written.
-    assert seen == ["shown", "written", "shown", "shown", "written"]
+    assert seen == ["written", "held", "written"]
     assert [event.seq for event in await store.read(StreamId("a"), after=0, limit=9)] == [1, 2]
 
 
 class Witness(Steps):
-    """Writes down when its steps are shown and written."""
+    """Writes down when its steps are held and written."""
 
     __slots__ = ("seen",)
 
@@ -312,8 +311,8 @@ class Witness(Steps):
         super().__init__((step,))
         self.seen = seen
 
-    def accepted(self, steps: Sequence[Step]) -> None:
-        self.seen.append("shown")
+    def held(self, steps: Sequence[Step]) -> None:
+        self.seen.append("held")
 
     def written(self, steps: Sequence[Step]) -> None:
         self.seen.append("written")
@@ -322,8 +321,8 @@ class Witness(Steps):
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("hold", ["holds True", "shown", "shown", "written", "holds False"]),
-        ("refuse", ["shown", "written"]),
+        ("hold", ["holds True", "held", "written", "holds False"]),
+        ("refuse", ["written"]),
     ],
 )
 async def test_others_are_told_before_anything_is_shown_that_is_not_written(setting: Any, told: list[str]) -> None:
@@ -363,7 +362,7 @@ async def test_a_frozen_node_writes_and_shows_nothing_and_keeps_everything(caplo
     claim.renew(math.inf, now=0.0)
     await until(lambda: journal.state is LogState.HEALTHY)
     assert await store.numbers() == [1, 2]
-    assert sorted(seen) == ["shown", "shown", "written", "written"]
+    assert seen == ["written", "written"]
     assert recoveries(caplog) == ["the store is back; everything held is written"]
     assert not journal.refuses
     await journal.aclose()
@@ -375,14 +374,14 @@ async def test_what_was_held_when_a_node_froze_is_written_when_it_goes_on() -> N
     journal = Journal(store, Settings(), Counters(), claim=claim)
     store.writes = Fault.RAISES
     journal.put(Witness(message("a", fence=fence, seq=1), seen))
-    await until(lambda: seen == ["shown"])
+    await until(lambda: seen == ["held"])
     claim.until = -math.inf
     journal.put(Witness(message("a", fence=fence, seq=2), seen))
     store.works()
     asked = store.asked
     for _ in range(20):
         await asyncio.sleep(0.01)  # attempts come and go meanwhile
-    assert (seen, store.asked - asked) == (["shown"], 0)
+    assert (seen, store.asked - asked) == (["held"], 0)
     claim.renew(math.inf, now=0.0)
     await until(lambda: journal.state is LogState.HEALTHY)
     assert await store.numbers() == [1, 2]
@@ -396,7 +395,7 @@ async def test_what_a_frozen_node_held_is_not_shown_before_the_store_has_it() ->
     journal = Journal(store, Settings(), Counters(), claim=claim)
     store.writes = Fault.RAISES
     journal.put(Witness(message("a", fence=fence, seq=1), seen))
-    await until(lambda: seen == ["shown"])
+    await until(lambda: seen == ["held"])
     claim.until = -math.inf
     asked = store.asked
     journal.put(Witness(message("a", fence=fence, seq=2), seen))
@@ -404,11 +403,11 @@ async def test_what_a_frozen_node_held_is_not_shown_before_the_store_has_it() ->
     claim.renew(math.inf, now=0.0)
     journal.put(Witness(message("a", fence=fence, seq=3), seen))
     await until(lambda: store.asked > asked + 1)
-    assert (seen, journal.may_show, journal.refuses) == (["shown"], False, True)
+    assert (seen, journal.may_show, journal.refuses) == (["held"], False, True)
     store.writes = Fault.NONE
     assert await store.claim(StreamId("a"), node=NodeId("other"), held=fence) is not None
     await until(lambda: journal.state is LogState.HEALTHY)
-    assert ("shown" in seen[1:], journal.may_show, journal.refuses) == (False, True, False)
+    assert ("held" in seen[1:], journal.may_show, journal.refuses) == (False, True, False)
     assert await store.numbers() == []
     await journal.aclose()
 

@@ -206,8 +206,7 @@ async def test_a_claim_that_is_repeated_goes_on_where_the_store_is(shelf: Shelf)
     stream.append(b"second", end=replace(END, request_id=2))
     await until(lambda: stream.content is ContentState.SEALED)
     assert shelf.owner.settled == [(stream, True)]
-    assert stream.writer is not None
-    usage = stream.writer.usage(idle=True)
+    usage = stream.usage(idle=True)
     assert (usage.answers, usage.answer_bytes) == (2, 11)
 
 

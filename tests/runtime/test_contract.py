@@ -83,7 +83,7 @@ class Ear:
 
     def notify(self, method: str, params: dict[str, Any] | None, *, call: int | None) -> Flow | None:
         self.said.append(("notify", method, params, call))
-        return self.room
+        return self.room if self.room.is_full else None
 
     def new_ask_id(self) -> str:
         return f"ask-{next(self._names)}"
@@ -92,11 +92,10 @@ class Ear:
         if call in self.over:
             raise CallEnded
         self.said.append(("ask", ask_id, method, call))
-        return self.room
+        return self.room if self.room.is_full else None
 
-    def answer(self, call: int, body: bytes, *, failed: bool) -> Flow | None:
+    def answer(self, call: int, body: bytes, *, failed: bool) -> None:
         self.said.append(("answer", call, json.loads(body), failed))
-        return self.room
 
     def interrupted(self, call: int) -> None:
         self.said.append(("interrupted", call))

@@ -232,7 +232,7 @@ class RemoteReaders:
             if stream.is_over:
                 del self._lent[stream.id]  # nothing comes that its reader would have to learn
             # Who comes and goes is in the mail; only progress is hinted at, and matters once a writer waits for it.
-            elif stream.id in named or (everything and stream.is_full):
+            elif stream.id in named or (everything and stream.readers.waiting):
                 with self._chores.surviving("it could not be seen who reads a stream", stream.id):
                     await self.look_who_reads(stream)
         return homeless

@@ -87,14 +87,12 @@ class Source(Protocol):
         """All steps there are, in order. They are written in one commit, so they should be few: the writers of a stream
         wait in `wait_for_room`."""
 
-    def accepted(self, steps: Sequence[Step]) -> None:
-        """The store has accepted these steps: they may be shown."""
-
     def held(self, steps: Sequence[Step]) -> None:
         """These steps are held while the store fails. They may be shown; where `Journal.lapses`, final answers may
         not."""
 
-    def written(self, steps: Sequence[Step]) -> None: ...
+    def written(self, steps: Sequence[Step]) -> None:
+        """The store has these steps: they may be shown."""
 
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
         """The store refused these steps for good."""
@@ -151,8 +149,6 @@ class Journal:
         nothing that is held is shown before the store has it."""
         self._scheduled = False
         self._writer: asyncio.Task[None] | None = None
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     @property
     def may_show(self) -> bool:
@@ -195,8 +191,8 @@ class Journal:
             self._queued_since = time.perf_counter()
             self.time = self.clock()
         self._queue.append(source)
-        self._idle.clear()
-        self._schedule()
+        if not self._scheduled:
+            self._schedule()
 
     async def write(self, *steps: Step, may_be_held: bool = True) -> None:
         """Write steps and wait until they are accepted. Raises `StoreUnavailable` where the journal refuses; also where
@@ -213,18 +209,17 @@ class Journal:
     async def aclose(self) -> None:
         """Write what is queued. What is left when the store took nothing for `store_timeout` is lost with the
         process."""
-        while not self._idle.is_set():
+        while self._queue or self._writer is not None:
+            if self._writer is None:
+                await asyncio.sleep(0)  # until `_flush`
+                continue
             groups = self._groups
-            try:
-                async with asyncio.timeout(0 if self.is_lost else self._timeout):
-                    await self._idle.wait()
-            except TimeoutError:
-                if self.state is LogState.DEGRADED and self._groups == groups:
-                    lost = sum(len(steps) for _, steps in self.backlog.parts)
-                    log_event(
-                        logging.ERROR, "journal.lost", f"the store is still failing: {lost} steps are lost", steps=lost
-                    )
-                    break
+            await asyncio.wait({self._writer}, timeout=0 if self.is_lost else self._timeout)
+            if self._writer is not None and self.state is LogState.DEGRADED and self._groups == groups:
+                lost = sum(len(steps) for _, steps in self.backlog.parts)
+                sentence = f"the store is still failing: {lost} steps are lost"
+                log_event(logging.ERROR, "journal.lost", sentence, steps=lost)
+                break
         if self._writer is not None:
             self._writer.cancel()
             await asyncio.gather(self._writer, return_exceptions=True)
@@ -232,35 +227,30 @@ class Journal:
     # Writing
 
     def _schedule(self) -> None:
-        busy = self._writer is not None and self.state is LogState.HEALTHY
-        if self._queue and not self._scheduled and not busy:
+        if self._queue and not self._scheduled and (self._writer is None or self.state is LogState.DEGRADED):
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         self._scheduled = False
-        if self._is_behind:
+        if self.state is LogState.DEGRADED and self._is_behind:
             self._hold(list(self._taken()))
             return
         if self._writer is not None or not self._queue:
             return
-        group = self._take()
+        group = front(self._taken())
         refusals = self._at_once(flat(group))
-        if refusals is None:
-            self._writer = asyncio.create_task(self._write(group), name="perdure-journal")
-        else:
+        if refusals is not None:
             self.counters.append_seconds.observe(time.perf_counter() - self._taken_since)
             self._done(group, refusals)
-            if group:
-                self._writer = asyncio.create_task(self._write(group), name="perdure-journal")
-            self._settle_idle()
-
-    def _take(self) -> Group:
-        """As much from the front of the queue as one commit should hold."""
-        self._taken_since = self._queued_since
-        return front(self._taken())
+        if group:
+            self._writer = asyncio.create_task(self._write(group), name="perdure-journal")
+        elif self._queue:
+            self._schedule()
 
     def _taken(self) -> Iterator[Part]:
+        """Take the sources from the queue, and their steps."""
+        self._taken_since = self._queued_since
         while self._queue:
             source = self._queue.popleft()
             if not self._queue:
@@ -283,11 +273,11 @@ class Journal:
             while self._queue or self._is_behind:
                 if self._is_behind:
                     await self._catch_up()
-                elif group := self._take():
+                elif group := front(self._taken()):
                     await self._write_group(group)
         finally:
             self._writer = None
-            self._settle_idle()
+            self._schedule()
 
     async def _write_group(self, group: Group) -> None:
         try:
@@ -340,12 +330,6 @@ class Journal:
                 self._refused += len(reasons)
                 _call_back(source, steps, reason)
         group[:] = again
-
-    def _settle_idle(self) -> None:
-        if not self._queue and not self.backlog.parts and self._writer is None:
-            self._idle.set()
-        else:
-            self._schedule()
 
     # Holding
 
@@ -440,15 +424,12 @@ class Steps:
     def take(self) -> Sequence[Step]:
         return self._steps
 
-    def accepted(self, steps: Sequence[Step]) -> None:
+    def held(self, steps: Sequence[Step]) -> None:
         if self.outcome is not None and not self.outcome.done():
             self.outcome.set_result(None)
 
-    def held(self, steps: Sequence[Step]) -> None:
-        self.accepted(steps)
-
     def written(self, steps: Sequence[Step]) -> None:
-        pass
+        self.held(steps)
 
     def after_loss(self, steps: Sequence[Step], reason: Behind) -> Sequence[Step]:
         return ()
@@ -468,7 +449,6 @@ def _call_back(source: Source, steps: Sequence[Step], refusal: PerdureError | No
         if refusal is not None:
             source.refused(steps, refusal)
         else:
-            source.accepted(steps)
             source.written(steps)
     except Exception:
         _logger.exception("a source of the journal failed", extra={"action": "journal.source"})
@@ -565,25 +545,22 @@ class Turns:
     and bytes are counted, not time: a busy machine does not make the shares smaller.
     """
 
-    __slots__ = ("_line", "_queued", "_scheduled", "_sent")
+    __slots__ = ("_line", "_scheduled", "queued", "sent")
 
     def __init__(self) -> None:
         self._line: deque[asyncio.Future[None]] = deque()
         self._scheduled = False
-        self._sent = 0
-        self._queued = 0
+        self.sent = 0
+        """Events in this turn. Streams count what they append here."""
+        self.queued = 0
         """Bytes of the events that were sent since the journal last took everything."""
-
-    def sent(self, size: int) -> None:
-        self._sent += 1
-        self._queued += size
 
     @property
     def is_over(self) -> bool:
         """The share of this turn is used up."""
         if not self._scheduled:
             self._schedule()  # a call sends, so the next turn is another one
-        return self._sent >= (SHARED_TURN if self._line else SOLE_TURN) or self._queued >= QUEUED_BYTES
+        return self.sent >= (SHARED_TURN if self._line else SOLE_TURN) or self.queued >= QUEUED_BYTES
 
     async def wait(self) -> None:
         place = asyncio.get_running_loop().create_future()
@@ -593,7 +570,7 @@ class Turns:
         await place
 
     def on_taken(self) -> None:
-        self._queued = 0
+        self.queued = 0
         if self._line and not self._scheduled:
             self._schedule()
 
@@ -605,8 +582,8 @@ class Turns:
         """The next turn has come. One call goes on in it, and sends as much as the share allows; if it sends less, the
         turn was short and this is called again."""
         self._scheduled = False
-        self._sent = 0
-        if self._queued >= QUEUED_BYTES:
+        self.sent = 0
+        if self.queued >= QUEUED_BYTES:
             return  # `on_taken` goes on
         while self._line:
             if not (place := self._line.popleft()).done():  # it may have been cancelled

@@ -185,18 +185,11 @@ class Readership:
         if self.reader is not None and self.reader.cursor > end:
             self.reader.end()
 
-    def update(self, visible: int, most_ahead: int | None, over: bool) -> None:
-        """Compute how far the writer may go, and wake the writers that wait; called whenever something that this
-        depends on has moved. `most_ahead`: events that the writer may be ahead of the present reader."""
-        pause_at = visible + RUN_AHEAD
-        if most_ahead is not None and (through := self.through) is not None and through + most_ahead < pause_at:
-            pause_at = through + most_ahead
-        self.pause_at = pause_at
-        if self.waiting:
-            waiting, self.waiting = self.waiting, ()
-            for future in waiting:
-                if not future.done():
-                    future.set_result(over)
+    def wake_writers(self, over: bool) -> None:
+        waiting, self.waiting = self.waiting, ()
+        for future in waiting:
+            if not future.done():
+                future.set_result(over)
 
     async def wait(self) -> bool:
         """Wait until something has moved. Returns whether the stream was over at that moment."""
@@ -207,16 +200,14 @@ class Readership:
 
 @dataclass(slots=True, eq=False)
 class StreamWriter:
-    """The writing end of a stream, where this node writes."""
+    """What this node keeps of a stream that it writes."""
 
-    _id: StreamId
-    _tail: Tail
-    _readers: Readership
     sizes: StreamSizes
-    _owed: int
+    owed: int
+    """Final answers that are not appended yet."""
     record: StreamRecord
     """As it was when this node became the writer."""
-    _calls: Sequence[CallRecord]
+    calls: Sequence[CallRecord]
     written_ends: tuple[CallEnd, ...] = ()
     """Ends of calls that are written. Few streams have more than one call, so it is mostly empty."""
     loss: str = ""
@@ -228,91 +219,25 @@ class StreamWriter:
     is_queued: bool = False
     ahead_bytes: int = 0
     pending: list[Event] = field(default_factory=list)
-    """Events that the journal has not taken yet."""
-    _taken: int = 0
+    """Events that the journal has not taken yet. What follows is committed together with the last of them."""
+    taken: int = 0
     # Tuples, as `Readership.waiting`.
-    _ends: tuple[CallEnd, ...] = ()
-    _extra_steps: tuple[Step, ...] = ()
+    ends: tuple[CallEnd, ...] = ()
+    extra_steps: tuple[Step, ...] = ()
 
     @property
     def opening(self) -> OpenStream:
         """The step that opens the stream again if the store has lost it; repeated without harm. A call whose row was
         lost is written without its request: if its node dies as well, it is not run again, and its outcome is
         unknown."""
-        return OpenStream(record=self.record, calls=tuple([replace(call, request=b"") for call in self._calls]))
-
-    @property
-    def has_one_call(self) -> bool:
-        return len(self._calls) == 1
-
-    def add(self, end: CallEnd | None, also: Step | None, taken: int) -> None:
-        """Add what is committed together with the last event of `pending`."""
-        if end is not None:
-            self._ends += (end,)
-            self._owed -= 1
-            self.seals = self._owed == 0
-        if also is not None:
-            self._extra_steps += (also,)
-        if taken:
-            self._taken = taken
-
-    def take(self, fence: Fence, *, limit: int, read: int | None) -> Sequence[Step]:
-        """The steps that write what is pending, and keep the stream within its limit. Events after `read`, which the
-        present reader needs, stay. Sizes are counted here, once for a group of events."""
-        if not self.pending:
-            self.is_queued = False
-            return ()
-        events, sizes = tuple(self.pending), self.sizes
-        if self._ends:
-            finals = {event.seq: len(event.payload) for event in events if event.final}
-            sizes.count([0 if event.final else len(event.payload) for event in events], finals)
-        else:
-            sizes.count([len(event.payload) for event in events])
-        steps: list[Step] = [
-            Append(stream=self._id, fence=fence, events=events, ends=self._ends, seal=self.seals, taken=self._taken),
-            *self.drop(),
-        ]
-        through = sizes.overflow(self._tail.last, limit=limit, read=read)
-        if through > sizes.trimmed:
-            sizes.trim(through)
-            steps.append(Trim(stream=self._id, through=through))
-        return steps
-
-    def written(self, append: Append) -> None:
-        """Remember what has to be written again if the store loses it."""
-        if append.ends and not append.seal:
-            self.written_ends += append.ends
-        if append.taken:
-            self.written_taken = append.taken
-
-    def after_loss(self, append: Append, last: int) -> Append:
-        """The append in place of one before which the store has lost the events after `last`. Those that are still in
-        memory come with it, the others leave a hole. Calls that had ended have ended, what was taken is taken."""
-        events = append.events
-        if events[0].seq == self._tail.durable + 1:  # what is held after it follows it then
-            events = (*self._tail.after(last), *events)
-        ends, taken = (*self.written_ends, *append.ends), max(append.taken, self.written_taken)
-        return replace(append, events=events, ends=ends, taken=taken, lost=True)
+        return OpenStream(record=self.record, calls=tuple([replace(call, request=b"") for call in self.calls]))
 
     def drop(self) -> Sequence[Step]:
         """Forget what is pending. Returns the steps that were to be written together with it."""
         self.is_queued = False
-        extra, self._extra_steps = self._extra_steps, ()
-        self.pending, self._ends, self._taken = [], (), 0
+        extra, self.extra_steps = self.extra_steps, ()
+        self.pending, self.ends, self.taken = [], (), 0
         return extra
-
-    def usage(self, *, idle: bool) -> StreamUsage:
-        return self.sizes.usage(self._id, last=self._tail.last, floor=self._floor, idle=idle)
-
-    def forget_events(self) -> Trim:
-        """Trim everything that no reader needs, except final answers."""
-        self.sizes.trim(self._floor)
-        return Trim(stream=self._id, through=self.sizes.trimmed)
-
-    @property
-    def _floor(self) -> int:
-        through, last = self._readers.through, self._tail.last
-        return last if through is None else min(last, through)
 
 
 class StreamOwner:
@@ -384,11 +309,10 @@ class Stream:
         # The standalone stream never waits for its reader: its oldest events go instead.
         self._most_ahead = limit if record.kind is Kind.CALL else None
         self._set_node(record)
-        self.readers.update(record.last, None, False)
+        self.readers.pause_at = record.last + RUN_AHEAD
         if writes:
             self.writing = WritingState.WRITING
-            sizes = StreamSizes(record.last)
-            self.writer = StreamWriter(self.id, self.tail, self.readers, sizes, owed, record, _light(calls))
+            self.writer = StreamWriter(StreamSizes(record.last), owed, record, _light(calls))
 
     def _set_node(self, record: StreamRecord) -> None:
         self.node: NodeId = record.node
@@ -450,7 +374,7 @@ class Stream:
         tail.reset(record.last)
         # What a writer under an earlier claim had under way is refused by the store; what it counted is still there.
         sizes = StreamSizes(record.last) if self.writer is None else self.writer.sizes.restarted(record.last)
-        self.writer = StreamWriter(self.id, tail, readers, sizes, owed, record, _light(calls))
+        self.writer = StreamWriter(sizes, owed, record, _light(calls))
         readers.delivered = max(min(readers.delivered, record.last), record.delivered)
         readers.marked_unread = record.unread
         readers.end_beyond(record.last)
@@ -483,7 +407,7 @@ class Stream:
     @property
     def has_one_call(self) -> bool:
         """All progress on it is of one call. (Where another node writes, that is not known.)"""
-        return self.kind is Kind.CALL and (self.writer is None or self.writer.has_one_call)
+        return self.kind is Kind.CALL and (self.writer is None or len(self.writer.calls) == 1)
 
     def position(self, seq: int, progress: float | None = None) -> Position:
         return Position(kind=self.kind, stream=self.id, generation=self.generation, seq=seq, progress=progress)
@@ -528,38 +452,40 @@ class Stream:
 
     # Writing
 
-    def append(self, payload: bytes, *, end: CallEnd | None = None, also: Step | None = None, taken: int = 0) -> None:
+    def append(self, payload: bytes, *, end: CallEnd | None = None, also: Step | None = None, taken: int = 0) -> bool:
         """Add a message, unless another node writes. `end` marks a final answer, `also` is committed together with it,
-        `taken` is the key of a message that another node forwarded."""
+        `taken` is the key of a message that another node forwarded. Returns whether the writer should wait in
+        `wait_for_room` before it goes on."""
         writer = self.writer
         if writer is None:
-            return
-        journal, unlogged = self._journal, False
+            return False
+        journal, tail, unlogged = self._journal, self.tail, False
         if not writer.is_queued:
             unlogged = self.writing is WritingState.UNLOGGED
             if not unlogged:
                 writer.is_queued = True
                 journal.put(self)
-        writer.pending.append(self.tail.append(journal.time, payload, end is not None))
+        writer.pending.append(tail.append(journal.time, payload, end is not None))
         size = len(payload)
         writer.ahead_bytes += size
-        journal.turns.sent(size)
-        if end is not None or also is not None or taken:
-            writer.add(end, also, taken)
+        turns = journal.turns
+        turns.sent += 1
+        turns.queued += size
+        if also is not None:
+            writer.extra_steps += (also,)
+        if taken:
+            writer.taken = taken
+        if end is not None:
+            writer.ends += (end,)
+            writer.owed -= 1
+            writer.seals = writer.owed == 0
         if unlogged:
             self.unlog()
-
-    @property
-    def is_full(self) -> bool:
-        """The writer should wait in `wait_for_room` before it goes on."""
-        writer, last = self.writer, self.tail.last
-        return not self._journal.backlog.has_room or (
-            writer is not None
-            and (
-                last >= self.readers.pause_at
-                or writer.ahead_bytes >= RUN_AHEAD_BYTES
-                or (last >= self.tail.visible + AHEAD and self._journal.turns.is_over)
-            )
+        return end is None and (
+            tail.last >= self.readers.pause_at
+            or writer.ahead_bytes >= RUN_AHEAD_BYTES
+            or (tail.last >= tail.visible + AHEAD and turns.is_over)
+            or not journal.backlog.has_room
         )
 
     async def wait_for_room(self) -> None:
@@ -589,61 +515,97 @@ class Stream:
             self.tail.pins -= 1
             self.moved()
 
-    def moved(self) -> None:
-        """A reader came, moved or left: wake waiting writers, and forget what no reader needs."""
-        self.readers.update(self.tail.visible, self._most_ahead, self.is_over)
-        self._release()
-
-    def _release(self, *, kept: int = 0) -> None:
-        """Forget what is not needed in memory: the front of the tail except the newest `kept`, or the stream."""
-        tail, reader = self.tail, self.readers.reader
+    def moved(self, *, kept: int = 0) -> None:
+        """A reader came, moved or left, or more events may be shown: compute how far the writer may go, wake the
+        writers that wait, and forget what is not needed in memory: the front of the tail except the newest `kept`, or
+        the stream."""
+        readers, tail = self.readers, self.tail
+        reader, pause_at = readers.reader, tail.visible + RUN_AHEAD
+        if self._most_ahead is not None:
+            through = readers.through if reader is None else reader.cursor
+            if through is not None and through + self._most_ahead < pause_at:
+                pause_at = through + self._most_ahead
+        readers.pause_at = pause_at
+        if readers.waiting:
+            readers.wake_writers(self.is_over)
         if tail.pins:
             return
         tail.release(tail.durable if reader is None else reader.cursor, kept)
         # What this node does not write is here for its reader only. What it writes and is over, the store knows.
-        if reader is None and (self.writer is None or (self.is_over and tail.durable >= tail.last)):
+        if reader is None and (self.writer is None or (tail.durable >= tail.last and self.is_over)):
             self._owner.on_settled(self)
 
     # A source of the journal
 
     def take(self) -> Sequence[Step]:
-        if self.writing is not WritingState.WRITING or self.writer is None:
+        """The steps that write what is pending, and keep the stream within its limit. Sizes are counted here, once for
+        a group of events."""
+        writer = self.writer
+        if self.writing is not WritingState.WRITING or writer is None:
             return ()  # lost since it was queued, and dealt with then
-        read = self.readers.through if self.kind is Kind.CALL else None
-        self._journal.counters.events_appended += len(self.writer.pending)
-        return self.writer.take(self.fence, limit=self._limit, read=read)
-
-    def accepted(self, steps: Sequence[Step]) -> None:
-        append = _append_of(steps)
-        self._show(append, append.events[-1].seq)
+        if not writer.pending:
+            writer.is_queued = False
+            return ()
+        events, sizes, last = tuple(writer.pending), writer.sizes, self.tail.last
+        self._journal.counters.events_appended += len(events)
+        if writer.ends:
+            finals = {event.seq: len(event.payload) for event in events if event.final}
+            sizes.count([0 if event.final else len(event.payload) for event in events], finals)
+        else:
+            sizes.count([len(event.payload) for event in events])
+        steps: list[Step] = [
+            Append(
+                stream=self.id,
+                fence=self.fence,
+                events=events,
+                ends=writer.ends,
+                seal=writer.seals,
+                taken=writer.taken,
+            ),
+            *writer.drop(),
+        ]
+        if last - sizes.trimmed > self._limit:
+            # Events that the present reader of a call still needs stay.
+            read = self.readers.through if self.kind is Kind.CALL else None
+            through = sizes.overflow(last, limit=self._limit, read=read)
+            if through > sizes.trimmed:
+                sizes.trim(through)
+                steps.append(Trim(stream=self.id, through=through))
+        return steps
 
     def held(self, steps: Sequence[Step]) -> None:
         append = _append_of(steps)
         through, final = append.events[-1].seq, self.tail.unseen_final if self._journal.lapses else None
         self._show(append, through if final is None else min(through, final - 1))
+        self.moved()
 
     def _show(self, append: Append, through: int) -> None:
+        """Let readers see the events of an append, up to a number."""
         tail, events = self.tail, append.events
+        last = events[-1].seq
         if through > tail.visible:  # what was held is accepted again when it is written
-            if events[0].seq <= tail.visible or through < events[-1].seq:
+            if events[0].seq <= tail.visible or through < last:
                 events = tuple([event for event in events if tail.visible < event.seq <= through])
             size = sum([len(event.payload) for event in events])
             tail.show(through, size)
             if self.writer is not None:
                 self.writer.ahead_bytes -= size
-        if append.seal and not self.is_over and through == append.events[-1].seq:
+        if append.seal and through == last and not self.is_over:
             self.content = advance(CONTENT, self.content, ContentStep.LAST_RESPONSE)
-        readers = self.readers
-        if readers.reader is not None:
-            readers.reader.wake()
-        readers.update(tail.visible, self._most_ahead, self.is_over)  # nothing goes before it is written
+        if self.readers.reader is not None:
+            self.readers.reader.wake()
 
     def written(self, steps: Sequence[Step]) -> None:
         append = _append_of(steps)
-        self.tail.durable = max(self.tail.durable, append.events[-1].seq)
+        last = append.events[-1].seq
+        self._show(append, last)
+        self.tail.durable = max(self.tail.durable, last)
         if (writer := self.writer) is not None:
-            if append.ends or append.taken:
-                writer.written(append)
+            # What has to be written again if the store loses it.
+            if append.ends and not append.seal:
+                writer.written_ends += append.ends
+            if append.taken:
+                writer.written_taken = append.taken
             if append.lost:  # not before: a session that has ended loses its streams, and nothing is amiss
                 sentence = f"the store has lost what a stream had: {writer.loss}"
                 log_event(logging.ERROR, "stream.behind", sentence, session=self.session, stream=self.id)
@@ -651,16 +613,21 @@ class Stream:
             self._owner.on_step_written(self, step)
         if self.readers.remote is not None:
             self._owner.on_grown(self)
-        self._release(kept=len(append.events))  # for its reader, which was woken just now
+        self.moved(kept=len(append.events))  # for its reader, which was woken just now
 
     def after_loss(self, steps: Sequence[Step], reason: Behind) -> Sequence[Step]:
         """The store has lost the end of this stream, or all of it, and this node still writes it. It is opened again if
-        necessary, and goes on with the numbers that its readers know."""
+        necessary, and goes on with the numbers that its readers know. Lost events that are still in memory are written
+        again, the others leave a hole. Calls that had ended have ended, what was taken is taken."""
         append, writer = _append_of(steps), self.writer
         if append.lost or append.fence != self.fence or writer is None or self.writing is not WritingState.WRITING:
             return ()
-        again = writer.after_loss(append, reason.last)
-        first, last = reason.last + 1, again.events[0].seq - 1
+        events = append.events
+        if events[0].seq == self.tail.durable + 1:  # what is held after it follows it then
+            events = (*self.tail.after(reason.last), *events)
+        ends, taken = (*writer.written_ends, *append.ends), max(append.taken, writer.written_taken)
+        again = replace(append, events=events, ends=ends, taken=taken, lost=True)
+        first, last = reason.last + 1, events[0].seq - 1
         writer.loss = f"events {first} to {last} are gone" if last >= first else "they were written again"
         return (writer.opening, again, *steps[1:])
 
@@ -688,6 +655,24 @@ class Stream:
         log_event(logging.WARNING, "stream.refused", sentence, session=self.session, stream=self.id)
         self._on_writer_lost(lost, shown=shown)
         self.moved()
+
+    # What it keeps
+
+    def usage(self, *, idle: bool) -> StreamUsage:
+        """What the stream keeps, where this node writes it."""
+        assert self.writer is not None
+        return self.writer.sizes.usage(self.id, last=self.tail.last, floor=self._floor(), idle=idle)
+
+    def forget_events(self) -> Trim:
+        """Trim everything that no reader needs, except final answers."""
+        assert self.writer is not None
+        through = self._floor()
+        self.writer.sizes.trim(through)
+        return Trim(stream=self.id, through=through)
+
+    def _floor(self) -> int:
+        through, last = self.readers.through, self.tail.last
+        return last if through is None else min(last, through)
 
     # Reading
 

@@ -19,9 +19,6 @@ from perdure.store.records import SessionRecord
 class Flow(Protocol):
     """The place where a writer waits before it goes on."""
 
-    @property
-    def is_full(self) -> bool: ...
-
     async def wait_for_room(self) -> None: ...
 
 
@@ -32,7 +29,8 @@ class CallEnded(Exception):
 class Outlet(Protocol):
     """Takes what a runtime says: a session.
 
-    1. `notify`, `ask` and `answer` keep the order of their calls, and return where to wait before more is said.
+    1. `notify`, `ask` and `answer` keep the order of their calls. The first two return where to wait before more is
+       said, if too much is under way.
     2. What concerns a call that has ended is dropped; only `ask` raises, because its caller would wait for ever.
     3. A runtime that was closed answers, asks and reports nothing more. A handler that goes on may still notify, but
        not for its call.
@@ -56,7 +54,7 @@ class Outlet(Protocol):
         """Ask the client; its answer is sent to the runtime as a `Response` with that id. Raises `CallEnded` if the
         call has its answer."""
 
-    def answer(self, call: int, body: bytes, *, failed: bool) -> Flow | None:
+    def answer(self, call: int, body: bytes, *, failed: bool) -> None:
         """Answer a request with its result or, `failed`, with its error object, as JSON."""
 
     def interrupted(self, call: int) -> None:

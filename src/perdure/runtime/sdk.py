@@ -41,7 +41,7 @@ from starlette.requests import Request as HttpRequest
 
 from perdure._core.ids import RecordKind
 from perdure._core.jsonrpc import Envelope, Notification, Request
-from perdure.runtime.base import CallEnded, Flow, Outlet, Runtime
+from perdure.runtime.base import CallEnded, Outlet, Runtime
 from perdure.runtime.sdk_call import CallRuntime
 from perdure.store.records import SessionRecord
 
@@ -109,31 +109,33 @@ class WriteStream(ObjectSendStream[SessionMessage]):
     async def send(self, item: SessionMessage, /) -> None:
         if self._closed:
             raise anyio.ClosedResourceError
-        flow = self._pass_on(item.message, getattr(item.metadata, "related_request_id", None))
-        if flow is not None and flow.is_full:
-            await flow.wait_for_room()
-
-    def _pass_on(self, message: JSONRPCMessage, call: int | None) -> Flow | None:
-        outlet = self._outlet
+        outlet, message, flow = self._outlet, item.message, None
+        call = getattr(item.metadata, "related_request_id", None)
         if isinstance(message, JSONRPCNotification):
-            return outlet.notify(message.method, message.params, call=call)
-        if isinstance(message, JSONRPCRequest):
+            flow = outlet.notify(message.method, message.params, call=call)
+        elif isinstance(message, JSONRPCRequest):
             try:
-                return outlet.ask(str(message.id), message.method, message.params, call=call)
+                flow = outlet.ask(str(message.id), message.method, message.params, call=call)
             except CallEnded:
                 raise anyio.ClosedResourceError from None
+        else:
+            self._pass_answer(message)
+        if flow is not None:
+            await flow.wait_for_room()
+
+    def _pass_answer(self, message: JSONRPCResponse | JSONRPCError) -> None:
         assert isinstance(message.id, int), "the SDK answers under the numbers that it was given"
+        task = asyncio.current_task()
         if isinstance(message, JSONRPCResponse):
             # A result that cannot be written as JSON raises here, and the SDK answers the call with that error instead.
             # JSON has no NaN; the SDK writes null in its place as well.
-            return outlet.answer(message.id, to_json(message.result, inf_nan_mode="null"), failed=False)
-        task = asyncio.current_task()
-        if message.error.code == CONNECTION_CLOSED and task is not None and task.cancelling() > 0:
+            self._outlet.answer(message.id, to_json(message.result, inf_nan_mode="null"), failed=False)
+        elif message.error.code == CONNECTION_CLOSED and task is not None and task.cancelling() > 0:
             # The SDK wrote this in a handler that it cancels because the runtime ends: it is not an answer.
-            outlet.interrupted(message.id)
-            return None
-        error = _error.dump_json(message.error, by_alias=True, exclude_unset=True)
-        return outlet.answer(message.id, error, failed=True)
+            self._outlet.interrupted(message.id)
+        else:
+            error = _error.dump_json(message.error, by_alias=True, exclude_unset=True)
+            self._outlet.answer(message.id, error, failed=True)
 
     async def aclose(self) -> None:
         self._closed = True
@@ -163,7 +165,7 @@ class Outbound:
 
     async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
         flow = self._outlet.notify(method, None if params is None else dict(params), call=None)
-        if flow is not None and flow.is_full:
+        if flow is not None:
             await flow.wait_for_room()
 
     async def send_raw_request(

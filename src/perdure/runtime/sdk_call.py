@@ -179,8 +179,7 @@ class CallRuntime:
         finally:
             del self._running[number]
         if not self._closed:
-            flow = outlet.answer(number, body, failed=failed)
-            del flow  # nothing follows an answer
+            outlet.answer(number, body, failed=failed)
 
     async def _last_result(self, request: Request, context: CallContext) -> JsonObject:
         """Run a handler, and once more for each round in which it wants its client's input. Such a result goes to the
@@ -278,7 +277,7 @@ def _envelope_of(client: Client) -> JsonObject:
 
 
 async def _room(flow: Flow | None) -> None:
-    if flow is not None and flow.is_full:
+    if flow is not None:
         await flow.wait_for_room()
 
 

@@ -50,8 +50,8 @@ class _Group:
 
     messages: list[Message]
     steps: Sequence[Step]
-    accepted: bool = False
-    """Also where they are held while the store fails."""
+    held: bool = False
+    """They are held while the store fails."""
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +80,7 @@ class Outbox:
 
     @property
     def unaccepted(self) -> int:
-        under_way = sum(len(group.messages) for group in self._taken if not group.accepted)
+        under_way = sum(len(group.messages) for group in self._taken if not group.held)
         return len(self._pending) + under_way + len(self.returned)
 
     @property
@@ -122,19 +122,17 @@ class Outbox:
         self._taken.append(_Group(messages, steps))
         return steps
 
-    def accepted(self, steps: Sequence[Step]) -> None:
-        for group in self._taken:
-            group.accepted = group.accepted or group.steps is steps
-        self._on_room()
-
     def held(self, steps: Sequence[Step]) -> None:
-        self.accepted(steps)
+        for group in self._taken:
+            group.held = group.held or group.steps is steps
+        self._on_room()
 
     def written(self, steps: Sequence[Step]) -> None:
         del self._taken[0]
         if self._stream.node:
             self._context.store.hint(self._stream.node, [self._stream.id])
         self._look_settled()
+        self._on_room()
 
     def after_loss(self, steps: Sequence[Step], reason: Behind) -> Sequence[Step]:
         return ()  # a message in front of them may have been refused: they come back, and are sent again after it
@@ -208,13 +206,6 @@ class Home(StreamOwner):
     def waiting(self) -> int:
         return len(self._outgoing) + (0 if self._outbox is None else self._outbox.unaccepted)
 
-    @property
-    def is_full(self) -> bool:
-        """A caller should wait in `wait_for_room` until what was sent has been accepted."""
-        journal = self._context.journal
-        is_ahead = self.waiting >= RUN_AHEAD or (self.waiting >= AHEAD and journal.turns.is_over)
-        return is_ahead or not journal.backlog.has_room
-
     async def wait_for_room(self) -> None:
         while self.waiting >= RUN_AHEAD and not self._has_ended:
             self._room = self._room or asyncio.Event()
@@ -237,19 +228,20 @@ class Home(StreamOwner):
 
     # Sending
 
-    def send(self, payload: bytes, also: Step | None = None) -> Flow:
+    def send(self, payload: bytes, also: Step | None = None) -> Flow | None:
         """Send a message on the standalone stream; through the home of the session, where that is another node. Returns
-        where to wait before more is sent."""
+        where to wait before more is sent, if too much is under way."""
         if self._direct:
-            self.standalone.append(payload, also=also)
-            return self.standalone
+            return self.standalone if self.standalone.append(payload, also=also) else None
         if self.is_here or self._has_work or self._forwarding is not None:
             self._outgoing.append((payload, also))
             self._begin()
         else:
             # In the journal's order, so that nothing is answered before what was said is in the store (R2).
             self._put(payload, also)
-        return self
+        journal, waiting = self._context.journal, self.waiting
+        is_ahead = waiting >= RUN_AHEAD or (waiting >= AHEAD and journal.turns.is_over)
+        return self if is_ahead or not journal.backlog.has_room else None
 
     def _put(self, payload: bytes, also: Step | None) -> None:
         if self._outbox is None:

@@ -46,6 +46,8 @@ class Call:
     number: int
     request: Request
     key: Key
+    sent_in: int
+    """The incarnation of its client. In a later one its id and its token mean another call."""
     token: int | str | None
     stream: Stream
     size: int = 0
@@ -82,10 +84,6 @@ class Call:
     def _forget_said(self) -> None:
         while len(self._said) > 1 and self._said[1][0] <= self.stream.tail.durable:
             del self._said[0]
-
-    def is_forgotten(self, incarnation: int) -> bool:
-        """Whether its id and token no longer mean this call to a client in this incarnation."""
-        return self.is_displaced or incarnation_of(self.key[0]) != incarnation
 
     def is_repeated(self, method: str, params: dict[str, Any]) -> bool:
         """Whether the client saw this notification before the call ran again. (Counts log messages down.)"""
@@ -165,8 +163,9 @@ class Calls:
         """Enter reserved requests, or those of a node that died."""
         calls: list[Call] = []
         for key, request in zip(keys, requests, strict=True):
-            number = next(self._numbers)
-            call = Call(number=number, request=request, key=key, token=progress_token(request), stream=stream)
+            number, sent_in = next(self._numbers), incarnation_of(key[0])
+            token = progress_token(request)
+            call = Call(number=number, request=request, key=key, sent_in=sent_in, token=token, stream=stream)
             if isinstance(size := self._by_id.get(key), int):
                 call.size = size  # as reserved
             else:

@@ -38,6 +38,8 @@ class RecordKeeper:
     stamp: Stamp | None
     """From before the record was last read; `None`: it has to be read again."""
     is_single_call: bool = field(init=False)
+    name: str = field(init=False)
+    """Enough of the session's id to tell it from others in a log. The whole of it is a secret."""
     active: float = field(init=False)
     """When the client, or a call, last used the session."""
     changes: int = 0
@@ -47,12 +49,8 @@ class RecordKeeper:
 
     def __post_init__(self) -> None:
         self.is_single_call = self.record.kind is RecordKind.CALL
+        self.name = self.record.id[:8]
         self.active = self._written_active = self.record.active
-
-    @property
-    def name(self) -> str:
-        """Enough of the session's id to tell it from others in a log. The whole of it is a secret."""
-        return self.record.id[:8]
 
     @property
     def revision(self) -> Revision:

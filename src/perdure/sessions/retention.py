@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from perdure._core.ids import StreamId
 from perdure._core.retention import Cutoffs, Limits, StreamUsage, answers_to_drop, events_to_trim
-from perdure.log.stream import Stream, StreamWriter
+from perdure.log.stream import Stream
 from perdure.store.records import UsageRecord
 from perdure.store.steps import DropStream, Step, Trim
 
@@ -49,12 +49,12 @@ class RetainedStreams:
         # Streams that are over and are read again are left alone until their reader has left.
         resumed = {stream.id for stream in open_streams if stream.id in self._streams}
         kept: list[StreamUsage] = []
-        writers: dict[StreamId, StreamWriter] = {}
+        written: dict[StreamId, Stream] = {}
         total, answer_bytes = self._answers, self._answer_bytes
         for stream in open_streams:
-            if (writer := stream.writer) is not None and stream.id not in resumed:
-                writers[stream.id] = writer
-                kept.append(usage := writer.usage(idle=stream.is_over and not stream.readers.present))
+            if stream.writer is not None and stream.id not in resumed:
+                written[stream.id] = stream
+                kept.append(usage := stream.usage(idle=stream.is_over and not stream.readers.present))
                 total += usage.answers
                 answer_bytes += usage.answer_bytes
         oldest = (stream for stream, _ in self._streams.values() if stream.stream not in resumed)
@@ -67,8 +67,8 @@ class RetainedStreams:
             steps.append(DropStream(stream=stream_id))
         over = [stream for stream in self._with_events.values() if stream.stream not in resumed]
         for stream_id in events_to_trim([*over, *kept], self._limits, answer_bytes=answer_bytes):
-            if stream_id in writers:
-                steps.append(writers[stream_id].forget_events())
+            if stream_id in written:
+                steps.append(written[stream_id].forget_events())
             else:
                 steps.append(Trim(stream=stream_id, through=_ALL))
                 del self._with_events[stream_id]

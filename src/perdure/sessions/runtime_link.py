@@ -58,7 +58,7 @@ _ending: set[asyncio.Task[None]] = set()
 class RuntimeLink:
     """One session's way to its runtime and back: the runtime's `Outlet`."""
 
-    __slots__ = ("_call_streams", "_visits", "asks", "calls", "context", "home", "keeper", "runtime")
+    __slots__ = ("_as_json", "_call_streams", "_visits", "asks", "calls", "context", "home", "keeper", "runtime")
 
     def __init__(
         self, context: ServerContext, keeper: RecordKeeper, home: Home | NoHome, call_streams: Streams, visits: Visits
@@ -68,6 +68,7 @@ class RuntimeLink:
         self.home = home
         self._call_streams = call_streams
         self._visits = visits
+        self._as_json = context.settings.json_response
         self.calls = Calls(Caller(keeper.record.owner, keeper.record.address), context.work, context.running)
         self.asks = Asks(self)
         self.runtime = RuntimeSlot(self)
@@ -215,11 +216,11 @@ class RuntimeLink:
                 call, found = token, self.calls.by_number.get(token)
                 if found is None or found.token is None or (found.attempt > 1 and found.is_repeated(method, params)):
                     return None
-                found.say(params)
+                if self.keeper.is_single_call:
+                    found.say(params)
                 # The client's token means something within one incarnation only.
-                params["progressToken"] = found.token
-                if found.is_forgotten(record.incarnation):
-                    params["progressToken"] = f"{found.incarnation}:{found.token}"
+                is_known = found.sent_in == record.incarnation and not found.is_displaced
+                params["progressToken"] = found.token if is_known else f"{found.incarnation}:{found.token}"
             elif method == "notifications/cancelled":
                 params = self.asks.withdraw(params)
             elif found is not None and found.attempt > 1 and found.is_repeated(method, params):
@@ -229,24 +230,22 @@ class RuntimeLink:
         return self.append(found, encode_notification(method, params))
 
     def append(self, call: Call | None, payload: bytes, also: Step | None = None) -> Flow | None:
-        """Append a message to the stream where it belongs, and return that if it is written here. A message of a call
-        goes to the call's stream, unless that has no reader and its client has come back without asking for it (R5); a
-        JSON body has room for the answer only."""
+        """Append a message to the stream where it belongs. Returns where to wait before more is sent, if too much is
+        under way."""
         if call is not None and call.state is not CallState.RUNNING:
             return None
-        if call is None or self.goes_standalone(call):
+        if call is None or ((call.stream.readers.reader is None or self._as_json) and self.goes_standalone(call)):
             return self.home.send(payload, also)
-        call.stream.append(payload, also=also)
-        return call.stream
+        return call.stream if call.stream.append(payload, also=also) else None
 
     def goes_standalone(self, call: Call) -> bool:
-        """Whether a message of this call would find no reader on the call's own stream."""
-        readers, as_json = call.stream.readers, self.context.settings.json_response
-        if readers.reader is not None and not as_json:
-            return False  # as for nearly every event
+        """Whether a message of this call goes to the standalone stream: the call's own stream has no reader, and its
+        client has come back without asking for it (R5); or its response is a JSON body, which has room for the answer
+        only."""
         if self.keeper.is_single_call:
             return False
-        return as_json or (not readers.present and self._visits.is_orphan(readers.lost_at))
+        readers = call.stream.readers
+        return self._as_json or (not readers.present and self._visits.is_orphan(readers.lost_at))
 
     def new_ask_id(self) -> str:
         return f"ask-{self.context.node}-{next(self.context.ask_ids)}"
@@ -259,14 +258,14 @@ class RuntimeLink:
             raise CallEnded  # a cancelled call that does not stop must not wait for an answer for ever
         return self.asks.put(ask_id, Ask(ask_id, method, params, found))
 
-    def answer(self, call: int, body: bytes, *, failed: bool) -> Flow | None:
+    def answer(self, call: int, body: bytes, *, failed: bool) -> None:
         found = self.calls.by_number.get(call)
         if found is None:
             self.runtime.answer_own(call, None if failed else body)
-            return None
+            return
         self.calls.runtime_done(call)
         if found.state is not CallState.RUNNING:
-            return None
+            return
         also = self._end_step() if failed else self._record_change(found, body)
         self.calls.answer(found, CallStep.ANSWER, encode_answer(found.request.id, body, failed=failed), also)
         counters = self.context.counters
@@ -277,7 +276,6 @@ class RuntimeLink:
             ids = {"session": self.keeper.name, "stream": found.stream.id, "call": found.request.id}
             sentence = f"{name_of(found.request.params)} {said} after {took:.3g} s"
             log_event(logging.INFO, "call.answered", sentence, **ids)
-        return found.stream
 
     def interrupted(self, call: int) -> None:
         if (found := self.calls.by_number.get(call)) is None:
@@ -489,8 +487,8 @@ class _Closing(Steps):
         super().__init__((close,))
         self._link = link
 
-    def accepted(self, steps: Sequence[Step]) -> None:
-        super().accepted(steps)
+    def held(self, steps: Sequence[Step]) -> None:
+        super().held(steps)
         for stream in self._link.streams:
             self._link.context.waiters.tell(stream)
 

@@ -43,8 +43,10 @@ class Session:
         "context",
         "home",
         "id",
+        "is_single_call",
         "keeper",
         "link",
+        "name",
         "orphans",
         "retained",
         "seen",
@@ -67,6 +69,8 @@ class Session:
         self.id: SessionId = record.id
         self.keeper = RecordKeeper(context, record, stamp)
         """The owner of the session's record; all parts of the session share it."""
+        self.name = self.keeper.name
+        self.is_single_call = self.keeper.is_single_call
         self.seen = context.clock()  # the caller has it loaded because its client, or a call, is about to use it
         """When its client was last here."""
         self.home: Home | NoHome = (
@@ -92,10 +96,6 @@ class Session:
     @property
     def state(self) -> SessionState:
         return self.keeper.record.state
-
-    @property
-    def name(self) -> str:
-        return self.keeper.name
 
     def _on_home_moved(self) -> None:
         self.link.runtime.on_home_moved()
@@ -138,10 +138,6 @@ class Session:
 
     def held_stream(self, stream_id: StreamId) -> Stream | None:
         return self.standalone if self.standalone.id == stream_id else self.streams.get(stream_id)
-
-    @property
-    def is_single_call(self) -> bool:
-        return self.keeper.is_single_call
 
     @property
     def asks_by_round(self) -> bool:
@@ -333,9 +329,9 @@ class Session:
 
     def on_call_settled(self, stream: Stream) -> None:
         """A call's stream is not in memory any more: it is over and not read, or another node writes it."""
-        if (writer := stream.writer) is not None and not self.is_single_call:  # else the node that writes it retains it
+        if stream.writer is not None and not self.is_single_call:  # else the node that writes it retains it
             self.orphans.ended(stream)
-            self.retained.add(writer.usage(idle=not stream.readers.present), time=self.context.clock())
+            self.retained.add(stream.usage(idle=not stream.readers.present), time=self.context.clock())
             self.enforce_limits()
 
     def enforce_limits(self) -> None:
