@@ -139,17 +139,17 @@ def test_a_stream_loses_nothing_that_its_reader_has_not_got() -> None:
 def test_a_stream_counts_what_may_go_and_what_is_an_answer() -> None:
     sizes = StreamSizes(7)
     sizes.count([10, 20, 0], {10: 99})
-    usage = sizes.usage(StreamId("a"), last=10, floor=10, idle=True)
+    usage = sizes.usage(StreamId("a"), last=10, read=10, idle=True)
     assert usage == kept("a", events=9, answers=1, event_bytes=30, answer_bytes=99)
-    assert sizes.usage(StreamId("a"), last=10, floor=8, idle=True).event_bytes == 10
+    assert sizes.usage(StreamId("a"), last=10, read=8, idle=True).event_bytes == 10
     sizes.trim(8)
-    assert sizes.usage(StreamId("a"), last=10, floor=10, idle=True).event_bytes == 20
+    assert sizes.usage(StreamId("a"), last=10, read=10, idle=True).event_bytes == 20
 
 
 def test_a_stream_that_is_claimed_again_keeps_its_answers_and_counts_events_from_there() -> None:
     sizes = StreamSizes(0)
     sizes.count([10, 0, 10, 0], {2: 50, 4: 60})
     again = sizes.restarted(3)
-    assert again.usage(StreamId("a"), last=3, floor=3, idle=False) == kept(
+    assert again.usage(StreamId("a"), last=3, read=3, idle=False) == kept(
         "a", events=2, answers=1, idle=False, answer_bytes=50
     )

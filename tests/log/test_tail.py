@@ -9,16 +9,23 @@ from perdure.log.stream import TAIL_BYTES, Tail
 from perdure.store.records import Event
 
 
+def append(tail: Tail, payload: bytes, *, final: bool = False) -> Event:
+    """As a stream does."""
+    tail.last += 1
+    tail.events.append(event := Event(tail.last, 1.0, payload, final))
+    return event
+
+
 def filled(*payloads: bytes, last: int = 0) -> Tail:
     tail = Tail(last)
     for payload in payloads:
-        tail.append(1.0, payload, False)
+        append(tail, payload)
     return tail
 
 
 def shown(tail: Tail, through: int) -> Tail:
-    events = tail.unwritten[: through - tail.visible]
-    tail.show(through, sum(len(event.payload) for event in events))
+    tail.size += sum(len(event.payload) for event in tail.unwritten[: through - tail.visible])
+    tail.visible = through
     return tail
 
 
@@ -69,9 +76,8 @@ def test_a_reader_that_lags_keeps_so_many_bytes_and_no_more() -> None:
     tail.durable = 2
     tail.release(0)
     assert tail.start == 0  # exactly the limit
-    tail.append(1.0, b"x", False)
-    tail.show(3, 1)
-    tail.durable = 3
+    append(tail, b"x")
+    shown(tail, 3).durable = 3
     tail.release(0)
     assert tail.start == 1  # one byte more
 
@@ -97,7 +103,7 @@ def test_all_of_it_stays_while_it_is_pinned() -> None:
 
 def test_final_answers_are_found_in_memory() -> None:
     tail = filled(b"a")
-    answer = tail.append(2.0, b"answer", True)
+    answer = append(tail, b"answer", final=True)
     assert tail.finals == [answer]
 
 

@@ -88,7 +88,8 @@ class Position:
     another node, which cannot know it, its progress is shown when it is higher."""
 
     def __str__(self) -> str:
-        return position_prefix(self.kind, self.stream, self.generation) + f"{self.seq:010d}" + _suffix(self.progress)
+        progress = "" if self.progress is None else f"+{self.progress!r}"
+        return f"{position_prefix(self.kind, self.stream, self.generation)}{self.seq:010d}{progress}"
 
     def priming(self, random: RandomBytes) -> str:
         """The same place under a fresh name, for an event that carries nothing but its id."""
@@ -118,10 +119,6 @@ def place(position: Position, *, generation: int, last: int, ended: Sequence[Gen
 def position_prefix(kind: Kind, stream: StreamId, generation: int) -> str:
     """All of a position but its sequence number, which follows as ten digits."""
     return f"{kind.value}{stream}.{generation:06d}."
-
-
-def _suffix(progress: float | None) -> str:
-    return "" if progress is None else f"+{progress!r}"
 
 
 def parse_position(text: str) -> Position | None:

@@ -118,8 +118,9 @@ class StreamSizes:
                 through += 1
         return through if read is None else max(self.trimmed, min(through, read))
 
-    def usage(self, stream: StreamId, *, last: int, floor: int, idle: bool) -> StreamUsage:
-        """What the stream keeps; events may go up to `floor`."""
+    def usage(self, stream: StreamId, *, last: int, read: int | None, idle: bool) -> StreamUsage:
+        """What the stream keeps; events may go, but not past `read`, where a reader is."""
+        floor = last if read is None else min(last, read)
         events, event_bytes, answer_bytes = floor - self.trimmed, self._event_bytes, 0
         for seq, size in self._finals:
             events -= self.trimmed < seq <= floor

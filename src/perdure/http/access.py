@@ -36,8 +36,7 @@ class SessionAccess:
         self._recovery = Recovery(process.context, process.sessions)
         self._is_draining = is_draining
         self.refusing = {otherwise: _Refusing(self, otherwise) for otherwise in _STORE_REFUSALS}
-        """Turn errors of a block into refusals: the session has ended, another node holds events, or the store fails
-        (`otherwise`). `StaleRecord` is left to the handler."""
+        """Turn errors of a block into refusals (`refusal_of`)."""
 
     async def find(self, headers: Headers, owner: str, scope: Scope, *, checked_later: bool = False) -> Session:
         """Find the session that a request names, if it is the caller's. A foreign session and none are answered alike.
@@ -48,21 +47,25 @@ class SessionAccess:
         text = headers.get(b"mcp-session-id")
         if not text:
             raise HttpRefusal(Refusal.NO_SESSION_ID)
-        with self.refusing[Refusal.STORE_UNREADABLE]:
+        try:
             session = await self.sessions.find(text.decode("latin-1"), owner, checked_later=checked_later)
-            if session is None or session.state is SessionState.OPENING:
+            if session is None or session.keeper.record.state is SessionState.OPENING:
                 raise await self._recovery.gone(headers, owner, scope)
+        except (SessionEnded, StoreError) as error:
+            raise self.refusal_of(error, Refusal.STORE_UNREADABLE) from None
         return session
 
     async def come_back(self, session: Session, scope: Scope, *, resume: bool = True) -> None:
         """A client has come to its session. `resume`: calls that wait for their principal run again in the context of
         this request."""
-        with self.refusing[Refusal.STORE_UNREADABLE]:
-            spans.add_attributes(session=session.name)
-            self.credentials.bring(session.id, scope)
+        spans.add_attributes(session=session.name)
+        self.credentials.bring(session.id, scope)
+        try:
             await session.come_back()
             if session.waits and resume:
                 await self.waiting.resume(session, HttpRequest(scope))
+        except (SessionEnded, StoreError) as error:
+            raise self.refusal_of(error, Refusal.STORE_UNREADABLE) from None
 
     async def check(self, session: Session, headers: Headers, owner: str, scope: Scope) -> None:
         """Refuse if a session that was `checked_later` no longer exists. While the store fails, the session in memory
@@ -78,11 +81,15 @@ class SessionAccess:
 
     def refuse_readers(self, caller: Caller) -> None:
         """Refuse an event stream beyond `max_readers`."""
-        refuse_full(self.context.hub.open.lacks(caller), Refusal.TOO_MANY_READERS, self.context.hub.open, "max_readers")
+        quota = self.context.hub.open
+        if (full := quota.lacks(caller)) is not None:
+            refuse_full(full, Refusal.TOO_MANY_READERS, quota, "max_readers")
 
     def refuse_work(self, caller: Caller, size: int) -> None:
         """Refuse a message beyond `max_work` bytes of memory."""
-        refuse_full(self.context.work.lacks(caller, size), Refusal.TOO_MUCH_WORK, self.context.work, "max_work")
+        quota = self.context.work
+        if (full := quota.lacks(caller, size)) is not None:
+            refuse_full(full, Refusal.TOO_MUCH_WORK, quota, "max_work")
 
     def refuse_calls(self, caller: Caller, count: int) -> None:
         """Refuse requests of a caller beyond `max_principal_calls`."""
@@ -90,8 +97,17 @@ class SessionAccess:
             raise HttpRefusal(Refusal.TOO_MANY_OWN_CALLS, limit=self.settings.max_principal_calls)
 
     def refuse_if_draining(self) -> None:
-        if self.is_draining:
+        if self._is_draining():
             raise HttpRefusal(Refusal.STOPPING)
+
+    def refusal_of(self, error: SessionEnded | StoreError, otherwise: Refusal) -> Exception:
+        """The refusal that an error means: the session has ended, another node holds events, or the store fails
+        (`otherwise`). `StaleRecord` is left to the handler."""
+        if isinstance(error, StaleRecord):
+            return error
+        if isinstance(error, SessionEnded):
+            return self.gone()
+        return HttpRefusal(Refusal.HELD_ELSEWHERE if isinstance(error, HeldElsewhere) else otherwise)
 
     def gone(self) -> HttpRefusal:
         """The refusal where a session ended while a request for it was on its way."""
@@ -99,7 +115,7 @@ class SessionAccess:
         return session_gone()
 
     def read(self, session: Session, stream: Stream, start: Start, arrival: int | None = None) -> EventStreamResponse:
-        if session.state is SessionState.ENDED:
+        if session.keeper.record.state is SessionState.ENDED:
             raise self.gone()
         return EventStreamResponse(session, attach(session, stream, start, arrival=arrival))
 
@@ -113,7 +129,7 @@ def refuse_full(full: Full | None, for_all: Refusal, quota: Quota, what: str) ->
 
 
 class _Refusing:
-    """One of `SessionAccess.refusing`. (Each request enters it three times; a generator takes six times as long.)"""
+    """One of `SessionAccess.refusing`. (A generator takes six times as long.)"""
 
     __slots__ = ("_access", "_otherwise")
 
@@ -125,9 +141,5 @@ class _Refusing:
         pass
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
-        if error is None or isinstance(error, StaleRecord):
-            return
-        if isinstance(error, SessionEnded):
-            raise self._access.gone() from None
-        if isinstance(error, StoreError):
-            raise HttpRefusal(Refusal.HELD_ELSEWHERE if isinstance(error, HeldElsewhere) else self._otherwise) from None
+        if isinstance(error, SessionEnded | StoreError) and not isinstance(error, StaleRecord):
+            raise self._access.refusal_of(error, self._otherwise) from None

@@ -308,7 +308,7 @@ class App:
         """Answer a request at the endpoint. Nothing of the request is kept while its stream is served."""
         if SCRAPE in scope:
             return await self._serve_beside(self._answer_scrape, scope, receive, send)
-        expiry = scope[EXPIRY] = expiry_of(scope, self._wall_clock)
+        expiry = scope[EXPIRY] = expiry_of(scope, self._wall_clock) if "user" in scope else None
         with spans.request(scope["method"], scope["headers"]) as span:
             try:
                 response = await self._respond(scope, receive, send)
@@ -338,7 +338,11 @@ class App:
         if len(accept) > 1:
             headers[b"accept"] = b", ".join(accept)
         self._host_and_origin.check(scope["headers"], headers)
-        if not self._has_logged_no_subject and (client := client_without_subject(scope)) is not None:
+        if (
+            "user" in scope
+            and not self._has_logged_no_subject
+            and (client := client_without_subject(scope)) is not None
+        ):
             self._has_logged_no_subject = True
             why = "each of them owns its sessions, tasks and keys alone, and a renewed one begins again"
             log_event(logging.WARNING, "auth.no_subject", f"tokens of client {client} have no subject: {why}")

@@ -130,7 +130,7 @@ class PostHandler:
                     session = await self._access.find(headers, owner, scope, checked_later=True)
                     with session.in_use():
                         await self._access.come_back(session, scope)
-                        return await self._take(session, parsed, body, http, seen=session.record.revision)
+                        return await self._take(session, parsed, body, http, seen=session.keeper.record.revision)
             session = await self._access.find(headers, owner, scope)
             with session.in_use():
                 # A notification may cancel a call that would run again.
@@ -161,7 +161,6 @@ class PostHandler:
         if not calls:
             await self._pass_on(session, messages, (), http, size)
             return Answer(status=202, headers=_session_header(session))
-        spans.add_attributes(stream=calls[0].stream.id)
         await self._pass_on(session, messages, calls, http, 0)
         return await self._answer(session, calls[0].stream, batch=isinstance(parsed, Batch))
 
@@ -205,12 +204,14 @@ class PostHandler:
         if calls.load + len(requests) > settings.max_calls:
             raise HttpRefusal(Refusal.TOO_MANY_CALLS, limit=settings.max_calls)
         self._access.refuse_calls(calls.caller, len(requests))
-        running = [call.request for call in calls.all_running()]
-        if sticky.is_full(session.record.sticky, running, requests):
-            raise HttpRefusal(Refusal.TOO_MANY_SUBSCRIPTIONS, limit=sticky.MAX_STICKY, size=sticky.MAX_BYTES)
+        record = session.keeper.record
+        if any(request.method in sticky.METHODS for request in requests):
+            running = [call.request for call in calls.all_running()]
+            if sticky.is_full(record.sticky, running, requests):
+                raise HttpRefusal(Refusal.TOO_MANY_SUBSCRIPTIONS, limit=sticky.MAX_STICKY, size=sticky.MAX_BYTES)
         bodies = [body] if len(requests) == 1 else [json.dumps(request.raw).encode() for request in requests]
         in_use: int | str = ""
-        for number in numbers_of(session.record.incarnation):
+        for number in numbers_of(record.incarnation):
             try:
                 with Intake(session, requests, incarnation=number, size=size) as intake:
                     if any(request.method in _SUBSCRIBING for request in requests):
@@ -239,6 +240,7 @@ class PostHandler:
         """The response that shows a stream: its events or, where the server is set so, its answers as JSON."""
         if not self._settings.json_response:
             return self._access.read(session, stream, Start(0))
+        spans.add_attributes(stream=stream.id)
         with stream.pinned():
             await stream.wait_over()
             answers = await _answers(stream)

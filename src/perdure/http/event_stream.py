@@ -216,5 +216,4 @@ class EventStreamResponse:
         finally:
             if watch is not None:
                 watch.cancel()
-            self._reader.leave()
             self._session.touch()

@@ -125,21 +125,24 @@ class Hub:
     peers: PeerLog
     marks: ReadMarks
     registry: Registry
-    _journal: Journal
+    journal: Journal
     arrivals: Iterator[int]
     clock: Callable[[], float]
     monotonic: Callable[[], float]
     random: RandomBytes
     readers: set[Reader] = field(default_factory=set)
-    _frozen: set[Reader] = field(default_factory=set)
+    frozen: set[Reader] = field(default_factory=set)
     """Readers that rest because nothing may be shown."""
     open: Quota = field(init=False)
     """The open event streams, by caller."""
+    retry: int = field(init=False)
+    """Milliseconds after which a client comes again."""
     _chores: Chores = field(default_factory=Chores)
 
     def __post_init__(self) -> None:
         most = self._settings.max_readers
         self.open = Quota(most, each=share_of(most, self._settings.max_share))
+        self.retry = round(self._settings.retry * 1000)
 
     def arrive(self) -> int:
         """Return a number for a request that will become a reader: a later one has a higher number."""
@@ -162,9 +165,8 @@ class Hub:
         if before is not None and before.arrival > reader.arrival:
             reader.end()
             return
-        was_read = stream.readers.present
         stream.readers.reader = reader
-        if was_read:
+        if before is not None or stream.readers.remote is not None:
             self.counters.take_overs += 1
         if before is not None:
             before.end()
@@ -175,24 +177,17 @@ class Hub:
                 self.registry.list_here(reader)
         stream.moved()
 
-    def is_frozen(self, reader: Reader) -> bool:
-        """Whether nothing may be shown, because this node does not hold its claim."""
-        if self._journal.may_show:
-            return False
-        self._frozen.add(reader)
-        return True
-
     def resume_readers(self) -> None:
         """Wake the readers that rest because nothing could be shown. Called again and again while this node holds its
         claim, so that a reader is not forgotten that rests just before it is renewed."""
-        while self._frozen:
-            self._frozen.pop().wake()
+        while self.frozen:
+            self.frozen.pop().wake()
 
     def detach(self, reader: Reader) -> None:
         if reader in self.readers:
             self.readers.discard(reader)
             self.open.take(reader.caller, -1)
-        self._frozen.discard(reader)
+        self.frozen.discard(reader)
         stream = reader.stream
         if stream.readers.reader is reader:
             stream.readers.reader = None

@@ -259,7 +259,7 @@ class Journal:
                 yield source, steps
 
     def _at_once(self, steps: Sequence[Step]) -> Refusals | None:
-        if self.state is LogState.DEGRADED or not self.may_show:
+        if self.state is LogState.DEGRADED or self._has_lapsed or time.monotonic() >= self._claim.until:
             return None
         try:
             return self.store.commit_now(steps)
@@ -305,16 +305,14 @@ class Journal:
             except StoreError as failure:
                 # No use in trying again: one of them asks for the impossible. It must not hold up the others.
                 if len(group) == 1:
-                    source, steps = group.pop()
-                    _call_back(source, steps, failure)
-                    self._refused += len(steps)
+                    self._done(group, [failure] * len(flat(group)))
                 while group:
                     await self._commit([group[0]])
                     del group[0]
             else:
                 self._done(group, refusals)
 
-    def _done(self, group: Group, refusals: Refusals) -> None:
+    def _done(self, group: Group, refusals: Sequence[PerdureError | None]) -> None:
         """Call the sources of a group back. What a source writes in place of its steps, because the store has lost what
         came before them, stays in the group. It is written before everything that is queued or held after it, and what
         is held of the same source is refused until then."""
@@ -326,9 +324,15 @@ class Journal:
             if isinstance(reason, Behind) and (instead := source.after_loss(steps, reason)):
                 self.doubts += 1
                 again.append((source, instead))
-            else:
-                self._refused += len(reasons)
-                _call_back(source, steps, reason)
+                continue
+            self._refused += len(reasons)
+            try:
+                if reason is None:
+                    source.written(steps)
+                else:
+                    source.refused(steps, reason)
+            except Exception:  # a source that fails must not hold up the others
+                _logger.exception("a source of the journal failed", extra={"action": "journal.source"})
         group[:] = again
 
     # Holding
@@ -441,17 +445,6 @@ class Steps:
             log_event(level, "journal.refused", f"the store refused steps: {reason}")
         elif not self.outcome.done():
             self.outcome.set_exception(reason)
-
-
-def _call_back(source: Source, steps: Sequence[Step], refusal: PerdureError | None) -> None:
-    """Report an outcome to a source. A source that fails must not hold up the others."""
-    try:
-        if refusal is not None:
-            source.refused(steps, refusal)
-        else:
-            source.written(steps)
-    except Exception:
-        _logger.exception("a source of the journal failed", extra={"action": "journal.source"})
 
 
 class Backlog:

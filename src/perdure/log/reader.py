@@ -88,7 +88,8 @@ class Reader:
     """The first events after the cursor, where they have been read already."""
     preamble: bytes = b""
     """Bytes that are written before the next event."""
-    retry: bytes = b""
+    is_primed: bool = False
+    """Its client knows what a priming event and a `retry` without an event mean."""
     frame: Callable[[Event], bytes] | None = None
     """Encodes an event without its position, where that is wanted."""
     progress: float | None = None
@@ -124,18 +125,14 @@ class Reader:
             self.preamble = b""
             await self._close()
             return
-        if self.frame is None and not self.stream.is_over:
+        is_over = self.stream.is_over
+        if self.frame is None and not is_over:
             # At once, not with the first event: a tool may block the event loop, and its client must have a position.
-            await self._open()
+            await self._send(b"", last=False)
         if self.state is ReaderState.STARTING:
-            self._advance(ReaderStep.BEGIN)
-            if self._woken or self.stream.tail.visible > self.cursor or self.stream.is_over:
+            self.state = advance(READER, self.state, ReaderStep.BEGIN)
+            if self._woken or is_over or self.stream.tail.visible > self.cursor:
                 self.wake()
-
-    async def _open(self) -> None:
-        """Write the head of the response, and what comes before the first event."""
-        preamble, self.preamble = self.preamble, b""
-        await self._send(preamble, last=False)
 
     @property
     def is_writing(self) -> bool:
@@ -145,7 +142,7 @@ class Reader:
     def leave(self) -> None:
         """Let go of the stream, whatever happened."""
         if self.state is not ReaderState.FINISHED:
-            self._advance(ReaderStep.FINISH)
+            self.state = advance(READER, self.state, ReaderStep.FINISH)
         if self._pump is not None:
             self._pump.cancel()
         if self._replay is not None:
@@ -185,7 +182,8 @@ class Reader:
 
     def close_with_retry(self) -> None:
         """Write what exists and a hint when to come back, then close the connection."""
-        self.preamble += self.retry
+        if self.is_primed:
+            self.preamble += sse.encode_retry(self._hub.retry)
         self.stop_here()
 
     def end(self) -> None:
@@ -193,7 +191,7 @@ class Reader:
         if self.state not in _OPEN:
             return
         has_begun = self._connection is not None
-        self._advance(ReaderStep.END)
+        self.state = advance(READER, self.state, ReaderStep.END)
         if self._pump is not None:
             self._pump.cancel()
         if has_begun:  # else `begin` closes it
@@ -216,9 +214,6 @@ class Reader:
             if self._connection is not None:
                 self._connection.abort()
             self._finish()
-
-    def _advance(self, step: ReaderStep) -> None:
-        self.state = advance(READER, self.state, step)
 
     async def _run_pump(self) -> None:
         try:
@@ -252,9 +247,10 @@ class Reader:
 
     async def _deliver(self) -> bool:
         """Write what exists. Returns whether there was anything."""
-        if self._hub.is_frozen(self):
+        if not self._hub.journal.may_show:
+            self._hub.frozen.add(self)
             if self.preamble or not self._has_written:
-                await self._open()  # also comments that keep the connection open meanwhile
+                await self._send(b"", last=False)  # also comments that keep the connection open meanwhile
             return False
         stream = self.stream
         target = stream.tail.durable
@@ -263,8 +259,7 @@ class Reader:
         skipped: set[int] = set()
         if events and events[0].seq <= self.live_from:
             skipped = await self._history.closed_asks(events)
-        frames = [self.preamble] if self.preamble else []
-        self.preamble = b""
+        frames: list[bytes] = []
         cursor, size, frame = self.cursor, 0, self.frame
         for event in events:  # as many as fit into one write
             if event.seq != cursor + 1:
@@ -294,7 +289,7 @@ class Reader:
             name = stream.position(cursor)
             answers = await self._history.lost_answers(stream)
             frames += [sse.encode_event(name.priming(self._hub.random).encode(), answer) for answer in answers]
-        if frames or last or not (self._has_written or self.frame):
+        if frames or last or self.preamble or not (self._has_written or self.frame):
             await self._send(b"".join(frames), last=last)
         if moved:
             self._move(cursor)
@@ -325,7 +320,7 @@ class Reader:
             hub.counters.events_replayed += max(0, min(cursor, self.live_from) - self.cursor)
             self._replay = self._replay.at(cursor, end=self.live_from)
         self.cursor = cursor
-        stream.readers.advance(cursor)
+        stream.readers.delivered = max(stream.readers.delivered, cursor)
         if stream.kind is Kind.STANDALONE:
             hub.marks.moved(stream)
         if stream.writer is None:
@@ -333,8 +328,11 @@ class Reader:
         stream.moved()
 
     async def _send(self, body: bytes, *, last: bool) -> None:
+        """Write the preamble and frames; first of all the head of the response."""
         self._writing_since = self._hub.monotonic()
         assert self._connection is not None
+        if self.preamble:
+            body, self.preamble = self.preamble + body, b""
         await self._connection.write(body, last=last)
         self._has_written = True
         self._writing_since = None
@@ -353,6 +351,6 @@ class Reader:
 
     def _finish(self) -> None:
         if self.state is not ReaderState.FINISHED:
-            self._advance(ReaderStep.FINISH)
+            self.state = advance(READER, self.state, ReaderStep.FINISH)
             if self._connection is not None:
                 self._connection.finish()

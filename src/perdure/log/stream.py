@@ -60,7 +60,7 @@ class Tail:
     query; whatever the tail no longer has is read from the store. Nothing depends on the tail.
     """
 
-    __slots__ = ("_events", "_size", "durable", "last", "pins", "visible")
+    __slots__ = ("durable", "events", "last", "pins", "size", "visible")
 
     def __init__(self, last: int) -> None:
         self.pins = 0
@@ -69,24 +69,13 @@ class Tail:
     def reset(self, last: int) -> None:
         """Forget all events; the stream has come this far, in the store."""
         self.last = self.visible = self.durable = last
-        self._events: list[Event] = []
-        self._size = 0
+        self.events: list[Event] = []
+        self.size = 0
         """Bytes of the visible events."""
-
-    def append(self, time: float, payload: bytes, final: bool) -> Event:
-        self.last = seq = self.last + 1
-        event = Event(seq, time, payload, final)
-        self._events.append(event)
-        return event
-
-    def show(self, through: int, size: int) -> None:
-        """Events up to a number may be shown; `size` is that of the events that become visible."""
-        self.visible = through
-        self._size += size
 
     def read(self, after: int, limit: int) -> Sequence[Event] | None:
         """Visible events after a sequence number; `None` if they have to be read from the store."""
-        events = self._events
+        events = self.events
         if events and events[0].seq <= after + 1:
             start = after + 1 - events[0].seq
             return events[start : start + min(limit, self.visible - after)]
@@ -94,31 +83,31 @@ class Tail:
 
     @property
     def unwritten(self) -> list[Event]:
-        return [event for event in self._events if event.seq > self.durable]
+        return [event for event in self.events if event.seq > self.durable]
 
     @property
     def unseen_final(self) -> int | None:
         """The number of the first final answer that may not be shown yet."""
-        unseen = self._events[max(0, self.visible - self.start) :]
+        unseen = self.events[max(0, self.visible - self.start) :]
         return next((event.seq for event in unseen if event.final), None)
 
     def after(self, last: int) -> list[Event]:
         """Durable events after a number, as far as they are in memory: the last ones, without a gap."""
-        return [event for event in self._events if last < event.seq <= self.durable]
+        return [event for event in self.events if last < event.seq <= self.durable]
 
     @property
     def finals(self) -> list[Event]:
-        return [event for event in self._events if event.final]
+        return [event for event in self.events if event.final]
 
     @property
     def start(self) -> int:
         """The sequence number before the oldest event in memory."""
-        return self._events[0].seq - 1 if self._events else self.last
+        return self.events[0].seq - 1 if self.events else self.last
 
     def release(self, floor: int, kept: int = 0) -> None:
         """Forget the front: events that are durable and read (up to `floor`), or too many bytes for a reader that lags;
         of these not the newest `kept`."""
-        events = self._events
+        events = self.events
         if self.pins or not events:
             return
         durable = self.durable
@@ -127,9 +116,9 @@ class Tail:
         large = durable - kept
         gone = 0
         while gone < len(events) and (
-            events[gone].seq <= floor or (self._size > TAIL_BYTES and events[gone].seq <= large)
+            events[gone].seq <= floor or (self.size > TAIL_BYTES and events[gone].seq <= large)
         ):
-            self._size -= len(events[gone].payload)
+            self.size -= len(events[gone].payload)
             gone += 1
         if gone:
             del events[:gone]
@@ -442,8 +431,10 @@ class Stream:
         if self.writer is None:
             return
         self.writer.drop()
-        self.tail.show(self.tail.last, self.writer.ahead_bytes)
-        self.tail.durable, self.writer.ahead_bytes = self.tail.last, 0
+        tail = self.tail
+        tail.size += self.writer.ahead_bytes
+        tail.visible = tail.durable = tail.last
+        self.writer.ahead_bytes = 0
         if self.writer.seals and not self.is_over:
             self.content = advance(CONTENT, self.content, ContentStep.LAST_RESPONSE)
         if self.readers.reader is not None:
@@ -465,8 +456,10 @@ class Stream:
             if not unlogged:
                 writer.is_queued = True
                 journal.put(self)
-        writer.pending.append(tail.append(journal.time, payload, end is not None))
-        size = len(payload)
+        tail.last += 1
+        event, size = Event(tail.last, journal.time, payload, end is not None), len(payload)
+        tail.events.append(event)
+        writer.pending.append(event)
         writer.ahead_bytes += size
         turns = journal.turns
         turns.sent += 1
@@ -522,7 +515,8 @@ class Stream:
         readers, tail = self.readers, self.tail
         reader, pause_at = readers.reader, tail.visible + RUN_AHEAD
         if self._most_ahead is not None:
-            through = readers.through if reader is None else reader.cursor
+            remote = readers.remote
+            through = reader.cursor if reader is not None else None if remote is None else remote.seq
             if through is not None and through + self._most_ahead < pause_at:
                 pause_at = through + self._most_ahead
         readers.pause_at = pause_at
@@ -587,7 +581,8 @@ class Stream:
             if events[0].seq <= tail.visible or through < last:
                 events = tuple([event for event in events if tail.visible < event.seq <= through])
             size = sum([len(event.payload) for event in events])
-            tail.show(through, size)
+            tail.visible = through
+            tail.size += size
             if self.writer is not None:
                 self.writer.ahead_bytes -= size
         if append.seal and through == last and not self.is_over:
@@ -661,18 +656,15 @@ class Stream:
     def usage(self, *, idle: bool) -> StreamUsage:
         """What the stream keeps, where this node writes it."""
         assert self.writer is not None
-        return self.writer.sizes.usage(self.id, last=self.tail.last, floor=self._floor(), idle=idle)
+        return self.writer.sizes.usage(self.id, last=self.tail.last, read=self.readers.through, idle=idle)
 
     def forget_events(self) -> Trim:
         """Trim everything that no reader needs, except final answers."""
         assert self.writer is not None
-        through = self._floor()
+        read, last = self.readers.through, self.tail.last
+        through = last if read is None else min(last, read)
         self.writer.sizes.trim(through)
         return Trim(stream=self.id, through=through)
-
-    def _floor(self) -> int:
-        through, last = self.readers.through, self.tail.last
-        return last if through is None else min(last, through)
 
     # Reading
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import anyio
@@ -74,7 +75,8 @@ class ReadStream(ObjectReceiveStream[SessionMessage | Exception]):
 
     def feed(self, context: contextvars.Context, message: SessionMessage) -> None:
         self._items.append((context, message))
-        self._wake()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def receive(self) -> SessionMessage | Exception:
         while not self._items:
@@ -92,9 +94,6 @@ class ReadStream(ObjectReceiveStream[SessionMessage | Exception]):
 
     async def aclose(self) -> None:
         self._closed = True
-        self._wake()
-
-    def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -208,18 +207,32 @@ class SdkRuntime:
         return bool(self._connection.state)
 
     def send(self, message: Envelope, *, origin: object, size: int = 0) -> None:
-        context = contextvars.copy_context()
+        context, outlet = contextvars.copy_context(), self._outlet
         if size:
             context.run(_size.set, size)
+        if origin is None:  # a repeated sticky request, a call that runs again without credentials, mail
+            headers = [(b"mcp-session-id", (self._connection.session_id or "").encode())]
+            scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
+            origin = HttpRequest(scope)
+        # What a handler sees beside a message, and what it calls.
+        metadata = ServerMessageMetadata(request_context=origin, can_send_request=self._can_ask)
         sent: JSONRPCMessage
         match message:
             case Request():
                 sent = JSONRPCRequest(jsonrpc="2.0", id=message.id, method=message.method, params=message.params)
+                metadata.on_request_unanswered = partial(self._tell, outlet.interrupted, message.id)
+                if outlet.closes_early:
+                    metadata.close_sse_stream = partial(self._tell, outlet.close_reader, message.id)
+                    metadata.close_standalone_sse_stream = partial(self._tell, outlet.close_reader, None)
             case Notification():
                 sent = JSONRPCNotification(jsonrpc="2.0", method=message.method, params=message.params)
             case _:
                 sent = _response.validate_python(message.raw, by_name=False)
-        self._read.feed(context, SessionMessage(sent, self._metadata(message, origin)))
+        self._read.feed(context, SessionMessage(sent, metadata))
+
+    async def _tell(self, tell: Callable[[Any], None], call: object) -> None:
+        if not self._closed:
+            tell(call)
 
     def mark_initialized(self) -> None:
         self._connection.initialized.set()
@@ -234,27 +247,6 @@ class SdkRuntime:
         _ending.add(self._task)
         self._task.add_done_callback(_ending.discard)
         await asyncio.wait({self._task}, timeout=_CLOSE_SECONDS)
-
-    def _metadata(self, message: Envelope, origin: object) -> ServerMessageMetadata:
-        """Make what a handler sees beside a message, and what it calls."""
-        if origin is None:  # a repeated sticky request, a call that runs again without credentials, mail
-            headers = [(b"mcp-session-id", (self._connection.session_id or "").encode())]
-            scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
-            origin = HttpRequest(scope)
-        metadata = ServerMessageMetadata(request_context=origin, can_send_request=self._can_ask)
-        if isinstance(message, Request):
-            metadata.on_request_unanswered = self._later(self._outlet.interrupted, message.id)
-            if self._outlet.closes_early:
-                metadata.close_sse_stream = self._later(self._outlet.close_reader, message.id)
-                metadata.close_standalone_sse_stream = self._later(self._outlet.close_reader, None)
-        return metadata
-
-    def _later(self, tell: Callable[[Any], None], call: object) -> Callable[[], Awaitable[None]]:
-        async def told() -> None:
-            if not self._closed:
-                tell(call)
-
-        return told
 
     async def _serve(self, runner: ServerRunner[Any], dispatcher: Dispatcher) -> None:
         """Do what the SDK's `serve_connection` does, with an end that leaves nothing for the garbage collector: the

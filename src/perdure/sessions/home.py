@@ -369,7 +369,7 @@ class Home(StreamOwner):
         after calls that have ended. It does not wait while the store fails, nor for longer than `seconds`. Where the
         stamp does not show whether others have written (PostgreSQL), the commit of the call does (`StaleRecord`), and
         then `looks` is set."""
-        if not self.is_here:
+        if self.standalone.writer is None:
             return
         store = self._context.store
         if (stamp := store.stamp()) == self._ordered:

@@ -295,7 +295,7 @@ def encode_ask(ask_id: str, method: str, params: dict[str, Any] | None) -> bytes
 
 
 def encode_answer(request_id: int | str, body: bytes, *, failed: bool = False) -> bytes:
-    return b'{"jsonrpc":"2.0","id":%b,"%b":%b}' % (encode(request_id), b"error" if failed else b"result", body)
+    return b'{"jsonrpc":"2.0","id":%b,"%b":%b}' % (to_json(request_id), b"error" if failed else b"result", body)
 
 
 @lru_cache(maxsize=64)

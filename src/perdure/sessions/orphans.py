@@ -188,7 +188,7 @@ class Orphans:
             self._spawn(self._tell(here=False))
 
     def _is_due(self, stream: Stream) -> bool:
-        return not stream.readers.present and self._visits.is_due(stream.readers.lost_at)
+        return self._visits.is_due(stream.readers.lost_at) and not stream.readers.present
 
     def close(self) -> None:
         """Send nothing more; the process to which the client comes next sends the rest."""

@@ -61,9 +61,6 @@ class RecordKeeper:
         """The server declared logging, so a log message may tell of a gap."""
         return bool(self.record.result) and "logging" in json.loads(self.record.result).get("capabilities", {})
 
-    def touch(self) -> None:
-        self.active = self._context.clock()
-
     def end(self, reason: str) -> None:
         """The session has ended; the caller writes that, or another process has."""
         self.record = replace(self.record, state=SessionState.ENDED, ended=reason)
@@ -94,7 +91,7 @@ class RecordKeeper:
     def keep_fresh(self, *, busy: bool) -> None:
         """Write the time of the last activity if it has moved; retention goes by it."""
         if busy:
-            self.touch()
+            self.active = self._context.clock()
         # Of a session in use it is enough to know the time roughly; the last one is written when it is left.
         settings = self._context.settings
         slack = min(settings.replay_window / 8, settings.session_grace / 2) if busy else 0.0

@@ -166,7 +166,7 @@ class SessionRegistry:
         if session_id is None:
             return None
         session = self._by_id.get(session_id) if checked_later else None
-        if session is not None and session.record.owner == owner and not session.is_single_call:
+        if session is not None and session.keeper.record.owner == owner and not session.is_single_call:
             stamp = session.keeper.stamp
             if stamp is None or stamp.doubts == self._context.journal.doubts:
                 return session

@@ -253,26 +253,25 @@ def attach(
 ) -> Reader:
     """Attach a reader, primed where the revision knows that (A9): its priming id is exactly where it starts. `frame`:
     writes an event, where that is not done with its position."""
-    context, preamble, retry = session.context, start.told, b""
-    if session.keeper.revision.primes:
-        milliseconds = round(context.settings.retry * 1000)
-        retry = sse.encode_retry(milliseconds)
-        name = stream.position(start.cursor, start.progress).priming(context.random)
-        preamble = sse.encode_priming(name.encode(), milliseconds) + start.told
+    hub, preamble = session.context.hub, start.told
+    is_primed = session.keeper.revision.primes
+    if is_primed:
+        name = stream.position(start.cursor, start.progress).priming(hub.random)
+        preamble = sse.encode_priming(name.encode(), hub.retry) + start.told
     reader = Reader(
-        context.hub,
+        hub,
         stream,
         SessionHistory(session),
         cursor=start.cursor,
-        arrival=context.hub.arrive() if arrival is None else arrival,
+        arrival=next(hub.arrivals) if arrival is None else arrival,
         caller=session.link.calls.caller,
         ahead=start.ahead,
         preamble=preamble,
-        retry=retry,
+        is_primed=is_primed,
         frame=frame,
         progress=start.progress,
     )
-    context.hub.attach(reader)
+    hub.attach(reader)
     return reader
 
 

@@ -37,7 +37,8 @@ class RetainedStreams:
             self.add(kept, time=record.opened)
 
     def add(self, kept: StreamUsage, *, time: float) -> None:
-        self._forget(kept.stream)
+        if kept.stream in self._streams:
+            self._forget(kept.stream)
         self._streams[kept.stream] = kept, time
         self._answers += kept.answers
         self._answer_bytes += kept.answer_bytes

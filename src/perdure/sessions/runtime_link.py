@@ -42,7 +42,7 @@ from perdure.sessions.record_keeper import RecordKeeper, share
 from perdure.store.records import AskRecord
 from perdure.store.steps import ChangeSession, CloseAsk, EndSession, OpenAsk, Step
 from perdure.telemetry import tracing as spans
-from perdure.telemetry.log_records import CallIds, current_call, log_event
+from perdure.telemetry.log_records import CallIds, current_call, is_logged, log_event
 
 _ASK = re.compile(r"ask-([A-Za-z0-9_-]{22})-[0-9]+")
 """The id of an ask names the node that waits. The letters in front keep it from being taken for an integer."""
@@ -271,7 +271,7 @@ class RuntimeLink:
         counters = self.context.counters
         counters.calls_answered += 1
         counters.call_seconds.observe(took := time.perf_counter() - found.begun)
-        if found.request.method == "tools/call":
+        if is_logged(logging.INFO) and found.request.method == "tools/call":
             said = "gave an error" if failed or b'"isError":true' in body else "has answered"
             ids = {"session": self.keeper.name, "stream": found.stream.id, "call": found.request.id}
             sentence = f"{name_of(found.request.params)} {said} after {took:.3g} s"

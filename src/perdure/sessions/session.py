@@ -112,7 +112,7 @@ class Session:
 
     @property
     def streams(self) -> Mapping[StreamId, Stream]:
-        return self.call_streams.of(self.record.id)
+        return self.call_streams.of(self.id)
 
     @property
     def is_connected(self) -> bool:
@@ -124,14 +124,14 @@ class Session:
         return bool(self._users or len(self.link.calls) or self.home.waiting) or self.is_connected
 
     def touch(self) -> None:
-        self.keeper.touch()
-        self.seen = self.keeper.active
-        if self.state is SessionState.DORMANT:
-            self.keeper.update(state=advance(SESSION, self.state, SessionStep.CLIENT_CAME_BACK))
+        keeper = self.keeper
+        self.seen = keeper.active = self.context.clock()
+        if keeper.record.state is SessionState.DORMANT:
+            keeper.update(state=advance(SESSION, keeper.record.state, SessionStep.CLIENT_CAME_BACK))
 
     async def come_back(self) -> None:
         """The client is here; if it was away for so long that its home went, this node is the home now."""
-        rested = self.state is SessionState.DORMANT
+        rested = self.keeper.record.state is SessionState.DORMANT
         self.touch()
         if rested:
             await self.home.claim()
@@ -331,11 +331,12 @@ class Session:
         """A call's stream is not in memory any more: it is over and not read, or another node writes it."""
         if stream.writer is not None and not self.is_single_call:  # else the node that writes it retains it
             self.orphans.ended(stream)
-            self.retained.add(stream.usage(idle=not stream.readers.present), time=self.context.clock())
+            self.retained.add(stream.usage(idle=stream.readers.remote is None), time=self.context.clock())
             self.enforce_limits()
 
     def enforce_limits(self) -> None:
-        self.context.put(*self.retained.enforce([self.standalone, *self.streams.values()]))
+        if steps := self.retained.enforce([self.standalone, *self.streams.values()]):
+            self.context.put(*steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,7 +418,7 @@ class Intake:
         the session's record has another revision by now. `stream_id`: the stream's id where it is made of a key; raise
         `StaleFence` if the stream is there already. `digest`: stands for what is asked for."""
         session, context = self._session, self._session.context
-        record, stream = session.record, context.new_stream(session.id, Kind.CALL)
+        record, stream = session.keeper.record, context.new_stream(session.id, Kind.CALL)
         if stream_id is not None:
             stream = replace(stream, id=stream_id)
         rows = tuple(
@@ -439,7 +440,7 @@ class Intake:
             opened = OpenStream(record=stream, calls=rows, most_calls=most_calls, seen=seen, unique=unique)
             # Whether a key is taken only the store can tell.
             await context.journal.write(*steps, opened, may_be_held=not unique)
-            if session.state is SessionState.ENDED:
+            if session.keeper.record.state is SessionState.ENDED:
                 raise SessionEnded
         except BaseException:
             if stream_id is None:  # else it may be another writer's

@@ -57,6 +57,10 @@ _PLAIN = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"mess
 # --- Writing ----------------------------------------------------------------------------------------------------------
 
 
+is_logged = _logger.isEnabledFor
+"""Whether records of a level are written: a sentence that is written for each call is made only then."""
+
+
 def log_event(level: int, action: str, sentence: str, /, **facts: object) -> None:
     """Log a sentence for people, with `action` and the facts as attributes for machines.
 
