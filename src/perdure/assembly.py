@@ -29,7 +29,6 @@ from perdure.sessions.listening import Listening
 from perdure.sessions.registry import SessionRegistry, ToolHints, has_durable_calls, numbers
 from perdure.settings import Settings
 from perdure.store.interface import Liveness, Store
-from perdure.store.time_limit import within_time
 from perdure.telemetry import prometheus as metrics
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.log_records import PeerLog, log_event
@@ -121,7 +120,6 @@ async def running(
     """Join the store as a node, and do the chores until the end. `on_buried` is called if other nodes have
     buried this one, `on_lost` (again and again) if the store cannot be used any more."""
     async with AsyncExitStack() as stack:
-        store = within_time(store, settings.store_timeout)
         context, peers, readers, liveness = await _build(runtimes, store, settings, counters)
         stack.push_async_callback(_leave, context, liveness)
         stack.push_async_callback(context.journal.aclose)

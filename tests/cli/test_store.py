@@ -15,6 +15,7 @@ import asyncpg
 import pytest
 
 from perdure.store import open_store
+from perdure.store.notes import probe
 from perdure.store.postgres.sql_files import VERSION
 from perdure.store.postgres.sweep import SLOTS
 from perdure.store.sqlite.sql_files import schema_version
@@ -125,7 +126,7 @@ async def test_the_printed_sql_makes_a_store_for_a_role_that_may_make_none(
     found = await checked(tmp_path, of_role(url, role), status=0)
     assert (found["role"], found["version"], found["rights"], found["migrates"]) == (role, VERSION, True, False)
     async with open_store(of_role(url, role)) as store:
-        await store.probe(10)
+        await probe(store, 10)
 
 
 async def run_script(script: str) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from perdure.errors import BadSetting
 from perdure.store import open_store
+from perdure.store.notes import probe
 from perdure.store.postgres.address import LONGEST_PATIENCE, OPEN_SECONDS, parse_address
 from perdure.store.postgres.layout import OLDEST_SERVER
 from perdure.store.postgres.sql_files import VERSION
@@ -264,7 +265,7 @@ async def test_a_role_that_lacks_a_right(tmp_path: Path, rights: list[str], sent
         with connection(server_url()) as run:
             run(everything.format(schema=schema).format(role=role))
         async with open_store(place(role, schema=schema)) as store:
-            await store.probe(1)
+            await probe(store, 1)
 
 
 # --- Passwords ------------------------------------------------------------------------------------------------------
@@ -369,6 +370,6 @@ async def test_a_server_is_reached_by_its_unix_socket_and_by_ipv6(tmp_path: Path
             for number, way in enumerate(ways):
                 url = f"{way}{'&' if '?' in way else '?'}schema=s{number}"
                 async with open_store(url) as store:
-                    await store.probe(1)
+                    await probe(store, 1)
         finally:
             server.stop()

@@ -44,7 +44,7 @@ async def lose(node: Node, wire: Wire, peer: Peer) -> None:
 
 
 async def _lost(node: Node, peer: Peer) -> bool:
-    return len(await node.site.store.unread(SessionId(peer.session))) == 1
+    return len(await node.site.store.streams(SessionId(peer.session), only_unread=True)) == 1
 
 
 async def test_a_call_on_another_node_than_the_clients_is_told_and_cancelled(pair: Pair) -> None:
@@ -94,7 +94,7 @@ async def test_a_call_that_ended_at_another_node_is_told_once(pair: Pair) -> Non
     standalone = await at_a.get()
     ended = await standalone.message()
     assert told(ended) == ("1:7", "ended")
-    assert not await pair.a.site.store.unread(SessionId(at_a.session))
+    assert not await pair.a.site.store.streams(SessionId(at_a.session), only_unread=True)
     [answer] = await (await at_a.get(ended["params"]["position"])).rest()
     assert text_of(answer) == "counted to 1"
 

@@ -106,7 +106,7 @@ async def _answer(ghost: DeadNode, stream: object) -> None:
     claimed = await ghost.store.claim(record.id, node=ghost.node, held=record.fence)
     assert claimed is not None
     assert claimed.generation == 2
-    [row] = await ghost.store.calls_on(record.id)
+    [row] = await ghost.store.calls(record.session, stream=record.id)
     payload = json.dumps({"jsonrpc": "2.0", "id": 7, "result": {"by": "another"}}).encode()
     end = CallEnd(incarnation=row.incarnation, request_id=row.request_id, state=CallState.ANSWERED)
     events = (Event(claimed.last + 1, claimed.opened, payload, True),)

@@ -163,7 +163,7 @@ async def test_a_read_only_tool_runs_again_into_the_same_stream(house: House) ->
     positions = [position for event in reader.seen if event.data and (position := parse_position(event.id))]
     assert [position.seq for position in positions] == [2, 3, 4, 5, 6]
     assert [position.generation for position in positions][-3:] == [2, 2, 2]
-    [row] = await site.store.calls_on(left.stream)
+    [row] = await site.store.calls(SessionId(peer.session), stream=left.stream)
     assert (row.attempt, row.state) == (2, CallState.ANSWERED)
 
 
@@ -345,7 +345,7 @@ async def test_a_call_waits_for_its_principal_and_runs_with_its_credentials(hous
     await ghost.die()
 
     async def is_waiting() -> bool:
-        [row] = await one.store.calls_on(waits.stream)
+        [row] = await one.store.calls(SessionId(peer.session), stream=waits.stream)
         return row.state is CallState.WAITING
 
     async def is_answered() -> object:
@@ -369,8 +369,10 @@ class SlowLedger(SharedStore):
         self.tells.set()
         self.has_read = asyncio.Event()
 
-    async def calls(self, session: SessionId) -> Sequence[CallRecord]:
-        found = await super().calls(session)
+    async def calls(
+        self, session: SessionId, *, stream: StreamId | None = None, only_open: bool = False
+    ) -> Sequence[CallRecord]:
+        found = await super().calls(session, stream=stream, only_open=only_open)
         self.has_read.set()
         await self.tells.wait()
         return found
@@ -522,7 +524,7 @@ class Tripping(FaultyStore):
         ("session", Fault.BREAKS),
         ("claim", Fault.BREAKS),
         ("claim", Fault.LATE),
-        ("calls_on", Fault.BREAKS),
+        ("calls", Fault.BREAKS),
         ("asks", Fault.BREAKS),
         ("bury", Fault.BREAKS),
         ("bury", Fault.LATE),
@@ -667,10 +669,12 @@ class _Poisoned(SharedStore):
     def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
         return None if self.poison is not None else super().commit_now(steps)
 
-    async def calls(self, session: SessionId) -> Sequence[CallRecord]:
+    async def calls(
+        self, session: SessionId, *, stream: StreamId | None = None, only_open: bool = False
+    ) -> Sequence[CallRecord]:
         if session == self.poison:
             raise StoreError("this row cannot be read")
-        return await super().calls(session)
+        return await super().calls(session, stream=stream, only_open=only_open)
 
 
 async def test_a_call_that_cannot_run_again_is_answered_and_costs_only_itself(house: House) -> None:

@@ -181,7 +181,7 @@ async def test_a_number_that_is_none_is_written_as_null() -> None:
 
 async def test_a_request_that_is_cancelled_while_its_row_is_written_never_begins() -> None:
     """A32"""
-    store = FaultyStore(perdure.open_store("memory:"))
+    store = FaultyStore(perdure.open_store("memory:"), timeout=0.5)
     async with live(store=store, store_timeout=0.5, complaint="the store fails") as served:
         peer = await served.session()
         store.writes = Fault.HANGS

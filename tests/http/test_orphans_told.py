@@ -252,7 +252,7 @@ async def test_a_handshake_is_no_call_to_be_told_of(site: Site, shop: ToolServer
     [_, handshake] = await site.store.streams(SessionId(peer.session))
     await site.store.commit([Reached(stream=handshake.id, generation=1, through=0, unread=True)])
     await _nothing_is_told(site, shop, peer, await peer.get())
-    assert await site.store.unread(SessionId(peer.session)) == []
+    assert await site.store.streams(SessionId(peer.session), only_unread=True) == []
 
 
 async def test_what_the_store_cannot_say_in_time_is_told_later(caplog: pytest.LogCaptureFixture) -> None:
@@ -299,7 +299,7 @@ async def test_an_ended_call_is_told_once_while_the_store_can_be_read_and_not_wr
 
 
 async def _is_told(site: Site, peer: Peer) -> bool:
-    return not await site.store.unread(SessionId(peer.session))
+    return not await site.store.streams(SessionId(peer.session), only_unread=True)
 
 
 async def test_how_far_readers_have_got_is_written_once_the_store_is_back() -> None:

@@ -236,7 +236,9 @@ async def test_what_was_delivered_whole_is_given_up_first(tmp_path: Path, store:
         await until(lambda: served.app.counters.calls_answered)
 
         async def is_unread() -> bool:
-            return bool([s for r in await all_records(served) for s in await store_of(served).unread(r.id)])
+            return bool(
+                [s for r in await all_records(served) for s in await store_of(served).streams(r.id, only_unread=True)]
+            )
 
         await until(is_unread)
         for number in range(6):

@@ -128,7 +128,7 @@ async def test_a_call_that_had_ended_has_ended(desk: Desk, altogether: bool) -> 
     stream.append(b"second answer", end=end(2))
     await until(lambda: stream.content is ContentState.SEALED)
     await until(lambda: stream.tail.durable == stream.tail.last)
-    states = {call.request_id: call.state for call in await desk.store.calls_on(CALL)}
+    states = {call.request_id: call.state for call in await desk.store.calls(SESSION, stream=CALL)}
     assert states == {1: CallState.ANSWERED, 2: CallState.ANSWERED}
     await desk.journal.aclose()
 

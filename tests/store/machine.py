@@ -19,7 +19,7 @@ from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
-from perdure.store.interface import Store, stream_by_id
+from perdure.store.interface import Store, open_call, stream_by_id
 from perdure.store.memory import MemoryStore
 from perdure.store.records import Event, Forwarded, NodeRecord, SessionRecord, StreamRecord
 from perdure.store.steps import (
@@ -129,7 +129,7 @@ class _Twins(RuleBasedStateMachine):
             for key in (f"{session}: unread", f"{session}: streams"):
                 seen[key] = [replace(stream, fence=Fence(0)) for stream in seen[key]]
             for id_ in REQUESTS:
-                asked[f"{session}: {id_!r}"] = store.open_call(session, incarnation=1, request_id=id_)
+                asked[f"{session}: {id_!r}"] = open_call(store, session, incarnation=1, request_id=id_)
             for stream in seen[key]:
                 asked[f"{stream.id}: forwarded"] = store.forwarded(stream.id)
         for node, _ in self.nodes:

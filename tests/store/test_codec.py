@@ -13,7 +13,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from perdure._core.ids import Fence, NodeId, StreamId
 from perdure._core.states import SessionStep
 from perdure.store.codec import PLAIN, Codec
-from perdure.store.interface import Store
+from perdure.store.interface import Store, open_call
 from perdure.store.memory import MemoryStore
 from perdure.store.records import Event
 from perdure.store.sqlite import SqliteStore
@@ -144,7 +144,7 @@ async def seen(store: Store) -> dict[str, object]:
         shown[name] = [replace(stream, fence=Fence(0)) for stream in shown[name]]
     shown["forwarded"] = [message.payload for message in await store.forwarded(StreamId(STREAM))]
     shown["mail"] = await messages(store, NodeId(NODE))
-    shown["open call"] = await store.open_call(SESSION, incarnation=1, request_id=1)
+    shown["open call"] = await open_call(store, SESSION, incarnation=1, request_id=1)
     return shown
 
 

@@ -128,7 +128,7 @@ async def list_entries(
             for stream in usage.streams
             if stream.kind is Kind.CALL and (record.kind is RecordKind.CALL or not stream.sealed)
         ]
-        calls = [call for stream in read for call in await store.calls_on(stream)]
+        calls = [call for stream in read for call in await store.calls(record.id, stream=stream)]
         return list_object(record, usage=usage, calls=calls, living=living)
 
     return await asyncio.gather(*map(entry, records))
@@ -478,7 +478,7 @@ class Tail:
         stream = cursor.record
         if not cursor.announced:
             cursor.announced = True
-            yield opened(stream, await self._store.calls_on(stream.id))
+            yield opened(stream, await self._store.calls(stream.session, stream=stream.id))
         if cursor.page:
             event = cursor.page.pop()
             if event.seq > cursor.shown + 1:

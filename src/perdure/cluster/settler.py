@@ -33,7 +33,7 @@ from perdure.sessions.context import ServerContext, mail_to
 from perdure.sessions.ledger import logged_in, progress_token, unknown_outcome
 from perdure.sessions.registry import SessionRegistry, ToolHints
 from perdure.sessions.session import Session
-from perdure.store.interface import paged, stream_by_id
+from perdure.store.interface import open_call, paged, stream_by_id
 from perdure.store.records import CallRecord, Event, SessionRecord, StreamRecord
 from perdure.store.steps import (
     CallEnd,
@@ -129,7 +129,7 @@ async def said_before(
                 progress += () if sent is None else (sent,)
             if messages is own and (key := logged_in(message.payload)) is not None:
                 logged[key] += 1
-    if logged and len(await context.store.calls_on(row.stream)) > 1:
+    if logged and len(await context.store.calls(row.session, stream=row.stream)) > 1:
         logged.clear()
     return max(progress, default=None), logged
 
@@ -202,9 +202,8 @@ class WaitingCalls:
     async def cancel(self, cancelled: mail.Cancelled) -> None:
         """The client cancels a call that waits."""
         context = self._context
-        row = await context.store.open_call(
-            cancelled.session, incarnation=cancelled.incarnation, request_id=cancelled.request_id
-        )
+        incarnation, request_id = cancelled.incarnation, cancelled.request_id
+        row = await open_call(context.store, cancelled.session, incarnation=incarnation, request_id=request_id)
         record = None if row is None else await stream_by_id(context.store, row.stream)
         if row is None or record is None:
             return
@@ -362,7 +361,7 @@ class Settler:
             await asyncio.sleep(0)
             for record in await stream_ends(context.store, suspects):
                 if self._is_left(record) and not record.sealed and record.node == context.node:
-                    rows = await context.store.calls_on(record.id)
+                    rows = await context.store.calls(record.session, stream=record.id)
                     if any(row.state is CallState.RUNNING for row in rows):  # others wait for their principal
                         await self._settle(record, by)
         self._doubts, self._looked_for_lost = doubts, now
@@ -408,7 +407,7 @@ class Settler:
         if by.origin is None or record.id not in self._in_progress:
             if record.node in await self._context.nodes.holders():
                 raise HeldElsewhere(f"node {record.node[:8]} holds what is not written yet")
-            rows = await self._context.store.calls_on(record.id)
+            rows = await self._context.store.calls(record.session, stream=record.id)
             if record.id in self._in_progress or all(row.state is not CallState.WAITING for row in rows):
                 return False
         await self._settle(record, by)
@@ -434,7 +433,7 @@ class Settler:
                 self._context.put(EndSession(session=owner.id, time=context.clock(), reason=reason))
             else:
                 # Read after a claim: no other node can end them.
-                rows = [row for row in await store.calls_on(record.id) if CALL[row.state]]
+                rows = [row for row in await store.calls(record.session, stream=record.id) if CALL[row.state]]
                 progress.calls = [AbandonedCall(row=row) for row in rows]
                 progress.stream = self._take_over(claimed, rows, by=by)
                 await self._settle_calls(owner, progress.stream, progress, by)

@@ -142,7 +142,7 @@ class SessionList:
         self._tools = {call.stream: self._tools[call.stream] for call in calls if call.stream in self._tools}
         for call in calls:
             if call.stream not in self._tools:
-                rows = await store.calls_on(call.stream)
+                rows = await store.calls(call.session, stream=call.stream)
                 self._tools[call.stream] = frozenset(name for row in rows if (name := subject_of(row)) is not None)
         return {call.session for call in calls if tool in self._tools[call.stream]}
 

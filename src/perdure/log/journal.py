@@ -24,10 +24,10 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from perdure._core.leases import Claim
 from perdure._core.states import LOG, ClaimState, LogState, LogStep, advance
@@ -44,11 +44,14 @@ from perdure.errors import (
 from perdure.settings import Settings
 from perdure.store.codec import weigh
 from perdure.store.interface import Store
+from perdure.store.notes import probe
 from perdure.store.steps import Append, Forward, OpenStream, PutSession, Refusals, Step
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.log_records import log_event
 
 _logger = logging.getLogger("perdure")
+
+T = TypeVar("T")
 
 GROUP_BYTES = 1 << 20
 GROUP_STEPS = 2_048
@@ -299,7 +302,7 @@ class Journal:
                 return
             self.check_claim()
             try:
-                refusals = await self.store.commit(flat(group))
+                refusals = await self._asked(self.store.commit(flat(group)))
             except _FAILURES:
                 raise
             except StoreError as failure:
@@ -311,6 +314,16 @@ class Journal:
                     del group[0]
             else:
                 self._done(group, refusals)
+
+    async def _asked(self, answer: Awaitable[T]) -> T:
+        """Wait for the store. A store must raise nothing but `StoreError`, but a journal that ends with its first other
+        exception would be worse than a store in trouble."""
+        try:
+            return await answer
+        except StoreError:
+            raise
+        except Exception as error:
+            raise StoreUnavailable(f"the store broke: {error!r}") from error
 
     def _done(self, group: Group, refusals: Sequence[PerdureError | None]) -> None:
         """Call the sources of a group back. What a source writes in place of its steps, because the store has lost what
@@ -379,7 +392,7 @@ class Journal:
                     self.check_claim()
                     # Write something, and take it away again. Where nothing is held that would show it (`refuse`), as
                     # much as failed: a full disk has room for a little.
-                    await self.store.probe(1 if backlog.parts else self._too_much)
+                    await self._asked(probe(self.store, 1 if backlog.parts else self._too_much))
                 while group := front(backlog.parts):
                     taken = len(group)
                     try:

@@ -34,7 +34,7 @@ from perdure.sessions.home import Home, NoHome
 from perdure.sessions.ledger import Call, encode_notification, name_of
 from perdure.sessions.record_keeper import RecordKeeper
 from perdure.sessions.runtime_link import Ask, RuntimeLink
-from perdure.store.interface import paged, stream_by_id
+from perdure.store.interface import open_call, paged, stream_by_id
 from perdure.store.records import StreamRecord
 from perdure.store.steps import Reached, Step
 from perdure.telemetry.log_records import log_event
@@ -216,7 +216,7 @@ class Orphans:
                 displaced.append(call)
             elif calls.is_reserved(key):
                 return False
-            elif row := await context.store.open_call(session, incarnation=incarnation, request_id=request.id):
+            elif row := await open_call(context.store, session, incarnation=incarnation, request_id=request.id):
                 stream = await stream_by_id(context.store, row.stream)
                 reader = await context.store.reader(row.stream)
                 if stream is None or not stream.unread or reader is not None or not self._visits.attached:
@@ -247,11 +247,11 @@ class Orphans:
         session, context = self._keeper.record.id, self._context
         try:
             async with context.hub.marks.one_at_a_time, asyncio.timeout(SLOW):
-                unread = [record for record in await context.store.unread(session) if record.node == context.node]
+                found = await context.store.streams(session, only_unread=True)
         except (StoreError, TimeoutError):
             self.on_reader_lost()
             return
-        streams = self._link.streams
+        streams, unread = self._link.streams, [record for record in found if record.node == context.node]
         if all(record.id in streams and streams[record.id].readers.present for record in unread):
             return
         if self._is_there(since):
@@ -285,7 +285,7 @@ class Orphans:
                 raise StoreUnavailable
             async with context.hub.marks.one_at_a_time:
                 elsewhere, told = set[NodeId](), 0
-                unread = await context.store.unread(record.id)
+                unread = await context.store.streams(record.id, only_unread=True)
                 asks = self._link.asks  # where the store can be read, they could be resumed
                 asks.repeat([name for name, ask in asks.open.items() if self._is_of_orphan(ask)])
                 for stream_record in unread:
@@ -307,7 +307,8 @@ class Orphans:
 
     async def _tell_ended(self, record: StreamRecord) -> None:
         last = record.last
-        rows = [row for row in await self._context.store.calls_on(record.id) if row.method != "initialize"]
+        calls = await self._context.store.calls(record.session, stream=record.id)
+        rows = [row for row in calls if row.method != "initialize"]
         held = self._link.streams.get(record.id)
         if held is not None and held.readers.present:
             return  # it is being resumed at this moment

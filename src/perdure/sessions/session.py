@@ -26,7 +26,7 @@ from perdure.sessions.orphans import Orphans
 from perdure.sessions.record_keeper import RecordKeeper
 from perdure.sessions.retention import RetainedStreams
 from perdure.sessions.runtime_link import RuntimeLink, node_of_ask
-from perdure.store.interface import paged, stream_by_id
+from perdure.store.interface import open_call, paged, stream_by_id
 from perdure.store.records import CallRecord, Event, SessionRecord, StreamRecord, UsageRecord
 from perdure.store.steps import ChangeSession, DropStream, EndSession, LeaveReader, OpenStream, Release, Step
 from perdure.telemetry.log_records import log_event
@@ -300,12 +300,12 @@ class Session:
             return True
         if context.nodes.alone and not self.waits:
             return False
-        row = await context.store.open_call(self.id, incarnation=incarnation, request_id=request_id)
+        row = await open_call(context.store, self.id, incarnation=incarnation, request_id=request_id)
         if row is None:
             for node in (holders := await context.nodes.holders()):
                 await self._send_mail(node, cancelled)  # one of them may run it, and have its row in memory alone
             if not holders:
-                row = await context.store.open_call(self.id, incarnation=incarnation, request_id=request_id)
+                row = await open_call(context.store, self.id, incarnation=incarnation, request_id=request_id)
         stream = None if row is None else await stream_by_id(context.store, row.stream)
         if stream is None or not stream.node:
             return False
@@ -359,7 +359,7 @@ class SessionHistory:
         message = "The answer to this request is no longer retained"
         return [
             error_payload(call.request_id, POSITION_LOST, message, {"method": call.method})
-            for call in await self._session.context.store.calls_on(stream.id)
+            for call in await self._session.context.store.calls(stream.session, stream=stream.id)
             if call.request_id not in answered
         ]
 

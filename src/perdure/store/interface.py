@@ -58,8 +58,9 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
     their wall clocks do. A node that finds no other one has nothing but its wall clock to begin with.
 19. **Read this far.** How far a stream's readers have got only moves forward, and never beyond what was appended in the
     generation in which they read it: an event that took the number of a lost one counts as unread.
-20. **Within its time.** A call answers, or raises `StoreUnavailable`, before the store has been stuck in it for
-    `store_timeout`. Time in which the store works on other calls, or in which this process is late, does not count.
+20. **Within its time.** A call answers, or raises `StoreUnavailable`, before the store has been stuck in it for its
+    limit. Time in which the store works on other calls, or in which this process is late, does not count
+    (`store.time_limit`).
 21. **As it was seen.** An `OpenStream` that carries a revision is refused (`StaleRecord`) if the session's record has
     another one. Whatever changes a record raises its revision; a change of `active` alone does not. A store whose stamp
     never says that nothing was written refuses it also while messages wait for the session's standalone stream and the
@@ -167,16 +168,8 @@ class Store(Protocol):
 
     shared: bool
     """Several processes may open it at once."""
-    keeps_time: bool
-    """It keeps promise 20 by itself.
-
-    A store that queues, or that shares a file or a server with others, knows best what is stuck and what only waits its
-    turn (`store.time_limit`). The calls of any other store are limited by `within_time` there, in their order."""
 
     async def open(self) -> None: ...
-
-    async def probe(self, size: int) -> None:
-        """Write so many bytes and take them away again: whether the store takes writes."""
 
     async def aclose(self) -> None: ...
 
@@ -191,8 +184,8 @@ class Store(Protocol):
         An answer ends with the event that brings it to `READ_BYTES`. So a short one is not the end of the stream; an
         empty one is."""
 
-    async def streams(self, session: SessionId) -> Sequence[StreamRecord]:
-        """A session's streams, the oldest first."""
+    async def streams(self, session: SessionId, *, only_unread: bool = False) -> Sequence[StreamRecord]:
+        """A session's streams, the oldest first; or those that count as unread (`Reached`)."""
 
     async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
         """Those of the streams that are there, however many are asked for."""
@@ -253,8 +246,10 @@ class Store(Protocol):
         """Bytes of what is kept of one caller's single calls that have ended, nearly: answers, and what their clients
         said of themselves."""
 
-    async def calls(self, session: SessionId) -> Sequence[CallRecord]:
-        """A session's rows that are retained, the oldest first."""
+    async def calls(
+        self, session: SessionId, *, stream: StreamId | None = None, only_open: bool = False
+    ) -> Sequence[CallRecord]:
+        """A session's rows that are retained, the oldest first; of one stream, or of those that have not ended."""
 
     async def asks(self, session: SessionId) -> Sequence[AskRecord]:
         """A session's open asks, the oldest first."""
@@ -326,10 +321,6 @@ class Store(Protocol):
         most. A store that answers over a network reads it in one go."""
         return {stream: Followed(record) for stream, record in (await self.streams_by_id(list(after))).items()}
 
-    async def unread(self, session: SessionId) -> Sequence[StreamRecord]:
-        """A session's streams that count as unread (`Reached`), the oldest first."""
-        return [stream for stream in await self.streams(session) if stream.unread]
-
     async def load(self, session: SessionId) -> Loaded | None:
         """A session, and what a node needs of its streams to serve it. A store that answers over a network reads it in
         one go."""
@@ -352,19 +343,6 @@ class Store(Protocol):
         if over and not newest and not await self.calls(session):
             return CallSnapshot(record, None)  # it was given up between two of these reads
         return CallSnapshot(record, call, newest, () if over else await self.asks(session))
-
-    async def calls_on(self, stream: StreamId) -> Sequence[CallRecord]:
-        """The rows of the requests that a stream answers, in their order."""
-        found = await stream_by_id(self, stream)
-        return [] if found is None else [call for call in await self.calls(found.session) if call.stream == stream]
-
-    async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:
-        """The call that has not ended under that id (as `coerce_id` compares them)."""
-        for call in await self.calls(session):
-            is_open = call.state in (CallState.RUNNING, CallState.WAITING)
-            if is_open and (call.incarnation, coerce_id(call.request_id)) == (incarnation, coerce_id(request_id)):
-                return call
-        return None
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -425,3 +403,10 @@ async def survey_of(store: object) -> Survey | None:
 async def stream_by_id(store: Store, stream: StreamId) -> StreamRecord | None:
     """Give one stream, or `None` if it is not there."""
     return (await store.streams_by_id((stream,))).get(stream)
+
+
+async def open_call(store: Store, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:
+    """Return the call that has not ended under an id, as `coerce_id` compares ids."""
+    key = incarnation, coerce_id(request_id)
+    calls = await store.calls(session, only_open=True)
+    return next((call for call in calls if (call.incarnation, coerce_id(call.request_id)) == key), None)

@@ -77,6 +77,9 @@ from perdure.store.steps import (
 _OPEN = (CallState.RUNNING, CallState.WAITING)
 _seq = attrgetter("seq")
 
+CallKey = tuple[SessionId, int, int | str]
+"""What no two calls share that have not ended (12): the id is in the form in which ids are compared."""
+
 
 @dataclass(slots=True)
 class StreamRow:
@@ -104,7 +107,6 @@ class MemoryStore(Store):
     """Keeps everything in dictionaries."""
 
     shared = False
-    keeps_time = False
 
     def __init__(self, *, codec: Codec = PLAIN, wall: Callable[[], float] = time.time) -> None:
         self._payloads = Payloads(codec)
@@ -112,8 +114,8 @@ class MemoryStore(Store):
         self._sessions: dict[SessionId, SessionRecord] = {}
         self._streams: dict[StreamId, StreamRow] = {}
         self._of_session: dict[SessionId, dict[StreamId, StreamRow]] = {}
-        self._open_calls: dict[tuple[SessionId, int, int | str], StreamRow] = {}
-        """Where each call that has not ended is, by its id as ids are compared."""
+        self._open_calls: set[CallKey] = set()
+        """The calls that have not ended."""
         self._asks: dict[SessionId, dict[str, AskRecord]] = {}
         self._notes: dict[str, tuple[str, bytes]] = {}
         """By name: the session, or nothing, and the value."""
@@ -129,9 +131,6 @@ class MemoryStore(Store):
     async def aclose(self) -> None:
         pass
 
-    async def probe(self, size: int) -> None:
-        bytes(size)
-
     # Events
 
     async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
@@ -143,8 +142,9 @@ class MemoryStore(Store):
         sizes = itertools.accumulate(len(event.payload) for event in events)
         return events[: 1 + sum(1 for size in sizes if size < READ_BYTES)]
 
-    async def streams(self, session: SessionId) -> Sequence[StreamRecord]:
-        return [stream.record for stream in self._of_session.get(session, {}).values()]
+    async def streams(self, session: SessionId, *, only_unread: bool = False) -> Sequence[StreamRecord]:
+        records = [stream.record for stream in self._of_session.get(session, {}).values()]
+        return [record for record in records if record.unread or not only_unread]
 
     async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
         return {stream: self._streams[stream].record for stream in streams if stream in self._streams}
@@ -196,7 +196,7 @@ class MemoryStore(Store):
         unused = [session for session in dormant if not self._in_use(session)]
         wanted = [session for session in unused if owner is None or caller(session) == (owner, address)]
         if delivered:
-            wanted = [session for session in wanted if not await self.unread(session.id)]
+            wanted = [session for session in wanted if not await self.streams(session.id, only_unread=True)]
         return self._payloads.decode(min(wanted, key=attrgetter("active"), default=None))
 
     async def count_of(self, owner: str, address: str, *, kind: RecordKind) -> int:
@@ -212,15 +212,12 @@ class MemoryStore(Store):
 
     # Ledger, asks, readers
 
-    async def calls(self, session: SessionId) -> Sequence[CallRecord]:
-        streams = self._of_session.get(session, {}).values()
-        return self._payloads.decode_all([call for stream in streams for call in stream.calls.values()])
-
-    async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:
-        key = (session, incarnation, coerce_id(request_id))
-        stream = self._open_calls.get(key)
-        calls = stream.calls.values() if stream else ()
-        return self._payloads.decode(next((call for call in calls if call_key(call) == key), None))
+    async def calls(
+        self, session: SessionId, *, stream: StreamId | None = None, only_open: bool = False
+    ) -> Sequence[CallRecord]:
+        streams = [row for id_, row in self._of_session.get(session, {}).items() if stream in (None, id_)]
+        calls = [call for row in streams for call in row.calls.values() if call.state in _OPEN or not only_open]
+        return self._payloads.decode_all(calls)
 
     async def asks(self, session: SessionId) -> Sequence[AskRecord]:
         return self._payloads.decode_all(list(self._asks.get(session, {}).values()))
@@ -381,7 +378,7 @@ class MemoryStore(Store):
             if running + len(keys) > step.most_calls:
                 return refusal(step, Why.CALLS, running)
         stream = StreamRow(record, calls={(call.incarnation, call.request_id): call for call in step.calls})
-        self._open_calls.update(dict.fromkeys(keys, stream))
+        self._open_calls.update(keys)
         self._streams[record.id] = stream
         self._of_session.setdefault(record.session, {})[record.id] = stream
         return None
@@ -404,7 +401,7 @@ class MemoryStore(Store):
             call = stream.calls.get((end.incarnation, end.request_id))
             if call is not None and call.state in _OPEN:
                 stream.calls[call.incarnation, call.request_id] = replace(call, state=end.state, request=b"")
-                self._open_calls.pop(call_key(call), None)
+                self._open_calls.discard(call_key(call))
         return None
 
     def _put_call(self, step: PutCall) -> StepRejected | None:
@@ -429,7 +426,7 @@ class MemoryStore(Store):
             session = stream.record.session
             for call in stream.calls.values():
                 if call.state in _OPEN:  # another call may have the id of an ended one by now
-                    self._open_calls.pop(call_key(call), None)
+                    self._open_calls.discard(call_key(call))
             del self._of_session[session][stream_id]
             for ask in [ask for ask in self._asks.get(session, {}).values() if ask.stream == stream_id]:
                 del self._asks[session][ask.id]
@@ -691,8 +688,7 @@ def caller(session: SessionRecord) -> tuple[str, str]:
     return session.owner, session.address
 
 
-def call_key(call: CallRecord) -> tuple[SessionId, int, int | str]:
-    """Give what no two running calls share (12)."""
+def call_key(call: CallRecord) -> CallKey:
     return call.session, call.incarnation, coerce_id(call.request_id)
 
 

@@ -1,4 +1,4 @@
-"""Keeps secrets and chains of resume tokens as notes of a store (promise 13).
+"""Keeps secrets and chains of resume tokens as notes of a store (promise 13), and writes a note to try a store.
 
 A chain is one note, under the name of its session, so that a session has one at most. A second note leads from the
 chain's own name to the session. It is written first and deleted last: one that is left over leads to a chain of another
@@ -6,12 +6,13 @@ name, which no token of it opens.
 """
 
 import json
+import secrets
 
 from perdure._core.chains import Chain
 from perdure._core.ids import SessionId
 from perdure.store.interface import Store
 
-_CHAIN, _TOKEN = "chain/", "token/"
+_CHAIN, _TOKEN, _PROBE = "chain/", "token/", "probe"
 
 
 async def note(store: Store, name: str) -> bytes | None:
@@ -23,6 +24,18 @@ async def keep(store: Store, name: str, made: bytes) -> bytes:
     while (kept := await note(store, name)) is None:
         await store.change_note(name, seen=None, value=made)
     return kept
+
+
+async def probe(store: Store, size: int) -> None:
+    """Write so many bytes and delete them: raises `StoreError` if the store takes no writes.
+
+    These are two commits: what comes and goes within one need not be written at all.
+    """
+    made = secrets.token_bytes(size + 8)  # which no database stores in less room
+    # Another process may probe at the same time, or have died in the middle.
+    while not await store.change_note(_PROBE, seen=await note(store, _PROBE), value=made):
+        pass
+    await store.change_note(_PROBE, seen=made, value=None)
 
 
 async def chain_by_name(store: Store, name: str) -> Chain | None:

@@ -196,14 +196,11 @@ class RecordReads(Inspect):
 
     # Streams
 
-    async def streams(self, session: SessionId) -> Sequence[StreamRecord]:
-        return await self._all("streams_of_session", stream_record, session)
+    async def streams(self, session: SessionId, *, only_unread: bool = False) -> Sequence[StreamRecord]:
+        return await self._all("unread_streams" if only_unread else "streams_of_session", stream_record, session)
 
     async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
         return await self._all("streams_of_node", stream_record, node)
-
-    async def unread(self, session: SessionId) -> Sequence[StreamRecord]:
-        return await self._all("unread_streams", stream_record, session)
 
     async def kept(self, session: SessionId) -> Sequence[UsageRecord]:
         return await self._all("kept_of_session", kept_record, session, self._payloads.overhead)
@@ -233,11 +230,12 @@ class RecordReads(Inspect):
     async def open_calls(self, *, limit: int) -> Sequence[OpenCall]:
         return await self._all("open_calls", open_call, limit)
 
-    async def calls(self, session: SessionId) -> Sequence[CallRecord]:
-        return await self._all("calls_of_session", call_record, session)
-
-    async def calls_on(self, stream: StreamId) -> Sequence[CallRecord]:
-        return await self._all("calls_of_stream", call_record, stream)
+    async def calls(
+        self, session: SessionId, *, stream: StreamId | None = None, only_open: bool = False
+    ) -> Sequence[CallRecord]:
+        if stream is not None:
+            return await self._all("calls_of_stream", call_record, stream)
+        return await self._all("open_calls_of_session" if only_open else "calls_of_session", call_record, session)
 
     async def asks(self, session: SessionId) -> Sequence[AskRecord]:
         return await self._all("asks_of_session", ask_record, session)

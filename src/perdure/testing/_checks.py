@@ -33,7 +33,7 @@ async def check_store(
 
     `make(name)` gives a store that is not open yet; with the same name again, one on the same data. `durable=False`
     says that nothing outlives the object, and leaves out what closes and opens again. `hang(name)` gives a context in
-    which that store's backend takes no writes and does not say so: a store that `keeps_time` is checked with it (20).
+    which that store's backend takes no writes and does not say so (20); a store without a backend needs none.
     `patience`: seconds that a hint, or such a store, may take. `at_once`: checks that run at the same time, which a
     store behind a network can make use of.
     """

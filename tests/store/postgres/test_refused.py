@@ -14,6 +14,7 @@ import pytest
 
 from perdure.errors import BadSetting, StoreError, StoreTooNew, StoreUnavailable
 from perdure.store import existing_store, open_store
+from perdure.store.notes import probe
 from perdure.store.postgres import layout
 from perdure.store.postgres.address import parse_address
 from perdure.testing._values import NODE
@@ -177,7 +178,7 @@ async def test_a_role_with_the_rights_of_the_docs_serves() -> None:
             run(line.replace("perdure_app", role).replace("perdure", schema).rstrip(";"))
     async with open_store(in_database("postgres", schema, user=role)) as store:
         await store.join(NODE)
-        await store.probe(10)
+        await probe(store, 10)
         assert [node.id for node in await store.nodes()] == [NODE]
 
 
@@ -188,7 +189,7 @@ async def test_a_newer_schema_is_refused_by_name_and_a_compatible_one_is_not() -
     with connection(server_url()) as run:
         run(f"UPDATE {schema}.version SET version = 9")
         async with open_store(store_url(schema)) as store:
-            await store.probe(1)
+            await probe(store, 1)
         run(f"UPDATE {schema}.version SET oldest = 9")
         with pytest.raises(StoreTooNew, match=f"schema {schema} .* has version 9, written by a newer release"):
             await open_store(store_url(schema)).open()
@@ -291,7 +292,7 @@ async def test_a_migration_that_was_cut_off_leaves_nothing(tmp_path: Path) -> No
             tables = run("SELECT count(*) FROM pg_tables WHERE schemaname = 'cut'")[0][0]
             assert (tables == 0) == (opening.exception() is not None)
         async with open_store(f"{server.url}?schema=cut") as again:
-            await again.probe(1)
+            await probe(again, 1)
         await store.aclose()
     finally:
         server.stop()

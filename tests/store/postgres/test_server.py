@@ -16,6 +16,7 @@ from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.leases import FREE_SHARE
 from perdure._core.states import ClaimState
 from perdure.errors import StoreUnavailable
+from perdure.store.interface import open_call
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.steps import ChangeSession, OpenStream, PutSession, SendMail
@@ -447,7 +448,7 @@ async def test_ids_and_names_of_any_length_and_content_are_kept() -> None:
         again = OpenStream(record=a_stream(fence, "other"), calls=(a_call(ids[0], stream="other"),))
         [refusal] = await store.commit([again])
         assert type(refusal).__name__ == "IdTaken"
-        found = await store.open_call(SESSION, incarnation=1, request_id=ids[1])
+        found = await open_call(store, SESSION, incarnation=1, request_id=ids[1])
         assert found is not None
         assert found.request_id == ids[1]
         assert await store.session(SessionId("no\0thing")) is None

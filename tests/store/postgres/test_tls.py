@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from perdure.store import open_store
+from perdure.store.notes import probe
 from tests.cli.test_store_refusals import refused
 from tests.support.stores.postgres import Server, new_schema, programs, server_url
 
@@ -154,7 +155,7 @@ async def test_the_servers_certificate_is_checked_as_far_as_the_address_says(
             address("localhost", sslmode="verify-full", sslrootcert=ours),
         ):
             async with open_store(url, busy_timeout=20.0) as store:
-                await store.probe(1)
+                await probe(store, 1)
         for url, sentence in (
             (address("127.0.0.1", sslmode="verify-full", sslrootcert=ours), "IP address mismatch"),
             (address("127.0.0.1", sslmode="verify-ca", sslrootcert=theirs), "certificate verify failed"),
@@ -177,7 +178,7 @@ async def test_a_client_shows_its_certificate(
             return f"{base}&sslrootcert={right.authority}&{own}"
 
         async with open_store(address(right), busy_timeout=20.0) as store:
-            await store.probe(1)
+            await probe(store, 1)
         assert "cannot be opened: " in await refused(tmp_path, address(wrong))
         assert "cannot be opened: " in await refused(tmp_path, f"{base}&sslrootcert={right.authority}")
 

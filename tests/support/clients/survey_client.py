@@ -222,7 +222,7 @@ async def assert_sound(store: Store, client: Client, *, is_known: bool = True) -
     assert [key for key, _ in diary(client.folder / "diary")].count(client.key) == 1, "its side effect happened once"
     logs = {record.id: await _log(store, record.id) for record in await store.streams(session)}
     for record in await store.streams(session):
-        calls = await store.calls_on(record.id)
+        calls = await store.calls(record.session, stream=record.id)
         events = logs[record.id]
         assert [event.seq for event in events] == list(range(1, record.last + 1)), record
         assert [event.final for event in events if event.final] == [True] * len(calls), record

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from typing import Self
+from typing import Never, Self
 
 from perdure._core.ids import Fence, Generation, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.leases import Claim
@@ -43,9 +43,9 @@ class Fault(enum.Enum):
 class FaultyStore:
     """Hands everything on to a real store, unless `writes` or `reads` say otherwise."""
 
-    keeps_time = False
-
-    def __init__(self, inner: Store) -> None:
+    def __init__(self, inner: Store, *, timeout: float = 0.2) -> None:
+        self._timeout = timeout
+        """Seconds after which a call that hangs fails (promise 20)."""
         self.writes = Fault.NONE
         self.reads = Fault.NONE
         self.every = 1
@@ -71,14 +71,27 @@ class FaultyStore:
             return False
         if self.writes is Fault.LATE:
             return True
-        await _fail(self.writes)
+        await self._fail(self.writes)
         return False
+
+    async def _time_out(self) -> Never:
+        await asyncio.sleep(self._timeout)
+        raise StoreUnavailable(f"the store did not answer within {self._timeout:g} s")
+
+    async def _fail(self, fault: Fault) -> None:
+        match fault:
+            case Fault.RAISES:
+                raise StoreUnavailable("the switch is off")
+            case Fault.BREAKS:
+                raise ZeroDivisionError("a store with a bug")
+            case Fault.HANGS:
+                await self._time_out()
 
     async def commit(self, steps: Sequence[Step]) -> Refusals:
         late = await self._write_fault()
         refusals = await self._inner.commit(steps)
         if late:
-            await asyncio.Event().wait()
+            await self._time_out()
         return refusals
 
     def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
@@ -113,68 +126,60 @@ class FaultyStore:
         await self._write_fault()
         return await self._inner.sweep(cutoffs)
 
-    async def probe(self, size: int) -> None:
-        await self._write_fault()
-        await self._inner.probe(size)
-
     async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
-        await _fail(self.reads)
+        await self._fail(self.reads)
         return await self._inner.read(stream, after=after, limit=limit)
 
-    async def streams(self, session: SessionId) -> Sequence[StreamRecord]:
-        await _fail(self.reads)
-        return await self._inner.streams(session)
+    async def streams(self, session: SessionId, *, only_unread: bool = False) -> Sequence[StreamRecord]:
+        await self._fail(self.reads)
+        return await self._inner.streams(session, only_unread=only_unread)
 
     async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
-        await _fail(self.reads)
+        await self._fail(self.reads)
         return await self._inner.streams_by_id(streams)
 
     async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
-        await _fail(self.reads)
+        await self._fail(self.reads)
         return await self._inner.follow(after, limit=limit)
 
     async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
-        await _fail(self.reads)
+        await self._fail(self.reads)
         return await self._inner.written_by(node)
 
     async def forwarded(self, stream: StreamId, *, after: int = 0) -> Sequence[Forwarded]:
-        await _fail(self.reads)
+        await self._fail(self.reads)
         return await self._inner.forwarded(stream, after=after)
 
     async def forwarded_to(self, node: NodeId) -> Sequence[StreamRecord]:
-        await _fail(self.reads)
+        await self._fail(self.reads)
         return await self._inner.forwarded_to(node)
 
-    async def unread(self, session: SessionId) -> Sequence[StreamRecord]:
-        await _fail(self.reads)
-        return await self._inner.unread(session)
-
     async def kept(self, session: SessionId) -> Sequence[UsageRecord]:
-        await _fail(self.reads)
+        await self._fail(self.reads)
         return await self._inner.kept(session)
 
     async def generations(self, stream: StreamId) -> Sequence[Generation]:
-        await _fail(self.reads)
+        await self._fail(self.reads)
         return await self._inner.generations(stream)
 
     async def session(self, session: SessionId) -> SessionRecord | None:
-        await _fail(self.reads)
+        await self._fail(self.reads)
         return await self._inner.session(session)
 
     async def load(self, session: SessionId) -> Loaded | None:
-        await _fail(self.reads)
+        await self._fail(self.reads)
         return await self._inner.load(session)
 
     async def single_call(self, session: SessionId, *, recent: int) -> CallSnapshot | None:
-        await _fail(self.reads)
+        await self._fail(self.reads)
         return await self._inner.single_call(session, recent=recent)
 
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
-        await _fail(self.reads)
+        await self._fail(self.reads)
         return await self._inner.sessions(after=after, limit=limit)
 
     async def count_states(self, kind: RecordKind = RecordKind.SESSION) -> Mapping[SessionState, int]:
-        await _fail(self.reads)
+        await self._fail(self.reads)
         return await self._inner.count_states(kind)
 
     async def longest_dormant(
@@ -185,54 +190,48 @@ class FaultyStore:
         kind: RecordKind = RecordKind.SESSION,
         delivered: bool = False,
     ) -> SessionRecord | None:
-        await _fail(self.reads)
+        await self._fail(self.reads)
         return await self._inner.longest_dormant(owner, address, kind=kind, delivered=delivered)
 
     async def count_of(self, owner: str, address: str, *, kind: RecordKind) -> int:
-        await _fail(self.reads)
+        await self._fail(self.reads)
         return await self._inner.count_of(owner, address, kind=kind)
 
     async def bytes_of(self, owner: str, address: str) -> int:
-        await _fail(self.reads)
+        await self._fail(self.reads)
         return await self._inner.bytes_of(owner, address)
 
     async def notes(self, prefix: str) -> Mapping[str, bytes]:
-        await _fail(self.reads)
+        await self._fail(self.reads)
         return await self._inner.notes(prefix)
 
     async def change_note(self, name: str, *, seen: bytes | None, value: bytes | None, session: str = "") -> bool:
         late = await self._write_fault()
         changed = await self._inner.change_note(name, seen=seen, value=value, session=session)
         if late:
-            await asyncio.Event().wait()
+            await self._time_out()
         return changed
 
-    async def calls(self, session: SessionId) -> Sequence[CallRecord]:
-        await _fail(self.reads)
-        return await self._inner.calls(session)
-
-    async def calls_on(self, stream: StreamId) -> Sequence[CallRecord]:
-        await _fail(self.reads)
-        return await self._inner.calls_on(stream)
-
-    async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:
-        await _fail(self.reads)
-        return await self._inner.open_call(session, incarnation=incarnation, request_id=request_id)
+    async def calls(
+        self, session: SessionId, *, stream: StreamId | None = None, only_open: bool = False
+    ) -> Sequence[CallRecord]:
+        await self._fail(self.reads)
+        return await self._inner.calls(session, stream=stream, only_open=only_open)
 
     async def asks(self, session: SessionId) -> Sequence[AskRecord]:
-        await _fail(self.reads)
+        await self._fail(self.reads)
         return await self._inner.asks(session)
 
     async def reader(self, stream: StreamId) -> ReaderRecord | None:
-        await _fail(self.reads)
+        await self._fail(self.reads)
         return await self._inner.reader(stream)
 
     async def nodes(self) -> Sequence[NodeRecord]:
-        await _fail(self.reads)
+        await self._fail(self.reads)
         return await self._inner.nodes()
 
     async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[Mail]:
-        await _fail(self.reads)
+        await self._fail(self.reads)
         return await self._inner.mail(node, after=after)
 
     def subscribe(self, node: NodeId, listener: HintListener) -> Callable[[], None]:
@@ -255,10 +254,10 @@ class FaultyStore:
         late = await self._write_fault()
         await inner.beat(facts)
         if late:
-            await asyncio.Event().wait()
+            await self._time_out()
 
     async def look_round(self, inner: Liveness, mail_after: int) -> Overview:
-        await _fail(self.reads)
+        await self._fail(self.reads)
         return await inner.overview(mail_after=mail_after)
 
     def claim_as_told(self, claim: ClaimState) -> ClaimState:
@@ -327,13 +326,3 @@ class FaultyLiveness:
 
     def ages(self) -> dict[NodeId, float]:
         return self._inner.ages()
-
-
-async def _fail(fault: Fault) -> None:
-    match fault:
-        case Fault.RAISES:
-            raise StoreUnavailable("the switch is off")
-        case Fault.BREAKS:
-            raise ZeroDivisionError("a store with a bug")
-        case Fault.HANGS:
-            await asyncio.Event().wait()

@@ -48,8 +48,8 @@ class ScrambledFences(SqliteStore):
         read = await super().bury(node, heir=heir, beat=beat)
         return None if read is None else [_record(record) for record in read]
 
-    async def streams(self, session: SessionId) -> Sequence[StreamRecord]:
-        return [_record(record) for record in await super().streams(session)]
+    async def streams(self, session: SessionId, *, only_unread: bool = False) -> Sequence[StreamRecord]:
+        return [_record(record) for record in await super().streams(session, only_unread=only_unread)]
 
     async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
         return {name: _record(record) for name, record in (await super().streams_by_id(streams)).items()}
@@ -59,6 +59,3 @@ class ScrambledFences(SqliteStore):
 
     async def forwarded_to(self, node: NodeId) -> Sequence[StreamRecord]:
         return [_record(record) for record in await super().forwarded_to(node)]
-
-    async def unread(self, session: SessionId) -> Sequence[StreamRecord]:
-        return [_record(record) for record in await super().unread(session)]

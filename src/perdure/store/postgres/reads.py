@@ -8,7 +8,7 @@ from perdure._core.ids import RecordKind, SessionId, StreamId
 from perdure._core.states import SessionState
 from perdure.store import rows
 from perdure.store.postgres.connections import Connections
-from perdure.store.postgres.steps import MAX_SEQ, caller_key, id_key
+from perdure.store.postgres.steps import MAX_SEQ, caller_key
 from perdure.store.records import (
     READ_BYTES,
     CallRecord,
@@ -137,9 +137,6 @@ class Reads(RecordReads):
         newest = await self._readers.fetch(self._queries["newest_of_sessions"], list(sessions))
         found = {session: (streams.get(session, ()), time, readers.get(session, ())) for session, time in newest}
         return {session: Usage(*usage) for session, usage in found.items()}
-
-    async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:
-        return await self._one("call_by_id", rows.call_record, session, incarnation, id_key(request_id))
 
     async def _all(self, query: str, record: Callable[[Any], T], *values: Any) -> Sequence[T]:
         if any(type(value) is str and "\0" in value for value in values):

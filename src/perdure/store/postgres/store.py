@@ -71,7 +71,6 @@ class PostgresStore(Reads):
     """
 
     shared = True
-    keeps_time = True
 
     def __init__(
         self,
@@ -212,11 +211,6 @@ class PostgresStore(Reads):
         [(oldest,)] = await self._readers.fetch(self._queries["oldest_retained"], OLDEST_STREAMS)
         size = sum((await self.survey()).sizes.values())
         return Extent(size, min(events, MAX_COUNTED), False, oldest)
-
-    async def probe(self, size: int) -> None:
-        """Two commits: what comes and goes within one need not be written at all."""
-        await self._readers.fetch(self._queries["write_ballast"], bytes(size))
-        await self._readers.fetch(self._queries["drop_ballast"])
 
     # Wake-ups
 

@@ -17,7 +17,6 @@ from perdure.store.records import (
     MAX_COUNTED,
     OLDEST_STREAMS,
     READ_BYTES,
-    CallRecord,
     Event,
     Extent,
     SessionRecord,
@@ -158,9 +157,6 @@ class Reads(RecordReads):
         for start in range(0, len(sessions), MAX_READ):
             found |= await self._readers.run(partial(_usage, sessions=sessions[start : start + MAX_READ]))
         return found
-
-    async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:
-        return await self._one("call_by_id", rows.call_record, session, incarnation, rows.id_key(request_id))
 
     async def extent(self) -> Extent:
         def read(connection: sqlite3.Connection) -> Extent:

@@ -48,7 +48,6 @@ class SqliteStore(Reads):
     """
 
     shared = True
-    keeps_time = True
 
     def __init__(
         self,
@@ -123,16 +122,13 @@ class SqliteStore(Reads):
         return await self._writer.run(lambda apply, _: apply.reattach(session))
 
     async def change_note(self, name: str, *, seen: bytes | None, value: bytes | None, session: str = "") -> bool:
-        return await self._writer.run(lambda apply, _: apply.change_note(name, seen=seen, value=value, session=session))
+        return await self._writer.run(
+            lambda apply, _: apply.change_note(name, seen=seen, value=value, session=session), size=len(value or b"")
+        )
 
     async def sweep(self, cutoffs: Cutoffs) -> int:
         """In chunks, so that commits get in between."""
         return await sweep(self._writer, self._readers, cutoffs)
-
-    async def probe(self, size: int) -> None:
-        """Two commits: what comes and goes within one need not be written at all."""
-        await self._writer.run(lambda _, file: file.execute(_SQL["write_ballast"], (size,)).rowcount, size=size)
-        await self._writer.run(lambda _, file: file.execute(_SQL["empty_mail"], ("",)).rowcount)
 
     async def survey(self) -> Survey:
         return await self._meter.survey()

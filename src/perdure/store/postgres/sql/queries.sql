@@ -203,11 +203,11 @@ SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.reque
 FROM perdure.stream AS s JOIN perdure.call AS c ON c.stream = s.key
 WHERE s.id = $1 ORDER BY c.place;
 
--- call_by_id: the call that has not ended under an id
+-- open_calls_of_session: a session's calls that have not ended, the oldest first
 SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
        c.state, c.digest, c.name
 FROM perdure.call AS c JOIN perdure.stream AS s ON s.key = c.stream
-WHERE c.session = $1 AND c.incarnation = $2 AND c.id_key = $3 AND c.state IN ('running', 'waiting');
+WHERE c.session = $1 AND c.state IN ('running', 'waiting') ORDER BY s.key, c.place;
 
 -- open_calls: calls that have not ended, by session
 SELECT c.session, s.id, c.method, c.state, c.attempt, s.node
@@ -320,12 +320,6 @@ FROM unnest($1::text[], $2::bigint[]) AS x (id, number) WHERE n.id = x.id;
 -- poll: a value that changes whenever a commit becomes visible, and whether one of these nodes is asked something
 SELECT pg_current_snapshot()::text,
        EXISTS (SELECT 1 FROM perdure.node WHERE id = ANY ($1) AND answered < asked);
-
--- write_ballast: bytes without a use, under the name of no node
-INSERT INTO perdure.mail (node, key, message) VALUES ('', (random() * 9e18)::bigint, $1) ON CONFLICT DO NOTHING;
-
--- drop_ballast: forget them
-DELETE FROM perdure.mail WHERE node = '';
 
 -- swept_before: up to which time events, or answers, that have expired are hidden already
 SELECT swept FROM perdure.rotation WHERE part = $1;

@@ -121,9 +121,9 @@ WHERE g.generation >= s.generation OR g."end" > s.last OR EXISTS (
 SELECT 'stream ' || substr(id, 1, 8) || ' ends with event ' || last || ', and readers have got to ' || delivered
 FROM stream WHERE delivered > last;
 
--- mail: messages for nodes that are not there (a probe of the disk is a message for no node)
+-- mail: messages for nodes that are not there
 SELECT 'message ' || key || ' waits for node ' || substr(node, 1, 8) || ', which is not there'
-FROM mail WHERE node <> '' AND node NOT IN (SELECT id FROM node);
+FROM mail WHERE node NOT IN (SELECT id FROM node);
 
 -- notes: notes of sessions that are not there, or have ended
 SELECT 'a note belongs to session ' || substr(c.session, 1, 8) || ', which '

@@ -264,11 +264,11 @@ SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.reque
 FROM stream AS s JOIN call AS c ON c.stream = s.key
 WHERE s.id = ? ORDER BY c.place;
 
--- call_by_id: the call that has not ended under an id
+-- open_calls_of_session: a session's calls that have not ended, the oldest first
 SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
        c.state, c.digest, c.name
 FROM call AS c JOIN stream AS s ON s.key = c.stream
-WHERE c.session = ? AND c.incarnation = ? AND c.id_key = ? AND c.state IN ('running', 'waiting');
+WHERE c.session = ? AND c.state IN ('running', 'waiting') ORDER BY s.key, c.place;
 
 -- open_calls: calls that have not ended, by session
 SELECT c.session, s.id, c.method, c.state, c.attempt, s.node
@@ -417,9 +417,6 @@ DELETE FROM mail WHERE node = :node AND key <= :through;
 
 -- empty_mail: forget a node's messages
 DELETE FROM mail WHERE node = ?;
-
--- write_ballast: bytes without a use, under the name of no node
-INSERT INTO mail (node, message) VALUES ('', zeroblob(?));
 
 -- last_of_streams: the last key of so many streams, from a key on
 SELECT max(key) FROM (SELECT key FROM stream WHERE key > :after ORDER BY key LIMIT :look);
