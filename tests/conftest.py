@@ -29,8 +29,10 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 memory_files.use_for_all()
 
-# A busy machine makes examples slow, not wrong; the timeout of each test is the bound that counts.
-settings.register_profile("perdure", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A busy machine makes examples slow, not wrong; the timeout of each test is the bound that counts. There are more in
+# `make test-all`.
+EXAMPLES = 20 * int(os.environ.get("PERDURE_TEST_FUZZ", "1"))
+settings.register_profile("perdure", max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("perdure")
 
 

@@ -22,7 +22,7 @@ from perdure._core.reconnect import FREE_POLLS, MOST_ASKED, Course, Patience, de
 from perdure._core.sse import MAX_EVENT_BYTES
 from perdure.client import incoming
 from perdure.client.incoming import MAX_ASK_BYTES, MAX_ASKS
-from perdure.remote.endpoint import Response as RemoteResponse
+from perdure.remote.endpoint import HttpResponse
 from tests.client.conftest import text
 from tests.client.odd import Odd, event, events, flow, good, odd_client
 from tests.support.servers.in_process import Site, under_uvicorn, until
@@ -208,12 +208,12 @@ async def test_a_server_that_wants_us_back_at_once_for_ever_gets_us_at_our_own_p
 
 
 def test_what_a_server_asks_for_has_a_limit() -> None:
-    for course in (Course().opened().told(1e12).lost(), Course().failed(0.0, at_least=1e12)):
+    for course in (Course().opened().told(1e12), Course().failed(0.0, at_least=1e12)):
         assert delay(course, Patience(), now=0.0, chance=0.0) == MOST_ASKED
 
 
 def retry_after(headers: list[tuple[bytes, bytes]]) -> float | None:
-    return RemoteResponse(httpx2.Response(503, headers=headers)).retry_after
+    return HttpResponse(httpx2.Response(503, headers=headers)).retry_after
 
 
 @pytest.mark.parametrize(

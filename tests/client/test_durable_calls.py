@@ -24,8 +24,8 @@ from perdure.client.connect import limits_of
 from perdure.client.incoming import CallbackLimit
 from perdure.client.memory import Memory, decode
 from perdure.client.modern_transport import ModernTransport
+from perdure.remote.call import MOST_RUNS
 from perdure.remote.endpoint import Endpoint, http_client
-from perdure.remote.requests import MOST_RUNS
 from tests.client.conftest import Progress, numbers, text
 from tests.client.test_tasks import BRIEF, EAGER, Person, behind_proxy
 from tests.support.clients.modern_requests import MODERN

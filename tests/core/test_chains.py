@@ -7,7 +7,7 @@ import itertools
 from dataclasses import fields, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure._core.chains import (
@@ -203,7 +203,6 @@ def test_an_honest_holder_alone_never_loses_its_session(history: list[str]) -> N
     st.lists(st.tuples(st.sampled_from(["done", "unanswered", "crash"]), st.booleans()), max_size=12),
     st.lists(st.tuples(st.sampled_from(["done"] * 9 + ["unanswered", "crash", "theft"]), st.booleans()), max_size=60),
 )
-@settings(max_examples=200)
 def test_never_two_holders_both_go_on(before: list[tuple[str, bool]], after: list[tuple[str, bool]]) -> None:
     """T10: as soon as one of them has confirmed, or used again, a token of its own, the first use by the other one
     revokes the chain. (Until then each takes the other's new token away, and neither goes on.)"""

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure._core.durable_calls import (
@@ -106,7 +106,6 @@ def test_equal_keys_of_one_caller_have_equal_names_and_all_others_have_not() -> 
     assert key_names(bytes([1]) * 32, "alice", "k", None) not in names
 
 
-@settings(max_examples=30)
 @given(st.text(max_size=255), st.text(max_size=50))
 def test_whatever_the_key_is_its_name_is_one_of_a_session(key: str, owner: str) -> None:
     session, _ = key_names(SECRET, owner, key, None)

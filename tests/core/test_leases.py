@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure._core.ids import NodeId
@@ -341,7 +341,6 @@ segments = st.one_of(
 lives = st.lists(segments, min_size=1, max_size=12).map(lambda parts: [moment for part in parts for moment in part])
 
 
-@settings(max_examples=500, deadline=None)
 @given(st.tuples(lives, lives, lives))
 def test_no_node_is_buried_that_holds_its_claim_and_none_holds_it_afterwards(
     histories: tuple[list[tuple[str, ...]], ...],
@@ -359,7 +358,6 @@ def test_no_node_is_buried_that_holds_its_claim_and_none_holds_it_afterwards(
         world.check()
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     beats=st.lists(st.tuples(st.floats(0.1, 0.5), st.floats(0, 0.2)), min_size=1, max_size=30),
     looks=st.lists(st.tuples(st.floats(0.05, 0.3), st.floats(0, 0.2), st.booleans()), min_size=1, max_size=60),

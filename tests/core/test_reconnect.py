@@ -1,4 +1,4 @@
-"""Coming back to a stream: the table of phases, and the delays (B7, H8)."""
+"""Coming back to a stream: the delays (B7, H8)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure._core.reconnect import PHASES, Course, Patience, Phase, Step, delay
+from perdure._core.reconnect import Course, Patience, delay
 
 PATIENCE = Patience(max_time=60, max_tries=10, first_delay=1, max_delay=8)
 
@@ -18,36 +18,17 @@ def failing(times: int, *, retry: float | None = None, since: float = 0.0) -> Co
     course = Course(retry=retry)
     for number in range(times):
         course = course.failed(since + number)
-        if number < times - 1:
-            course = course.step(Step.WAITED)
     return course
-
-
-def test_a_stream_that_is_answered_is_over_and_stays_so() -> None:
-    over = Course().opened().step(Step.ANSWERED)
-    assert over.phase is Phase.OVER
-    assert PHASES[Phase.OVER] == {}
-
-
-def test_what_is_not_in_the_table_cannot_happen() -> None:
-    with pytest.raises(KeyError):
-        Course().step(Step.WAITED)
-
-
-def test_every_phase_can_be_reached_and_every_step_is_used() -> None:
-    reached = {Phase.CONNECTING} | {to for steps in PHASES.values() for to in steps.values()}
-    assert reached == set(Phase)
-    assert {step for steps in PHASES.values() for step in steps} == set(Step)
 
 
 @pytest.mark.parametrize(
     ("course", "chance", "seconds"),
     [
-        (Course().opened().heard().lost(), 0.0, 0.5),
-        (Course().opened().heard().lost(), 1.0, 1.0),
-        (Course().told(3).opened().heard().lost(), 0.0, 3.0),
-        (Course().told(3).opened().heard().lost(), 1.0, 3.3),
-        (Course().told(0).opened().lost(), 1.0, 0.0),
+        (Course().opened().heard(), 0.0, 0.5),
+        (Course().opened().heard(), 1.0, 1.0),
+        (Course().told(3).opened().heard(), 0.0, 3.0),
+        (Course().told(3).opened().heard(), 1.0, 3.3),
+        (Course().told(0).opened(), 1.0, 0.0),
         (failing(1), 1.0, 1.0),
         (failing(3), 1.0, 4.0),
         (failing(9), 1.0, 8.0),
@@ -64,7 +45,7 @@ def test_delays(course: Course, chance: float, seconds: float) -> None:
 def test_tries_are_counted_in_a_row() -> None:
     assert delay(failing(10), PATIENCE, now=9, chance=0) is None
     assert delay(failing(9), PATIENCE, now=9, chance=0) is not None
-    back = failing(9).step(Step.WAITED).opened().lost()
+    back = failing(9).opened()
     assert (back.failures, back.since) == (0, None)
 
 
@@ -78,19 +59,17 @@ def test_a_server_that_is_polled_is_never_given_up() -> None:
     """SEP-1699: it opens, says nothing and closes, as often as it likes."""
     course = Course().told(0.5)
     for _ in range(1_000):
-        course = course.opened().lost()
+        course = course.opened()
         assert delay(course, PATIENCE, now=1e9, chance=0) == 0.5
-        course = course.step(Step.WAITED)
 
 
 def test_a_server_that_closes_at_once_and_asks_for_nothing_is_asked_less_and_less() -> None:
     course, delays = Course(), []
     for _ in range(6):
-        course = course.opened().lost()
+        course = course.opened()
         delays.append(delay(course, PATIENCE, now=0, chance=1))
-        course = course.step(Step.WAITED)
     assert delays == [1, 2, 4, 8, 8, 8]
-    assert delay(course.opened().heard().lost(), PATIENCE, now=0, chance=1) == 1
+    assert delay(course.opened().heard(), PATIENCE, now=0, chance=1) == 1
 
 
 @pytest.mark.parametrize("wrong", [{"max_time": -1}, {"max_tries": -1}, {"first_delay": -1}, {"first_delay": 99}])
@@ -110,7 +89,7 @@ def test_a_delay_never_undercuts_what_the_server_asked_for_and_attempts_end(
     failures: int, barren: int, retry: float | None, chance: float, now: float
 ) -> None:
     since = 0.0 if failures else None
-    course = Course(phase=Phase.WAITING, failures=failures, barren=barren, since=since, retry=retry)
+    course = Course(failures=failures, barren=barren, since=since, retry=retry)
     seconds = delay(course, PATIENCE, now=now, chance=chance)
     if failures >= PATIENCE.max_tries or (failures and now >= PATIENCE.max_time):
         assert seconds is None

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure._core import splice
@@ -142,7 +142,6 @@ _TEXTS = st.recursive(
 )
 
 
-@settings(max_examples=200)
 @given(_object(_object(_TEXTS) | _TEXTS), st.lists(st.sampled_from(_NAMES[:6]), max_size=3))
 def test_both_ways_find_the_same(text: str, path: list[str]) -> None:
     """Members given twice, names spelled with escapes, names as values: whatever is JSON."""

@@ -13,16 +13,16 @@ import httpx2
 
 from perdure._core.reconnect import Patience
 from perdure._core.sse import MAX_EVENT_BYTES
-from perdure.remote.call import Call
+from perdure.remote.call import Call, OutgoingRequest
 from perdure.remote.endpoint import Bearer, Endpoint, Handshake, Refused, TokenProvider
-from perdure.remote.link import Link, Notice
+from perdure.remote.link import Link
 from perdure.remote.message import Message, encode
-from perdure.remote.stream import Limits
+from perdure.remote.route import ClientLimits, Notice, Route
 from tests.client.odd import Odd
 from tests.support.servers.in_process import under_uvicorn
 
 BRIEF = Patience(max_time=0.5, max_tries=3, first_delay=0.01, max_delay=0.02)
-LIMITS = Limits(
+LIMITS = ClientLimits(
     patience=BRIEF,
     listening=BRIEF,
     handshake=BRIEF,
@@ -97,11 +97,9 @@ class Client:
             return encode({"jsonrpc": "2.0", "id": request_id, "method": method, "params": {"name": name}}).encode()
 
         return Call(
-            self.link,
-            body if position is None else None,
-            request_id=self.link.new_id(),
-            method=method,
-            name=name,
+            self.link.route,
+            OutgoingRequest(method=method, name=name, body=body if position is None else None),
+            link=self.link,
             take=self.program.take,
             move=lambda position, retry: self.positions.append(position),
             position=position,
@@ -113,7 +111,7 @@ class Client:
         return dict(found.get("error") or found["result"])
 
     async def begin(self) -> None:
-        answer, session = await self.link.begin(INITIALIZE, self.link.new_id())
+        answer, session = await self.link.begin(INITIALIZE, self.link.route.new_id())
         made = Handshake(session=session, request={}, result=answer.result, initialized=True)
         self.link.use(made)
 
@@ -124,8 +122,8 @@ async def linked(
     *,
     token: TokenProvider | None = None,
     listens: bool = False,
-    limits: Limits = LIMITS,
-    change: Callable[[Limits], Limits] = replace,
+    limits: ClientLimits = LIMITS,
+    change: Callable[[ClientLimits], ClientLimits] = replace,
 ) -> AsyncIterator[Client]:
     program = Recorder()
     auth = None if token is None else Bearer(token)
@@ -135,7 +133,8 @@ async def linked(
         asyncio.timeout(60),
     ):
         endpoint = Endpoint(http, f"http://127.0.0.1:{port}/mcp", on_401="wants a token")
-        link = Link(endpoint, change(limits), program, program.report, prefix="p", listening_seconds=1.0)
+        about: Any = {"complain": program.complain, "report": program.report, "prefix": "p"}
+        link = Link(Route(endpoint=endpoint, limits=change(limits), **about), program, listening_seconds=1.0)
         client = Client(link, program, odd)
         async with link.running() as scope:
             await client.begin()

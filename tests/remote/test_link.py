@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from perdure.remote.call import Sender
 from perdure.remote.endpoint import Refused, Unavailable
-from perdure.remote.link import Notice
+from perdure.remote.route import Notice
 from tests.client.odd import Odd, event, events, flow, json_of, result, silent
 from tests.remote.conftest import BRIEF, LIMITS, linked
 from tests.support.servers.in_process import until

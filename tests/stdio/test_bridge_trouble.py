@@ -17,10 +17,11 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from perdure._core.reconnect import Patience
-from perdure.remote.endpoint import Endpoint, Heartbeat, Response
+from perdure.remote.endpoint import Endpoint, Heartbeat, HttpResponse
 from perdure.remote.message import Message
-from perdure.remote.stream import Listener, Stream
-from perdure.stdio.bridge import limits_of
+from perdure.remote.route import Route
+from perdure.remote.stream import Stream
+from perdure.stdio.bridge import connection_log, limits_of
 from tests.stdio.desks import FIRST, RESUMED, Desk, a_desk, sentences
 from tests.support.processes.stdio_bridges import a_host, text_of
 from tests.support.proxies.cutting_proxy import cutting_proxy
@@ -300,10 +301,10 @@ async def test_a_connection_that_has_fallen_silent_is_left_and_resumed_from_its_
     async with httpx2.AsyncClient() as client:
         endpoint = Endpoint(client, "http://127.0.0.1/mcp", on_401="wants a token")
         endpoint.heartbeat = _Hasty()
-        limits = limits_of(Patience(first_delay=0))
-        listener = Listener(take=take, complain=complain, move=lambda position, retry: None)
-        stream = Stream(endpoint, limits, listener, patience=limits.patience)
-        assert await stream.read(Response(httpx2.Response(200, content=silent())), awaited=None) is None
+        limits, log = limits_of(Patience(first_delay=0)), connection_log(endpoint.url)
+        route = Route(endpoint=endpoint, limits=limits, complain=complain, report=log, prefix="")
+        stream = Stream(route, take=take, patience=limits.patience)
+        assert await stream.read(HttpResponse(httpx2.Response(200, content=silent())), awaited=None) is None
     assert (stream.position, stream.trouble) == ("7", "the server has fallen silent for 0 s")
     assert [message.method for message in heard] == ["m"]
     assert await stream.wait()

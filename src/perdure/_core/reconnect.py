@@ -1,7 +1,4 @@
-"""How a client comes back to one stream: a table of phases, and a rule for delays.
-
-A stream is CONNECTING until an answer with events begins, READING until the connection ends, and WAITING before the
-next attempt. It is OVER when its answer has come, when the server refuses it, or when patience ends.
+"""Decides when a client comes back to one stream, and when it gives the stream up.
 
 **What counts as trouble.** An attempt that brings no event stream is a failure; failures in a row are counted, and
 timed from the first. A connection that did bring a stream ends the count, also if nothing but a priming event came: a
@@ -17,8 +14,6 @@ Time comes in as seconds of any clock that never goes back, chance as a number f
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 #: Share of the server's own delay by which chance may lengthen it.
@@ -30,36 +25,6 @@ MOST_ASKED = 3_600.0
 FREE_POLLS = 10
 #: Beyond this doubling any delay is at its maximum; it keeps the numbers small.
 MOST_DOUBLINGS = 16
-
-
-class Phase(enum.Enum):
-    CONNECTING = "connecting"
-    READING = "reading"
-    WAITING = "waiting"
-    OVER = "over"
-
-
-class Step(enum.Enum):
-    OPENED = "opened"
-    FAILED = "failed"
-    LOST = "lost"
-    WAITED = "waited"
-    ANSWERED = "answered"
-    REFUSED = "refused"
-    GAVE_UP = "gave up"
-
-
-PHASES: Mapping[Phase, Mapping[Step, Phase]] = {
-    Phase.CONNECTING: {
-        Step.OPENED: Phase.READING,
-        Step.FAILED: Phase.WAITING,
-        Step.ANSWERED: Phase.OVER,
-        Step.REFUSED: Phase.OVER,
-    },
-    Phase.READING: {Step.LOST: Phase.WAITING, Step.ANSWERED: Phase.OVER, Step.REFUSED: Phase.OVER},
-    Phase.WAITING: {Step.WAITED: Phase.CONNECTING, Step.GAVE_UP: Phase.OVER},
-    Phase.OVER: {},
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +49,6 @@ class Patience:
 class Course:
     """What became of one stream so far."""
 
-    phase: Phase = Phase.CONNECTING
     failures: int = 0
     """Attempts in a row that brought no event stream."""
     barren: int = 0
@@ -96,11 +60,8 @@ class Course:
     at_least: float = 0.0
     """Seconds that the server asked for this time only (`Retry-After`)."""
 
-    def step(self, step: Step) -> Course:
-        return replace(self, phase=PHASES[self.phase][step])
-
     def opened(self) -> Course:
-        return replace(self.step(Step.OPENED), failures=0, since=None, at_least=0.0, barren=self.barren + 1)
+        return replace(self, failures=0, since=None, at_least=0.0, barren=self.barren + 1)
 
     def heard(self) -> Course:
         """A message came."""
@@ -109,13 +70,10 @@ class Course:
     def told(self, retry: float) -> Course:
         return replace(self, retry=min(retry, MOST_ASKED))
 
-    def lost(self) -> Course:
-        return self.step(Step.LOST)
-
     def failed(self, now: float, *, at_least: float = 0.0) -> Course:
         since = now if self.since is None else self.since
         asked = min(at_least, MOST_ASKED)
-        return replace(self.step(Step.FAILED), failures=self.failures + 1, since=since, at_least=asked)
+        return replace(self, failures=self.failures + 1, since=since, at_least=asked)
 
 
 def delay(course: Course, patience: Patience, *, now: float, chance: float) -> float | None:

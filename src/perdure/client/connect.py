@@ -42,7 +42,7 @@ from perdure.client.transport import Transport
 from perdure.errors import Misuse, OutcomeUnknown, Unreachable
 from perdure.remote.endpoint import Bearer, Endpoint, TokenProvider, http_client
 from perdure.remote.requests import may_run_twice
-from perdure.remote.stream import Limits
+from perdure.remote.route import ClientLimits
 from perdure.telemetry.log_records import log_event
 
 #: Seconds for one handshake, however lively the answer is: as long as an answer may be silent.
@@ -228,12 +228,12 @@ async def connect(
         yield await _enter(stack, *ways)
 
 
-def _session_transport(about: tuple[Endpoint, Limits, Memory], client: Client, **options: Any) -> Transport:
+def _session_transport(about: tuple[Endpoint, ClientLimits, Memory], client: Client, **options: Any) -> Transport:
     # Another session may be another server's: what was negotiated is that of the new one.
     return Transport(*about, on_renewed=lambda result: client.session.adopt(result), **options)
 
 
-def _modern_transport(about: tuple[Endpoint, Limits, Memory], client: Client, **options: Any) -> ModernTransport:
+def _modern_transport(about: tuple[Endpoint, ClientLimits, Memory], client: Client, **options: Any) -> ModernTransport:
     async def put_question(key: str, question: types.InputRequest) -> types.InputResponse | types.ErrorData:
         meta = question.params.meta if question.params else None
         context = ClientRequestContext(session=client.session, request_id=key, meta=meta)
@@ -257,10 +257,10 @@ def address(url: str) -> str:
     return f"{found.copy_with(query=None)}?{hashlib.sha256(found.query).hexdigest()[:16]}"
 
 
-def limits_of(given: Patience | None, *, waits: bool = False) -> Limits:
+def limits_of(given: Patience | None, *, waits: bool = False) -> ClientLimits:
     """`waits`: the first handshake has patience, too."""
     patience = given or Patience()
-    return Limits(
+    return ClientLimits(
         patience=patience,
         listening=patience,
         handshake=patience if waits else ONCE,

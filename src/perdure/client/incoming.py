@@ -7,6 +7,7 @@ and asked again by the next process.
 
 import json
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
@@ -26,9 +27,8 @@ from perdure._core.losses import GAP, Gap, read_gap
 from perdure.client.memory import Ask, Memory
 from perdure.errors import EventsLost, OutcomeUnknown, Unreachable
 from perdure.remote.endpoint import Endpoint
-from perdure.remote.link import ConnectionLog, Notice
 from perdure.remote.message import Message
-from perdure.remote.stream import Limits
+from perdure.remote.route import ClientLimits, ConnectionLog, Notice, Route
 from perdure.telemetry.log_records import log_event
 
 #: Seconds for leaving: a server that does not answer does not keep the program from ending.
@@ -52,9 +52,11 @@ Callback = TypeVar("Callback", bound=Callable[..., Awaitable[None]])
 _SKIPPED = {Notice.REFUSED, Notice.NOT_RENEWED, Notice.NOT_REPEATED, Notice.POSITION_LOST}
 
 
-def connection_log(endpoint: Endpoint, limits: Limits) -> ConnectionLog:
-    wait = limits.handshake.max_time
-    return ConnectionLog(endpoint.url, level=logging.INFO, first_wait=wait, skips=_SKIPPED)
+def route_to(endpoint: Endpoint, limits: ClientLimits, memory: Memory, incoming: "Incoming") -> Route:
+    """The way to the server. Ids begin with the number of the process, and with chance."""
+    report = ConnectionLog(endpoint.url, level=logging.INFO, first_wait=limits.handshake.max_time, skips=_SKIPPED)
+    prefix = f"{memory.state.start}-{secrets.token_hex(4)}"
+    return Route(endpoint=endpoint, limits=limits, complain=incoming.deliver, report=report, prefix=prefix)
 
 
 class CallbackLimit:

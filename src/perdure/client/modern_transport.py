@@ -10,12 +10,10 @@ answers. All rounds of one call have its key, and the call stays on disk between
 **A call that is given up** stays on disk until a server has taken its cancel: this process may end before.
 """
 
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from itertools import count
 from typing import Any, cast
 
 import anyio
@@ -47,14 +45,15 @@ from perdure.client.incoming import (
     OnGap,
     Outbound,
     answer_of,
-    connection_log,
     encoded,
+    route_to,
 )
 from perdure.client.memory import Memory
 from perdure.client.pending import PendingCall
+from perdure.remote.call import OutgoingRequest, params_body
 from perdure.remote.durable_calls import (
     PROGRESS,
-    Caller,
+    CallHandlers,
     DurableCall,
     DurableCalls,
     QuestionRefused,
@@ -64,8 +63,9 @@ from perdure.remote.durable_calls import (
 )
 from perdure.remote.endpoint import Endpoint
 from perdure.remote.message import Message, encode, message_of
-from perdure.remote.requests import Request, Requests, Take, listen, params_body
-from perdure.remote.stream import Limits
+from perdure.remote.requests import Requests, listen
+from perdure.remote.route import ClientLimits
+from perdure.remote.stream import Take
 
 PutQuestion = Callable[[str, types.InputRequest], Awaitable[types.InputResponse | types.ErrorData]]
 """Puts a question to the client's callbacks, under its key."""
@@ -79,7 +79,7 @@ class ModernTransport:
     def __init__(
         self,
         endpoint: Endpoint,
-        limits: Limits,
+        limits: ClientLimits,
         memory: Memory,
         *,
         callback_limit: CallbackLimit,
@@ -91,15 +91,7 @@ class ModernTransport:
         self.handovers = Handovers(memory)
         self._incoming = Incoming(memory, callback_limit, on_gap, lambda reply: None)
         self._put_question = put_question
-        # Ids begin with the number of the process, and with chance.
-        prefix, numbers = f"{memory.state.start}-{secrets.token_hex(4)}", count(1)
-        self._requests = Requests(
-            endpoint,
-            limits,
-            new_id=lambda: f"{prefix}.{next(numbers)}",
-            complain=self._incoming.deliver,
-            report=connection_log(endpoint, limits),
-        )
+        self._requests = Requests(route_to(endpoint, limits, memory, self._incoming))
         self._calls = DurableCalls(self._requests, self._start, reruns=reruns)
         self._group: anyio.abc.TaskGroup | None = None
         self._underway: dict[RequestId, tuple[anyio.CancelScope, DurableCall | None]] = {}
@@ -199,7 +191,7 @@ class ModernTransport:
 
     async def _refuse_handshake(self, request_id: RequestId) -> None:
         """Answer the SDK's client where it would begin a session."""
-        with anyio.move_on_after(self._requests.limits.handshake_seconds):
+        with anyio.move_on_after(self._requests.route.limits.handshake_seconds):
             await self._has_discovered.wait()
         found = types.ErrorData(code=UNSUPPORTED_VERSION, message="The server does not speak 2026-07-28")
         if self._refusal is not None:
@@ -241,17 +233,16 @@ class ModernTransport:
                     self.handovers.delivered(handover, partial(self._memory.end_durable, call))
 
     @staticmethod
-    def _as_sent(message: JSONRPCRequest, headers: Mapping[str, str], *, is_first: bool = False) -> Request:
+    def _as_sent(message: JSONRPCRequest, headers: Mapping[str, str], *, is_first: bool = False) -> OutgoingRequest:
         params = encoded(message).get("params") or {}
-        body = params_body(message.method, params)
-        meta = params.get("_meta") or {}
-        return Request(method=message.method, meta=meta, body=body, headers=headers, is_first=is_first)
+        body = params_body(message.method, {"_meta": {}, **params})
+        return OutgoingRequest(method=message.method, body=body, headers=headers, is_first=is_first)
 
     async def _read(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> Message:
         if message.method == DISCOVER and self._unheard is not None:
             found, self._unheard = self._unheard, None
             return message_of(id=message.id, result=found)
-        has_patience = self._requests.limits.handshake.max_time > 0
+        has_patience = self._requests.route.limits.handshake.max_time > 0
         is_first = message.method == DISCOVER and not self._has_discovered.is_set() and not has_patience
         request = self._as_sent(message, headers, is_first=is_first)
         return await self._requests.send(request, partial(self._take, token=message.id))
@@ -264,7 +255,7 @@ class ModernTransport:
             meta[KEY] = new_key()  # of a program that uses `client.session`
         key = meta.get(KEY) if self._calls.has_keys and isinstance(meta.get(KEY), str) else None
         call = DurableCall(
-            id=key or self._requests.new_id(),
+            id=key or self._requests.route.new_id(),
             params={**params, "_meta": meta},
             headers=dict(headers),
             key=key,
@@ -284,13 +275,13 @@ class ModernTransport:
             self._between_rounds.add(call.id)
         return found
 
-    def _caller(self, token: RequestId, take: Take) -> Caller:
+    def _caller(self, token: RequestId, take: Take) -> CallHandlers:
         """`token` is the progress token by which the SDK's client knows the call."""
 
         async def on_progress(params: dict[str, Any]) -> None:
             await take(message_of(method=PROGRESS, params={"progressToken": token, **params}))
 
-        return Caller(
+        return CallHandlers(
             take=take, on_progress=on_progress, on_changed=self._memory.changed, put_question=self._put_to_user
         )
 

@@ -13,7 +13,6 @@ server is not asked.
 
 import json
 import logging
-import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -40,16 +39,16 @@ from perdure.client.incoming import (
     OnGap,
     Outbound,
     answer_of,
-    connection_log,
     encoded,
+    route_to,
 )
 from perdure.client.memory import Memory, Running
 from perdure.client.pending import PendingCall
-from perdure.remote.call import Call, Sender, unknown
+from perdure.remote.call import Call, OutgoingRequest, Sender, unknown
 from perdure.remote.endpoint import Endpoint, Handshake, Refused, Unavailable
 from perdure.remote.link import Link
 from perdure.remote.message import encode, error
-from perdure.remote.stream import Limits
+from perdure.remote.route import ClientLimits
 from perdure.telemetry.log_records import log_event
 
 #: Seconds that a session waits for its standalone stream. Some servers answer a GET only with their first event.
@@ -65,7 +64,7 @@ class Transport:
     def __init__(
         self,
         endpoint: Endpoint,
-        limits: Limits,
+        limits: ClientLimits,
         memory: Memory,
         *,
         callback_limit: CallbackLimit,
@@ -76,14 +75,12 @@ class Transport:
         self._memory = memory
         self._on_renewed = on_renewed
         self._ends_session = ends_session
-        prefix = f"{memory.state.start}-{secrets.token_hex(4)}"
-        report = connection_log(endpoint, limits)
-        self._link = Link(endpoint, limits, self, report, prefix=prefix, listening_seconds=LISTENING_SECONDS)
+        self._incoming = Incoming(memory, callback_limit, on_gap, self._refuse)
+        route = route_to(endpoint, limits, memory, self._incoming)
+        self._link = Link(route, self, listening_seconds=LISTENING_SECONDS)
         self._sender = Sender(self._link)
-        self._incoming = Incoming(memory, callback_limit, on_gap, partial(self._link.start, self._send))
         self.handovers = Handovers(memory)
         self.take = self._incoming.take
-        self.complain = self._incoming.deliver
         self._earlier: list[PendingCall] = []
         """The calls of earlier processes."""
         self._calls: dict[RequestId, Call] = {}
@@ -123,7 +120,7 @@ class Transport:
                     if self._ends_session and self.handshake is not None:
                         try:
                             if self.handshake.session:
-                                await self._link.endpoint.delete(self.handshake)
+                                await self._link.route.endpoint.delete(self.handshake)
                         except Exception as failure:  # whatever it is, the client leaves
                             sentence = f"the server could not be told that the session has ended: {failure}"
                             log_event(logging.INFO, "client.not_deleted", sentence)
@@ -160,7 +157,7 @@ class Transport:
                 call.end(unknown(call.id, "tools/call", call.tool, f"its session could not go on: {trouble}"))
         state.forget_session()
         try:
-            found, session = await self._link.begin(json.dumps(encoded(message)), self._link.new_id())
+            found, session = await self._link.begin(json.dumps(encoded(message)), self._link.route.new_id())
         except Unavailable as unavailable:
             found = error("0", UNREACHABLE, f"The server did not answer within the limits: {unavailable}")
         except Refused as refused:
@@ -223,11 +220,10 @@ class Transport:
             call.when_seen(mark)
 
         followed = Call(
-            self._link,
-            None,
+            self._link.route,
+            OutgoingRequest(method="tools/call", name=call.tool, body=None),
+            link=self._link,
             request_id=call.id,
-            method="tools/call",
-            name=call.tool,
             take=call.take,
             move=move,
             position=running.position,
@@ -236,7 +232,7 @@ class Transport:
         call.end(await followed.answer())
 
     def _request(self, message: JSONRPCRequest) -> None:
-        wire_id = self._link.new_id()
+        wire_id = self._link.route.new_id()
         message, handover = self.handovers.of(message)
         request = encoded(message)
         if progress_token_from_params(message.params) == message.id:
@@ -254,12 +250,14 @@ class Transport:
             if is_tool:
                 note()
 
+        def body(request_id: str) -> bytes:
+            return encode({**request, "id": request_id}).encode()
+
         call = Call(
-            self._link,
-            lambda request_id: encode({**request, "id": request_id}).encode(),
+            self._link.route,
+            OutgoingRequest(method=message.method, name=running.tool, body=body),
+            link=self._link,
             request_id=wire_id,
-            method=message.method,
-            name=running.tool,
             take=lambda found: self._incoming.take(found, wire_id, running.tool or None),
             move=move,
         )
@@ -281,6 +279,9 @@ class Transport:
                 self._end(message.id)
                 self.handovers.delivered(handover, partial(self._memory.end, call.first_id))
             await self._link.listen_again()
+
+    def _refuse(self, reply: dict[str, Any]) -> None:
+        self._link.start(self._send, reply)
 
     def _end(self, local_id: RequestId) -> Call | None:
         if (call := self._calls.pop(local_id, None)) is not None:

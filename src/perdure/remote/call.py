@@ -1,29 +1,41 @@
 """A call takes one request to its one answer; a sender sends what has none.
 
-A request is sent until the server has taken it, then read until it is answered. What each response and each failure
-means for it stands in one table, `_core/delivery.py`; here is what is done then.
+A request is sent until the server has taken it. In a session it is then read until it is answered; without one
+(2026-07-28) a broken response cannot be read on, so reads, the requests of tasks and calls with a key are sent again. A
+tool's call without a key that may have arrived is sent again only if its tool says that it may run twice; otherwise its
+outcome is unknown. What each response and each failure means for a request stands in one table, `_core/delivery.py`.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
 
+from perdure._core import splice
 from perdure._core.codes import INTERNAL_ERROR, NO_SERVER, OUTCOME_UNKNOWN, OUTCOME_UNKNOWN_TEXT, UNREACHABLE
-from perdure._core.delivery import REPEATABLE, Attempt, Failure, Meaning, Purpose, is_read, of_failure
+from perdure._core.delivery import REPEATABLE, SESSIONLESS, Attempt, Failure, Meaning, Purpose, is_read, of_failure
+from perdure._core.jsonrpc import JsonObject
+from perdure._core.reconnect import Patience
 from perdure._core.sse import EventTooLarge
-from perdure.remote.endpoint import Refused, RequestFailed, Unavailable
-from perdure.remote.link import Link, Notice
+from perdure.remote.endpoint import Refused, Unavailable
+from perdure.remote.link import Link
 from perdure.remote.message import Message, encode, error
-from perdure.remote.stream import Attempts, Listener, Stream
+from perdure.remote.route import Notice, Route
+from perdure.remote.stream import Move, Stream, Take, ignore
 
 #: Seconds until a message without any sign of the server counts as sent, and the next one may follow it. Servers that
 #: answer with plain JSON give no sign before the answer.
 DEPARTURE = 0.5
+#: Runs of one tool that says that it may run twice, and whose call has no key. Each lost connection is another run: a
+#: tool that takes longer than a proxy keeps a silent connection would otherwise run for ever.
+MOST_RUNS = 5
 
 _WAITS = (Meaning.AGAIN, Meaning.RESTART, Meaning.RENEW)
+
+Body = Callable[[str], bytes]
+"""Makes the JSON of a request for its id on the wire."""
 
 
 @dataclass(kw_only=True)
@@ -43,72 +55,125 @@ class ToolCall:
         return dict(found) if isinstance(found, Mapping) else {}
 
 
-class Call:
-    """`body` makes the request's JSON for an id on the wire; a call of an earlier process has none, and is only read.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutgoingRequest:
+    """A request as it is sent."""
 
-    `take` is given each message of the call's stream before its position moves, `move` each position.
+    method: str
+    name: str = ""
+    """Of the tool, for people."""
+    body: Body | None
+    """None: an earlier process has sent the request, and it is only read."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    is_keyed: bool = False
+    """The server runs it once, however often it comes."""
+    is_first: bool = False
+    """Patience is for servers that answered before: the request fails at once if no connection can be made."""
+    may_run_again: Callable[[], Awaitable[bool]] | None = None
+    """Called for a call without a key when it may have run. None: it may not."""
+
+
+def params_body(method: str, params: Mapping[str, Any]) -> Body:
+    """The body of a request whose params, with `_meta`, are values."""
+
+    def body(wire_id: str) -> bytes:
+        whole = {**params, "_meta": _with_token(params["_meta"], wire_id)}
+        return encode({"jsonrpc": "2.0", "id": wire_id, "method": method, "params": whole}).encode()
+
+    return body
+
+
+def text_body(text: str, meta: Mapping[str, Any]) -> Body:
+    """The body of a request that is kept as the text that it came in, with another `_meta`."""
+
+    def body(wire_id: str) -> bytes:
+        changed = splice.replaced(text, encode(_with_token(meta, wire_id)), "params", "_meta")
+        return splice.replaced(changed, encode(wire_id), "id").encode()
+
+    return body
+
+
+def _with_token(meta: Mapping[str, Any], wire_id: str) -> JsonObject:
+    """Each attempt has a progress token of its own, if the request has one: the id."""
+    return {**meta, "progressToken": wire_id} if "progressToken" in meta else dict(meta)
+
+
+class Call:
+    """One request, over as many attempts as it takes; in the session of `link`, or without one.
+
+    `take` is given each message before the answer, `move` each position. `may_have_arrived`: an earlier process has
+    sent the request.
     """
 
     def __init__(
         self,
-        link: Link,
-        body: Callable[[str], bytes] | None,
+        route: Route,
+        request: OutgoingRequest,
         *,
-        request_id: str,
-        method: str,
-        name: str = "",
-        take: Callable[[Message], Awaitable[None]],
-        move: Callable[[str | None, int | None], None],
+        link: Link | None = None,
+        request_id: str | None = None,
+        take: Take = ignore,
+        move: Move = lambda position, retry: None,
+        patience: Patience | None = None,
         position: str | None = None,
         retry: int | None = None,
+        may_have_arrived: bool = False,
     ) -> None:
-        self.id = request_id
-        """On the wire. A request that is sent again, and may have arrived, gets another one."""
-        self.first_id = request_id
-        """Under which it is remembered."""
-        self.is_repeatable = method in REPEATABLE
+        self.id = self.first_id = request_id or route.new_id()
+        """On the wire, and the one under which the call is remembered. A request that is sent again, and may have
+        arrived, gets another one."""
+        self.is_repeatable = request.method in (SESSIONLESS if link is None else REPEATABLE)
         self.is_begun = False
         self.scope = anyio.CancelScope()
         self.departed = anyio.Event()
         """Set when the next message may follow, where messages leave one after the other."""
+        self._route = route
+        self._request = request
+        self._body = request.body
         self._link = link
-        self._body = body
-        self._method = method
-        self._name = name
-        self._handshake = link.handshake
+        self._handshake = None if link is None else link.handshake
         self._was_renewed = False
+        self._may_have_arrived = may_have_arrived
+        self._runs = 1
         self._stream = Stream(
-            link.endpoint,
-            link.limits,
-            Listener(take=take, complain=link.program.complain, move=move),
-            patience=link.limits.patience,
+            route,
+            take=take,
+            move=move,
+            patience=patience or route.limits.patience,
             position=position,
             retry=retry,
             begins_now=position is None,
+            has_positions=link is not None,
+            may_break=link is None and (self.is_repeatable or request.is_keyed),
         )
 
     async def answer(self) -> Message:
         """Exactly one, whatever happens."""
         self.is_begun = True
         try:
+            if self._may_have_arrived and not self._request.is_keyed and not await self._runs_again():
+                return self.unknown("the client's process ended before the server had answered")
             while (found := await self._attempt()) is None:
-                self._link.report(Notice.WAITING, self._stream.trouble)
+                self._route.report(Notice.WAITING, self._stream.trouble)
                 if not await self._stream.wait():
                     ended = of_failure(self._attempted(), Failure.PATIENCE_ENDED)
                     return self._end(ended, f"the server did not come back: {self._stream.trouble}")
             return found
         except EventTooLarge as too_large:
+            # The same event would come again and again.
             ended = of_failure(self._attempted(), Failure.TOO_LARGE)
             return self._end(ended, str(too_large), Refused("too_large", str(too_large)))
         except Exception as failure:  # whatever it is, it costs this request alone
             said = f"{type(failure).__name__}: {failure}"
-            if self._stream.position is not None and not self.is_repeatable:
+            if not self.is_repeatable and (self._may_have_arrived or self._stream.position is not None):
                 return self.unknown(said)
             return error(encode(self.id), INTERNAL_ERROR, said)
         finally:
             self.departed.set()
 
     def _attempted(self) -> Attempt:
+        if self._request.is_keyed or self._runs > 1:
+            return Attempt(purpose=Purpose.KEYED, may_have_arrived=self._may_have_arrived)
         has_session = bool(self._handshake and self._handshake.session)
         has_position = self._stream.position is not None
         may_renew = has_session and (has_position or not self._was_renewed)
@@ -116,82 +181,89 @@ class Call:
         return Attempt(purpose=Purpose.CALL, is_repeatable=repeatable, has_position=has_position, may_renew=may_renew)
 
     async def _attempt(self) -> Message | None:
-        """One HTTP request; None if there shall be another one after a pause."""
-        if self._stream.position is None:
+        """One HTTP request; None if another one follows after a pause."""
+        stream, endpoint, request = self._stream, self._route.endpoint, self._request
+        if stream.position is None and self._link is not None:
             self._handshake = self._link.handshake
-        attempt, at_least, endpoint = self._attempted(), None, self._link.endpoint
-        if self._stream.position is not None or self._body is None:
+        attempt = self._attempted()
+        if stream.position is not None or self._body is None:
             self.departed.set()
-            opened = endpoint.get(self._stream.position, self._handshake)
+            opened = endpoint.get(stream.position, self._handshake)
         else:
-            opened = endpoint.post(self._body(self.id), self._handshake)
+            opened = endpoint.post(self._body(self.id), self._handshake, request.headers)
         timer = asyncio.get_running_loop().call_later(DEPARTURE, self.departed.set)
         try:
-            async with opened as response:
-                request_id = None if is_read(attempt) else self.id
-                meaning, message = await response.meaning(attempt, request_id, self._link.limits.message_bytes)
-                if meaning not in _WAITS or response.status == 429:
-                    self.departed.set()  # where there are too many at once, those in front must be able to end
-                if meaning in (Meaning.FOLLOW, Meaning.ANSWER):
-                    self._link.report(Notice.REACHED)
-                if meaning is Meaning.FOLLOW:
-                    if not self.is_repeatable:
-                        self._body = None  # it will not be sent again, and may be large
-                    message = await self._stream.read(response, awaited=self.id)
-                    ended = of_failure(self._attempted(), Failure.LOST)
-                    return message or self._conclude(ended, self._stream.trouble, None)
-                if message is not None and meaning is Meaning.ANSWER:
-                    return message
-                at_least, refusal = response.retry_after, endpoint.refusal(response)
-                why = str(refusal) if response.status < 300 else f"HTTP {response.status}"
-                if is_read(attempt) and meaning is not Meaning.AGAIN:
-                    why = f"the server does not resume it: {why}"
-                elif response.status == 404 and self._was_renewed:
-                    refusal = Refused("session_gone", "Session terminated, and so was the new one")
-        except RequestFailed as failed:
-            meaning, why, refusal = of_failure(attempt, failed.failure), str(failed), failed.refusal
+            found = await stream.attempt(opened, attempt, self.id, self._on_response)
         finally:
             timer.cancel()
-        if meaning is Meaning.RENEW:
-            return await self._renew(attempt)
-        return self._conclude(meaning, why, refusal, at_least=at_least)
+        meaning, why, refusal = found.meaning, found.why, found.refusal
+        if meaning is Meaning.ANSWER and found.message is not None:
+            return found.message
+        if meaning is Meaning.RENEW and self._link is not None:
+            return await self._renew(self._link, attempt)
+        if found.status and is_read(attempt) and meaning is not Meaning.AGAIN:
+            why = f"the server does not resume it: {why}"
+        elif found.status == 404 and self._was_renewed:
+            refusal = Refused("session_gone", "Session terminated, and so was the new one")
+        elif request.is_first and found.failure is Failure.NOT_SENT:
+            meaning, stream.trouble = Meaning.UNREACHABLE, why
+        if meaning in (Meaning.UNKNOWN, Meaning.RESTART) and not (request.is_keyed or self.is_repeatable):
+            meaning = Meaning.RESTART if await self._runs_again() else Meaning.UNKNOWN
+        return self._conclude(meaning, why, refusal, at_least=found.at_least)
 
-    async def _renew(self, attempt: Attempt) -> Message | None:
+    def _on_response(self, meaning: Meaning, status: int) -> None:
+        if meaning not in _WAITS or status == 429:
+            self.departed.set()  # where there are too many at once, those in front must be able to end
+        if meaning in (Meaning.FOLLOW, Meaning.ANSWER):
+            self._route.report(Notice.REACHED)
+        if meaning is Meaning.FOLLOW and self._link is not None and not self.is_repeatable:
+            self._body = None  # it will not be sent again, and may be large
+
+    async def _renew(self, link: Link, attempt: Attempt) -> Message | None:
         """The session is gone. A request that was not accepted is sent again in a new one, at once, and once."""
-        trouble = await self._link.renew(self._handshake)
+        trouble = await link.renew(self._handshake)
         if is_read(attempt):
-            return self._conclude(of_failure(attempt, Failure.SESSION_REPLACED), "its session is gone", None)
+            return self._conclude(of_failure(attempt, Failure.SESSION_REPLACED), "its session is gone")
         if trouble is None:
             self._was_renewed = True
             return await self._attempt()
         if isinstance(trouble, Refused):
             sentence = f"Session terminated, and no new one could be begun: {trouble}"
             return self._end(Meaning.REFUSED, sentence, Refused(trouble.reason, sentence))
-        self._stream.failed(str(trouble))
-        return None
+        return self._conclude(Meaning.AGAIN, str(trouble))
+
+    async def _runs_again(self) -> bool:
+        """Whether a call without a key is sent again, though it may have run."""
+        may_run_again = self._request.may_run_again
+        if may_run_again is None or self._runs >= MOST_RUNS or not await may_run_again():
+            return False
+        self._runs += 1
+        return True
 
     def _conclude(
-        self, meaning: Meaning, why: str, refusal: Refused | None, *, at_least: float | None = None
+        self, meaning: Meaning, why: str, refusal: Refused | None = None, *, at_least: float | None = None
     ) -> Message | None:
+        """The answer that an attempt has come to; None if another one follows."""
         if meaning not in (Meaning.AGAIN, Meaning.RESTART):
             return self._end(meaning, why, refusal)
         self._stream.failed(why, at_least=at_least)
         if meaning is Meaning.RESTART:
-            self._stream.position = None
-            # The server may still have the first one: ids never repeat within a session.
-            self.id = self._link.new_id()
+            # The server may still have the first request, and ids never repeat within a session.
+            self._stream.position, self._may_have_arrived, self.id = None, True, self._route.new_id()
         return None
 
     def _end(self, meaning: Meaning, why: str, refusal: Refused | None = None) -> Message:
-        refusal = refusal or Refused("refused", why)
-        if meaning is Meaning.REFUSED:
-            self._link.report(Notice.REFUSED, str(refusal), reason=refusal.reason)
         if meaning is Meaning.UNKNOWN:
             return self.unknown(why)
-        return not_run(meaning, self.id, self._stream.trouble, refusal)
+        if meaning is Meaning.UNREACHABLE:
+            sentence = f"The server did not answer within the limits: {self._stream.trouble}"
+            return error(encode(self.id), UNREACHABLE, sentence)
+        refusal = refusal or Refused("refused", why)
+        self._route.report(Notice.REFUSED, str(refusal), reason=refusal.reason)
+        return error(encode(self.id), NO_SERVER, str(refusal), {"reason": refusal.reason})
 
     def unknown(self, reason: str) -> Message:
-        return unknown(self.id, self._method, self._name, reason)
+        return unknown(self.id, self._request.method, self._request.name, reason)
 
 
 def unknown(request_id: str, method: str, name: str, reason: str) -> Message:
@@ -200,15 +272,8 @@ def unknown(request_id: str, method: str, name: str, reason: str) -> Message:
     return error(encode(request_id), OUTCOME_UNKNOWN, OUTCOME_UNKNOWN_TEXT, data)
 
 
-def not_run(meaning: Meaning, request_id: str, trouble: str, refusal: Refused) -> Message:
-    """The answer to a request that no server took, or that cannot work."""
-    if meaning is Meaning.UNREACHABLE:
-        return error(encode(request_id), UNREACHABLE, f"The server did not answer within the limits: {trouble}")
-    return error(encode(request_id), NO_SERVER, str(refusal), {"reason": refusal.reason})
-
-
 class Sender:
-    """Sends notifications, and replies to the server's requests.
+    """Sends notifications, and replies to the server's requests, in a session.
 
     A message may arrive twice: servers drop a reply that no tool waits for.
     """
@@ -218,14 +283,13 @@ class Sender:
         self._underway: set[anyio.Event] = set()
 
     async def idle(self) -> None:
-        """Wait until nothing is on its way. What waits for a server that is away is not."""
+        """Wait until nothing is on its way. A message that waits for a server that is away does not count."""
         while self._underway:
             await next(iter(self._underway)).wait()
 
-    def attempts(self) -> Attempts:
+    def attempts(self) -> Stream:
         """The attempts at a message that is handed over now, and may have to wait before it is sent."""
-        limits = self._link.limits
-        return Attempts(limits.patience, counts_from_request=limits.counts_from_request)
+        return Stream(self._link.route, patience=self._link.route.limits.patience, begins_now=True)
 
     async def send(
         self,
@@ -233,7 +297,7 @@ class Sender:
         *,
         is_reply: bool = False,
         departed: anyio.Event | None = None,
-        attempts: Attempts | None = None,
+        attempts: Stream | None = None,
         may_renew: bool = True,
     ) -> bool:
         """Send a notification or a reply until the server has taken it; False if it does not.
@@ -241,7 +305,7 @@ class Sender:
         `departed` is set when the next message may follow. Without `may_renew` a session that is gone is left for the
         next request to find: the second half of a handshake does not begin another one.
         """
-        departed, attempts = departed or anyio.Event(), attempts or self.attempts()
+        route, departed, attempts = self._link.route, departed or anyio.Event(), attempts or self.attempts()
         purpose = Purpose.REPLY if is_reply else Purpose.NOTIFICATION
         try:
             while True:
@@ -250,15 +314,12 @@ class Sender:
                 timer = asyncio.get_running_loop().call_later(DEPARTURE, departed.set)
                 self._underway.add(over := anyio.Event())
                 try:
-                    async with self._link.endpoint.post(body, handshake) as response:
-                        meaning, _ = await response.meaning(attempt, None, self._link.limits.message_bytes)
-                        why, at_least = f"HTTP {response.status}", response.retry_after
-                except RequestFailed as failed:
-                    meaning, why, at_least = of_failure(attempt, failed.failure), str(failed), None
+                    found = await attempts.attempt(route.endpoint.post(body, handshake), attempt, None)
                 finally:
                     timer.cancel()
                     self._underway.discard(over)
                     over.set()
+                meaning, why = found.meaning, found.why
                 if meaning is Meaning.RENEW:
                     trouble = await self._link.renew(handshake)
                     may_renew, why = isinstance(trouble, Unavailable), "the session is gone"
@@ -269,11 +330,11 @@ class Sender:
                 if meaning is Meaning.ANSWER:
                     return True
                 if meaning is Meaning.AGAIN:
-                    attempts.failed(why, at_least=at_least)
-                    self._link.report(Notice.WAITING, why)
+                    attempts.failed(why, at_least=found.at_least)
+                    route.report(Notice.WAITING, why)
                     if await attempts.wait():
                         continue
-                self._link.report(Notice.NOT_SENT, why)
+                route.report(Notice.NOT_SENT, why)
                 return False
         finally:
             departed.set()

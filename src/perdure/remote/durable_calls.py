@@ -1,7 +1,7 @@
 """Takes tools' calls without a session (2026-07-28) to their answers, in this process and in the next.
 
-**On disk** (`Caller.on_changed`) is a call with its key before it is sent, and the handle of its task before the task
-is followed. So the next process finds every call that may run, by its handle or by its key.
+**On disk** (`CallHandlers.on_changed`) is a call with its key before it is sent, and the handle of its task before the
+task is followed. So the next process finds every call that may run, by its handle or by its key.
 
 **Keys.** A server that offers keys (`dev.perdure/calls`) runs a call with a key once, for as long as it keeps the key.
 A call that an earlier process has sent longer ago than that is not sent again, because it would run a second time. A
@@ -40,10 +40,10 @@ from perdure._core.envelope import (
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.polling import LEAST_POLL, MAX_ANSWERED, MAX_QUESTIONS, Next, after_poll
 from perdure._core.settling import may_run_again
-from perdure.remote.call import ToolCall, unknown
+from perdure.remote.call import OutgoingRequest, ToolCall, params_body, text_body, unknown
 from perdure.remote.message import Message, message_of
-from perdure.remote.requests import Body, Request, Requests, Take, params_body
-from perdure.remote.stream import Attempts
+from perdure.remote.requests import Requests
+from perdure.remote.stream import Attempts, Take
 from perdure.telemetry.log_records import log_event
 
 PROGRESS = "notifications/progress"
@@ -104,8 +104,8 @@ class QuestionRefused(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Caller:
-    """The program that waits for one call."""
+class CallHandlers:
+    """What the program that waits for one call does with what comes of it."""
 
     take: Take
     """Takes a notification that comes before the answer."""
@@ -156,15 +156,15 @@ class DurableCalls:
     async def answer(
         self,
         call: DurableCall,
-        caller: Caller,
+        caller: CallHandlers,
         *,
-        body: Body | None = None,
+        text: str | None = None,
         drives: bool = True,
         may_have_arrived: bool = False,
     ) -> Message:
         """The answer to a call: by its request, and by its task, if it becomes one.
 
-        `body`: makes the request, if it is not made of the call's params. Without `drives` a task is the program's own.
+        `text`: the request as it came, in place of the call's params. Without `drives` a task is the program's own.
         """
         told = -math.inf
 
@@ -176,8 +176,7 @@ class DurableCalls:
             await caller.take(message)
 
         if not call.task:
-            body = body or params_body("tools/call", call.params)
-            found = await self._send(call, take, body, may_have_arrived=may_have_arrived)
+            found = await self._send(call, take, text, may_have_arrived=may_have_arrived)
             handle = found.result.get("taskId") if found.result.get("resultType") == "task" else None
             if not drives or not isinstance(handle, str):
                 return found
@@ -185,12 +184,12 @@ class DurableCalls:
             caller.on_changed()
         return await _TaskFollower(self, call, caller, told).answer()
 
-    async def _send(self, call: DurableCall, take: Take, body: Body, *, may_have_arrived: bool) -> Message:
-        request = Request(
+    async def _send(self, call: DurableCall, take: Take, text: str | None, *, may_have_arrived: bool) -> Message:
+        params = call.params
+        request = OutgoingRequest(
             method="tools/call",
             name=call.tool,
-            meta=call.params["_meta"],
-            body=body,
+            body=params_body("tools/call", params) if text is None else text_body(text, params["_meta"]),
             headers=call.headers,
             is_keyed=call.key is not None and self.has_keys,
             may_run_again=partial(self._may_run_again, call) if self._reruns else None,
@@ -204,7 +203,7 @@ class DurableCalls:
         if headers == call.headers:
             return found
         call.headers = headers
-        return await self._send(call, take, body, may_have_arrived=may_have_arrived)
+        return await self._send(call, take, text, may_have_arrived=may_have_arrived)
 
     async def _may_run_again(self, call: DurableCall) -> bool:
         if not may_run_again(await self.requests.tool(call.tool, call.params)):
@@ -213,7 +212,7 @@ class DurableCalls:
         log_event(logging.INFO, "remote.call_again", sentence, tool=call.tool)
         return True
 
-    async def answer_earlier(self, call: DurableCall, caller: Caller) -> Message:
+    async def answer_earlier(self, call: DurableCall, caller: CallHandlers) -> Message:
         """The answer to a call of an earlier process, with its rounds."""
         age, offers = time.time() - call.began, self.offers or Offers()
         if not call.task and call.key is not None and offers.keys and age > offers.kept_seconds:
@@ -233,7 +232,7 @@ class DurableCalls:
         await self.cancel(call)
         return unknown_outcome(call, f"it has asked in more than {MOST_ROUNDS} rounds")
 
-    async def _answer_round(self, call: DurableCall, caller: Caller, round_: Mapping[str, Any]) -> None:
+    async def _answer_round(self, call: DurableCall, caller: CallHandlers, round_: Mapping[str, Any]) -> None:
         """Have a round's questions answered, for the next one."""
         questions, answers = round_.get("inputRequests"), {}
         assert caller.put_question is not None
@@ -293,7 +292,7 @@ class DurableCalls:
 class _TaskFollower:
     """Follows the task of one call, whose handle is on disk. `told` is the last progress that the program has seen."""
 
-    def __init__(self, calls: DurableCalls, call: DurableCall, caller: Caller, told: float) -> None:
+    def __init__(self, calls: DurableCalls, call: DurableCall, caller: CallHandlers, told: float) -> None:
         self._calls = calls
         self._call = call
         self._caller = caller
@@ -318,7 +317,7 @@ class _TaskFollower:
 
     async def _follow(self, group: anyio.abc.TaskGroup) -> Message:
         call, requests = self._call, self._calls.requests
-        attempts = Attempts(requests.limits.patience)
+        attempts = Attempts(requests.route.limits.patience)
         while True:
             began = time.monotonic()
             found = await requests.ask(GET_TASK, {"taskId": call.task}, call.params)
@@ -347,7 +346,7 @@ class _TaskFollower:
                         if key not in self._open and len(self._open) < MAX_QUESTIONS:
                             self._open.add(key)
                             group.start_soon(self._question, key, question, group.cancel_scope)
-            attempts = Attempts(requests.limits.patience)
+            attempts = Attempts(requests.route.limits.patience)
             params = decision.progress
             if params is not None and params["progress"] > self._told and "progressToken" in call.params["_meta"]:
                 self._told = params["progress"]

@@ -59,6 +59,9 @@ _FIT = re.compile(r"[!-~]+")
 #: Errors of the HTTP library before anything of a request has left.
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
 
+#: Failures that waiting does not mend.
+FINAL = (Failure.UNTRUSTED, Failure.NO_CREDENTIALS)
+
 TokenProvider = Callable[[], str | Awaitable[str]]
 
 
@@ -102,12 +105,7 @@ class RequestFailed(Exception):
         super().__init__(reason)
         self.failure = failure
         self.refusal = refusal or Refused("refused", reason)
-        """For the failures that waiting does not mend."""
-
-    @property
-    def is_final(self) -> bool:
-        """Whether waiting does not mend it."""
-        return self.failure in (Failure.UNTRUSTED, Failure.NO_CREDENTIALS)
+        """For the failures in `FINAL`."""
 
 
 class Heartbeat:
@@ -141,7 +139,7 @@ class Heartbeat:
         self._beat = None
 
 
-class Response:
+class HttpResponse:
     """A response whose headers have come."""
 
     def __init__(self, response: httpx2.Response) -> None:
@@ -220,11 +218,11 @@ class Endpoint:
 
     def post(
         self, body: bytes, handshake: Handshake | None, headers: Mapping[str, str] | None = None
-    ) -> AbstractAsyncContextManager[Response]:
+    ) -> AbstractAsyncContextManager[HttpResponse]:
         """Send a message, as JSON in UTF-8. Raises `RequestFailed`, as the others do."""
         return self._open("POST", {**(headers or {}), **_POST}, handshake, body)
 
-    def get(self, position: str | None, handshake: Handshake | None) -> AbstractAsyncContextManager[Response]:
+    def get(self, position: str | None, handshake: Handshake | None) -> AbstractAsyncContextManager[HttpResponse]:
         return self._open("GET", _GET if position is None else {**_GET, "last-event-id": position}, handshake)
 
     async def delete(self, handshake: Handshake) -> None:
@@ -234,7 +232,7 @@ class Endpoint:
     @asynccontextmanager
     async def _open(
         self, method: str, headers: dict[str, str], handshake: Handshake | None, body: bytes | None = None
-    ) -> AsyncIterator[Response]:
+    ) -> AsyncIterator[HttpResponse]:
         if handshake is not None and handshake.session:
             headers = {**headers, _SESSION: handshake.session}
         if handshake is not None and handshake.version:
@@ -270,11 +268,11 @@ class Endpoint:
             refusal = error if isinstance(error, Refused) else refusal
             raise RequestFailed(Failure.NO_CREDENTIALS, str(refusal), refusal=refusal) from error
         try:
-            yield Response(response)
+            yield HttpResponse(response)
         finally:
             await response.aclose()
 
-    def refusal(self, response: Response) -> Refused:
+    def refusal(self, response: HttpResponse) -> Refused:
         """The refusal that a response is which is neither an answer nor a passing trouble."""
         status, where = response.status, shown(self.url)
         if status == 401:

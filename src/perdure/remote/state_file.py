@@ -44,6 +44,8 @@ def decode(kind: type[T], data: bytes) -> T:
             raise NewerState(f"the state has form {version}; this release knows {VERSION}")
         if version != VERSION:
             raise BadState("the state has no known form")
+        if found.keys() != (members := get_type_hints(kind).keys()):
+            raise BadState(f"it has other members: {', '.join(found.keys() ^ members)}")
         state: T = _read(kind, found, "the state")
     except BadState:
         raise
@@ -58,8 +60,6 @@ def _read(kind: Any, value: Any, name: str) -> Any:
         return None if value is None else _read(get_args(kind)[0], value, name)
     if is_dataclass(kind):
         kinds = get_type_hints(kind)
-        if value.keys() != kinds.keys():
-            raise ValueError(f"{name} has other members: {', '.join(value.keys() ^ kinds.keys())}")
         return kind(**{key: _read(kinds[key], item, key) for key, item in value.items()})  # type: ignore[operator]
     plain = get_origin(kind) or kind
     if kind is not Any and (type(value) is not plain or (plain is int and value < 0)):  # True is an int, elsewhere

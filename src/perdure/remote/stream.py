@@ -9,25 +9,37 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass, replace
 
 import anyio
 
-from perdure._core.delivery import body_of, is_answer
-from perdure._core.reconnect import Course, Patience, Phase, Step, delay
-from perdure._core.sse import Decoder, EventTooLarge, ServerSentEvent
-from perdure.remote.endpoint import Endpoint, RequestFailed, Response, can_be_sent
+from perdure._core.delivery import Attempt, Failure, Meaning, body_of, is_answer, is_read, of_failure
+from perdure._core.reconnect import Course, Patience, delay
+from perdure._core.sse import Decoder, ServerSentEvent
+from perdure.remote.endpoint import HttpResponse, Refused, RequestFailed, can_be_sent
 from perdure.remote.message import Message, messages_in
+from perdure.remote.route import Route
 
 #: Seconds. Servers end a call's stream right after its answer; a new connection, with TLS, costs more than this.
 LINGER = 0.005
 
+Take = Callable[[Message], Awaitable[None]]
+"""Takes a message that is not the answer, before the position moves past it."""
+Move = Callable[[str | None, int | None], None]
+"""The server names another position, and the milliseconds after which it wants us back, if it says."""
+OnResponse = Callable[[Meaning, int], None]
+"""The headers of a response have come: what it means, and its status."""
+
+
+async def ignore(_: object) -> None:
+    """For requests whose messages have no reader."""
+
 
 class Attempts:
-    """Attempts at one thing until it works remember what went wrong last, and wait until the next one is due.
+    """Attempts at one thing until it works: remembers what went wrong last, and waits until the next attempt is due.
 
-    `counts_from_request`: as in `Limits`; `begins_now`: what is attempted was handed over in this moment.
+    `counts_from_request`: as in `ClientLimits`; `begins_now`: what is attempted was handed over in this moment.
     """
 
     def __init__(self, patience: Patience, *, counts_from_request: bool = False, begins_now: bool = True) -> None:
@@ -45,36 +57,15 @@ class Attempts:
     async def wait(self) -> bool:
         """Wait until the next attempt; False if there shall be none."""
         seconds = delay(self.course, self._patience, now=time.monotonic(), chance=random.random())
-        if seconds is None:
-            self.course = self.course.step(Step.GAVE_UP)
-            return False
-        await anyio.sleep(seconds)
-        self.course = self.course.step(Step.WAITED)
-        return True
+        if seconds is not None:
+            await anyio.sleep(seconds)
+        return seconds is not None
 
 
 async def pause_before_return(barren: int, patience: Patience) -> None:
     """Wait after a server has ended a subscription in good order: longer for each end in a row that brought nothing."""
-    course = Course(phase=Phase.WAITING, barren=barren)
+    course = Course(barren=barren)
     await anyio.sleep(delay(course, patience, now=time.monotonic(), chance=random.random()) or 0.0)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """How long one client waits for what, and how large a message may be."""
-
-    patience: Patience
-    """For requests, and for what has no answer."""
-    listening: Patience
-    """For the standalone stream."""
-    handshake: Patience
-    handshake_seconds: float
-    """For one handshake, however lively the server is."""
-    message_bytes: int
-    """The largest message of the server that is read."""
-    counts_from_request: bool
-    """Patience runs from the moment when a message was handed over, and a server that asks for more time than it has
-    does not get it. Otherwise it runs from the first failure, and a server may ask for any time."""
 
 
 class StrayAnswer(ValueError):
@@ -82,58 +73,106 @@ class StrayAnswer(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Listener:
-    """Takes what a stream brings: each message before the position moves past it."""
+class Outcome:
+    """What one HTTP request came to."""
 
-    take: Callable[[Message], Awaitable[None]]
-    complain: Callable[[Exception], Awaitable[object]]
-    """For what is not a message, and for stray answers."""
-    move: Callable[[str | None, int | None], None]
-    """The server names another position, and the milliseconds after which it wants us back, if it says."""
+    meaning: Meaning
+    why: str = ""
+    message: Message | None = None
+    """The response message to the request, if there is one."""
+    refusal: Refused | None = None
+    """The words for `Meaning.REFUSED`."""
+    failure: Failure | None = None
+    """Why there is no response."""
+    status: int = 0
+    at_least: float | None = None
+    """Seconds that the server asked for."""
+    session: str = ""
+    """The session that the server has named."""
 
 
 class Stream(Attempts):
-    """The place up to which one stream was read, and the attempts to read on."""
+    """The place up to which one stream was read, and the attempts to read on.
+
+    Without `has_positions` the server's ids say nothing (2026-07-28); `may_break`: it can be asked for again.
+    """
 
     def __init__(
         self,
-        endpoint: Endpoint,
-        limits: Limits,
-        listener: Listener,
+        route: Route,
         *,
         patience: Patience,
+        take: Take = ignore,
+        move: Move = lambda position, retry: None,
         position: str | None = None,
         retry: int | None = None,
         begins_now: bool = False,
         has_positions: bool = True,
         may_break: bool = False,
     ) -> None:
-        """Without `has_positions` the server's ids say nothing (2026-07-28); `may_break`: it can be asked for again."""
-        super().__init__(patience, counts_from_request=limits.counts_from_request, begins_now=begins_now)
+        super().__init__(patience, counts_from_request=route.limits.counts_from_request, begins_now=begins_now)
         if retry is not None:
             self.course = self.course.told(retry / 1000)
         self.position = position
-        self._heartbeat = endpoint.heartbeat
-        self._listener = listener
-        self._max_bytes = limits.message_bytes
+        self._route = route
+        self._take = take
+        self._tell_position = move
         self._has_positions = has_positions
         self._may_break = may_break
+        self._was_opened = False
+        """The last attempt has brought an event stream."""
 
-    async def read(self, response: Response, *, awaited: str | None) -> Message | None:
+    async def attempt(
+        self,
+        opened: AbstractAsyncContextManager[HttpResponse],
+        attempt: Attempt,
+        request_id: str | None,
+        on_response: OnResponse = lambda meaning, status: None,
+    ) -> Outcome:
+        """Make one HTTP request, and read its answer to the end. Raises `EventTooLarge`."""
+        self._was_opened = False
+        limit, endpoint = self._route.limits.message_bytes, self._route.endpoint
+        try:
+            async with opened as response:
+                meaning, message = await response.meaning(attempt, None if is_read(attempt) else request_id, limit)
+                on_response(meaning, response.status)
+                if meaning is Meaning.FOLLOW:
+                    message = await self.read(response, awaited=request_id)
+                    if message is not None:
+                        return Outcome(meaning=Meaning.ANSWER, message=message, session=response.session)
+                    attempt = replace(attempt, has_position=self.position is not None)
+                    return Outcome(meaning=of_failure(attempt, Failure.LOST), why=self.trouble)
+                refusal = endpoint.refusal(response)
+                return Outcome(
+                    meaning=meaning,
+                    why=str(refusal) if response.status < 300 else f"HTTP {response.status}",
+                    message=message,
+                    refusal=refusal,
+                    status=response.status,
+                    at_least=response.retry_after,
+                    session=response.session,
+                )
+        except RequestFailed as failed:
+            meaning = of_failure(attempt, failed.failure)
+            return Outcome(meaning=meaning, why=str(failed), refusal=failed.refusal, failure=failed.failure)
+
+    async def read(self, response: HttpResponse, *, awaited: str | None) -> Message | None:
         """The answer to the request `awaited` on this connection, or None if it ended before."""
+        self._was_opened = True
         self.course = self.course.opened()
-        decoder = Decoder(max_event_bytes=self._max_bytes)
+        decoder = Decoder(max_event_bytes=self._route.limits.message_bytes)
+        heartbeat = self._route.endpoint.heartbeat
         commented: float | None = None
         self.trouble = "the connection ended"
         try:
             async with aclosing(response.chunks()) as chunks:
                 while True:
                     # A server that has fallen silent (`Heartbeat`) ends the connection as well.
-                    limit = self._heartbeat.limit if self._may_break or self.position is not None else None
+                    limit = heartbeat.limit if self._may_break or self.position is not None else None
                     with anyio.move_on_after(limit) as silence:
                         chunk = await anext(chunks, None)
                     if silence.cancelled_caught:
-                        self._heartbeat.missed()
+                        heartbeat.missed()
                         self.trouble = f"the server has fallen silent for {limit:.0f} s"
                         break
                     if chunk is None:
@@ -144,10 +183,9 @@ class Stream(Attempts):
                     else:  # a comment alone: two in a row, with nothing between them, are a beat
                         before, commented = commented, time.monotonic()
                         if before is not None:
-                            self._heartbeat.heard(commented - before)
+                            heartbeat.heard(commented - before)
                     for event in events:
                         if (answer := await self._event(event, awaited)) is not None:
-                            self.course = self.course.step(Step.ANSWERED)
                             # Wait for the end of the response, so that its connection can be used again.
                             with anyio.move_on_after(LINGER), contextlib.suppress(RequestFailed):
                                 await anext(chunks, None)
@@ -155,36 +193,31 @@ class Stream(Attempts):
                     self._move(decoder.last_event_id, decoder.retry)
         except RequestFailed as failed:
             self.trouble = f"the connection broke: {failed}"
-        except EventTooLarge:
-            # The same event would come again and again.
-            self.course = self.course.step(Step.REFUSED)
-            raise
-        self.course = self.course.lost()
         return None
 
     def failed(self, trouble: str, *, at_least: float | None = None) -> None:
         """An attempt failed. One that brought a stream, which then ended, has been counted already."""
-        if self.course.phase is Phase.CONNECTING:
+        if not self._was_opened:
             super().failed(trouble, at_least=at_least)
 
     async def _event(self, event: ServerSentEvent, awaited: str | None) -> Message | None:
-        """Hand on what an event holds, then move; or give it back, if it is what the stream is read for."""
+        """Hand on the messages of an event, then move; or return the message that the stream is read for."""
         answer = None
         if event.event == "message" and event.data:
             try:
                 messages = messages_in(event.data)
             except ValueError as error:
-                await self._listener.complain(error)
+                await self._route.complain(error)
                 messages = []
             for message in messages:
                 if awaited is not None and is_answer(body_of(message.body, awaited)):
                     answer = message
                 elif message.is_answer:
                     stray = f"an answer that no request here waits for: {message.body.get('id')!r}"
-                    await self._listener.complain(StrayAnswer(stray))
+                    await self._route.complain(StrayAnswer(stray))
                 else:
                     self.course = self.course.heard()
-                    await self._listener.take(message)
+                    await self._take(message)
         if answer is None:
             self._move(event.id, event.retry)
         return answer
@@ -196,4 +229,4 @@ class Stream(Attempts):
             usable = position if can_be_sent(position) else None
             if usable != self.position:
                 self.position = usable
-                self._listener.move(usable, retry)
+                self._tell_position(usable, retry)

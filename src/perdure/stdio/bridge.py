@@ -25,9 +25,10 @@ from perdure._core.reconnect import Patience
 from perdure._core.sse import EventTooLarge
 from perdure.remote.call import DEPARTURE
 from perdure.remote.endpoint import Endpoint, Handshake, Refused, Unavailable
-from perdure.remote.link import ConnectionLog, Link, Notice
+from perdure.remote.link import Link
 from perdure.remote.message import Message, error
-from perdure.remote.stream import Attempts, Limits, StrayAnswer
+from perdure.remote.route import ClientLimits, ConnectionLog, Notice, Route
+from perdure.remote.stream import Attempts, StrayAnswer
 from perdure.stdio.host_side import HostSide, bridge_logs, is_set_level, with_logging
 from perdure.stdio.keys_file import KeysFile
 from perdure.stdio.modern_host import ModernHost
@@ -46,11 +47,11 @@ HANDSHAKE_DELAY = 2.0
 MAX_LISTEN_DELAY = 30.0
 
 
-def limits_of(patience: Patience) -> Limits:
+def limits_of(patience: Patience) -> ClientLimits:
     """The limits of a bridge whose user has this much patience. The standalone stream is never given up."""
     soon = min(patience.max_delay, HANDSHAKE_DELAY)
     seldom = max(patience.max_delay, MAX_LISTEN_DELAY)
-    return Limits(
+    return ClientLimits(
         patience=patience,
         listening=replace(patience, max_time=math.inf, max_tries=sys.maxsize, max_delay=seldom),
         handshake=replace(
@@ -85,15 +86,15 @@ class Bridge:
         self._output = output
         self._broker = broker
         self._positions = positions
-        self._link = Link(
-            endpoint,
-            limits_of(patience),
-            self,
-            connection_log(endpoint.url),
+        route = Route(
+            endpoint=endpoint,
+            limits=limits_of(patience),
+            complain=self._complain,
+            report=connection_log(endpoint.url),
             # Random, so that no id of an earlier process is used again.
             prefix=secrets.token_urlsafe(9),
-            listening_seconds=DEPARTURE,
         )
+        self._link = Link(route, self, listening_seconds=DEPARTURE)
         self._modern = ModernHost(self._link, output, keys)
         self._host = HostSide(
             self._link,
@@ -139,12 +140,12 @@ class Bridge:
     async def _initialize(self, host_id: str, text: str, params: dict[str, Any]) -> str:
         """The answer to the host's `initialize`: a reattach to the earlier session, or a new one."""
         self._text = text
-        link, limits = self._link, self._link.limits
+        link, limits = self._link, self._link.route.limits
         current = link.handshake
         try:
             with anyio.move_on_after(limits.handshake_seconds) as scope:  # one limit for both: the host waits for both
                 known = current.session if current else await self._broker.session(limits.handshake)
-                answer, session = await link.begin(text, link.new_id(), known=known or "")
+                answer, session = await link.begin(text, link.route.new_id(), known=known or "")
             if scope.cancelled_caught:
                 raise Unavailable(f"no answer within {limits.handshake_seconds:.0f} s")
             if answer.is_error:
@@ -164,10 +165,10 @@ class Bridge:
                 self._earlier = dict(self._positions.positions.calls)  # before this process adds its own
             return with_logging(answer.answering(host_id), made)
         except Unavailable as unavailable:
-            link.report(Notice.WAITING, str(unavailable))
+            link.route.report(Notice.WAITING, str(unavailable))
             found = error(host_id, UNREACHABLE, f"The server did not answer within the limits: {unavailable}")
         except Refused as refused:
-            link.report(Notice.REFUSED, str(refused), reason=refused.reason)
+            link.route.report(Notice.REFUSED, str(refused), reason=refused.reason)
             found = error(host_id, NO_SERVER, str(refused), {"reason": refused.reason})
         except Exception as failure:  # the host waits, whatever it is
             self.fail(failure)
@@ -191,7 +192,7 @@ class Bridge:
         """Get the first resume token of a new session; the host waits for one attempt at most."""
 
         async def later() -> None:
-            attempts = Attempts(self._link.limits.listening)
+            attempts = Attempts(self._link.route.limits.listening)
             while self._link.handshake is not None and self._link.handshake.session == session:
                 attempts.failed("the broker does not answer")
                 await attempts.wait()
@@ -210,7 +211,7 @@ class Bridge:
         elif (text := self._host.to_host(message)) is not None:
             await self._output.deliver(text)
 
-    async def complain(self, error: Exception) -> None:
+    async def _complain(self, error: Exception) -> None:
         if not isinstance(error, StrayAnswer | EventTooLarge):  # a stream that ends with too large an event says so
             log_event(logging.WARNING, "stdio.misheard", f"the server sent what is not a message: {error}")
 

@@ -27,7 +27,7 @@ from perdure._core.jsonrpc import Batch, InvalidMessage, Notification, Request, 
 from perdure._core.revisions import REVISIONS
 from perdure._core.sticky import METHODS as STICKY
 from perdure._core.sticky import encode as encode_sticky
-from perdure.remote.call import Call, Sender
+from perdure.remote.call import Call, OutgoingRequest, Sender
 from perdure.remote.endpoint import Handshake
 from perdure.remote.link import Link
 from perdure.remote.message import Message, encode, error
@@ -241,7 +241,7 @@ class HostSide:
             await self.queue.add(lambda _: self._follow(request), request.call.departed, weight=len(text))
 
     def _started(self, message: Request, host_id: str, text: str) -> _HostRequest:
-        wire_id = self._link.new_id()
+        wire_id = self._link.route.new_id()
         params = message.params or {}
         token = splice.cut(text, "params", "_meta", "progressToken")
         # What is not a token stays as it is, for the server to refuse.
@@ -257,11 +257,10 @@ class HostSide:
 
     def _call(self, wire_id: str, running: RunningCall, body: Callable[[str], bytes] | None) -> Call:
         return Call(
-            self._link,
-            body,
+            self._link.route,
+            OutgoingRequest(method=running.method, name=running.name, body=body),
+            link=self._link,
             request_id=wire_id,
-            method=running.method,
-            name=running.name,
             take=self._link.program.take,
             move=lambda position, _: self._positions.move_call(wire_id, position),
             position=running.position,

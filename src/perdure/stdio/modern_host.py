@@ -25,10 +25,10 @@ from perdure._core.envelope import DISCOVER, KEY, LISTEN, declares_tasks, envelo
 from perdure._core.jsonrpc import JsonObject, Notification, Request
 from perdure._core.reconnect import Patience
 from perdure._core.revisions import REVISIONS
-from perdure.remote import requests as remote
+from perdure.remote.call import OutgoingRequest, text_body
 from perdure.remote.durable_calls import (
     PROGRESS,
-    Caller,
+    CallHandlers,
     DurableCall,
     DurableCalls,
     is_round,
@@ -37,6 +37,7 @@ from perdure.remote.durable_calls import (
 )
 from perdure.remote.link import Link
 from perdure.remote.message import Message, encode, error, message_of
+from perdure.remote.requests import Requests, listen
 from perdure.stdio.keys_file import BEAT_SECONDS, KeptKey, KeysFile, digest_of
 from perdure.stdio.pipes import Output
 
@@ -68,10 +69,10 @@ class HostRequest:
     def params(self) -> Mapping[str, Any]:
         return self.request.params or {}
 
-    def as_sent(self, meta: JsonObject) -> remote.Request:
+    def as_sent(self, meta: JsonObject) -> OutgoingRequest:
         method = self.request.method
         headers = headers_of(method, {**self.params, "_meta": meta})
-        return remote.Request(method=method, meta=meta, body=remote.text_body(self.text), headers=headers)
+        return OutgoingRequest(method=method, body=text_body(self.text, meta), headers=headers)
 
 
 class ModernHost:
@@ -81,9 +82,7 @@ class ModernHost:
         self._link = link
         self._output = output
         self._keys = keys
-        self._requests = remote.Requests(
-            link.endpoint, link.limits, new_id=link.new_id, complain=link.program.complain, report=link.report
-        )
+        self._requests = Requests(link.route)
         self._calls = DurableCalls(self._requests, link.start)
         self._running: dict[str, HostRequest] = {}
         self._asking: dict[str, HostRequest] = {}
@@ -146,9 +145,9 @@ class ModernHost:
                     answer = await self._call(request)
                 case method if method == LISTEN:
                     sent = request.as_sent(dict(request.params["_meta"]))
-                    answer = await remote.listen(self._requests, sent, request.host_id, self._deliver)
+                    answer = await listen(self._requests, sent, request.host_id, self._deliver)
                 case method if method == DISCOVER:
-                    found = await self._send(request, self._link.limits.handshake, with_own=True)
+                    found = await self._send(request, self._link.route.limits.handshake, with_own=True)
                     answer = self._discovered(request, found)
                 case _:
                     answer = await self._send(request)
@@ -223,8 +222,8 @@ class ModernHost:
         async def on_progress(params: JsonObject) -> None:
             await self._tell(request, message_of(method=PROGRESS, params={"progressToken": None, **params}))
 
-        caller = Caller(take=partial(self._tell, request), on_progress=on_progress, on_changed=on_changed)
-        found = await self._calls.answer(call, caller, body=remote.text_body(request.text), drives=drives)
+        caller = CallHandlers(take=partial(self._tell, request), on_progress=on_progress, on_changed=on_changed)
+        found = await self._calls.answer(call, caller, text=request.text, drives=drives)
         if not call.task or not is_round(found):
             return found
         self._asking[call.task] = request

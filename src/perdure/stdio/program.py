@@ -27,8 +27,8 @@ from perdure._core.reconnect import Patience
 from perdure._core.text import printable
 from perdure._files.locks import HAS_FLOCK
 from perdure.remote.endpoint import Endpoint, Refused, checked_client, on_401, token_provider
-from perdure.remote.link import Notice
 from perdure.remote.message import encode, error
+from perdure.remote.route import Notice
 from perdure.stdio.bridge import Bridge, connection_log
 from perdure.stdio.identity import MAX_LAUNCHERS, Identity, Processes, ProcessInfo, here, identify
 from perdure.stdio.keys_file import KeysFile, open_keys

@@ -14,7 +14,7 @@ import anyio
 from perdure._core.reconnect import Patience
 from perdure._core.sse import EventTooLarge
 from perdure._core.text import see
-from perdure.remote.endpoint import Endpoint, Handshake, Refused, RequestFailed, Unavailable
+from perdure.remote.endpoint import FINAL, Endpoint, Handshake, Refused, RequestFailed, Unavailable
 from perdure.remote.stream import Attempts
 from perdure.stdio.resume_slot import Slot
 from perdure.telemetry.log_records import log_event
@@ -141,7 +141,7 @@ class ResumeBroker:
             except TimeoutError:
                 attempts.failed(f"the broker has not answered within {TIMEOUT:.0f} s")
             except RequestFailed as failed:
-                if failed.is_final:
+                if failed.failure in FINAL:
                     raise failed.refusal from failed
                 attempts.failed(str(failed))
             if not await attempts.wait():
