@@ -12,7 +12,7 @@ from perdure._core.envelope import (
     CAPABILITIES,
     TASKS,
     VERSION,
-    declares_tasks,
+    declares,
     envelope_in,
     header_value,
     headers_of,
@@ -51,10 +51,10 @@ def test_only_a_request_that_says_its_version_has_an_envelope() -> None:
 
 
 def test_tasks_are_declared_beside_what_a_client_declares() -> None:
-    assert not declares_tasks(META)
+    assert not declares(META.get(CAPABILITIES), TASKS)
     assert with_tasks(META)[CAPABILITIES] == {"roots": {}, "extensions": {"x": {}, TASKS: {}, CALLS: {}}}
-    assert declares_tasks(with_tasks(META))
-    assert declares_tasks(with_tasks({VERSION: "2026-07-28", CAPABILITIES: "odd"}))
+    assert declares(with_tasks(META)[CAPABILITIES], TASKS)
+    assert declares(with_tasks({VERSION: "2026-07-28", CAPABILITIES: "odd"})[CAPABILITIES], TASKS)
 
 
 def test_arguments_that_a_tool_wants_in_headers_are_those_that_the_sdk_sends() -> None:

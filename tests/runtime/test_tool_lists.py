@@ -14,7 +14,7 @@ from mcp.server.lowlevel.server import Server
 from mcp.server.mcpserver import MCPServer
 from starlette.requests import Request as HttpRequest
 
-from perdure._core.durable_calls import Client
+from perdure._core.durable_calls import CallClient
 from perdure._core.jsonrpc import JsonObject
 from perdure.runtime import own_requests
 from perdure.runtime.own_requests import ToolCatalog
@@ -24,7 +24,7 @@ from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 
-CLIENT = Client(version="2026-07-28", info={"name": "c", "version": "1"}, capabilities={})
+CLIENT = CallClient(version="2026-07-28", info={"name": "c", "version": "1"}, capabilities={})
 
 
 class Shop:

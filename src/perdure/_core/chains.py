@@ -1,4 +1,4 @@
-"""Chains of resume tokens: a table says what each use of a token does.
+"""Chains of resume tokens: decides what each use of a token does.
 
 A token is 48 random bytes: 16 name its chain, 32 are a secret of it. A chain belongs to one session and one holder, and
 knows two secrets at most, as hashes: the *current* one, and the *next* one, which was issued and is not confirmed yet.
@@ -18,7 +18,6 @@ import binascii
 import enum
 import hashlib
 import hmac
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from perdure._core.ids import SessionId
@@ -41,46 +40,12 @@ class Action(enum.Enum):
     REVOKE = "revoke"
 
 
-class SecretKind(enum.Enum):
-    """Which secret of a chain a token shows."""
-
-    CURRENT = "current"
-    NEXT = "next"
-    USED = "voided or retired"
-
-
-class Change(enum.Enum):
-    """How a use changes a chain."""
-
-    KEEP = "nothing"
-    ISSUE = "another next secret; the previous one is void"
-    MOVE = "the next secret is the current one; the previous one is retired"
-    MOVE_AND_ISSUE = "both"
-    END = "the chain is gone"
-
-
 class Outcome(enum.Enum):
     """The result of a use."""
 
     ACCEPTED = "accepted"
     ENDED = "its holder ended the chain"
     REUSED = "the token was used before: the chain is revoked"
-
-
-_ENDED, _REUSED = (Change.END, Outcome.ENDED), (Change.END, Outcome.REUSED)
-RULES: Mapping[Action, Mapping[SecretKind, tuple[Change, Outcome]]] = {
-    Action.RESUME: {
-        SecretKind.CURRENT: (Change.ISSUE, Outcome.ACCEPTED),
-        SecretKind.NEXT: (Change.MOVE_AND_ISSUE, Outcome.ACCEPTED),  # it was written down, and its holder died then
-        SecretKind.USED: _REUSED,
-    },
-    Action.CONFIRM: {
-        SecretKind.CURRENT: (Change.KEEP, Outcome.ACCEPTED),  # twice, as the first answer may be lost
-        SecretKind.NEXT: (Change.MOVE, Outcome.ACCEPTED),
-        SecretKind.USED: _REUSED,
-    },
-    Action.REVOKE: {SecretKind.CURRENT: _ENDED, SecretKind.NEXT: _ENDED, SecretKind.USED: _REUSED},
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,21 +101,17 @@ def is_held_by(chain: Chain, holder: str) -> bool:
     return hmac.compare_digest(chain.holder, hashed(holder.encode()))
 
 
-def shown(chain: Chain, token: Token) -> SecretKind:
-    """Which of the chain's secrets the token shows. Both are compared, whichever it is."""
-    secret = hashed(token.secret)
-    is_current = hmac.compare_digest(chain.current, secret)
-    is_next = hmac.compare_digest(chain.next, secret)
-    return SecretKind.CURRENT if is_current else SecretKind.NEXT if is_next else SecretKind.USED
-
-
 def use(chain: Chain, action: Action, token: Token, *, fresh: bytes) -> tuple[Chain | None, Outcome]:
     """The chain after a use of one of its tokens (`None`: gone), and the outcome. `fresh`: the secret to issue."""
-    change, outcome = RULES[action][shown(chain, token)]
-    if change is Change.END:
-        return None, outcome
-    if change in (Change.MOVE, Change.MOVE_AND_ISSUE):
+    secret = hashed(token.secret)
+    # Both are compared, whichever it is.
+    is_current, is_next = hmac.compare_digest(chain.current, secret), hmac.compare_digest(chain.next, secret)
+    if not is_current and not is_next:
+        return None, Outcome.REUSED
+    if action is Action.REVOKE:
+        return None, Outcome.ENDED
+    if is_next:  # it was written down: the current one is retired, also where its holder died before it could confirm
         chain = replace(chain, current=chain.next, next="")
-    if change in (Change.ISSUE, Change.MOVE_AND_ISSUE):
+    if action is Action.RESUME:  # a next one that was not confirmed is void
         chain = replace(chain, next=hashed(fresh))
-    return chain, outcome
+    return chain, Outcome.ACCEPTED

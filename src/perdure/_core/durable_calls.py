@@ -2,7 +2,7 @@
 
 A call with a key is found again by it: the ids of its record and its stream are made of the caller's name and the key,
 and of a secret that all nodes share, so that no caller can guess the ids of another. A task has no state beside the
-ledger's: its status is that of its call's row, looked up in a table.
+ledger's: its status follows from its call's row.
 """
 
 import enum
@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeGuard
 
 from perdure._core.codes import POSITION_LOST
-from perdure._core.envelope import CALLS, TASKS
+from perdure._core.envelope import CALLS, TASKS, declares
 from perdure._core.ids import SESSION_BYTES, STREAM_BYTES, SessionId, StreamId, id_text
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.states import CallState
@@ -44,7 +44,7 @@ class TaskSupport(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Client:
+class CallClient:
     """The client of a durable call, as it describes itself with each request."""
 
     version: str
@@ -63,16 +63,12 @@ class Client:
 
     @property
     def takes_tasks(self) -> bool:
-        return self._declares(TASKS)
+        return declares(self.capabilities, TASKS)
 
     @property
     def repeats(self) -> bool:
         """It gives its calls keys, and sends again what a broken connection took, as Perdure's own clients do."""
-        return self._declares(CALLS)
-
-    def _declares(self, extension: str) -> bool:
-        extensions = self.capabilities.get("extensions") if isinstance(self.capabilities, Mapping) else None
-        return isinstance(extensions, Mapping) and extension in extensions
+        return declares(self.capabilities, CALLS)
 
     @property
     def takes_asks(self) -> bool:
@@ -172,26 +168,6 @@ class TaskStatus(enum.Enum):
     CANCELLED = "cancelled"
 
 
-class Standing(enum.Enum):
-    """What matters of a call beside its state."""
-
-    PLAIN = "plain"
-    ASKING = "asking"
-    """Its client has to answer something."""
-    RESULT = "result"
-    """The answer is a result."""
-    ERROR = "error"
-
-
-_GOES_ON = {Standing.PLAIN: TaskStatus.WORKING, Standing.ASKING: TaskStatus.INPUT_REQUIRED}
-STATUS: Mapping[CallState, Mapping[Standing, TaskStatus]] = {
-    CallState.RUNNING: _GOES_ON,
-    CallState.WAITING: {Standing.PLAIN: TaskStatus.WORKING, Standing.ASKING: TaskStatus.WORKING},
-    CallState.ANSWERED: {Standing.RESULT: TaskStatus.COMPLETED, Standing.ERROR: TaskStatus.FAILED},
-    CallState.SETTLED: {Standing.ERROR: TaskStatus.FAILED},
-    CallState.CANCELLED: {Standing.ERROR: TaskStatus.CANCELLED},
-}
-
 _WAITS = "Interrupted; it goes on with the next request of its principal"
 _GONE: JsonObject = {"code": POSITION_LOST, "message": "The answer to this request is no longer retained"}
 
@@ -232,11 +208,15 @@ def task_view(facts: TaskFacts, *, now: float, ttl: float) -> JsonObject:
     response: JsonObject = {} if facts.answer is None else json.loads(facts.answer)
     if facts.is_over and not response:
         response = {"error": _GONE}  # only its row is left
-    if facts.is_over:
-        standing = Standing.RESULT if "result" in response else Standing.ERROR
-    else:
-        standing = Standing.ASKING if facts.asks else Standing.PLAIN
-    status = STATUS[facts.state][standing]
+    match facts.state:
+        case CallState.RUNNING:
+            status = TaskStatus.INPUT_REQUIRED if facts.asks else TaskStatus.WORKING
+        case CallState.WAITING:
+            status = TaskStatus.WORKING
+        case CallState.CANCELLED:
+            status = TaskStatus.CANCELLED
+        case CallState.ANSWERED | CallState.SETTLED:
+            status = TaskStatus.COMPLETED if "result" in response else TaskStatus.FAILED
     view["status"] = status.value
     match status:
         case TaskStatus.COMPLETED:

@@ -58,10 +58,10 @@ def envelope_in(params: Mapping[str, Any] | None) -> JsonObject | None:
     return {name: value for name, value in meta.items() if name.startswith(PREFIX)}
 
 
-def declares_tasks(meta: Mapping[str, Any]) -> bool:
-    capabilities = meta.get(CAPABILITIES)
+def declares(capabilities: object, extension: str) -> bool:
+    """Whether a client's capabilities name an extension."""
     extensions = capabilities.get("extensions") if isinstance(capabilities, Mapping) else None
-    return isinstance(extensions, Mapping) and TASKS in extensions
+    return isinstance(extensions, Mapping) and extension in extensions
 
 
 def with_tasks(meta: Mapping[str, Any]) -> JsonObject:

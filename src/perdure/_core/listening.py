@@ -19,8 +19,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from perdure._core.jsonrpc import JsonObject
-
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 CANCELLED = "notifications/cancelled"
 UPDATED = "notifications/resources/updated"
@@ -129,7 +127,7 @@ def change_of(method: str, params: Mapping[str, Any] | None) -> Change | None:
     return Change(method) if method in METHODS else None
 
 
-class Notification(NamedTuple):
+class Cue(NamedTuple):
     """A notification for a listener, without the id of its subscription."""
 
     method: str
@@ -158,16 +156,13 @@ class DueChanges:
             self.add(ALL_RESOURCES)
         return bool(wanted)
 
-    def take(self) -> Sequence[Notification]:
+    def take(self) -> Sequence[Cue]:
         """Everything that is due; nothing is due afterwards."""
         due, self._due = self._due, {}
-        return [Notification(change.method, {"uri": change.uri} if change.uri else {}) for change in due]
+        return [Cue(change.method, {"uri": change.uri} if change.uri else {}) for change in due]
 
 
 # --- At the client
-
-Cue = tuple[str, JsonObject]
-"""The method and the params of a notification that the client makes itself, without the subscription's id."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,5 +191,5 @@ class Subscription:
     def _cues(self) -> list[Cue]:
         honored = self.honored or {}
         uris = honored.get(URIS)
-        lists: list[Cue] = [(method, {}) for name, method in LISTS.items() if honored.get(name) is True]
-        return [*lists, *((UPDATED, {"uri": uri}) for uri in (uris if isinstance(uris, list) else ()))]
+        lists = [Cue(method, {}) for name, method in LISTS.items() if honored.get(name) is True]
+        return [*lists, *(Cue(UPDATED, {"uri": uri}) for uri in (uris if isinstance(uris, list) else ()))]

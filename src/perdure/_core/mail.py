@@ -170,12 +170,7 @@ Message = (
     | Missed
     | Here
     | Ended
-    | Listening
-    | Subscribed
-    | Silent
-    | Joined
-    | Changed
-    | Unheard
+    | ListeningMail
 )
 
 _KINDS: dict[str, type[Message]] = {

@@ -28,7 +28,7 @@ from perdure._core.durable_calls import (
     MAX_KEY,
     PROGRESS_TOKEN,
     STATE_PREFIX,
-    Client,
+    CallClient,
     TaskFacts,
     TaskSupport,
     call_digest,
@@ -326,7 +326,7 @@ class DurableCallEndpoint:
             raise
         return True
 
-    def _is_plain(self, name: str, client: Client) -> bool:
+    def _is_plain(self, name: str, client: CallClient) -> bool:
         """Whether a call without a key needs no log, whatever the server declares of its tool."""
         rule = TaskSupport.NEVER if self._tools.serves_tasks else self._rules.get(name, self._rules.get("*"))
         no_task = rule is TaskSupport.NEVER or (rule is TaskSupport.OPTIONAL and not client.takes_tasks)

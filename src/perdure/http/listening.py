@@ -23,7 +23,7 @@ from perdure._core import sse
 from perdure._core.durable_calls import TaskFacts
 from perdure._core.envelope import LISTEN, SUBSCRIPTION
 from perdure._core.limits import Caller, Full, Quota, weigh
-from perdure._core.listening import ACKNOWLEDGED, METHODS, BadFilter, Notification, read_filter
+from perdure._core.listening import ACKNOWLEDGED, METHODS, BadFilter, Cue, read_filter
 from perdure.errors import StoreError
 from perdure.http.access import SessionAccess, refuse_full
 from perdure.http.credentials import EXPIRY, Expiry, caller_of, principal_of
@@ -70,7 +70,7 @@ class ListenSource(Protocol):
     def watch(self, on_due: Callable[[], None]) -> None:
         """Call `on_due` whenever something is due, or nothing will be any more."""
 
-    def take(self) -> Sequence[Notification]:
+    def take(self) -> Sequence[Cue]:
         """All that is due at the moment, in its order."""
 
     def close(self) -> None:
@@ -111,9 +111,9 @@ class _TasksOfOne:
             asyncio.create_task(self._follow(record), name="perdure-task-listener") for record in self._tasks
         ]
 
-    def take(self) -> Sequence[Notification]:
+    def take(self) -> Sequence[Cue]:
         due, self._due = self._due, {}
-        return [Notification(TASK_CHANGED, self._calls.view(facts)) for facts in due.values()]
+        return [Cue(TASK_CHANGED, self._calls.view(facts)) for facts in due.values()]
 
     def close(self) -> None:
         for task in self._following:
@@ -196,9 +196,9 @@ class _Listening:
         return {name: value for source in self.sources for name, value in source.honoured.items()}
 
     def _acknowledgement(self) -> bytes:
-        return self._frame(Notification(ACKNOWLEDGED, {"notifications": self.honoured}))
+        return self._frame(Cue(ACKNOWLEDGED, {"notifications": self.honoured}))
 
-    def _frame(self, told: Notification) -> bytes:
+    def _frame(self, told: Cue) -> bytes:
         params = {**told.params, "_meta": {SUBSCRIPTION: self.id}}
         return _framed({"jsonrpc": "2.0", "method": told.method, "params": params})
 

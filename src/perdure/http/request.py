@@ -11,7 +11,7 @@ from mcp.shared.inbound import InboundLadderRejection, classify_inbound_request,
 from starlette.requests import Request as HttpRequest
 from starlette.types import Message, Receive, Scope
 
-from perdure._core.durable_calls import MAX_KEY, Client, is_key
+from perdure._core.durable_calls import MAX_KEY, CallClient, is_key
 from perdure._core.envelope import KEY, KEY_HEADER, TASKS
 from perdure._core.jsonrpc import Batch, Envelope, InvalidMessage, JsonObject, Request, parse_body
 from perdure.http.credentials import principal_of
@@ -204,7 +204,7 @@ class ModernRequest:
 
     message: Request
     body: bytes
-    client: Client
+    client: CallClient
     owner: str
     http: HttpRequest
     headers: Headers
@@ -232,7 +232,7 @@ def read_modern(scope: Scope, headers: Headers, body: bytes, *, size: int, json_
     return ModernRequest(
         message=message,
         body=body,
-        client=Client(version=route.protocol_version, info=route.client_info, capabilities=capabilities),
+        client=CallClient(version=route.protocol_version, info=route.client_info, capabilities=capabilities),
         owner=principal_of(scope),
         http=HttpRequest(scope, replayed(body)),
         headers=headers,

@@ -37,7 +37,7 @@ from mcp_types.version import LATEST_MODERN_VERSION
 from pydantic import ValidationError
 from starlette.requests import Request as HttpRequest
 
-from perdure._core.durable_calls import Client
+from perdure._core.durable_calls import CallClient
 from perdure._core.envelope import LISTEN
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.listening import ACKNOWLEDGED, LISTS, URIS, ChangeFilter, read_honoured
@@ -155,7 +155,7 @@ class ToolCatalog:
         info: JsonObject = {SERVER_INFO_META_KEY: self._server.server_info_stamp}
         return info
 
-    async def tool(self, name: str, owner: str, client: Client, origin: HttpRequest) -> JsonObject | None:
+    async def tool(self, name: str, owner: str, client: CallClient, origin: HttpRequest) -> JsonObject | None:
         """A tool as the caller's `tools/list` shows it; `None` if it does not, or not in time."""
         now = asyncio.get_running_loop().time()
         listed = self._lists.get(owner) or self._add(owner)
@@ -174,7 +174,7 @@ class ToolCatalog:
             self._lists.popitem(last=False)
         return listed
 
-    async def _read(self, listed: _Listed, client: Client, origin: HttpRequest) -> None:
+    async def _read(self, listed: _Listed, client: CallClient, origin: HttpRequest) -> None:
         """Read a list. If the server fails, what is known of its tools stays."""
         try:
             async with asyncio.timeout(READ_SECONDS):
@@ -184,7 +184,7 @@ class ToolCatalog:
         finally:
             listed.reading = None
 
-    async def _pages(self, client: Client, origin: HttpRequest) -> Mapping[str, JsonObject]:
+    async def _pages(self, client: CallClient, origin: HttpRequest) -> Mapping[str, JsonObject]:
         tools: dict[str, JsonObject] = {}
         if self._server.get_request_handler("tools/list") is None:
             return tools
@@ -204,7 +204,7 @@ class ToolCatalog:
         return tools
 
 
-def _initialize_params(client: Client) -> InitializeRequestParams:
+def _initialize_params(client: CallClient) -> InitializeRequestParams:
     """What the client would have said of itself at the beginning of a session. One that describes itself wrongly is
     refused when its call runs; the list counts for other clients of the same caller as well."""
     info = client.info or _UNKNOWN

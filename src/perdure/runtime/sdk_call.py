@@ -39,7 +39,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 from starlette.requests import Request as HttpRequest
 
-from perdure._core.durable_calls import Client
+from perdure._core.durable_calls import CallClient
 from perdure._core.jsonrpc import Envelope, JsonObject, Notification, Request, Response
 from perdure._core.revisions import is_sessionless
 from perdure.runtime.base import CallEnded, Flow, Outlet
@@ -112,7 +112,9 @@ class CallRuntime:
 
     def __init__(self, runtimes: SdkRuntimes, record: SessionRecord, outlet: Outlet) -> None:
         told = json.loads(record.client_params)
-        self._client = Client(version=record.version, info=told.get("clientInfo"), capabilities=told["capabilities"])
+        self._client = CallClient(
+            version=record.version, info=told.get("clientInfo"), capabilities=told["capabilities"]
+        )
         self._runtimes = runtimes
         self._outlet = outlet
         self._closed = False
@@ -270,7 +272,7 @@ class CallRuntime:
             future.set_result(response.raw["result"])
 
 
-def _envelope_of(client: Client) -> JsonObject:
+def _envelope_of(client: CallClient) -> JsonObject:
     """What every request of this revision says of its client, in `_meta`."""
     meta: JsonObject = {PROTOCOL_VERSION_META_KEY: client.version, CLIENT_CAPABILITIES_META_KEY: client.capabilities}
     return meta if client.info is None else {**meta, CLIENT_INFO_META_KEY: client.info}

@@ -1,6 +1,6 @@
 """Issues resume tokens to the holder of a session, and exchanges each for the session and a new token (T5, T10, T12).
 
-What a use of a token does is the table in `_core.chains`; here it meets the store. Several processes may share that, so
+`_core.chains` decides what a use of a token does; here it meets the store. Several processes may share that, so
 a chain is changed only from what was seen of it, and read again if another process was faster. Nothing is kept in
 memory: any node answers, and an answer that was lost may be asked for again.
 """

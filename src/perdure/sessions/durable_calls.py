@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from perdure._core import mail
 from perdure._core.codes import REQUEST_CANCELLED
-from perdure._core.durable_calls import Client, TaskFacts, task_view
+from perdure._core.durable_calls import CallClient, TaskFacts, task_view
 from perdure._core.ids import RecordKind, SessionId, StreamId, new_session_id, parse_session_id
 from perdure._core.jsonrpc import JsonObject, Request, Response
 from perdure._core.limits import Caller
@@ -58,7 +58,7 @@ class NewCall:
     request: Request
     body: bytes
     caller: Caller
-    client: Client
+    client: CallClient
     names: tuple[SessionId, StreamId] | None
     """The ids of the record and the stream, where they are made of a key."""
     digest: bytes

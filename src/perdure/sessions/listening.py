@@ -34,8 +34,8 @@ from perdure._core.listening import (
     MAX_URIS,
     Change,
     ChangeFilter,
+    Cue,
     DueChanges,
-    Notification,
     change_of,
 )
 from perdure._core.states import LogState
@@ -111,7 +111,7 @@ class ChangeListener:
         if any(wanted):
             self._on_due()
 
-    def take(self) -> Sequence[Notification]:
+    def take(self) -> Sequence[Cue]:
         return self.due.take()
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from typing import Self
 
 from perdure._core import mail, sticky
 from perdure._core.codes import POSITION_LOST
-from perdure._core.durable_calls import Client
+from perdure._core.durable_calls import CallClient
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import Notification, Request, Response, coerce_id, error_payload
 from perdure._core.losses import Visits, read_call
@@ -145,7 +145,7 @@ class Session:
         if not self.is_single_call or not self.record.initialized or not self.link.asks.open:
             return False
         said = json.loads(self.record.client_params)
-        client = Client(version="", info=None, capabilities=said["capabilities"])
+        client = CallClient(version="", info=None, capabilities=said["capabilities"])
         return not client.takes_tasks and not self.is_connected
 
     @property

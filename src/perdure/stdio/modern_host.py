@@ -21,7 +21,17 @@ import anyio
 
 from perdure._core import splice
 from perdure._core.codes import INVALID_REQUEST, NO_SERVER, TOO_MANY_AT_ONCE, UNREACHABLE, UNSUPPORTED_VERSION
-from perdure._core.envelope import DISCOVER, KEY, LISTEN, declares_tasks, envelope_in, headers_of, with_tasks
+from perdure._core.envelope import (
+    CAPABILITIES,
+    DISCOVER,
+    KEY,
+    LISTEN,
+    TASKS,
+    declares,
+    envelope_in,
+    headers_of,
+    with_tasks,
+)
 from perdure._core.jsonrpc import JsonObject, Notification, Request
 from perdure._core.reconnect import Patience
 from perdure._core.revisions import REVISIONS
@@ -182,7 +192,7 @@ class ModernHost:
         if isinstance(state, str) and state.startswith(STATE):
             return await self._next_round(request, state.removeprefix(STATE))
         offers = await self._calls.known_offers(request.params)
-        drives = offers.tasks and not declares_tasks(meta)
+        drives = offers.tasks and not declares(meta.get(CAPABILITIES), TASKS)
         if offers.keys and not isinstance(meta.get(KEY), str):
             if state is not None:  # a round of the tool's own; no retry of it comes after a restart
                 meta[KEY] = new_key()
