@@ -23,7 +23,8 @@ from perdure._core.envelope import CANCEL, KEY
 from perdure.client.connect import limits_of
 from perdure.client.incoming import CallbackLimit
 from perdure.client.memory import Memory, decode
-from perdure.client.modern_transport import ModernTransport
+from perdure.client.modern_era import ModernEra
+from perdure.client.transport import Transport
 from perdure.remote.call import MOST_RUNS
 from perdure.remote.endpoint import Endpoint, http_client
 from tests.client.conftest import Progress, numbers, text
@@ -289,8 +290,9 @@ async def transport_to(endpoint: Endpoint) -> AsyncIterator[tuple[Any, Any]]:
         raise AssertionError("no question")
 
     about = {"callback_limit": CallbackLimit(), "on_gap": None, "put_question": nobody, "reruns": True}
-    transport = ModernTransport(endpoint, limits_of(EAGER), Memory(None, endpoint.url), **about)  # type: ignore[arg-type]
-    async with transport.streams() as streams:
+    memory = Memory(None, endpoint.url)
+    era = ModernEra(endpoint, limits_of(EAGER), memory, **about)  # type: ignore[arg-type]
+    async with Transport(era, memory).streams() as streams:
         yield streams
 
 

@@ -14,7 +14,7 @@ from mcp.shared.exceptions import MCPError
 
 import perdure
 from perdure._core.envelope import KEY
-from perdure.client import modern_transport
+from perdure.client import transport
 from perdure.client.memory import decode
 from tests.client.conftest import text
 from tests.client.test_durable_calls import keys_of
@@ -54,7 +54,7 @@ async def test_a_call_given_up_is_cancelled_by_the_next_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """The server was away when the program gave the call up, and until the process ended."""
-    monkeypatch.setattr(modern_transport, "LEAVING_SECONDS", 0.1)
+    monkeypatch.setattr(transport, "LEAVING_SECONDS", 0.1)
     bureau, state = SdkTaskServer(tasks=kind == "task", keys=kind == "key"), tmp_path / "s"
     async with under_uvicorn(bureau.app, complaint=".*") as port, cutting_proxy(port) as proxy:
         async with perdure.connect(proxy.url, mode=MODERN, state=state, patience=EAGER) as client:

@@ -13,7 +13,7 @@ from mcp.shared.exceptions import MCPError
 from starlette.responses import Response
 
 import perdure
-from perdure.client.incoming import LEAVING_SECONDS
+from perdure.client.transport import LEAVING_SECONDS
 from tests.client.conftest import text
 from tests.client.odd import BRIEF, Odd, event, flow, good
 from tests.support.proxies.cutting_proxy import CuttingProxy

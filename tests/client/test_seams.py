@@ -80,7 +80,7 @@ def test_questions_of_a_task_go_through_the_sessions_own_table_of_callbacks() ->
 
 
 async def test_auto_negotiation_discovers_first_and_begins_a_session_where_that_fails() -> None:
-    """`client/modern_transport.py` answers the second with the error of the first. Headers travel in the metadata."""
+    """`client/modern_era.py` answers the second with the error of the first. Headers travel in the metadata."""
     outbound, from_client = anyio.create_memory_object_stream[SessionMessage](9)
     to_client, inbound = anyio.create_memory_object_stream[SessionMessage | Exception](9)
 
@@ -99,12 +99,10 @@ async def test_auto_negotiation_discovers_first_and_begins_a_session_where_that_
             item = await from_client.receive()
             asked = item.message
             assert isinstance(asked, JSONRPCRequest)
-            assert asked.method == method, moved("mode='auto'", "client/modern_transport.py")
+            assert asked.method == method, moved("mode='auto'", "client/modern_era.py")
             if method == "server/discover":
                 assert isinstance(item.metadata, ClientMessageMetadata)
-                assert (item.metadata.headers or {}).get(MCP_METHOD_HEADER) == method, moved(
-                    "headers", "modern_transport.py"
-                )
+                assert (item.metadata.headers or {}).get(MCP_METHOD_HEADER) == method, moved("headers", "modern_era.py")
                 declared = (asked.params or {})["_meta"][CLIENT_CAPABILITIES_META_KEY]["extensions"]
                 assert declared == {TASKS: {}}, moved("advertise", "client/connect.py")
             error = types.ErrorData(code=-32601, message=why)

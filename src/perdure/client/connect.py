@@ -36,8 +36,9 @@ from perdure._core.reconnect import Patience
 from perdure._core.sse import MAX_EVENT_BYTES
 from perdure.client.incoming import CallbackLimit, OnGap, named, naming
 from perdure.client.memory import Memory, StateStore
-from perdure.client.modern_transport import ModernTransport
+from perdure.client.modern_era import ModernEra
 from perdure.client.pending import PendingCall
+from perdure.client.session_era import SessionEra
 from perdure.client.transport import Transport
 from perdure.errors import Misuse, OutcomeUnknown, Unreachable
 from perdure.remote.endpoint import Bearer, Endpoint, TokenProvider, http_client
@@ -57,15 +58,16 @@ class Client(mcp.Client):
 
     def __init__(
         self,
-        transport: Callable[..., Transport | ModernTransport],
+        era: Callable[..., SessionEra | ModernEra],
+        memory: Memory,
         *,
         rerun_safe_tools: bool,
         **options: Any,
     ) -> None:
-        """`transport` makes what is below the SDK's client."""
+        """`era` makes what is below the SDK's client."""
         limit = self._callback_limit = CallbackLimit()
         self._rerun_safe_tools = rerun_safe_tools
-        self._transport = transport(self, callback_limit=limit)
+        self._transport = Transport(era(self, callback_limit=limit), memory)
         for name in ("logging_callback", "message_handler"):
             if options[name] is not None:
                 options[name] = limit.counted(options[name])
@@ -73,14 +75,14 @@ class Client(mcp.Client):
 
     async def __aenter__(self) -> "Client":
         await super().__aenter__()
-        if isinstance(self._transport, ModernTransport):
-            self._transport.begin()
+        if isinstance(self._transport.era, ModernEra):
+            self._transport.era.begin()
         return self
 
     @property
     def session_id(self) -> str | None:
         """The session as the server knows it; None where there are no sessions."""
-        return self._transport.session_id
+        return self._transport.era.session_id
 
     def pending(self) -> list[PendingCall]:
         """The calls that an earlier process has left running and whose results were not taken yet."""
@@ -112,8 +114,8 @@ class Client(mcp.Client):
             with self._transport.handovers.opened(name, arguments) as handover:
                 return handover.unmasked(await sdk_call(meta=handover.meta(meta)))
 
-        if isinstance(self._transport, ModernTransport):
-            with naming(name, arguments), self._transport.rounds(meta) as keyed:
+        if isinstance(self._transport.era, ModernEra):
+            with naming(name, arguments), self._transport.era.rounds(meta) as keyed:
                 return await call(keyed)
         try:
             with naming(name, arguments):
@@ -217,29 +219,29 @@ async def connect(
         endpoint = Endpoint(http, url, on_401="does not accept the credentials of `auth`, or wants some")
         about = (endpoint, limits_of(patience, waits=wait_for_server), memory)
         ends = state is None if terminate_on_close is None else terminate_on_close
-        with_session = partial(_session_transport, about, on_gap=on_gap, ends_session=ends)
-        modern = partial(_modern_transport, about, on_gap=on_gap, reruns=rerun_safe_tools is not False)
+        with_session = partial(_session_era, about, on_gap=on_gap, ends_session=ends)
+        modern = partial(_modern_era, about, on_gap=on_gap, reruns=rerun_safe_tools is not False)
         reruns, tasks = rerun_safe_tools is True, _with_tasks(extensions)
-        sessions = partial(client, with_session, mode="legacy", rerun_safe_tools=reruns, extensions=extensions)
-        requests = partial(client, modern, mode="auto", rerun_safe_tools=False, extensions=tasks)
+        sessions = partial(client, with_session, memory, mode="legacy", rerun_safe_tools=reruns, extensions=extensions)
+        requests = partial(client, modern, memory, mode="auto", rerun_safe_tools=False, extensions=tasks)
         ways = [sessions, requests] if mode == "auto" else [sessions if mode == "legacy" else requests]
         if memory.state.durable_calls or (memory.state.discovered is not None and memory.state.handshake is None):
             ways.reverse()
         yield await _enter(stack, *ways)
 
 
-def _session_transport(about: tuple[Endpoint, ClientLimits, Memory], client: Client, **options: Any) -> Transport:
+def _session_era(about: tuple[Endpoint, ClientLimits, Memory], client: Client, **options: Any) -> SessionEra:
     # Another session may be another server's: what was negotiated is that of the new one.
-    return Transport(*about, on_renewed=lambda result: client.session.adopt(result), **options)
+    return SessionEra(*about, on_renewed=lambda result: client.session.adopt(result), **options)
 
 
-def _modern_transport(about: tuple[Endpoint, ClientLimits, Memory], client: Client, **options: Any) -> ModernTransport:
+def _modern_era(about: tuple[Endpoint, ClientLimits, Memory], client: Client, **options: Any) -> ModernEra:
     async def put_question(key: str, question: types.InputRequest) -> types.InputResponse | types.ErrorData:
         meta = question.params.meta if question.params else None
         context = ClientRequestContext(session=client.session, request_id=key, meta=meta)
         return await client.session.dispatch_input_request(context, question)
 
-    return ModernTransport(*about, put_question=put_question, **options)
+    return ModernEra(*about, put_question=put_question, **options)
 
 
 def _with_tasks(given: Sequence[ClientExtension] | None) -> list[ClientExtension]:

@@ -11,21 +11,37 @@ request by a mark in its `_meta`, which does not leave the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, cast
 
+import anyio
 import mcp_types as types
 from mcp.shared.exceptions import MCPError
-from mcp_types import CONNECTION_CLOSED, JSONRPCError, JSONRPCRequest, JSONRPCResponse
+from mcp_types import CONNECTION_CLOSED, JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
 from perdure._core.codes import UNREACHABLE
 from perdure.client.memory import Memory
 from perdure.errors import OutcomeUnknown
 
 MARK = "dev.perdure/handover"
+
+
+Answer = JSONRPCResponse | JSONRPCError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """One request of the SDK's client, and its answer."""
+
+    run: Callable[[], Awaitable[Answer]]
+    forget: Callable[[], None] = lambda: None
+    """Deletes the call from the state; called when the program has the answer."""
+    cancel: Callable[[JSONRPCNotification], None] = lambda message: None
+    """Cancels the call at the server: its answer is no longer wanted."""
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
 
 @dataclass(kw_only=True)
@@ -45,7 +61,7 @@ class Handover:
     def meta(self, given: Mapping[str, Any] | None) -> types.RequestParamsMeta:
         return cast("types.RequestParamsMeta", {**(given or {}), MARK: self.mark})
 
-    def masked(self, answer: JSONRPCResponse | JSONRPCError) -> JSONRPCResponse | JSONRPCError:
+    def masked(self, answer: Answer) -> Answer:
         """An answer as the SDK's client gets it."""
         if isinstance(answer, JSONRPCError):
             self.is_round = False

@@ -15,7 +15,6 @@ from typing import Any, TypeVar, cast
 
 import anyio
 import mcp_types as types
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.exceptions import MCPError
 from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params
 from mcp.shared.message import SessionMessage
@@ -31,11 +30,6 @@ from perdure.remote.message import Message
 from perdure.remote.route import ClientLimits, ConnectionLog, Notice, Route
 from perdure.telemetry.log_records import log_event
 
-#: Seconds for leaving: a server that does not answer does not keep the program from ending.
-LEAVING_SECONDS = 5.0
-
-Inbound = MemoryObjectReceiveStream[SessionMessage | Exception]
-Outbound = MemoryObjectSendStream[SessionMessage]
 OnGap = Callable[[Gap], Awaitable[None] | None]
 
 #: Questions that may be open at once; each is a task of the SDK's client, and is kept in the state.
@@ -50,13 +44,6 @@ Callback = TypeVar("Callback", bound=Callable[..., Awaitable[None]])
 
 #: The program gets an error for these, or a gap.
 _SKIPPED = {Notice.REFUSED, Notice.NOT_RENEWED, Notice.NOT_REPEATED, Notice.POSITION_LOST}
-
-
-def route_to(endpoint: Endpoint, limits: ClientLimits, memory: Memory, incoming: "Incoming") -> Route:
-    """The way to the server. Ids begin with the number of the process, and with chance."""
-    report = ConnectionLog(endpoint.url, level=logging.INFO, first_wait=limits.handshake.max_time, skips=_SKIPPED)
-    prefix = f"{memory.state.start}-{secrets.token_hex(4)}"
-    return Route(endpoint=endpoint, limits=limits, complain=incoming.deliver, report=report, prefix=prefix)
 
 
 class CallbackLimit:
@@ -101,7 +88,7 @@ class Incoming:
         memory: Memory,
         callback_limit: CallbackLimit,
         on_gap: OnGap | None,
-        refuse: Callable[[dict[str, Any]], None],
+        refuse: Callable[[dict[str, Any]], None] = lambda reply: None,
     ) -> None:
         self.inbox, self.inbound = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         self.tokens: dict[str, RequestId] = {}
@@ -110,6 +97,12 @@ class Incoming:
         self._callback_limit = callback_limit
         self._on_gap = on_gap
         self._refuse = refuse
+
+    def route(self, endpoint: Endpoint, limits: ClientLimits) -> Route:
+        """The way to the server. Ids begin with the number of the process, and with chance."""
+        report = ConnectionLog(endpoint.url, level=logging.INFO, first_wait=limits.handshake.max_time, skips=_SKIPPED)
+        prefix = f"{self._memory.state.start}-{secrets.token_hex(4)}"
+        return Route(endpoint=endpoint, limits=limits, complain=self.deliver, report=report, prefix=prefix)
 
     async def take(self, found: Message, call: str | None = None, tool: str | None = None) -> None:
         """A message of a call's stream, or of the standalone stream."""

@@ -1,4 +1,4 @@
-"""The transport without sessions (2026-07-28) connects the SDK's client with `remote`: each request stands alone.
+"""The era without sessions (2026-07-28) connects the SDK's client with `remote`: each request stands alone.
 
 **A slow beginning.** The SDK's client waits ten seconds for `server/discover` and then tries `initialize`, but a person
 may have to log in first. So `initialize` is answered when `server/discover` is: that the server speaks 2026-07-28. The
@@ -19,10 +19,7 @@ from typing import Any, cast
 import anyio
 import anyio.abc
 import mcp_types as types
-from anyio.streams.memory import MemoryObjectReceiveStream
 from mcp.shared.exceptions import MCPError
-from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params
-from mcp.shared.message import ClientMessageMetadata, SessionMessage
 from mcp_types import (
     CONNECTION_CLOSED,
     PROTOCOL_VERSION_META_KEY,
@@ -36,18 +33,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from perdure._core.codes import INTERNAL_ERROR, UNREACHABLE, UNSUPPORTED_VERSION
 from perdure._core.envelope import DISCOVER, KEY, LISTEN
-from perdure.client.handover import Handover, Handovers
-from perdure.client.incoming import (
-    LEAVING_SECONDS,
-    CallbackLimit,
-    Inbound,
-    Incoming,
-    OnGap,
-    Outbound,
-    answer_of,
-    encoded,
-    route_to,
-)
+from perdure.client.handover import Answer, Exchange
+from perdure.client.incoming import CallbackLimit, Incoming, OnGap, answer_of, encoded
 from perdure.client.memory import Memory
 from perdure.client.pending import PendingCall
 from perdure.remote.call import OutgoingRequest, params_body
@@ -73,7 +60,7 @@ PutQuestion = Callable[[str, types.InputRequest], Awaitable[types.InputResponse 
 _QUESTION: TypeAdapter[types.InputRequest] = TypeAdapter(types.InputRequest)
 
 
-class ModernTransport:
+class ModernEra:
     """One client's requests to one server. `reruns` is that of its `DurableCalls`."""
 
     def __init__(
@@ -87,15 +74,13 @@ class ModernTransport:
         put_question: PutQuestion,
         reruns: bool,
     ) -> None:
+        self.earlier: list[PendingCall] = []
         self._memory = memory
-        self.handovers = Handovers(memory)
-        self._incoming = Incoming(memory, callback_limit, on_gap, lambda reply: None)
+        self.incoming = Incoming(memory, callback_limit, on_gap)
         self._put_question = put_question
-        self._requests = Requests(route_to(endpoint, limits, memory, self._incoming))
-        self._calls = DurableCalls(self._requests, self._start, reruns=reruns)
-        self._group: anyio.abc.TaskGroup | None = None
-        self._underway: dict[RequestId, tuple[anyio.CancelScope, DurableCall | None]] = {}
-        """The requests of the SDK's client, by the ids that it knows."""
+        self._requests = Requests(self.incoming.route(endpoint, limits))
+        self._calls = DurableCalls(self._requests, self.start, reruns=reruns)
+        self._group: anyio.abc.TaskGroup
         self._between_rounds: set[str] = set()
         """Calls whose last answer was a question. They are over when their caller gives up (`rounds`)."""
         self._has_discovered = anyio.Event()
@@ -103,30 +88,25 @@ class ModernTransport:
         """Why `server/discover` failed."""
         self._unheard: dict[str, Any] | None = None
         """The result of `server/discover`, if it came too late for the SDK's client."""
-        self._earlier: list[PendingCall] = []
 
     session_id: str | None = None
-    """There are no sessions."""
-
-    @property
-    def pending(self) -> list[PendingCall]:
-        return [call for call in self._earlier if not call.is_taken]
 
     @asynccontextmanager
-    async def streams(self) -> AsyncIterator[tuple[Inbound, Outbound]]:
-        """What the SDK's client reads and writes (its `Transport`)."""
-        outbound, outbox = anyio.create_memory_object_stream[SessionMessage](0)
-        inbox, inbound = self._incoming.inbox, self._incoming.inbound
-        async with inbox, inbound, outbound, outbox, anyio.create_task_group() as self._group:
-            self._start(self._run, outbox)
-            try:
-                yield inbound, outbound
-            finally:
-                with anyio.move_on_after(LEAVING_SECONDS, shield=True):
-                    await self._calls.flush()
-                self._group.cancel_scope.cancel()
-                for call in self.pending:
-                    call.close()
+    async def running(self) -> AsyncIterator[anyio.CancelScope]:
+        async with anyio.create_task_group() as self._group:
+            yield self._group.cancel_scope
+
+    def start(self, task: Callable[..., Coroutine[Any, Any, object]], *arguments: object) -> None:
+        self._group.start_soon(task, *arguments)
+
+    async def flush(self) -> None:
+        await self._calls.flush()
+
+    async def leave(self) -> None:
+        return None
+
+    def tell(self, message: JSONRPCNotification | Answer) -> None:
+        """The revision has nothing that a client tells."""
 
     def begin(self) -> None:
         """The client is ready: calls of earlier processes go on, and those that were given up are cancelled."""
@@ -141,8 +121,8 @@ class ModernTransport:
                 cancel=partial(self._calls.cancel, call),
                 pass_on=self._take,
             )
-            self._earlier.append(pending)
-            self._start(self._go_on, pending, call)
+            self.earlier.append(pending)
+            self.start(self._go_on, pending, call)
 
     async def _go_on(self, pending: PendingCall, call: DurableCall) -> None:
         # No request of this process has the call's id as its token.
@@ -173,23 +153,33 @@ class ModernTransport:
         if call is not None and key in self._between_rounds:
             self._give_up(call)
 
-    # From the SDK's client to the server
+    # Requests
 
-    async def _run(self, outbox: MemoryObjectReceiveStream[SessionMessage]) -> None:
-        async for item in outbox:
-            message = item.message
-            headers = item.metadata.headers if isinstance(item.metadata, ClientMessageMetadata) else None
-            match message:
-                case JSONRPCRequest(method="initialize"):
-                    self._start(self._refuse_handshake, message.id)
-                case JSONRPCRequest():
-                    self._request(message, headers or {})
-                case JSONRPCNotification(method="notifications/cancelled"):
-                    self._cancel(cancelled_request_id_from_params(message.params))
-                case _:
-                    pass  # the revision has nothing else that a client sends
+    def exchange(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> Exchange:
+        async def answer(found: Awaitable[Message]) -> Answer:
+            return answer_of(await found, message.id)
 
-    async def _refuse_handshake(self, request_id: RequestId) -> None:
+        match message.method:
+            case "initialize":
+                return Exchange(run=partial(self._refuse_handshake, message.id))
+            case "tools/call":
+                call = self._remember(message, headers)
+
+                def forget() -> None:
+                    if call.id not in self._between_rounds:
+                        self._memory.end_durable(call)
+
+                return Exchange(
+                    run=lambda: answer(self._call(message, call)), forget=forget, cancel=lambda _: self._give_up(call)
+                )
+            case method if method == LISTEN:
+                sent = self._as_sent(message, headers)
+                return Exchange(run=lambda: answer(listen(self._requests, sent, encode(message.id), self._take)))
+            case method if method == DISCOVER:
+                return Exchange(run=partial(self._discover, message, headers))
+        return Exchange(run=lambda: answer(self._read(message, headers)))
+
+    async def _refuse_handshake(self, request_id: RequestId) -> JSONRPCError:
         """Answer the SDK's client where it would begin a session."""
         with anyio.move_on_after(self._requests.route.limits.handshake_seconds):
             await self._has_discovered.wait()
@@ -199,38 +189,7 @@ class ModernTransport:
         elif self._has_discovered.is_set() and self._memory.state.discovered is not None:
             self._unheard = self._memory.state.discovered
             found.data = {"supported": self._unheard.get("supportedVersions"), "requested": "2025-11-25"}
-        await self._incoming.deliver(JSONRPCError(jsonrpc="2.0", id=request_id, error=found))
-
-    def _request(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> None:
-        message, handover = self.handovers.of(message)
-        scope, call = anyio.CancelScope(), None
-        run: Callable[[], Awaitable[Message]]
-        if message.method == "tools/call":
-            call = self._remember(message, headers)
-            run = partial(self._call, message, call)
-        elif message.method == LISTEN:
-            run = partial(listen, self._requests, self._as_sent(message, headers), encode(message.id), self._take)
-        else:
-            run = partial(self._read, message, headers)
-        self._underway[message.id] = (scope, call)
-        self._start(self._follow, message, scope, run, handover)
-
-    async def _follow(
-        self,
-        message: JSONRPCRequest,
-        scope: anyio.CancelScope,
-        run: Callable[[], Awaitable[Message]],
-        handover: Handover | None,
-    ) -> None:
-        with scope:
-            found = answer_of(await run(), message.id)
-            if message.method == DISCOVER:
-                found = self._discovered(found)
-            # Delivered, then forgotten: what the SDK's client was not there to take is for the next process.
-            if await self._incoming.deliver(found if handover is None else handover.masked(found)):
-                _, call = self._underway.pop(message.id, (scope, None))
-                if call is not None and call.id not in self._between_rounds:
-                    self.handovers.delivered(handover, partial(self._memory.end_durable, call))
+        return JSONRPCError(jsonrpc="2.0", id=request_id, error=found)
 
     @staticmethod
     def _as_sent(message: JSONRPCRequest, headers: Mapping[str, str], *, is_first: bool = False) -> OutgoingRequest:
@@ -238,14 +197,31 @@ class ModernTransport:
         body = params_body(message.method, {"_meta": {}, **params})
         return OutgoingRequest(method=message.method, body=body, headers=headers, is_first=is_first)
 
-    async def _read(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> Message:
-        if message.method == DISCOVER and self._unheard is not None:
-            found, self._unheard = self._unheard, None
-            return message_of(id=message.id, result=found)
-        has_patience = self._requests.route.limits.handshake.max_time > 0
-        is_first = message.method == DISCOVER and not self._has_discovered.is_set() and not has_patience
+    async def _read(self, message: JSONRPCRequest, headers: Mapping[str, str], *, is_first: bool = False) -> Message:
         request = self._as_sent(message, headers, is_first=is_first)
         return await self._requests.send(request, partial(self._take, token=message.id))
+
+    async def _discover(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> Answer:
+        state = self._memory.state
+        if self._unheard is not None:
+            answer: Answer = JSONRPCResponse(jsonrpc="2.0", id=message.id, result=self._unheard)
+            self._unheard = None
+        else:
+            has_patience = self._requests.route.limits.handshake.max_time > 0
+            is_first = not self._has_discovered.is_set() and not has_patience
+            answer = answer_of(await self._read(message, headers, is_first=is_first), message.id)
+        self._has_discovered.set()
+        if isinstance(answer, JSONRPCError):
+            if answer.error.code != UNREACHABLE or state.discovered is None:
+                self._refusal = answer
+                return answer
+            # The server answered before, and requests wait for it, as they do in a session that goes on.
+            answer = JSONRPCResponse(jsonrpc="2.0", id=message.id, result=state.discovered)
+        self._calls.offers = offers_in(answer.result)
+        if answer.result != state.discovered:
+            state.discovered = dict(answer.result)
+            self._memory.changed()
+        return answer
 
     def _remember(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> DurableCall:
         """Persist a call before it is sent."""
@@ -299,30 +275,6 @@ class ModernTransport:
             raise QuestionRefused(encoded_answer)
         return encoded_answer
 
-    def _discovered(self, answer: JSONRPCResponse | JSONRPCError) -> JSONRPCResponse | JSONRPCError:
-        state = self._memory.state
-        self._has_discovered.set()
-        if isinstance(answer, JSONRPCError):
-            if answer.error.code != UNREACHABLE or state.discovered is None:
-                self._refusal = answer
-                return answer
-            # The server answered before, and requests wait for it, as they do in a session that goes on.
-            answer = JSONRPCResponse(jsonrpc="2.0", id=answer.id or 0, result=state.discovered)
-        self._calls.offers = offers_in(answer.result)
-        if answer.result != state.discovered:
-            state.discovered = dict(answer.result)
-            self._memory.changed()
-        return answer
-
-    def _cancel(self, local_id: RequestId | None) -> None:
-        """The answer is no longer wanted."""
-        if local_id is None or local_id not in self._underway:
-            return
-        scope, call = self._underway.pop(local_id)
-        scope.cancel()
-        if call is not None:
-            self._give_up(call)
-
     def _give_up(self, call: DurableCall) -> None:
         """Cancel a call in the background, and forget it once a server knows."""
         self._between_rounds.discard(call.id)
@@ -335,8 +287,4 @@ class ModernTransport:
         if token is not None and message.method == PROGRESS:
             message = message.with_token(encode(token))
         if not message.is_request:
-            await self._incoming.take(message)
-
-    def _start(self, task: Callable[..., Coroutine[Any, Any, object]], *args: object) -> None:
-        assert self._group is not None
-        self._group.start_soon(task, *args)
+            await self.incoming.take(message)

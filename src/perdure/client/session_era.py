@@ -1,0 +1,315 @@
+"""The era with sessions connects the SDK's client with a link.
+
+**Ids.** The SDK's client counts its requests from 1 in every process. On the wire a request is called
+`<start>-<run>.<number>`, where `start` counts the processes that used this state, and `run` is chance: so ids never
+repeat within a session, not even where a state was copied or an older one was restored. The alternative, a reattach
+(R10), would let the server tell the two lives apart; but then calls of earlier processes belong to another incarnation:
+they can no longer be cancelled, their progress comes under other tokens, and servers other than Perdure know no such
+thing. Here the session simply goes on, so the recorded result of `initialize` is given to the SDK's client, and the
+server is not asked.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Any
+
+import anyio
+import mcp_types as types
+from mcp.shared.jsonrpc_dispatcher import progress_token_from_params
+from mcp_types import JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+from pydantic import ValidationError
+
+from perdure._core.codes import NO_SERVER, UNREACHABLE
+from perdure._core.losses import Gap
+from perdure._core.sticky import METHODS as STICKY
+from perdure.client.handover import Answer, Exchange
+from perdure.client.incoming import CallbackLimit, Incoming, OnGap, answer_of, encoded
+from perdure.client.memory import Memory, Running
+from perdure.client.pending import PendingCall
+from perdure.remote.call import Call, OutgoingRequest, Sender, unknown
+from perdure.remote.endpoint import Endpoint, Handshake, Refused, Unavailable
+from perdure.remote.link import Link
+from perdure.remote.message import encode, error
+from perdure.remote.route import ClientLimits
+from perdure.telemetry.log_records import log_event
+
+#: Seconds that a session waits for its standalone stream. Some servers answer a GET only with their first event.
+LISTENING_SECONDS = 1.0
+
+
+class SessionEra:
+    """One client's session at one server. It is the link's program.
+
+    `on_renewed` is given what a new session, in place of one that is gone, agreed to.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        limits: ClientLimits,
+        memory: Memory,
+        *,
+        callback_limit: CallbackLimit,
+        on_gap: OnGap | None,
+        on_renewed: Callable[[types.InitializeResult], None],
+        ends_session: bool,
+    ) -> None:
+        self.earlier: list[PendingCall] = []
+        self._memory = memory
+        self.incoming = Incoming(memory, callback_limit, on_gap, self._refuse)
+        self._on_renewed = on_renewed
+        self._ends_session = ends_session
+        self._link = Link(self.incoming.route(endpoint, limits), self, listening_seconds=LISTENING_SECONDS)
+        self._sender = Sender(self._link)
+        self.take = self.incoming.take
+        self._is_ready = anyio.Event()
+        """The first handshake is through: nothing else may be sent before."""
+
+    @property
+    def handshake(self) -> Handshake | None:
+        return self._memory.state.handshake
+
+    @property
+    def session_id(self) -> str | None:
+        return None if self.handshake is None else self.handshake.session or None
+
+    def running(self) -> AbstractAsyncContextManager[anyio.CancelScope]:
+        return self._link.running()
+
+    def start(self, task: Callable[..., Coroutine[Any, Any, object]], *arguments: object) -> None:
+        self._link.start(task, *arguments)
+
+    async def flush(self) -> None:
+        await self._sender.idle()
+
+    async def leave(self) -> None:
+        if not self._ends_session or self.handshake is None:
+            return
+        try:
+            if self.handshake.session:
+                await self._link.route.endpoint.delete(self.handshake)
+        except Exception as failure:  # whatever it is, the client leaves
+            sentence = f"the server could not be told that the session has ended: {failure}"
+            log_event(logging.INFO, "client.not_deleted", sentence)
+        self._memory.state.forget_session()
+
+    def tell(self, message: JSONRPCNotification | Answer) -> None:
+        if isinstance(message, JSONRPCNotification) and message.method == "notifications/initialized":
+            self._link.start(self._initialized, message)
+        else:
+            self._link.start(self.send, encoded(message))
+
+    def _refuse(self, reply: dict[str, Any]) -> None:
+        self._link.start(self.send, reply)
+
+    # Handshakes
+
+    async def _initialize(self, message: JSONRPCRequest) -> Answer:
+        """The SDK's client begins: with the recorded session, if it can go on, or with a new one."""
+        state, params = self._memory.state, dict(message.params or {})
+        if (recorded := state.handshake) is not None:
+            # They are listed before the program can look.
+            self.earlier = [self._pending_call(running, recorded.version) for running in state.calls.values()]
+            if (trouble := _why_not(recorded, params)) is None:
+                self._link.use(recorded)
+                return JSONRPCResponse(jsonrpc="2.0", id=message.id, result=recorded.result)
+            for call in self.earlier:
+                call.end(unknown(call.id, "tools/call", call.tool, f"its session could not go on: {trouble}"))
+        state.forget_session()
+        try:
+            found, session = await self._link.begin(json.dumps(encoded(message)), self._link.route.new_id())
+        except Unavailable as unavailable:
+            found = error("0", UNREACHABLE, f"The server did not answer within the limits: {unavailable}")
+        except Refused as refused:
+            found = error("0", NO_SERVER, str(refused), {"reason": refused.reason})
+        answer = answer_of(found, message.id)
+        if isinstance(answer, JSONRPCResponse):
+            state.handshake = Handshake(session=session, request=params, result=dict(answer.result))
+            self._link.use(state.handshake)
+            self._memory.changed()
+        return answer
+
+    async def _initialized(self, message: JSONRPCNotification) -> None:
+        """The second half of the handshake. In a session that goes on, so do the calls and questions of its past."""
+        state, handshake = self._memory.state, self.handshake
+        is_new = handshake is not None and not handshake.initialized
+        if handshake is not None and is_new:
+            body = encode(encoded(message)).encode()
+            handshake.initialized = await self._sender.send(body, may_renew=False)
+            self._memory.changed()
+        await self._link.listen(position=state.position, retry=state.retry, is_new=is_new)
+        self._is_ready.set()
+        if is_new:
+            return
+        for call in self.earlier:
+            self._link.start(self._go_on, call, state.calls[call.id])
+        for key, ask in list(state.asks.items()):
+            try:
+                question = types.jsonrpc_message_adapter.validate_python(ask.message, by_name=False)
+            except ValidationError:  # it was too large to be remembered, or the state was changed by hand
+                del state.asks[key]
+                continue
+            await self.incoming.deliver(question)
+
+    def _pending_call(self, running: Running, version: str) -> PendingCall:
+        async def cancel() -> None:
+            if running.id in self._memory.state.calls:
+                params = {"requestId": running.id, "reason": "caller cancelled"}
+                await self.send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
+
+        return PendingCall(
+            running,
+            version,
+            forget=lambda: self._memory.soon(partial(self._memory.end, running.id)),
+            cancel=cancel,
+            pass_on=lambda message: self.incoming.take(message, running.id, running.tool or None),
+        )
+
+    async def _go_on(self, call: PendingCall, running: Running) -> None:
+        """Read a call of an earlier process to its end."""
+        if running.position is None:
+            reason = "the client's process ended before the server had answered"
+            call.end(unknown(call.id, "tools/call", call.tool, reason))
+            return
+
+        def move(position: str | None, retry: int | None) -> None:
+            def mark() -> None:
+                running.moved(position, retry)
+                self._memory.moved()
+
+            call.when_seen(mark)
+
+        followed = Call(
+            self._link.route,
+            OutgoingRequest(method="tools/call", name=call.tool, body=None),
+            link=self._link,
+            request_id=call.id,
+            take=call.take,
+            move=move,
+            position=running.position,
+            retry=running.retry,
+        )
+        call.end(await followed.answer())
+
+    # Requests
+
+    def exchange(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> Exchange:
+        if message.method == "initialize":
+            return Exchange(run=partial(self._initialize, message))
+        wire_id = self._link.route.new_id()
+        request = encoded(message)
+        if progress_token_from_params(message.params) == message.id:
+            # The SDK's client takes the id for the token: what it never repeats must not be repeated here.
+            params = request["params"]
+            request["params"] = {**params, "_meta": {**params["_meta"], "progressToken": wire_id}}
+            self.incoming.tokens[wire_id] = message.id
+        running = Running(id=wire_id, params=request.get("params") or {})
+        is_tool = message.method == "tools/call"
+
+        def move(position: str | None, retry: int | None) -> None:
+            # Without a position the next process could not go on at all.
+            note = self._memory.changed if running.position is None else self._memory.moved
+            running.moved(position, retry)
+            if is_tool:
+                note()
+
+        def body(request_id: str) -> bytes:
+            return encode({**request, "id": request_id}).encode()
+
+        call = Call(
+            self._link.route,
+            OutgoingRequest(method=message.method, name=running.tool, body=body),
+            link=self._link,
+            request_id=wire_id,
+            take=lambda found: self.incoming.take(found, wire_id, running.tool or None),
+            move=move,
+        )
+        if is_tool:
+            self._memory.state.calls[wire_id] = running
+            self._memory.changed()
+
+        def cancel(notification: JSONRPCNotification) -> None:
+            """Say so under the name that the server knows."""
+            self.incoming.tokens.pop(wire_id, None)
+            self._memory.end(wire_id)
+            said = encoded(notification)
+            self._link.start(self.send, {**said, "params": {**said["params"], "requestId": call.id}})
+
+        return Exchange(
+            run=partial(self._answer, message, call),
+            forget=partial(self._memory.end, wire_id),
+            cancel=cancel,
+            scope=call.scope,
+        )
+
+    async def _answer(self, message: JSONRPCRequest, call: Call) -> Answer:
+        await self._is_ready.wait()
+        answer = answer_of(await call.answer(), message.id)
+        self.incoming.tokens.pop(call.first_id, None)
+        if isinstance(answer, JSONRPCResponse) and message.method in STICKY:
+            self._memory.state.stick(message.method, message.params or {})
+            self._memory.changed()
+        self._link.start(self._link.listen_again)
+        return answer
+
+    async def send(self, body: dict[str, Any]) -> None:
+        """A notification or a reply."""
+        await self._is_ready.wait()
+        is_reply = "method" not in body
+        await self._sender.send(encode(body).encode(), is_reply=is_reply)
+        if is_reply:
+            self._memory.answered(body["id"])
+
+    # The program of the link
+
+    def move(self, position: str | None, retry: int | None) -> None:
+        self._memory.state.moved(position, retry)
+        self._memory.moved()
+
+    async def lose_position(self) -> None:
+        """Tells the program what it may have missed."""
+        await self.incoming.gap(Gap(stream="", first=None, last=None, reason="the server refused the position"))
+
+    def initialize(self, gone: Handshake) -> str:
+        return encode({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": gone.request})
+
+    async def prepare(self, handshake: Handshake) -> None:
+        if _read(handshake) is None:
+            raise Refused("not_mcp", "the handshake cannot be read, or is of an unknown revision")
+
+    def sticky(self, handshake: Handshake) -> list[str]:
+        return [encode({"jsonrpc": "2.0", "id": 0, **request}) for request in self._memory.state.sticky.values()]
+
+    async def adopt(self, handshake: Handshake) -> None:
+        self._memory.state.replace_session(handshake)
+        self._memory.changed()
+        if (result := _read(handshake)) is not None:
+            self._on_renewed(result)
+
+    def fail(self, error: Exception) -> None:
+        raise error
+
+
+def _why_not(recorded: Handshake, request: dict[str, Any]) -> str | None:
+    """Why a recorded session cannot go on; None if it can."""
+    if not recorded.session:
+        return "the server has no sessions"
+    if not recorded.initialized:
+        return "its handshake was not finished"
+    # The server holds both sides to these two.
+    if any(recorded.request.get(key) != request.get(key) for key in ("protocolVersion", "capabilities")):
+        return "the client now has other capabilities"
+    return None if _read(recorded) is not None else "its handshake cannot be read"
+
+
+def _read(handshake: Handshake) -> types.InitializeResult | None:
+    """What the server agreed to, if the SDK's client can take it."""
+    try:
+        result = types.InitializeResult.model_validate(handshake.result, by_name=False)
+    except ValidationError:
+        return None
+    return result if result.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS else None
