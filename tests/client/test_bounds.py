@@ -25,7 +25,7 @@ from perdure.client.incoming import MAX_ASK_BYTES, MAX_ASKS
 from perdure.remote.endpoint import HttpResponse
 from tests.client.conftest import text
 from tests.client.odd import Odd, event, events, flow, good, odd_client
-from tests.support.servers.in_process import Site, under_uvicorn, until
+from tests.support.servers.in_process import Site, until
 from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
@@ -57,8 +57,8 @@ async def test_comments_without_end_do_not_pile_up_and_the_answer_is_found_behin
 
     def chatty(key: object) -> Response:
         async def frames() -> AsyncIterator[bytes]:
-            for _ in range(40):
-                yield b": nothing to say\n" * 50_000
+            for _ in range(20):
+                yield (b": " + b"x" * 1_000 + b"\n") * 1_000
             yield event(good(key))
 
         return flow(frames())
@@ -66,26 +66,6 @@ async def test_comments_without_end_do_not_pile_up_and_the_answer_is_found_behin
     odd.calls = {"chatty": chatty}
     async with odd_client(odd) as client:
         assert text(await client.call_tool("chatty")) == "fine"
-
-
-async def test_a_handshake_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However lively the server is."""
-    monkeypatch.setattr("perdure.client.connect.HANDSHAKE_SECONDS", 0.3)
-    odd = Odd()
-
-    def lively(key: object) -> Response:
-        async def frames() -> AsyncIterator[bytes]:
-            while True:
-                yield b": one moment\n\n"
-                await asyncio.sleep(0.01)
-
-        return flow(frames())
-
-    odd.initialize = lively
-    async with under_uvicorn(odd.app, complaint=".*") as port, asyncio.timeout(10):
-        with pytest.raises(perdure.Unreachable):
-            async with perdure.connect(f"http://127.0.0.1:{port}/mcp"):
-                raise AssertionError("no handshake")
 
 
 @pytest.mark.parametrize(
@@ -147,17 +127,17 @@ async def test_slow_callbacks_slow_the_server_down(
         running -= 1
 
     async with perdure.connect(f"http://127.0.0.1:{site.port}/mcp") as client:
-        call = asyncio.create_task(client.call_tool("flood", {"n": 5_000, "size": 2_000}, None, slow))
+        call = asyncio.create_task(client.call_tool("flood", {"n": 2_500, "size": 4_000}, None, slow))
         await until(lambda: running >= 50)
         sent = -1
         while sent != shop.sent:
             sent = shop.sent
             await asyncio.sleep(0.3)
         assert most <= 52
-        assert sent < 5_000
+        assert sent < 2_500
         release.set()
-        assert text(await call) == "flooded 5000"
-        await until(lambda: seen == 5_000)
+        assert text(await call) == "flooded 2500"
+        await until(lambda: seen == 2_500)
 
 
 @pytest.mark.parametrize("position", ["ä✓", "\x01", "x" * 2_000], ids=["beyond ASCII", "control", "long"])
@@ -183,17 +163,6 @@ async def test_a_position_is_sent_back_as_it_came_or_not_at_all(position: str) -
             with pytest.raises(perdure.OutcomeUnknown):
                 await client.call_tool("slow")
             assert sent == []
-
-
-async def test_a_call_whose_position_became_unusable_is_not_sent_again() -> None:
-    """H8: it was sent, whatever the server says later."""
-    odd = Odd()
-    odd.calls = {"slow": lambda key: events(b"id: a\nretry: 1\ndata:\n\n")}
-    async with odd_client(odd) as client:
-        odd.resumed = [b"id: \x01\ndata:\n\n"]
-        with pytest.raises(perdure.OutcomeUnknown):
-            await client.call_tool("slow", read_timeout_seconds=3.0)
-    assert len(odd.asked) == 1
 
 
 async def test_a_server_that_wants_us_back_at_once_for_ever_gets_us_at_our_own_pace() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from pathlib import Path
 
 import httpx2
@@ -32,7 +31,9 @@ async def end(site: Site, session: str | None) -> None:
     assert response.status_code == 200
 
 
-async def test_the_next_call_runs_in_a_new_session_and_once(shop: ToolServer, site: Site) -> None:
+async def test_the_next_call_runs_in_a_new_session_and_once(
+    shop: ToolServer, site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
     async with perdure.connect(url_of(site)) as client:
         first = client.session_id
         await end(site, first)
@@ -40,6 +41,7 @@ async def test_the_next_call_runs_in_a_new_session_and_once(shop: ToolServer, si
         assert client.session_id not in (None, first)
         assert shop.seen == ["counted 2"]
         assert site.app.counters.snapshot()["sessions_opened"] == 2
+    assert [vars(record).get("action") for record in caplog.records].count("remote.session_gone") == 1
 
 
 async def test_many_requests_that_find_out_at_once_begin_one_new_session(shop: ToolServer, site: Site) -> None:
@@ -102,14 +104,6 @@ async def test_subscriptions_and_the_log_level_are_asked_for_again() -> None:
         await client.list_tools()
         assert shop.levels == ["error", "error"]
         assert shop.subscribing == ["+a://1", "+a://2", "-a://2", "+a://1"]
-
-
-async def test_it_is_logged(shop: ToolServer, site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="perdure"):
-        async with perdure.connect(url_of(site)) as client:
-            await end(site, client.session_id)
-            await client.list_tools()
-    assert [vars(record).get("action") for record in caplog.records].count("remote.session_gone") == 1
 
 
 async def test_a_session_that_the_server_offers_in_its_404_is_left_to_expire(shop: ToolServer, tmp_path: Path) -> None:

@@ -94,12 +94,3 @@ async def test_a_position_that_the_server_refuses_is_a_gap_and_the_stream_goes_o
     async with odd_client(odd, on_gap=gaps.append, message_handler=inbox):
         await until(lambda: inbox.notices == ["notice://1", "notice://2"])
     assert [gap.reason for gap in gaps] == ["the server refused the position"]
-
-
-async def test_an_answer_to_another_request_is_not_taken_for_this_ones() -> None:
-    odd, inbox = Odd(), Inbox()
-    odd.calls = {"crossed": lambda key: events(event(good("another")), event(good(key)))}
-    async with odd_client(odd, message_handler=inbox) as client:
-        assert text(await client.call_tool("crossed")) == "fine"
-        await until(lambda: len(inbox.errors) == 1)
-    assert "'another'" in str(inbox.errors[0])

@@ -67,17 +67,6 @@ async def test_nothing_is_sent_in_a_new_session_before_it_is_initialized() -> No
         assert odd.sessions == 2
 
 
-async def test_a_new_session_waits_for_a_server_that_is_busy() -> None:
-    """It is gone because the server was restarted, and that takes a moment: patience is for that."""
-    odd = Odd(good=fine)
-    refusals = [Response(status_code=503), Response(status_code=502)]
-    async with odd_client(odd) as client:
-        welcome = odd.initialize
-        odd.initialize = lambda key: refusals.pop() if refusals else welcome(key)
-        odd.ended.add("odd-1")
-        assert text(await client.call_tool("good")) == "fine"
-
-
 async def test_a_server_that_stays_busy_is_unreachable_and_the_call_did_not_run() -> None:
     odd = Odd(good=fine)
     async with odd_client(odd) as client:
@@ -99,15 +88,6 @@ async def test_a_new_handshake_that_cannot_be_read_is_refused_and_the_next_one_m
         odd.initialize = welcome
         assert text(await client.call_tool("good")) == "fine"
         assert client.session_id == "odd-2"
-
-
-async def test_a_session_that_is_always_gone_is_begun_again_once_for_each_call() -> None:
-    """H6."""
-    odd = Odd(good=lambda key: Response(status_code=404))
-    async with odd_client(odd) as client:
-        with pytest.raises(MCPError, match="Session terminated"):
-            await client.call_tool("good")
-        assert odd.sessions == 2
 
 
 async def test_a_server_that_answers_404_to_every_get_has_no_such_stream() -> None:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+
+import pytest
 
 #: What a story waits for comes within milliseconds, or never; seconds are for a busy machine.
 PATIENCE = 30
@@ -17,6 +19,11 @@ PATIENCE = 30
 #: What every client answers when it is asked.
 USER_SAYS = "forty-two"
 MODEL_SAYS = "a poem"
+
+
+def named(*names: str, in_all: Iterable[str]) -> list[Any]:
+    """Names of clients as parameters; those in `in_all` have their stories in `make test-all` alone."""
+    return [*names, *(pytest.param(name, marks=pytest.mark.long) for name in in_all)]
 
 
 @dataclass(kw_only=True, eq=False)

@@ -16,7 +16,7 @@ import pytest
 
 from tests.clients.node_clients import HERE, node_client
 from tests.clients.python_clients import python_client
-from tests.clients.stock import PATIENCE, USER_SAYS, Call, StockClient
+from tests.clients.stock import PATIENCE, USER_SAYS, Call, StockClient, named
 from tests.support.clients.raw_http import Peer
 from tests.support.processes.cluster import Cluster, cluster
 from tests.support.processes.node_programs import node_modules
@@ -43,12 +43,15 @@ CLIENTS: dict[str, Connect] = {
 }
 
 
+NAMES = named("python-default", "typescript-2", in_all=["python-legacy", "typescript-1"])
+
+
 @pytest.fixture(scope="session")
 def packages() -> None:
     node_modules(HERE)
 
 
-@pytest.fixture(params=CLIENTS)
+@pytest.fixture(params=NAMES)
 def connect(request: pytest.FixtureRequest, packages: None) -> Connect:
     return CLIENTS[request.param]
 
@@ -262,7 +265,7 @@ async def test_a_restart_on_the_same_port_is_over_before_the_client_gives_up(con
         assert site.sessions() == [(session, 1)]
 
 
-@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("name", NAMES)
 async def test_a_server_that_does_not_come_back_is_given_up_after_two_attempts(
     name: str, site: Cluster, tmp_path: Path, packages: None
 ) -> None:
@@ -283,7 +286,7 @@ async def test_a_server_that_does_not_come_back_is_given_up_after_two_attempts(
             assert call.answer is None
 
 
-@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("name", NAMES)
 async def test_a_request_made_while_nobody_listens_is_not_sent_again(name: str, site: Cluster, packages: None) -> None:
     """The other limit that docs/clients.md tells of: it may have been accepted, so no client repeats it."""
     ended = ExceptionGroup if name.startswith("python") else ()

@@ -17,7 +17,7 @@ import pytest
 
 from tests.clients.node_clients import HERE, node_client
 from tests.clients.python_clients import python_client, python_session
-from tests.clients.stock import MODEL_SAYS, USER_SAYS, StockClient
+from tests.clients.stock import MODEL_SAYS, USER_SAYS, StockClient, named
 from tests.support.processes.node_programs import node_modules
 from tests.support.processes.serving import BASIC_TOOLS, Served, serving
 from tests.support.proxies.cutting_proxy import PRIMING, CuttingProxy, Loss, cutting_proxy
@@ -35,7 +35,6 @@ CLIENTS: dict[str, Connect] = {
     "typescript-1": partial(node_client, "ts1.mjs"),
     "typescript-2": partial(node_client, "ts2.mjs"),
 }
-TYPESCRIPT = ("typescript-1", "typescript-2")
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +73,7 @@ def gate() -> str:
     return secrets.token_hex(4)
 
 
-@pytest.fixture(params=CLIENTS)
+@pytest.fixture(params=named("python-client", "typescript-1", in_all=["python-session", "typescript-2"]))
 async def client(request: pytest.FixtureRequest, proxy: CuttingProxy, packages: None) -> AsyncIterator[StockClient]:
     async with CLIENTS[request.param](proxy.url) as it:
         await proxy.answered("GET")  # the standalone stream is there
@@ -191,7 +190,7 @@ async def test_a_connection_that_the_server_still_believes_in_is_taken_over(
     assert call.progress == numbers(12)
 
 
-@pytest.mark.parametrize("client", TYPESCRIPT, indirect=True)
+@pytest.mark.parametrize("client", named("typescript-1", in_all=["typescript-2"]), indirect=True)
 async def test_a_call_that_is_cut_over_and_over_loses_nothing(
     client: StockClient, proxy: CuttingProxy, keeper: StockClient, gate: str
 ) -> None:

@@ -23,7 +23,10 @@ from perdure._core.sse import (
     encode_retry,
 )
 
-VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "sse_rules.json").read_text("utf-8"))
+FOLDER = Path(__file__).parents[1] / "vectors"
+VECTORS = json.loads((FOLDER / "sse_rules.json").read_text("utf-8"))
+SHARED = json.loads((FOLDER / "sse.json").read_text("utf-8"))
+"""The TypeScript decoder is tested with them, too."""
 
 
 def by_name(kind: str) -> Any:
@@ -60,6 +63,15 @@ def test_the_decoder_reads_the_vector_however_it_is_cut(case: dict[str, Any]) ->
     assert decoded(chunks) == expected(case)
     assert decoded([wire]) == expected(case)
     assert decoded(single_bytes(wire)) == expected(case)
+
+
+@pytest.mark.parametrize("case", SHARED, ids=lambda case: case["name"])
+def test_the_decoder_reads_what_the_browsers_reads(case: dict[str, Any]) -> None:
+    wire = [chunk.encode() for chunk in case["chunks"]]
+    for chunks in (wire, single_bytes(b"".join(wire))):
+        found = decoded(chunks)
+        seen = [{"id": event.id, "event": event.event, "data": event.data} for event in found["events"]]
+        assert (seen, found["retry"]) == (case["events"], case["retry"])
 
 
 @pytest.mark.parametrize("case", by_name("decode"))

@@ -155,18 +155,6 @@ async def test_a_request_that_has_not_left_and_gets_no_token_is_refused_at_once(
     assert (answer["code"], answer["data"]) == (NO_SERVER, {"reason": "no_credentials"})
 
 
-async def test_a_call_that_is_refused_for_its_session_is_sent_again_once_in_a_new_one() -> None:
-    odd = Odd(fine=lambda key: json_of(good(key)))
-    async with linked(odd) as client:
-        client.program.repeats = ['{"jsonrpc":"2.0","id":0,"method":"logging/setLevel","params":{"level":"error"}}']
-        odd.ended.add("odd-1")
-        assert await client.answer("fine") == FINE
-        assert client.program.adopted == ["odd-2"]
-    heard = [method for session, method in odd.heard if session == "odd-2"]
-    assert heard[:2] == ["notifications/initialized", "logging/setLevel"]
-    assert heard[-1] == "tools/call"
-
-
 async def test_a_call_of_an_earlier_process_is_only_read() -> None:
     odd = Odd()
     async with linked(odd) as client:

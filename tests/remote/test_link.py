@@ -13,9 +13,8 @@ from starlette.responses import Response
 from perdure.remote.call import Sender
 from perdure.remote.endpoint import Refused, Unavailable
 from perdure.remote.route import Notice
-from tests.client.odd import Odd, event, events, flow, json_of, result, silent
-from tests.remote.conftest import BRIEF, LIMITS, linked
-from tests.support.servers.in_process import until
+from tests.client.odd import Odd, flow, json_of, result
+from tests.remote.conftest import LIMITS, linked
 
 pytestmark = pytest.mark.anyio
 
@@ -59,16 +58,6 @@ async def test_what_has_no_answer_waits_for_a_server_that_fails_and_not_for_one_
         assert not await sender.send(NOTE)
         await sender.idle()
         assert client.program.heard(Notice.NOT_SENT) == ["HTTP 400"]
-
-
-async def test_many_that_notice_begin_one_new_session() -> None:
-    odd = Odd()
-    async with linked(odd) as client:
-        gone = client.link.handshake
-        troubles = await asyncio.gather(*(client.link.renew(gone) for _ in range(10)))
-        assert troubles == [None] * 10
-        assert await client.link.renew(gone) is None  # it is another one by now
-    assert odd.sessions == 2
 
 
 async def test_a_session_that_the_program_cannot_use_is_not_used_and_the_next_one_may_be() -> None:
@@ -134,69 +123,6 @@ async def test_a_handshake_that_is_refused_says_why(response: Response, reason: 
         trouble = await client.link.renew(client.link.handshake)
         assert isinstance(trouble, Refused)
         assert trouble.reason == reason
-
-
-def notice(number: int) -> bytes:
-    text = f'{{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{{"uri":"n://{number}"}}}}'
-    return event(text.encode(), at=f"n{number}")
-
-
-async def test_the_standalone_stream_is_read_on_from_where_it_was() -> None:
-    odd = Odd()
-    asked: list[str | None] = []
-
-    def get(request: Request) -> Response:
-        asked.append(request.headers.get("last-event-id"))
-        return events(b"retry: 1\n\n", notice(len(asked))) if len(asked) < 3 else silent()
-
-    odd.get = get
-    async with linked(odd, listens=True) as client:
-        await until(lambda: len(asked) == 3)
-        assert asked == [None, "n1", "n2"]
-        assert client.program.positions == ["n1", "n2"]
-        assert [message.params["uri"] for message in client.program.taken] == ["n://1", "n://2"]
-
-
-async def test_a_position_that_is_refused_is_told_and_the_stream_goes_on_without_it() -> None:
-    odd = Odd()
-    asked: list[str | None] = []
-
-    def get(request: Request) -> Response:
-        asked.append(request.headers.get("last-event-id"))
-        return (
-            events(b"retry: 1\n\n", notice(1))
-            if len(asked) == 1
-            else (Response(status_code=400) if len(asked) == 2 else silent())
-        )
-
-    odd.get = get
-    async with linked(odd, listens=True) as client:
-        await until(lambda: len(asked) == 3)
-        assert asked == [None, "n1", None]
-        assert client.program.positions == ["n1", None]
-        assert client.program.lost_positions == 1
-
-
-async def test_a_session_that_is_gone_is_noticed_by_the_stream_that_listens() -> None:
-    odd = Odd()
-    odd.get = lambda request: events(b"retry: 1\n\n")
-    async with linked(odd, listens=True) as client:
-        await until(lambda: len([method for _, method in odd.heard if method == "GET"]) > 2)
-        odd.ended.add("odd-1")
-        await until(lambda: ("odd-2", "GET") in odd.heard)
-        assert client.program.adopted == ["odd-2"]
-
-
-async def test_a_stream_that_was_given_up_is_read_again_when_the_server_answers() -> None:
-    odd = Odd()
-    odd.get = lambda request: Response(status_code=503)
-    async with linked(odd, listens=True) as client:
-        await until(lambda: client.program.heard(Notice.LISTENING_LOST))
-        assert len([method for _, method in odd.heard if method == "GET"]) == BRIEF.max_tries
-        odd.get = lambda request: silent()
-        await client.link.listen_again()
-        await client.link.listen_again()  # it is not given up any more
-        assert len([method for _, method in odd.heard if method == "GET"]) == BRIEF.max_tries + 1
 
 
 async def test_a_handshake_keeps_numbers_as_they_are() -> None:
