@@ -97,7 +97,7 @@ async def test_a_call_in_full_flow_stalls_no_longer_than_the_stores_time(outage:
                 longest, last = max(longest, time.monotonic() - last), time.monotonic()
         assert progress(call.messages) == list(range(1, 301))
         # A busy machine adds to it; a call that waited for the end of the outage would never come here.
-        assert longest < TIMEOUT + 1.5
+        assert longest < TIMEOUT + 15
     await recovered(served)
 
 

@@ -44,7 +44,7 @@ async def test_a_handle_that_is_cut_at_any_byte_is_found_again_by_its_key(tmp_pa
             exchange = await client.begin("tools/call", params)
             got = b""
             while most is None or len(got) < most:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     piece = await exchange.bytes(65_536 if most is None else most - len(got))
                 got += piece
                 if not piece or (most is None and got.endswith(b"}}}")):

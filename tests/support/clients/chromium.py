@@ -104,7 +104,7 @@ class Tab:
     async def eval(self, code: str) -> Any:
         return await self.browser.do("eval", tab=self.number, code=code)
 
-    async def until(self, code: str, *, seconds: float = 20) -> None:
+    async def until(self, code: str, *, seconds: float = 60) -> None:
         """Wait until an expression is true in the page."""
         try:
             await self.browser.do("until", tab=self.number, code=code, timeout=seconds * 1000)

@@ -40,11 +40,11 @@ class Page:
 
     tab: Tab
 
-    async def until(self, code: str, *, seconds: float = 20) -> None:
+    async def until(self, code: str, *, seconds: float = 60) -> None:
         """Wait until an expression is true in the page."""
         await self.tab.browser.do("poll", tab=self.tab.number, code=code, timeout=seconds * 1000)
 
-    async def shows(self, selector: str, text: str, *, seconds: float = 20) -> None:
+    async def shows(self, selector: str, text: str, *, seconds: float = 60) -> None:
         """Wait until an element says this."""
         said = "one.innerText.replace(/\\s+/g, ' ')"
         await self.until(f"{_seen(selector)}.some((one) => {said}.includes({json.dumps(text)}))", seconds=seconds)

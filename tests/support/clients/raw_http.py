@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from perdure._core.sse import Decoder, ServerSentEvent
 
-READ_SECONDS = 20.0
+READ_SECONDS = 60.0
 """Whatever is read must come within this time: a hang is a failure, not a wait."""
 
 CHUNK = 65_536

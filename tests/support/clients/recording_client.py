@@ -187,5 +187,5 @@ def assert_answered_once(address: str) -> None:
 async def settled(address: str) -> None:
     """Wait until no request waits for its answer."""
     with looking(address) as rows:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await until(lambda: _running(rows) == 0)

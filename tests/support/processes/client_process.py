@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.support.processes.starting import Program, start
 
-PATIENCE = 30
+PATIENCE = 60
 
 
 class ClientProcess:

@@ -23,7 +23,7 @@ READY = re.compile(r"perdure: console on http://127\.0\.0\.1:(\d+)/(?:\?token=(\
 TOKEN = "a-token-that-stays-the-same"
 START_SECONDS = 60
 #: A state that a test waits for comes within this time, also on a busy machine.
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 LOOK = 0.05
 
 Json = dict[str, Any]

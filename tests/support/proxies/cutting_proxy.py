@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 CHUNK = 65536
 #: What a test waits for comes within milliseconds, or never; seconds are for a busy machine.
-PATIENCE = 30
+PATIENCE = 60
 
 METHOD = re.compile(rb"(GET|POST|DELETE) ")
 #: An SSE event with an id and without data. (A line of its own: `mcp-session-id: …` is a header.)

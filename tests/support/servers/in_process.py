@@ -35,7 +35,9 @@ from tests.support.stores.shared import SharedStore
 #: Bytes that the system may keep of what we send, for tests of clients that do not read.
 SMALL_BUFFER = 8192
 #: Seconds in which the requests that still run at a test's end must end; that they do not is a complaint.
-STOP_SECONDS = 2
+STOP_SECONDS = 30
+#: Seconds between two looks at a state. They grow, because looking often takes the time that the state needs to come.
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.01
 
 
 class Site(Web):
@@ -111,11 +113,13 @@ async def _run(server: uvicorn.Server, listener: socket.socket) -> None:
 
 async def until(state: Callable[[], object | Awaitable[object]]) -> None:
     """Wait until a state is reached; the test's own timeout is the bound (`tests/conftest.py`)."""
+    pause = SHORTEST_PAUSE
     while True:
         reached = state()
         if await reached if inspect.isawaitable(reached) else reached:
             return
-        await asyncio.sleep(0.002)  # what is waited for has no event of its own
+        await asyncio.sleep(pause)  # what is waited for has no event of its own
+        pause = min(pause * 1.3, LONGEST_PAUSE)
 
 
 class _Server(uvicorn.Server):

@@ -72,7 +72,7 @@ class Locked(Outage):
 
 async def recovered(peer: Peer) -> None:
     """Wait until the outage is over for the server as well."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await peer.health() != "ok":  # noqa: ASYNC110 - the server may be another process
             await asyncio.sleep(0.01)
 

@@ -22,7 +22,7 @@ FROM_THE_DISK = {"fsync": "on", "full_page_writes": "on"}
 WRITES_LATE = {"synchronous_commit": "off", "wal_writer_delay": "10s", "wal_writer_flush_after": "1GB"}
 """Settings of a server that answers before it has written."""
 
-GONE_SECONDS = 10
+GONE_SECONDS = 60
 """How long killed processes may take to be gone: the kernel frees their memory."""
 
 

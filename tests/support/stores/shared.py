@@ -27,12 +27,6 @@ SHORT_GRACE = 0.6 if ON_POSTGRES else 0.1
 a server answers it in tenths of a second."""
 
 
-def settled_within(address: str) -> float:
-    """Seconds until the calls of a killed process are settled; a busy machine takes its time (`tests/liveness.py`
-    measures)."""
-    return 2.0 if address.startswith("sqlite:") else 20.0
-
-
 @asynccontextmanager
 async def held_up(path: Path) -> AsyncIterator[None]:
     """Another program stands in the way of all writes, as a backup does; what is there can be read."""
