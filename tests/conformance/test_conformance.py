@@ -16,9 +16,13 @@ def suite() -> Path:
     return node_modules(HERE)
 
 
+#: Runs whose scenarios are those of a later revision, or of the same one with keys.
+LONG = ("2025-06-18", "with-tasks")
+
+
 @pytest.mark.anyio
 @pytest.mark.timeout(400)  # the first run on a machine installs the suite
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", [pytest.param(run, marks=[pytest.mark.long] * (run in LONG)) for run in RUNS])
 async def test_the_suite_has_no_objection(run: str, suite: Path) -> None:
     report = await examine(run)
     assert report.objections() == []

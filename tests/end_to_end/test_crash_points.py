@@ -55,10 +55,26 @@ OUTCOME_UNKNOWN = -31001
 of_sqlite = pytest.mark.skipif(ON_POSTGRES, reason="a point in the SQLite store")
 
 
+#: Points between two others, or the second time of one: `make test-all` meets them.
+LONG = {
+    "before the row of the second call",
+    "between the second row and the runtime",
+    "before the first append",
+    "between an append and its send",
+    "before anything is sent",
+    "in the transaction of the first events",
+    "before a session is loaded",
+    "before a session's runtime is loaded",
+    "before the second stream is claimed",
+    "in the transaction of a settled answer",
+    "before the dead are buried",
+}
+
+
 def cases(points: dict[str, Point], of_postgres: dict[str, Point], *chosen: str) -> list[Any]:
     """All points of the store that the tests run on, and those of PostgreSQL that are chosen: where the server has done
     what the process asked for, and the process does not know."""
-    here = [pytest.param("", points[name], id=name) for name in points]
+    here = [pytest.param("", points[name], id=name, marks=[pytest.mark.long] * (name in LONG)) for name in points]
     there = [pytest.param("postgres", of_postgres[name], id=f"{name} (postgres)") for name in chosen]
     return here if ON_POSTGRES else here + there
 
@@ -66,13 +82,11 @@ def cases(points: dict[str, Point], of_postgres: dict[str, Point], *chosen: str)
 FIRST = cases(
     {**POINTS, **(POSTGRES_POINTS if ON_POSTGRES else SQLITE_POINTS)},
     POSTGRES_POINTS,
-    "when a later commit is on its way",
     "when a later commit is made and the process does not know",
 )
 SECOND = cases(
     {**SECOND_POINTS, **(POSTGRES_SECOND_POINTS if ON_POSTGRES else SQLITE_SECOND_POINTS)},
     POSTGRES_SECOND_POINTS,
-    "when a stream is claimed and the process does not know",
     "when the dead are buried and the process does not know",
 )
 

@@ -1,4 +1,4 @@
-"""Thousands of cuts at random moments lose and repeat nothing (promise 2, R3, R4, S3, P5).
+"""Hundreds of cuts at random moments lose and repeat nothing (promise 2, R3, R4, S3, P5).
 
 Each client calls a tool that sends numbered events, and cuts its connection again and again: after some bytes, which
 may be in the middle of the head or of an event, or after some time; with a reset, with a proper close, by leaving the
@@ -30,7 +30,7 @@ from tests.support.stores.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.anyio
 
-CLIENTS = 32
+CLIENTS = 12
 EVENTS = 100
 BITE = 800
 """Bytes that a client reads before it cuts, at the most: a head and a few events."""
@@ -210,7 +210,7 @@ async def chatty(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
             yield running
 
 
-@pytest.mark.parametrize("version", ["2025-11-25", "2025-06-18"])
+@pytest.mark.parametrize("version", ["2025-11-25", pytest.param("2025-06-18", marks=pytest.mark.long)])
 async def test_a_call_that_is_cut_again_and_again_arrives_whole(chatty: Peer, version: str) -> None:
     async def one(seed: int) -> int:
         peer = await chatty.session(version)
@@ -222,7 +222,7 @@ async def test_a_call_that_is_cut_again_and_again_arrives_whole(chatty: Peer, ve
         return cutter.cuts
 
     cuts = await asyncio.gather(*(one(seed) for seed in range(CLIENTS)))
-    assert sum(cuts) >= 300
+    assert sum(cuts) >= 100
 
 
 async def test_the_standalone_stream_that_is_cut_again_and_again_arrives_whole(chatty: Peer) -> None:
@@ -240,7 +240,7 @@ async def test_the_standalone_stream_that_is_cut_again_and_again_arrives_whole(c
         return cutter.cuts
 
     cuts = await asyncio.gather(*(one(seed) for seed in range(CLIENTS)))
-    assert sum(cuts) >= 200
+    assert sum(cuts) >= 60
 
 
 async def test_a_call_that_is_over_is_still_there_whole(chatty: Peer) -> None:
@@ -250,7 +250,7 @@ async def test_a_call_that_is_over_is_still_there_whole(chatty: Peer) -> None:
     start = first.position
     await first.answer()
     await first.aclose()
-    for seed in range(20):
+    for seed in range(8):
         cutter = Cutter(peer, random.Random(seed))
         await cutter.follow(await peer.resume(start))
         assert progress(cutter.messages)[-1] == EVENTS
@@ -287,7 +287,7 @@ async def test_cuts_and_outages_together_lose_and_repeat_nothing(tmp_path: Path)
         while await served.health() != "ok":  # noqa: ASYNC110 - told by HTTP only
             await asyncio.sleep(0.01)
         assert served.app.counters.outages >= 1
-    assert sum(cuts) >= 200
+    assert sum(cuts) >= 60
     # Each stream is in the file once, whole and in order.
     with contextlib.closing(sqlite3.connect(path)) as connection:
         found = connection.execute("SELECT stream, seq, payload FROM event ORDER BY stream, seq").fetchall()

@@ -66,7 +66,7 @@ async def test_a_hundred_requests_over_three_nodes_are_one_run_and_have_equal_an
         assert len(diary(tmp_path / "log")) == 1
 
 
-@pytest.mark.parametrize(("tool", "most_runs"), [("pay", 1), ("put", 2)])
+@pytest.mark.parametrize(("tool", "most_runs"), [("pay", 1), pytest.param("put", 2, marks=pytest.mark.long)])
 async def test_a_hundred_requests_whose_runner_is_killed_at_any_moment_have_one_outcome(
     nodes: Cluster, tmp_path: Path, tool: str, most_runs: int
 ) -> None:

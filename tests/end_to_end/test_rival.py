@@ -86,6 +86,7 @@ async def a_redis(folder: Path) -> AsyncIterator[str]:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.long
 async def test_the_rival_runs_it_a_second_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured, so that what our documentation says of it stays true."""
     async with a_redis(folder) as url:

@@ -47,10 +47,18 @@ POSTGRES_POINTS = {
     "when the first commit is made and the process does not know": at(POSTGRES_WRITER, "_refusals", "enter"),
     "when a later commit is made and the process does not know": at(POSTGRES_WRITER, "_refusals", "enter", 2),
 }
+#: Points between two others, or the second time of one: `make test-all` meets them.
+LONG = {
+    "before the second row",
+    "between the second row and the tool",
+    "before the tool says anything",
+    "before a handle is written",
+    "when a later commit is made and the process does not know",
+}
 ALL = {**POINTS, **(POSTGRES_POINTS if ON_POSTGRES else SQLITE_POINTS)}
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in ALL])
 async def test_a_process_that_dies_before_the_handle_is_out(tmp_path: Path, name: str) -> None:
     await die_before_the_handle(shared_address(tmp_path / "log.db"), tmp_path, ALL[name])
 

@@ -42,8 +42,8 @@ from tests.support.stores.shared import shared_address
 
 pytestmark = pytest.mark.anyio
 
-DEPLOYS = int(os.environ.get("PERDURE_TEST_DEPLOYS", "3"))
-CLIENTS = 2
+DEPLOYS = int(os.environ.get("PERDURE_TEST_DEPLOYS", "2"))
+CLIENTS = 1
 """Of each kind."""
 LENGTHS = (1, 3, 16)
 """Reports of a call, 20 ms each: some end before a handle goes out, some behind the time of a stop."""
