@@ -124,12 +124,12 @@ def _become(order: dict[str, Any], files: list[int]) -> None:
     command = [sys.executable, "-m", order["module"], *order["arguments"]]
     sys.argv, sys.orig_argv = command[2:], command
     sys.path[0] = order["folder"]
-    status: object = 0
+    how: object = 0
     try:
         runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
     except SystemExit as end:
-        status = end.code or 0
-    _end(status)
+        how = end.code or 0
+    _end(how)
 
 
 def _end(status: object) -> None:
