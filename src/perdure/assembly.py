@@ -90,13 +90,10 @@ class ServerProcess:
     def end(self, *, but_durable: bool = False) -> None:
         """End what runs: calls that may run again are left to the next process, the others get their answer.
         `but_durable`: those that their clients can ask for again, as tasks or by a key, run on."""
-        self.tools.end_calls("the server is stopping", outlived=self._is_outlived, but_durable=but_durable)
+        # Whether there may be a next process that knows of this one's calls.
+        outlived = self.context.store.shared and not self.context.journal.is_lost
+        self.tools.end_calls("the server is stopping", outlived=outlived, but_durable=but_durable)
         self.context.hub.end_all()
-
-    @property
-    def _is_outlived(self) -> bool:
-        """Whether there may be a next process that knows of this one's calls."""
-        return self.context.store.shared and not self.context.journal.is_lost
 
 
 async def _wait_while(is_busy: Callable[[], bool], seconds: float) -> None:
@@ -117,11 +114,20 @@ async def running(
     on_lost: Callable[[StoreLost], None],
     server_changes: ServerChanges | None = None,
 ) -> AsyncIterator[ServerProcess]:
-    """Join the store as a node, and do the chores until the end. `on_buried` is called if other nodes have
-    buried this one, `on_lost` (again and again) if the store cannot be used any more."""
+    """Join the store as a node, and do the chores until the end. `on_buried` and `on_lost` are those of `Node`."""
     async with AsyncExitStack() as stack:
-        context, peers, readers, liveness = await _build(runtimes, store, settings, counters)
-        stack.push_async_callback(_leave, context, liveness)
+        context, readers, liveness = await _build(runtimes, store, settings, counters)
+
+        @stack.push_async_callback
+        async def leave() -> None:
+            # The last beat reports to the node that finds the rest of this one that it has not died.
+            try:
+                await liveness.beat(metrics.LEFT)
+                await store.leave(context.node)
+            except StoreError as failure:
+                sentence = f"this node could not leave the store, others will take it for dead: {failure!r}"
+                log_event(logging.WARNING, "node.left", sentence)
+
         stack.push_async_callback(context.journal.aclose)
         stack.callback(context.hub.marks.close)
         started = context.clock()
@@ -143,7 +149,13 @@ async def running(
         stack.push_async_callback(readers.aclose)
         stack.push_async_callback(watcher.aclose)
         stack.callback(watcher.subscribe())
-        process = ServerProcess(
+        if listening is not None:
+            await listening.start()
+        node = Node(context, liveness, settler, watcher, facts=facts, on_buried=on_buried, on_lost=on_lost)
+        housekeeping = Housekeeping(context, sessions)
+        chores = (context.hub.watch, housekeeping.tend, housekeeping.sweep, node.run)
+        await stack.enter_async_context(doing(*chores))
+        yield ServerProcess(
             context=context,
             sessions=sessions,
             settler=settler,
@@ -152,13 +164,6 @@ async def running(
             loop=asyncio.get_running_loop(),
             listening=listening,
         )
-        node = _node(process, peers, watcher, facts, on_buried, on_lost)
-        if listening is not None:
-            await listening.start()
-        housekeeping = Housekeeping(context, sessions)
-        chores = (context.hub.watch, housekeeping.tend, housekeeping.sweep, node.run)
-        await stack.enter_async_context(doing(*chores))
-        yield process
 
 
 @asynccontextmanager
@@ -171,44 +176,16 @@ async def doing(*chores: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
         await cancel_all(tasks)
 
 
-def _node(
-    process: ServerProcess,
-    peers: Peers,
-    watcher: Watcher,
-    facts: Callable[[], bytes],
-    on_buried: Callable[[], None],
-    on_lost: Callable[[StoreLost], None],
-) -> Node:
-    context = process.context
-    return Node(
-        liveness=process.liveness,
-        peers=peers,
-        settler=process.settler,
-        watcher=watcher,
-        listening=process.listening,
-        lease=context.settings.lease,
-        facts=facts,
-        resume=context.hub.resume_readers,
-        on_buried=on_buried,
-        on_lost=on_lost,
-    )
-
-
 async def _build(
     runtimes: Runtimes, store: Store, settings: Settings, counters: Counters
-) -> tuple[ServerContext, Peers, RemoteReaders, Liveness]:
+) -> tuple[ServerContext, RemoteReaders, Liveness]:
     """Join the store, and build what the sessions share."""
     random = secrets.token_bytes
     node = new_node_id(random)
     fence = await store.join(node)
     liveness = store.liveness(node, lease=settings.lease, monotonic=time.monotonic)
     journal = Journal(
-        store,
-        settings,
-        counters,
-        claim=liveness.node_claim,
-        lapses=liveness.lapses,
-        on_holding=liveness.hold,
+        store, settings, counters, claim=liveness.node_claim, lapses=liveness.lapses, on_holding=liveness.hold
     )
     nodes = Peers(node=node, liveness=liveness)
     arrivals, lag = itertools.count(1), settings.max_stream_events
@@ -251,17 +228,4 @@ async def _build(
         running=Quota(sys.maxsize, each=settings.max_principal_calls),  # in all, `max_work` bounds them
         peers=peers,
     )
-    return context, nodes, readers, liveness
-
-
-async def _leave(context: ServerContext, liveness: Liveness) -> None:
-    """Leave the store. The last beat tells the node that finds the rest of this one that it has not died."""
-    try:
-        await liveness.beat(metrics.LEFT)
-        await context.store.leave(context.node)
-    except StoreError as failure:
-        log_event(
-            logging.WARNING,
-            "node.left",
-            f"this node could not leave the store, others will take it for dead: {failure!r}",
-        )
+    return context, readers, liveness

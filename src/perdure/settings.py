@@ -192,8 +192,9 @@ class Settings:
     )
     max_share: int = _limit(
         25,
-        "the part, in percent, of `max_readers`, `max_sessionless`, `max_work` and the resources that listeners name,"
-        " which one principal, or one address without a principal, may take; 429 beyond. 100 lets one take all",
+        "the part, in percent, of `max_readers`, `max_sessionless`, `max_listeners`, `max_work` and the resources that"
+        " listeners name, which one principal, or one address without a principal, may take; 429 beyond. 100 lets one"
+        " take all",
         high=100,
     )
     max_principal_calls: int = _limit(
@@ -215,31 +216,12 @@ class Settings:
         " the answer of one that has ended goes, and 429 if all of them run. Kept nearly: each process may go beyond it"
         " by a hundredth",
     )
-    max_principal_task_bytes: int = _size(
-        256 << 20,
-        "of the answers that are kept of those, nearly; beyond, the answers that ended first go",
-    )
-    max_keys: int = _limit(
-        10_000_000,
-        "keys kept of calls whose answers were given up, about 300 bytes each on disk, until `task_ttl` has passed; one"
-        " principal, or address, may have a tenth; 429 beyond, because to forget one would let its call run twice",
-    )
     max_listeners: int = _limit(10_000, "subscriptions of 2026-07-28 open at once in one process; 503 beyond")
-    max_principal_listeners: int = _limit(
-        1_000,
-        "the same of one principal, or of one address without a principal; 429 beyond",
-    )
-    max_notifications: int = _limit(
-        1_000, "notifications of one session that wait for their handler or are being handled; 429 beyond"
-    )
-    max_session_work: int = _size(
-        64 << 20, "estimated memory of one session's messages that are being handled; 429 beyond"
-    )
     max_work: int = _size(
-        512 << 20, "estimated memory of all messages that are being handled; 503 beyond", high=1 << 40
-    )
-    max_bodies: int = _size(
-        64 << 20, "bytes of all POST bodies that are not complete yet; 503 beyond. Never less than `max_body`"
+        512 << 20,
+        "estimated memory of all messages that are being handled; 503 beyond. One session may take an eighth, and so"
+        " may all POST bodies that are not complete yet",
+        high=1 << 40,
     )
     max_body: int = _size(4 << 20, "size of a POST body; 413 beyond")
     max_headers: int = _size(32 << 10, "size of all headers; 431 beyond")
@@ -268,6 +250,12 @@ class Settings:
         True, "serve the resume broker, `resume/…` beside the endpoint, to callers that the endpoint accepts"
     )
     metrics: bool = _access(True, "serve `GET /metrics` to callers that the endpoint accepts")
+
+    @property
+    def session_work(self) -> int:
+        """The part of `max_work` that one session may take, and that unfinished bodies may: several sessions must reach
+        the limit of all."""
+        return max(1, self.max_work // 8)
 
     @property
     def longest_drain(self) -> float:

@@ -31,7 +31,7 @@ from perdure._core import listening as rules
 from perdure._core.codes import STORE_UNAVAILABLE
 from perdure._core.limits import Caller
 from perdure._core.states import LogState
-from perdure.sessions import call_quota, server_subscription
+from perdure.sessions import call_quota
 from perdure.sessions import listening as rules_of_listening
 from perdure.sessions.listening import Listening
 from perdure.store import MemoryStore
@@ -211,7 +211,7 @@ async def test_listeners_name_no_more_resources_than_all_may(tmp_path: Path, mon
 
 async def test_a_process_serves_no_more_listeners_than_it_may() -> None:
     async with (
-        serve(new_server(), max_listeners=2, max_sessionless=1) as site,
+        serve(new_server(), max_listeners=2, max_sessionless=1, max_share=100) as site,
         listening(site.port, "tools"),
         listening(site.port, "tools"),
     ):
@@ -222,10 +222,10 @@ async def test_a_process_serves_no_more_listeners_than_it_may() -> None:
 
 
 async def test_a_caller_holds_no_more_listeners_than_it_may() -> None:
-    async with serve(new_server(), max_principal_listeners=1) as site, listening(site.port, "tools"):
+    async with serve(new_server(), max_listeners=4) as site, listening(site.port, "tools"):
         answer = await ask(site, wanted("tools"))
         assert (answer.status, answer.error["code"]) == (429, -31004)
-        assert answer.error["message"].endswith("as many as you may (max_principal_listeners)")
+        assert answer.error["message"] == "You take 1 of max_listeners here, as much as one caller may (max_share)"
         async with listening(site.port, "tools", address="127.0.0.2") as ear:
             await ear.cut()
             await until(lambda: len(listening_of(site)) == 1)
@@ -455,7 +455,7 @@ async def test_a_list_that_cannot_be_read_counts_as_changed(monkeypatch: pytest.
 async def test_a_subscription_that_the_server_ends_is_opened_again_and_everything_may_have_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server_subscription, "_PAUSES", (0.0,))
+    monkeypatch.setattr(rules_of_listening, "_PAUSES", (0.0,))
     bus = InMemorySubscriptionBus()
     handler = ListenHandler(bus)
     server: Server[Any] = Server("closing", on_subscriptions_listen=handler)

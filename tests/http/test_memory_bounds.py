@@ -33,12 +33,14 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_bodies_that_are_not_complete_are_bounded_together() -> None:
-    async with live(max_body=80_000, max_bodies=150_000) as served, AsyncExitStack() as stack:
+    async with live(max_body=80_000, max_work=8 * 150_000) as served, AsyncExitStack() as stack:
         peer = await served.session()
         whole = peer.request("POST", _ping(80_000))
         unfinished = [await stack.enter_async_context(await peer.open(whole[:-100])) for _ in range(2)]
         refusal = await unfinished[1].answer()
-        refused(refusal, 503, LIMIT, "Bodies of 150000 bytes are on their way, as many as may be (max_bodies)")
+        refused(
+            refusal, 503, LIMIT, "Bodies of 150000 bytes are on their way, as many as may be (an eighth of max_work)"
+        )
         assert (await peer.ask("POST", _ping(1_000))).status == 200  # in one piece: it takes no room
         unfinished[0].cut()
 
@@ -116,12 +118,13 @@ def _notification(size: int = 10) -> bytes:
     return message("notifications/x", {"_meta": {"pad": "x" * size}})
 
 
-async def test_notifications_of_a_session_that_are_being_handled() -> None:
-    async with slow(max_notifications=3) as (it, served):
+async def test_notifications_of_a_session_that_are_being_handled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.http.endpoint.MAX_NOTIFICATIONS", 3)
+    async with slow() as (it, served):
         peer, other = await served.session(), await served.session()
         for _ in range(3):
             assert (await peer.ask("POST", _notification())).status == 202
-        words = "3 notifications of this session are being handled, as many as may be (max_notifications)"
+        words = "3 notifications of this session are being handled, as many as may be"
         refused(await peer.ask("POST", _notification()), 429, LIMIT, words)
         assert (await other.ask("POST", _notification())).status == 202
         assert (await peer.ask("POST", message("ping", id=1))).status == 200
@@ -133,11 +136,11 @@ async def test_notifications_of_a_session_that_are_being_handled() -> None:
 
 async def test_the_bytes_of_a_sessions_notifications() -> None:
     size = weigh(_notification(200_000))
-    async with slow(max_session_work=2 * size) as (it, served):
+    async with slow(max_work=16 * size) as (it, served):
         peer = await served.session()
         for _ in range(2):
             assert (await peer.ask("POST", _notification(200_000))).status == 202
-        words = f"being handled take {2 * size} bytes, as many as they may (max_session_work)"
+        words = f"being handled take {2 * size} bytes, as many as they may (an eighth of max_work)"
         refused(await peer.ask("POST", _notification(200_000)), 429, LIMIT, words)
         it.gate.set()
         await until(lambda: it.handled == 2)
@@ -180,14 +183,14 @@ def _is_loaded(served: Live, peer: SessionPeer) -> bool:
 
 
 async def test_the_bytes_of_a_sessions_running_calls() -> None:
-    async with live(max_session_work=500_000) as served:
+    async with live(max_work=8 * 500_000, max_share=100) as served:
         peer, other = await served.session(), await served.session()
         arguments = {"gate": "heavy calls", "unused": "x" * 200_000}
         # The first is taken whatever its size: otherwise it could never run.
         first = await peer.begin_call("wait", gate="heavy calls", unused="x" * 600_000)
         assert await first.head() == 200
         beyond = await peer.call("wait", id="beyond", **arguments)
-        refused(beyond, 429, LIMIT, "bytes, as many as they may (max_session_work)")
+        refused(beyond, 429, LIMIT, "bytes, as many as they may (an eighth of max_work)")
         assert beyond.json["id"] == "beyond"
         second = await other.begin_call("wait", **arguments)
         assert await second.head() == 200
@@ -206,7 +209,7 @@ async def test_a_call_that_was_refused_or_has_failed_counts_no_longer() -> None:
             assert (await peer.ask("POST", body)).status == 200
             big = message("ping", {"x": "x" * 100_000}, id=1)
             answers = await asyncio.gather(*(peer.ask("POST", big) for _ in range(3)))
-            assert {answer.status for answer in answers} <= {200, 400, 503}
+            assert {answer.status for answer in answers} <= {200, 400, 429, 503}
         assert (await peer.ask("POST", message("ping", {"x": "x" * 300_000}, id=2))).status == 200
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from perdure._core.envelope import KEY
 from perdure._core.ids import RecordKind, StreamId
-from perdure.sessions import call_quota, housekeeping
+from perdure.sessions import call_quota, durable_calls, housekeeping
 from perdure.store import MemoryStore
 from perdure.store.interface import Store
 from perdure.store.records import SessionRecord, StreamRecord
@@ -247,13 +247,16 @@ async def test_what_was_delivered_whole_is_given_up_first(tmp_path: Path, store:
         assert (await fill(peer, "whole-0")).error["code"] == GIVEN_UP
 
 
-async def test_where_no_more_keys_may_be_kept_calls_are_refused_and_none_runs_twice() -> None:
+async def test_where_no_more_keys_may_be_kept_calls_are_refused_and_none_runs_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(durable_calls, "MAX_KEYS", 30)
     store = MemoryStore()
-    async with live(server=server, store=store, auth=Names(), max_principal_tasks=2, max_keys=30) as served:
+    async with live(server=server, store=store, auth=Names(), max_principal_tasks=2) as served:
         alice, bob = (CallPeer(port=served.port, headers=bearer(name)) for name in ("alice", "bob"))
         for number in range(5):
             assert (await fill(alice, f"key-{number}")).status == 200
-        words = "The keys of 3 calls of yours are kept, as many as may be (a tenth of max_keys)"
+        words = "The keys of 3 calls of yours are kept, as many as may be; try again later"
         refused(await fill(alice, "key-5"), 429, LIMIT, words)
         assert (await fill(alice, "key-4")).status == 200
         assert (await fill(alice, "key-0")).error["code"] == GIVEN_UP
@@ -321,9 +324,12 @@ async def test_a_question_by_a_round_is_given_up_sooner_than_one_of_a_task(monke
 
 
 @pytest.mark.parametrize("size", [100_000, 1_000])
-async def test_the_bytes_of_answers_that_are_kept_of_a_principal(store: str, size: int) -> None:
+async def test_the_bytes_of_answers_that_are_kept_of_a_principal(
+    store: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Promise 6."""
-    async with live(server=server, store=store, auth=Names(), max_principal_task_bytes=1_000_000) as served:
+    monkeypatch.setattr(durable_calls, "MAX_ANSWER_BYTES", 1_000_000)
+    async with live(server=server, store=store, auth=Names()) as served:
         alice, bob = (CallPeer(port=served.port, headers=bearer(name)) for name in ("alice", "bob"))
         assert (await fill(bob, "his")).status == 200
         for number in range(40):

@@ -82,7 +82,7 @@ async def test_a_chore_that_breaks_down_says_so_and_begins_again(
 
 async def test_a_session_that_cannot_be_looked_after_does_not_keep_others_from_rest() -> None:
     """One session's parts are broken; the one behind it in the round is put to rest all the same."""
-    async with serve(ToolServer().server, session_grace=0.2, complaint="could not be looked after") as site:
+    async with serve(ToolServer().server, session_grace=1.0, complaint="could not be looked after") as site:
         broken, _ = await site.join(), await site.join()
         [session] = [session for session in life_of(site).sessions if session.id == broken.session]
         whole = session.retained

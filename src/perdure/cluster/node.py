@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 
 from perdure._core import mail
 from perdure._core.ids import Kind, NodeId, StreamId
@@ -12,9 +11,9 @@ from perdure._core.leases import BEATS_IN_LEASE
 from perdure._core.states import ClaimState
 from perdure.cluster.remote_readers import RemoteReaders
 from perdure.cluster.settler import Settler
-from perdure.errors import SessionEnded, StoreError, StoreLost, StoreUnavailable
-from perdure.log.chores import OnDemand, cancel_all
-from perdure.sessions.context import Peers, ServerContext, mail_to
+from perdure.errors import SessionEnded, StoreLost, StoreUnavailable
+from perdure.log.chores import Chores, OnDemand, cancel_all
+from perdure.sessions.context import ServerContext, mail_to
 from perdure.sessions.listening import Listening
 from perdure.sessions.registry import SessionRegistry
 from perdure.store.interface import Liveness, stream_by_id
@@ -51,7 +50,7 @@ class Watcher:
         self._sessions = sessions
         self._settler = settler
         self._readers = readers
-        self._listening = listening
+        self.listening = listening
         self.handled = 0
         """The key of the last message that was handled."""
         self._unknown_rounds = _ROUNDS_UNKNOWN
@@ -60,9 +59,13 @@ class Watcher:
         self._looked: object = None
         """The store's stamp from before everything was last read."""
         self._homeless: dict[StreamId, StreamRecord] = {}
-        self._streams = OnDemand(self._look_at_streams, name="perdure-look", on_failure=self._not_looked)
-        self._homes = OnDemand(self._look_at_homes, name="perdure-homes", on_failure=self._not_looked)
-        self._mail = OnDemand(self._handle_mail, name="perdure-mail", on_failure=self._mail_waits)
+        # What fails is read again in the next round, with everything else.
+        failure = "what other nodes wrote could not be read"
+        again = self._look_again
+        self._streams = OnDemand(self._look_at_streams, name="perdure-look", failure=failure, on_failure=again)
+        self._homes = OnDemand(self._look_at_homes, name="perdure-homes", failure=failure, on_failure=again)
+        failure = "mail waits, it could not be read"
+        self._mail = OnDemand(self._handle_mail, name="perdure-mail", failure=failure, on_failure=again)
 
     def subscribe(self) -> Callable[[], None]:
         """Read whenever the store hints. Returns the function that stops it."""
@@ -78,8 +81,8 @@ class Watcher:
             self._context.waiters.wake_all()
         if seen is None or seen.has_forwarded:
             self._homes.want()  # also what this node itself has forwarded to one that died
-        if self._listening is not None:
-            self._listening.go_round(seen)
+        if self.listening is not None:
+            self.listening.go_round(seen)
         if self._context.store.stamp() != self._looked or self._readers.has_readers_beyond:
             self._all = True
             if seen is None or seen.has_mail:
@@ -140,11 +143,8 @@ class Watcher:
                         log_event(logging.DEBUG, "mail.received", f"mail from another node: {type(message).__name__}")
                         await self._handle(message)
                     else:
-                        log_event(
-                            logging.WARNING,
-                            "mail.unknown",
-                            "a newer release sent mail of a kind that this one does not know",
-                        )
+                        sentence = "a newer release sent mail of a kind that this one does not know"
+                        log_event(logging.WARNING, "mail.unknown", sentence)
                 except StoreUnavailable:
                     raise
                 except Exception as failure:
@@ -154,8 +154,8 @@ class Watcher:
 
     async def _handle(self, message: mail.Message) -> None:
         if isinstance(message, mail.ListeningMail):
-            if self._listening is not None:
-                self._listening.on_mail(message)
+            if self.listening is not None:
+                self.listening.on_mail(message)
             return
         held = self._sessions.held(message.session)
         if isinstance(message, mail.Unread | mail.AskAnswered | mail.Notified | mail.Cancelled):
@@ -196,120 +196,101 @@ class Watcher:
                 if not held.link.cancel(id_, incarnation=incarnation, params=params):
                     await self._settler.waiting.cancel(message)
 
-    # Whatever fails is looked at again in the next round, with everything else. The journal logs a store that fails;
-    # anything else is logged once.
-
-    def _not_looked(self, failure: Exception, again: bool) -> None:
+    def _look_again(self) -> None:
         self._looked = None
-        level = logging.DEBUG if again or isinstance(failure, StoreError) else logging.ERROR
-        log_event(level, "neighbours.look", f"what other nodes wrote could not be read: {failure!r}")
-
-    def _mail_waits(self, failure: Exception, again: bool) -> None:
-        self._looked = None
-        level = logging.DEBUG if again or isinstance(failure, StoreError) else logging.ERROR
-        log_event(level, "mail.unread", f"mail waits, it cannot be read: {failure!r}")
 
 
-@dataclass(kw_only=True)
 class Node:
     """Beats, and does the rounds. Beats go on while a dead node is settled, however long that takes."""
 
-    liveness: Liveness
-    peers: Peers
-    settler: Settler
-    watcher: Watcher
-    listening: Listening | None
-    lease: float
-    facts: Callable[[], bytes]
-    resume: Callable[[], None]
-    """Called in each round while this node holds its claim: readers that rest because it did not may go on."""
-    on_buried: Callable[[], None]
-    on_lost: Callable[[StoreLost], None]
-    _claim: ClaimState = field(default=ClaimState.HOLDING, init=False)
-    """The state that was logged last."""
-    _seen: Overview | None = field(default=None, init=False)
-    _failing: set[str] = field(default_factory=set, init=False)
-    _settling: set[NodeId] = field(default_factory=set, init=False)
-
-    def __post_init__(self) -> None:
-        self._every = min(self.lease / BEATS_IN_LEASE, LONGEST_PAUSE)
+    def __init__(
+        self,
+        context: ServerContext,
+        liveness: Liveness,
+        settler: Settler,
+        watcher: Watcher,
+        *,
+        facts: Callable[[], bytes],
+        on_buried: Callable[[], None],
+        on_lost: Callable[[StoreLost], None],
+    ) -> None:
+        """`facts`: what this node writes with its beat. `on_buried` is called if other nodes have buried this one,
+        `on_lost` (again and again) if the store cannot be used any more."""
+        self._context = context
+        self._peers = context.nodes
+        self._liveness = liveness
+        self._settler = settler
+        self._watcher = watcher
+        self._facts = facts
+        self._on_buried = on_buried
+        self._on_lost = on_lost
+        self._every = min(context.settings.lease / BEATS_IN_LEASE, LONGEST_PAUSE)
         self._round = min(ROUND, self._every)
+        self._chores = Chores()
+        self._settling: set[NodeId] = set()
 
     async def run(self) -> None:
         """Run until another node has buried this one."""
         tasks = [
             asyncio.create_task(self._repeat("this node could not show that it lives", self._beat, self._every)),
-            asyncio.create_task(self._repeat("other nodes could not be looked after", self.go_round, self._round)),
+            asyncio.create_task(self._repeat("other nodes could not be looked after", self._go_round, self._round)),
         ]
+        before = ClaimState.HOLDING
         try:
-            while (claim := self.liveness.own_claim) is not ClaimState.BURIED:
-                self._look_at_claim(claim)
+            # The claim lapses by a clock, without an event.
+            while (claim := self._liveness.own_claim) is not ClaimState.BURIED:
+                if claim is ClaimState.FROZEN is not before:
+                    sentence = "this node's lease has lapsed: it shows and accepts nothing until the store answers"
+                    log_event(logging.ERROR, "node.lapsed", sentence)
+                elif claim is not before:
+                    log_event(logging.WARNING, "node.resumed", "the store answers and knows this node: it goes on")
+                before = claim
+                if claim is ClaimState.HOLDING:
+                    self._context.hub.resume_readers()  # that rest because it held no claim
                 await asyncio.sleep(self._round)
         finally:
             await cancel_all(tasks)
-        log_event(
-            logging.ERROR,
-            "node.buried",
-            "other nodes took this node for dead and have settled its calls: it writes nothing more, and ends",
-        )
-        self.on_buried()
-
-    def _look_at_claim(self, claim: ClaimState) -> None:
-        """Log what has become of this node's claim, which lapses by a clock, without an event."""
-        if claim is not self._claim:
-            self._claim = claim
-            if claim is ClaimState.FROZEN:
-                log_event(
-                    logging.ERROR,
-                    "node.lapsed",
-                    "this node's lease has lapsed: it shows and accepts nothing until the store answers",
-                )
-            else:
-                log_event(logging.WARNING, "node.resumed", "the store answers and knows this node: it goes on")
-        if claim is ClaimState.HOLDING:
-            self.resume()
+        sentence = "other nodes took this node for dead and have settled its calls: it writes nothing more, and ends"
+        log_event(logging.ERROR, "node.buried", sentence)
+        self._on_buried()
 
     async def _repeat(self, what: str, work: Callable[[], Awaitable[None]], pause: float) -> None:
         while True:
-            await self._attempt(what, what, work())
-            holds = self.liveness.own_claim is ClaimState.HOLDING
+            await self._attempt(what, work())
+            holds = self._liveness.own_claim is ClaimState.HOLDING
             await asyncio.sleep(pause if holds else self._round)  # so that it goes on soon
 
-    async def _attempt(self, key: str, what: str, work: Awaitable[None]) -> None:
-        """Do something that may fail and is tried again in the next round. `key` names it, so that it is logged
-        once."""
-        try:
-            await work
-            self._failing.discard(key)
-        except StoreLost as failure:
-            self.on_lost(failure)
-        except Exception as failure:
-            # The store fails, which the journal logs; or one node cannot be settled, which must not stop us.
-            level = logging.DEBUG if key in self._failing else logging.WARNING
-            log_event(level, "node.round", f"{what}: {failure!r}")
-            self._failing.add(key)
+    async def _attempt(self, what: str, work: Awaitable[None]) -> None:
+        """Do something that may fail, and that is done again in the next round."""
+        with self._chores.surviving(what):
+            try:
+                await work
+            except StoreLost as failure:
+                self._on_lost(failure)
 
     async def _beat(self) -> None:
         # One that hangs must not be the last: the store may be back long before the lease has lapsed.
         async with asyncio.timeout(2 * self._every):
-            await self.liveness.beat(self.facts())
+            await self._liveness.beat(self._facts())
 
-    async def go_round(self) -> None:
-        if self.liveness.own_claim is not ClaimState.HOLDING:
+    async def _go_round(self) -> None:
+        if self._liveness.own_claim is not ClaimState.HOLDING:
             return  # other nodes may act in its place; it must not act in theirs
-        self._seen = None
-        await self._attempt("meet", "the other nodes could not be seen", self._settle_dead())
-        await self.settler.go_round()  # which survives whatever fails in it
-        self.watcher.go_round(self._seen)
+        seen: Overview | None = None
 
-    async def _settle_dead(self) -> None:
-        self._seen = seen = await self.peers.meet(mail_after=self.watcher.handled)
-        self._settling &= set(seen.dead)
-        for node, beat in seen.dead.items():
-            await self._attempt(node, f"node {node[:8]} could not be settled", self._settle(node, beat))
+        async def meet() -> None:
+            nonlocal seen
+            seen = await self._peers.meet(mail_after=self._watcher.handled)
+            self._settling &= set(seen.dead)
+            for node, beat in seen.dead.items():
+                await self._attempt(f"node {node[:8]} could not be settled", self._settle(node, beat))
+
+        await self._attempt("the other nodes could not be seen", meet())
+        await self._settler.go_round()  # which survives whatever fails in it
+        self._watcher.go_round(seen)
 
     async def _settle(self, dead: NodeId, beat: int) -> None:
-        has_left = dead in self.peers.departed
+        has_left, listening = dead in self._peers.departed, self._watcher.listening
         if dead not in self._settling:
             self._settling.add(dead)
             name = dead[:8]
@@ -317,9 +298,9 @@ class Node:
                 log_event(logging.INFO, "node.departed", f"node {name} has left; its calls are taken over", node=dead)
             else:
                 log_event(logging.WARNING, "node.dead", f"node {name} has died; its calls are being settled", node=dead)
-                if self.listening is not None:
-                    self.listening.on_death()
-        is_buried = await self.settler.settle_node(dead, beat, has_left=has_left)
-        if is_buried and not has_left and self.listening is not None:
-            self.listening.on_burial()
-        await self.peers.meet()
+                if listening is not None:
+                    listening.on_death()
+        is_buried = await self._settler.settle_node(dead, beat, has_left=has_left)
+        if is_buried and not has_left and listening is not None:
+            listening.cue_others()  # they may not have seen that it was dead
+        await self._peers.meet()

@@ -10,14 +10,13 @@ because it came with the call, and the stream says when it was lost (`StreamReco
 """
 
 import asyncio
-import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perdure._core import mail
 from perdure._core.ids import Kind, NodeId, StreamId, is_only_listed, place, reader_name
 from perdure._core.states import LogState
-from perdure.errors import PerdureError, StoreError
+from perdure.errors import PerdureError
 from perdure.log.chores import Chores, OnDemand
 from perdure.log.journal import Journal, Steps
 from perdure.log.reader import BATCH, Reader
@@ -26,7 +25,6 @@ from perdure.sessions.context import Peers, mail_to
 from perdure.store.interface import Store
 from perdure.store.records import Followed, ReaderRecord, StreamRecord
 from perdure.store.steps import LeaveReader, PutReader, Step
-from perdure.telemetry.log_records import log_event
 
 _ENDS_AT_ONCE = 500
 """Streams read in one query."""
@@ -66,7 +64,10 @@ class RemoteReaders:
         self._grown: dict[NodeId, set[StreamId]] = {}
         self._unsure: dict[StreamId, Stream] = {}
         """Streams of which the store has to say who reads them."""
-        self._look_up = OnDemand(self._look_up_readers, name="perdure-readers", on_failure=self._not_looked_up)
+        failure = "it could not be seen who reads a stream"
+        self._look_up = OnDemand(
+            self._look_up_readers, name="perdure-readers", failure=failure, on_failure=self._look_up_rest
+        )
         self._chores = Chores()
 
     async def aclose(self) -> None:
@@ -116,9 +117,7 @@ class RemoteReaders:
         while self._unsure:
             await self.look_who_reads(self._unsure.pop(next(iter(self._unsure))))
 
-    def _not_looked_up(self, failure: Exception, _: bool) -> None:
-        level = logging.WARNING if isinstance(failure, StoreError) else logging.ERROR
-        log_event(level, "neighbours.reader", f"it could not be seen who reads a stream: {failure!r}")
+    def _look_up_rest(self) -> None:
         if self._unsure:
             self._look_up.want()  # the other streams are looked up all the same
 

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import Any
 
 from perdure._core import mail, settling
 from perdure._core.codes import REQUEST_CANCELLED
@@ -49,8 +49,6 @@ from perdure.store.steps import (
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.log_records import log_event
 
-T = TypeVar("T")
-
 CallKey = tuple[SessionId, int, int | str]
 """Session, incarnation and request id, as the SDK compares ids."""
 
@@ -73,6 +71,11 @@ class AbandonedCall:
     @property
     def key(self) -> CallKey:
         return self.row.session, self.row.incarnation, coerce_id(self.row.request_id)
+
+    @property
+    def ids(self) -> dict[str, Any]:
+        """The facts of its log records."""
+        return {"session": self.row.session, "stream": self.row.stream, "call": self.row.request_id}
 
     def ended(self, step: CallStep) -> CallEnd:
         row, state = self.row, advance(CALL, self.row.state, step)
@@ -175,8 +178,7 @@ class WaitingCalls:
     async def resume(self, session: Session, origin: object) -> None:
         """The principal is back: run again, or answer, the calls that waited for it."""
         session.waits = False
-        tools = ToolHints(self._sessions)
-        by = SettleRequest(occasion=Occasion.PRINCIPAL_BACK, tools=tools, origin=origin)
+        by = SettleRequest(occasion=Occasion.PRINCIPAL_BACK, tools=ToolHints(self._sessions), origin=origin)
         try:
             for record in await self._waiting_streams(session.id):
                 await self._settle(record, by)
@@ -268,13 +270,13 @@ class Settler:
         """Settle a dead node and bury it, unless it has beaten since: then it is back, and keeps what was not claimed
         yet. A failure does not hold up the rest, and is tried again by the next round. `has_left`: the node was
         stopped."""
-        context, tools = self._context, ToolHints(self._sessions)
-        cancelled = set()  # by their clients, of which the dead node has not read
+        context = self._context
+        cancelled = set()  # by their clients, in mail that the dead node has not read
         async for _, raw in paged(lambda after: context.store.mail(dead, after=after)):
             if isinstance(message := mail.decode(raw), mail.Cancelled):
                 cancelled.add((message.session, message.incarnation, coerce_id(message.request_id)))
         occasion = Occasion.NODE_LEFT if has_left else Occasion.NODE_DIED
-        by = SettleRequest(occasion=occasion, tools=tools, cancelled=frozenset(cancelled))
+        by = SettleRequest(occasion=occasion, tools=ToolHints(self._sessions), cancelled=frozenset(cancelled))
         homes: list[StreamRecord] = []
         failures: list[Exception] = []
         # All of a session are settled in one go, and reported once.
@@ -420,17 +422,19 @@ class Settler:
         async with progress.turn:
             owner = await store.session(record.session)
             context.journal.check_claim()
+            held = self._sessions.streams.of(record.session).get(record.id)
+            known = 0 if held is None else held.generation
             if progress.stream is not None and progress.stream.writer is not None and owner is not None:
                 await self._settle_calls(owner, progress.stream, progress, by)  # where the store failed
             # Also where this node is the writer: what it had under way then finds a stale fence.
-            elif (claimed := await self._claim(record)) is None:
+            elif (claimed := await store.claim(record.id, node=context.node, held=record.fence, known=known)) is None:
                 pass  # another node was faster
             elif owner is None or owner.state is SessionState.ENDED:
-                self._context.put(DropStream(stream=record.id))
+                context.put(DropStream(stream=record.id))
             elif owner.state is SessionState.OPENING:
                 # Its client does not know of it.
                 reason = SessionStep.HANDSHAKE_FAILED.value
-                self._context.put(EndSession(session=owner.id, time=context.clock(), reason=reason))
+                context.put(EndSession(session=owner.id, time=context.clock(), reason=reason))
             else:
                 # Read after a claim: no other node can end them.
                 rows = [row for row in await store.calls(record.session, stream=record.id) if CALL[row.state]]
@@ -438,11 +442,6 @@ class Settler:
                 progress.stream = self._take_over(claimed, rows, by=by)
                 await self._settle_calls(owner, progress.stream, progress, by)
         self._in_progress.pop(record.id, None)
-
-    async def _claim(self, record: StreamRecord) -> StreamRecord | None:
-        held = self._sessions.streams.of(record.session).get(record.id)
-        known = 0 if held is None else held.generation
-        return await self._context.store.claim(record.id, node=self._context.node, held=record.fence, known=known)
 
     def _take_over(self, claimed: StreamRecord, rows: Sequence[CallRecord], *, by: SettleRequest) -> Stream:
         context, session = self._context, self._sessions.held(claimed.session)
@@ -481,16 +480,8 @@ class Settler:
                         self._context.counters.settles_cancelled += 1
                     case Verdict.WAIT:
                         await self._context.journal.write(call.changed(CallStep.LOSE_NODE, stream))
-                        row = call.row
-                        sentence = f"a request waits for its principal ({row.method})"
-                        log_event(
-                            logging.INFO,
-                            "call.waits",
-                            sentence,
-                            session=row.session,
-                            stream=row.stream,
-                            call=row.request_id,
-                        )
+                        sentence = f"a request waits for its principal ({call.row.method})"
+                        log_event(logging.INFO, "call.waits", sentence, **call.ids)
                         self._send_all(mail.Waiting(session=owner.id))
                         self.waiting.expect(owner.id)
                     case Verdict.RERUN if session is not None:
@@ -532,9 +523,7 @@ class Settler:
             stream.append(payload, end=call.ended(CallStep.SETTLE), also=self._end_of(owner))
         self._context.counters.calls_settled += 1
         sentence = f"a request was interrupted ({row.method}): {reason}"
-        self._context.peers.log_event(
-            logging.WARNING, "call.unknown", sentence, session=row.session, stream=row.stream, call=row.request_id
-        )
+        self._context.peers.log_event(logging.WARNING, "call.unknown", sentence, **call.ids)
 
     async def _run_again(self, session: Session, call: AbandonedCall, stream: Stream, by: SettleRequest) -> None:
         row, request = call.row, call.request
@@ -559,14 +548,12 @@ class Settler:
         except Exception as failure:
             # It would fail in each round, and its client would wait for ever.
             sentence = f"a request cannot run again ({row.method}): {failure!r}"
-            log_event(
-                logging.ERROR, "call.poison", sentence, session=row.session, stream=row.stream, call=row.request_id
-            )
+            log_event(logging.ERROR, "call.poison", sentence, **call.ids)
             self._answer_unknown(session.record, call, stream, DIED)
         else:
             self._context.counters.calls_rerun += 1
             sentence = f"a request that was interrupted runs again ({row.method})"
-            log_event(logging.INFO, "call.rerun", sentence, session=row.session, stream=row.stream, call=row.request_id)
+            log_event(logging.INFO, "call.rerun", sentence, **call.ids)
 
     async def _withdraw_asks(self, owner: SessionRecord, stream: Stream, by: SettleRequest) -> None:
         """Cancel what dead nodes had asked, on this stream or on the standalone one: no node waits for the answers."""
@@ -589,43 +576,36 @@ class Settler:
     # Homes
 
     async def _settle_homes(self, homes: Sequence[StreamRecord], by: SettleRequest) -> list[Exception]:
-        """A session with subscriptions, or in use here, gets a new home at once; the others when they are loaded.
-        Returns the failures."""
+        """Become the home of sessions that have subscriptions, are in use here, or have messages waiting. The homes of
+        other sessions are released, and the sessions put to rest, or they would expire without a log record; they get a
+        home when they are loaded. Returns the failures."""
+        store = self._context.store
         releases: list[Step] = []
         failures: list[Exception] = []
-        waited_for = {record.id for home in homes[:1] for record in await self._context.store.forwarded_to(home.node)}
+        waited_for = {record.id for home in homes[:1] for record in await store.forwarded_to(home.node)}
         for record in homes:
             try:
-                releases += await self._bring_home(record, by, needed=record.id in waited_for)
+                held = self._sessions.held(record.session)
+                owner = await store.session(record.session) if held is None else held.record
+                active = owner if owner is not None and owner.state is SessionState.ACTIVE else None
+                session = None
+                if held is not None or record.id in waited_for or (active is not None and active.sticky):
+                    session = await self._sessions.load(record.session)
+                elif active is not None:
+                    state = advance(SESSION, active.state, SessionStep.GRACE_PASSED)
+                    releases.append(ChangeSession(session=active.id, state=state))
+                if session is None:
+                    releases.append(Release(stream=record.id, fence=record.fence))
+                    continue
+                with session.in_use(), contextlib.suppress(SessionEnded):  # then its streams are gone
+                    session.standalone.follow(record)  # the dead node may have taken it from this one without a word
+                    await session.home.claim()
+                    await self._withdraw_asks(session.record, session.standalone, by)
             except Exception as failure:
                 failures.append(failure)
         for start in range(0, len(releases), _RELEASE_AT_ONCE):
-            await self._context.store.commit(releases[start : start + _RELEASE_AT_ONCE])
+            await store.commit(releases[start : start + _RELEASE_AT_ONCE])
         return failures
-
-    async def _bring_home(self, record: StreamRecord, by: SettleRequest, *, needed: bool) -> Sequence[Step]:
-        """Become the home of a session that needs one now (`needed`: messages wait for it). For any other session,
-        returns the steps that release its home and put it to rest, or it would expire without a word."""
-        held = self._sessions.held(record.session)
-        owner = await self._context.store.session(record.session) if held is None else held.record
-        subscribes = owner is not None and owner.state is SessionState.ACTIVE and bool(owner.sticky)
-        let_go = Release(stream=record.id, fence=record.fence)
-        if held is None and not subscribes and not needed:
-            if owner is None or owner.state is not SessionState.ACTIVE:
-                return (let_go,)
-            state = advance(SESSION, owner.state, SessionStep.GRACE_PASSED)
-            return ChangeSession(session=owner.id, state=state), let_go
-        session = await self._sessions.load(record.session)
-        if session is None:
-            return (let_go,)
-        with session.in_use():
-            try:
-                session.standalone.follow(record)  # the dead node may have taken it from this one without a word
-                await session.home.claim()
-            except SessionEnded:
-                return ()  # and its streams are gone
-            await self._withdraw_asks(session.record, session.standalone, by)
-        return ()
 
     def _send_all(self, message: mail.Message) -> None:
         self._context.put(*mail_to(self._context.nodes.others, message))

@@ -56,6 +56,10 @@ drains would cost the program the answer that the stop has waited for."""
 _SUBSCRIBING = ("resources/subscribe", "resources/unsubscribe")
 
 
+MAX_NOTIFICATIONS = 1_000
+"""Notifications of one session that wait for their handler or are being handled: a task each, of a few kilobytes."""
+
+
 class Endpoint:
     """Answers requests; raises `HttpRefusal` for every one that it does not take."""
 
@@ -172,11 +176,11 @@ class PostHandler:
             notifications = sum(isinstance(m, Notification) and m.method != "notifications/cancelled" for m in messages)
         if not notifications and not requests:
             return
-        link, settings = session.link, self._settings
-        if notifications and link.runtime.notifications + notifications > settings.max_notifications:
-            raise HttpRefusal(Refusal.TOO_MANY_NOTIFICATIONS, limit=settings.max_notifications)
-        if link.work and link.work + size > settings.max_session_work:
-            raise HttpRefusal(Refusal.TOO_MUCH_OF_SESSION, limit=settings.max_session_work)
+        link, most = session.link, self._settings.session_work
+        if notifications and link.runtime.notifications + notifications > MAX_NOTIFICATIONS:
+            raise HttpRefusal(Refusal.TOO_MANY_NOTIFICATIONS, limit=MAX_NOTIFICATIONS)
+        if link.work and link.work + size > most:
+            raise HttpRefusal(Refusal.TOO_MUCH_OF_SESSION, limit=most)
         self._access.refuse_work(link.calls.caller, size)
 
     async def _pass_on(

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from perdure._core import sse
 from perdure._core.durable_calls import TaskFacts
 from perdure._core.envelope import LISTEN, SUBSCRIPTION
-from perdure._core.limits import Caller, Full, Quota, weigh
+from perdure._core.limits import Caller, Quota, share_of, weigh
 from perdure._core.listening import ACKNOWLEDGED, METHODS, BadFilter, Cue, read_filter
 from perdure.errors import StoreError
 from perdure.http.access import SessionAccess, refuse_full
@@ -208,7 +208,7 @@ class _Listening:
 
 
 class ListeningHandler:
-    """Serves listeners, `max_listeners` at once, and `max_principal_listeners` of one caller."""
+    """Serves listeners, `max_listeners` at once, and `max_share` of them of one caller."""
 
     def __init__(self, access: SessionAccess, listening: Listening, calls: DurableCalls | None) -> None:
         """`calls`: the tasks, unless the server serves its own."""
@@ -216,7 +216,8 @@ class ListeningHandler:
         self._listening = listening
         self._calls = calls
         self._open: set[_Listening] = set()
-        self._quota = Quota(access.settings.max_listeners, each=access.settings.max_principal_listeners)
+        most = access.settings.max_listeners
+        self._quota = Quota(most, each=share_of(most, access.settings.max_share))
 
     def __len__(self) -> int:
         return len(self._open)
@@ -291,10 +292,7 @@ class ListeningHandler:
 
     @contextmanager
     def _counting(self, listening: _Listening, caller: Caller) -> Iterator[None]:
-        full = self._quota.lacks(caller)
-        if full is Full.FOR_CALLER:
-            raise HttpRefusal(Refusal.TOO_MANY_OWN_LISTENERS, limit=self._quota.each)
-        refuse_full(full, Refusal.TOO_MANY_LISTENERS, self._quota, "max_listeners")
+        refuse_full(self._quota.lacks(caller), Refusal.TOO_MANY_LISTENERS, self._quota, "max_listeners")
         self._access.refuse_readers(caller)
         self._open.add(listening)
         try:

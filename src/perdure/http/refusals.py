@@ -58,7 +58,11 @@ class Refusal(enum.Enum):
     HANDSHAKE_TOO_RICH = (413, LIMIT_REACHED, "An initialize request may not take more than {limit} bytes in memory")
     BODY_TOO_SLOW = (408, LIMIT_REACHED, "The body did not arrive within {limit} seconds (stream_timeout)")
     BODY_STALLED = (408, LIMIT_REACHED, "The body brought less than {least} bytes in {seconds} seconds")
-    TOO_MANY_BODIES = (503, LIMIT_REACHED, "Bodies of {limit} bytes are on their way, as many as may be (max_bodies)")
+    TOO_MANY_BODIES = (
+        503,
+        LIMIT_REACHED,
+        "Bodies of {limit} bytes are on their way, as many as may be (an eighth of max_work)",
+    )
     MEDIA_TYPE = (415, INVALID_REQUEST, "Content-Type must be application/json, not {seen}")
     NOT_ACCEPTABLE_POST = (406, INVALID_REQUEST, "Accept must allow application/json and text/event-stream")
     NOT_ACCEPTABLE_JSON = (406, INVALID_REQUEST, "Accept must allow application/json")
@@ -100,12 +104,13 @@ class Refusal(enum.Enum):
     TOO_MANY_NOTIFICATIONS = (
         429,
         LIMIT_REACHED,
-        "{limit} notifications of this session are being handled, as many as may be (max_notifications)",
+        "{limit} notifications of this session are being handled, as many as may be",
     )
     TOO_MUCH_OF_SESSION = (
         429,
         LIMIT_REACHED,
-        "This session's messages that are being handled take {limit} bytes, as many as they may (max_session_work)",
+        "This session's messages that are being handled take {limit} bytes, as many as they may (an eighth of"
+        " max_work)",
     )
     TOO_MUCH_WORK = (
         503,
@@ -126,8 +131,7 @@ class Refusal(enum.Enum):
     TOO_MANY_KEYS = (
         429,
         LIMIT_REACHED,
-        "The keys of {limit} calls of yours are kept, as many as may be (a tenth of max_keys); try again later, or"
-        " without a key",
+        "The keys of {limit} calls of yours are kept, as many as may be; try again later, or without a key",
     )
     CLIENT_TOO_LARGE = (
         413,
@@ -151,7 +155,7 @@ class Refusal(enum.Enum):
         400,
         ANSWER_GIVEN_UP,
         "This call has ended, and does not run again; its answer was given up for newer ones of yours"
-        " (max_principal_tasks, max_principal_task_bytes)",
+        " (max_principal_tasks, or 256 MiB of answers)",
     )
     NO_KEY = (400, INVALID_PARAMS, "No call of yours has this key")
     NO_TASK = (400, INVALID_PARAMS, "Task not found: it is not one of yours, or it has expired")
@@ -168,11 +172,6 @@ class Refusal(enum.Enum):
         503,
         LIMIT_REACHED,
         "This process serves {limit} subscriptions, as many as it may (max_listeners)",
-    )
-    TOO_MANY_OWN_LISTENERS = (
-        429,
-        LIMIT_REACHED,
-        "You hold {limit} subscriptions here, as many as you may (max_principal_listeners)",
     )
     TOO_MANY_RESOURCES = (
         503,

@@ -94,7 +94,7 @@ class Bodies:
     def __init__(self, settings: Settings) -> None:
         self._limit = settings.max_body
         self._timeout = settings.stream_timeout
-        self._most = max(settings.max_bodies, settings.max_body)
+        self._most = max(settings.session_work, settings.max_body)
         self._held = 0
         """Bytes of bodies that are not complete yet. A body that arrives in one piece is never counted, so ordinary
         messages are served while unfinished bodies take all the room."""

@@ -55,14 +55,20 @@ class OnDemand:
     """A job that is wanted now and then. A wish while it runs makes it run once more."""
 
     def __init__(
-        self, job: Callable[[], Awaitable[None]], *, name: str, on_failure: Callable[[Exception, bool], None]
+        self,
+        job: Callable[[], Awaitable[None]],
+        *,
+        name: str,
+        failure: str,
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_failure` gets the failure, and whether the previous run failed too."""
+        """`failure` says in the log what could not be done."""
         self._job = job
         self._name = name
+        self._failure = failure
         self._on_failure = on_failure
+        self._chores = Chores()
         self._is_wanted = self._is_closed = False
-        self._failed = False
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -77,13 +83,12 @@ class OnDemand:
     async def _run(self) -> None:
         try:
             while self._is_wanted:
-                self._is_wanted = False
-                try:
+                self._is_wanted, has_failed = False, True
+                with self._chores.surviving(self._failure):
                     await self._job()
-                    self._failed = False
-                except Exception as failure:
-                    self._on_failure(failure, self._failed)
-                    self._failed = True
+                    has_failed = False
+                if has_failed:
+                    self._on_failure()
         finally:
             self._task = None
 

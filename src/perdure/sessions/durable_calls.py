@@ -39,6 +39,13 @@ every ask that the next poll still shows, at whatever node."""
 ROOM_SHARE = 100
 """A hundredth of a caller's calls is given up at once, so that the next ones, at whatever node, find room."""
 
+MAX_ANSWER_BYTES = 256 << 20
+"""Bytes of answers that are kept of one caller, nearly. Beyond, the answers that ended first are given up."""
+
+MAX_KEYS = 10_000_000
+"""Keys that are kept of calls whose answers were given up, about 300 bytes each on disk, until `task_ttl` has passed.
+Beyond, new calls are refused: to forget a key before its time would let its call run twice."""
+
 KEY_SHARE = 10
 """A caller may have a tenth of all keys, so that no caller uses up the room of all others."""
 
@@ -95,8 +102,8 @@ class DurableCalls:
         self._tasks = CallQuota(settings.max_tasks, clock)
         self._own_tasks = CallQuota(settings.max_principal_tasks, clock)
         self._own_bytes = CallQuota(settings.max_principal_tasks, clock)
-        self._keys = CallQuota(settings.max_keys, clock)
-        self._own_keys = CallQuota(max(1, settings.max_keys // KEY_SHARE), clock)
+        self._keys = CallQuota(MAX_KEYS, clock)
+        self._own_keys = CallQuota(MAX_KEYS // KEY_SHARE, clock)
 
     # Beginning
 
@@ -114,7 +121,7 @@ class DurableCalls:
             async with self._trimming:
                 for _ in range(TRIM_MOST):
                     size = await self._context.store.bytes_of(*new.caller)
-                    if size <= self._context.settings.max_principal_task_bytes or not await self.make_room(new.caller):
+                    if size <= MAX_ANSWER_BYTES or not await self.make_room(new.caller):
                         break
             self._own_bytes.found_room(new.caller)
         if new.names is None:

@@ -16,12 +16,15 @@ caller, and the digest is of the list that the process's own request gets.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
+import enum
 import logging
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from perdure._core import mail
 from perdure._core.ids import NodeId
@@ -39,12 +42,11 @@ from perdure._core.listening import (
     change_of,
 )
 from perdure._core.states import LogState
-from perdure.errors import NodeGone, PerdureError, StoreError, StoreUnavailable
-from perdure.log.chores import OnDemand
+from perdure.errors import NodeGone, PerdureError, StoreUnavailable
+from perdure.log.chores import OnDemand, cancel_all
 from perdure.log.journal import Steps
-from perdure.runtime.base import ServerChanges
+from perdure.runtime.base import NoListening, ServerChanges
 from perdure.sessions.context import ServerContext, mail_to
-from perdure.sessions.server_subscription import ServerSubscription
 from perdure.store.records import Overview
 from perdure.telemetry.log_records import log_event
 from perdure.telemetry.prometheus import read_facts
@@ -70,6 +72,12 @@ cue for the list; a client that was away for longer has to read its lists anyway
 MAX_UNSENT = 1_000
 """Changes that wait for the store, for one node; beyond, that node is told that anything may have changed."""
 
+ACKNOWLEDGED_WITHIN = 5.0
+"""Seconds that the server may take to acknowledge a subscription in its own process: it has nothing to wait for."""
+
+_PAUSES = (0.05, 0.2, 1.0, 5.0)
+"""Seconds before a subscription that the server has ended is opened again: soon, and then without filling the log."""
+
 LEFT_OVER = 100
 """Resources that no listener here names any more of which other nodes may still be subscribed, beside as many as are
 named: they are asked again, for less, when there are more. So a listener that comes back causes no mail."""
@@ -82,6 +90,114 @@ class TooManyResources(PerdureError):
         super().__init__()
         self.limit = limit
         self.of_caller = of_caller
+
+
+class SubscriptionState(enum.Enum):
+    """State of the subscription."""
+
+    NONE = "none"  #: it was not asked for yet
+    OPEN = "open"  #: the server has acknowledged it
+    ABSENT = "absent"  #: the server serves no subscriptions
+    REFUSED = "refused"  #: the server refuses one that comes from no client, or does not acknowledge it
+
+
+class ServerSubscription:
+    """The subscription to this process's own server."""
+
+    def __init__(
+        self,
+        server: ServerChanges,
+        *,
+        on_notification: Callable[[str, Mapping[str, Any] | None], None],
+        on_gap: Callable[[], None],
+        task_context: contextvars.Context,
+    ) -> None:
+        """`on_gap` is called when the server has ended the subscription and acknowledges the next one: what changed in
+        between is not known."""
+        self._state = SubscriptionState.NONE
+        self._honoured = ChangeFilter()
+        """The filter that the server has acknowledged."""
+        self._server = server
+        self._on_notification = on_notification
+        self._on_gap = on_gap
+        self._context = task_context
+        self._uris: frozenset[str] = frozenset()
+        self._task: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
+
+    @property
+    def serves(self) -> bool:
+        """Whether this process can serve listeners. A server without subscriptions may report changes by other
+        means."""
+        is_absent = self._state is SubscriptionState.ABSENT
+        return self._state is SubscriptionState.OPEN or (is_absent and self._server.may_be_silent)
+
+    def honours(self, wanted: ChangeFilter) -> ChangeFilter:
+        """The part of a filter that the server honours; a server without subscriptions honours all of it."""
+        return wanted if self._state is SubscriptionState.ABSENT else wanted.within(self._honoured)
+
+    async def cover(self, uris: Collection[str]) -> None:
+        """Subscribe to all these resources. The next subscription is acknowledged before the last one ends, so that no
+        change falls between them."""
+        async with self._turn:
+            is_over = self._state in (SubscriptionState.ABSENT, SubscriptionState.REFUSED)
+            if is_over or (self._task is not None and self._uris.issuperset(uris)):
+                return
+            begun: asyncio.Future[SubscriptionState] = asyncio.get_running_loop().create_future()
+            task = asyncio.create_task(
+                self._listen(sorted(uris), begun), name="perdure-subscription", context=self._context.copy()
+            )
+            try:
+                async with asyncio.timeout(ACKNOWLEDGED_WITHIN):
+                    self._state = await asyncio.shield(begun)
+            except TimeoutError:
+                self._state = SubscriptionState.REFUSED
+            except BaseException:
+                await cancel_all([task])
+                raise
+            if self._state is SubscriptionState.REFUSED:
+                await cancel_all([task])
+                sentence = "the server acknowledges no subscription of its own process: changes reach the listeners of"
+                sentence += " the process in which they happen, and no others"
+                log_event(logging.WARNING, "changes.refused", sentence)
+                return
+            before, self._task = self._task, task
+            self._uris = frozenset(uris)
+            if before is not None:
+                await cancel_all([before])
+
+    async def _listen(self, uris: list[str], begun: asyncio.Future[SubscriptionState]) -> None:
+        """Listen, and listen again whenever the server ends it."""
+
+        async def notified(method: str, params: Mapping[str, Any] | None) -> None:
+            self._on_notification(method, params)
+
+        def acknowledged(honoured: ChangeFilter) -> None:
+            self._honoured = honoured
+            if begun.done():
+                self._on_gap()
+            else:
+                begun.set_result(SubscriptionState.OPEN)
+
+        attempts = 0
+        while True:
+            ending = "the server ended it"
+            try:
+                await self._server.listen(uris, on_acknowledged=acknowledged, on_notification=notified)
+            except Exception as failure:  # also whatever the server's handler raises
+                if not begun.done():
+                    is_absent = isinstance(failure, NoListening)
+                    begun.set_result(SubscriptionState.ABSENT if is_absent else SubscriptionState.REFUSED)
+                    return
+                ending = repr(failure)
+            level = logging.DEBUG if attempts else logging.WARNING
+            log_event(level, "changes.unheard", f"the subscription to the server is opened again: {ending}")
+            await asyncio.sleep(_PAUSES[min(attempts, len(_PAUSES) - 1)])
+            attempts += 1
+
+    async def aclose(self) -> None:
+        if self._task is not None:
+            await cancel_all([self._task])
 
 
 @dataclass(slots=True, eq=False)
@@ -137,8 +253,16 @@ class ListDigests:
 
     async def differing(self) -> Sequence[Change]:
         """Read the lists; returns those that differ from when they were read before, or that cannot be compared."""
+
+        async def read_digest(method: str) -> bytes | None:
+            try:
+                async with asyncio.timeout(DIGEST_SECONDS):
+                    return await self._server.digest(method)
+            except Exception:  # whatever the server's handler raises
+                return None
+
         changed = dict(self._changed)
-        read = await asyncio.gather(*(self._read(method) for method in changed))
+        read = await asyncio.gather(*map(read_digest, changed))
         found = []
         for method, digest in zip(changed, read, strict=True):
             if self._changed[method] != changed[method]:
@@ -149,13 +273,6 @@ class ListDigests:
             if digest is not None:
                 self._digests[method] = digest
         return found
-
-    async def _read(self, method: str) -> bytes | None:
-        try:
-            async with asyncio.timeout(DIGEST_SECONDS):
-                return await self._server.digest(method)
-        except Exception:  # whatever the server's handler raises
-            return None
 
     def recent(self) -> Sequence[Change]:
         """The lists that may have changed while a listener was on its way back."""
@@ -174,9 +291,8 @@ class _Announcement:
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-@dataclass(slots=True)
-class _NodeWithListeners:
-    """Another node that has listeners."""
+class _NodeWithListeners(NamedTuple):
+    """Another node that has listeners, as of its last announcement."""
 
     number: int
     filter: ChangeFilter
@@ -216,12 +332,13 @@ class Listening:
         self._doubts = context.journal.doubts
         self._lists = ListDigests(server, context.hub.monotonic)
         self._subscription = ServerSubscription(
-            server, on_change=self._on_change, on_gap=self._on_gap, task_context=context.task_context
+            server, on_notification=self.heard, on_gap=self._on_gap, task_context=context.task_context
         )
         self._turn = asyncio.Lock()
-        self._subscribes = OnDemand(self._subscribe, name="perdure-listening-subscribe", on_failure=_failed)
-        self._sends = OnDemand(self._send, name="perdure-listening-send", on_failure=_failed)
-        self._doubt = OnDemand(self._cue_doubtful, name="perdure-listening-doubt", on_failure=_failed)
+        failure = "changes could not be exchanged with other nodes, and wait"
+        self._subscribes = OnDemand(self._subscribe, name="perdure-listening-subscribe", failure=failure)
+        self._sends = OnDemand(self._send, name="perdure-listening-send", failure=failure)
+        self._doubt = OnDemand(self._cue_doubtful, name="perdure-listening-doubt", failure=failure)
         context.changed.connect(self.heard)
 
     @property
@@ -236,18 +353,13 @@ class Listening:
         """Learn what the listeners of other nodes want, before this node serves. Raises `StoreError`."""
         context = self._context
         for record in await context.store.nodes():
-            if (
-                record.id != context.node
-                and read_facts(record).listening
-                and not await context.nodes.is_dead(record.id)
-            ):
+            is_other = record.id != context.node
+            if is_other and read_facts(record).listening and not await context.nodes.is_dead(record.id):
                 self._ask(record.id)
         if self._asked:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ANSWERED_WITHIN):
                     await self._answered.wait()
-            except TimeoutError:
-                pass
         self._is_started = True
 
     async def aclose(self) -> None:
@@ -324,12 +436,10 @@ class Listening:
     # Changes
 
     def heard(self, method: str, params: Mapping[str, Any] | None) -> None:
-        """A tool has sent its caller a notification. Passed on if it reports a change; never waits or fails."""
-        if (change := change_of(method, params)) is not None:
-            self._on_change(change)
-
-    def _on_change(self, change: Change) -> None:
-        """The server of this process has reported a change."""
+        """The server of this process, or a tool to its caller, has sent a notification. Passed on if it reports a
+        change; never waits or fails."""
+        if (change := change_of(method, params)) is None:
+            return
         self._cue([change])
         for node, other in self._nodes.items():
             if other.filter.admits(change):
@@ -338,15 +448,14 @@ class Listening:
     def _on_gap(self) -> None:
         """This node may have missed changes of its server."""
         self._doubt.want()
-        for node in self._nodes:
-            self._queue(node, ANYTHING)
+        self.cue_others()
 
     def on_death(self) -> None:
         """A node has died, and may have published what it had no time to send."""
         self._doubt.want()
 
-    def on_burial(self) -> None:
-        """This node has buried a dead one; others may not have seen that it was dead."""
+    def cue_others(self) -> None:
+        """Report to the other nodes with listeners that anything may have changed."""
         for node in self._nodes:
             self._queue(node, ANYTHING)
 
@@ -512,7 +621,8 @@ class Listening:
             self._announce_to_all(others, self._announced, adds=False)
         gone = frozenset(self._nodes.keys() - others.keys())
         listening = {node: read_facts(record).listening for node, record in others.items() if node not in seen.dead}
-        unknown = {node for node, number in listening.items() if number > self._number_of(node)}
+        known = {node: announced.number for node, announced in self._nodes.items()}
+        unknown = {node for node, number in listening.items() if number > known.get(node, 0)}
         last_gone, last_unknown = self._suspects
         self._suspects = gone, frozenset(unknown)
         for node in gone & last_gone:
@@ -527,14 +637,6 @@ class Listening:
             if announcement.since < long_ago:  # this round has seen the others after it was sent
                 self._settle(announcement.waiting - others.keys(), through=number)
 
-    def _number_of(self, node: NodeId) -> int:
-        return self._nodes[node].number if node in self._nodes else 0
-
 
 def _message(changes: Collection[Change]) -> mail.ListeningMail:
     return mail.Unheard() if ANYTHING in changes else mail.Changed(changes=[list(change) for change in changes])
-
-
-def _failed(failure: Exception, again: bool) -> None:
-    level = logging.DEBUG if again or isinstance(failure, StoreError) else logging.ERROR
-    log_event(level, "changes.failed", f"changes could not be exchanged with other nodes, and wait: {failure!r}")

@@ -64,9 +64,9 @@ class _Given(NamedTuple):
 
     since: int
     """As an arrival number of the hub."""
-    until: float
     came: bool
     """The client has come; otherwise a call has lost its reader."""
+    timer: asyncio.TimerHandle
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +80,7 @@ class Orphans:
     _visits: Visits
     """Written here."""
     _given: tuple[_Given, ...] = ()
-    _timer: asyncio.TimerHandle | None = None
+    """The oldest first; all are given equally long, so it ends first."""
     _tasks: tuple[asyncio.Task[None], ...] = ()
 
     def is_orphan(self, stream: Stream) -> bool:
@@ -137,22 +137,16 @@ class Orphans:
         self._give(came=False)
 
     def _give(self, *, came: bool) -> None:
-        until = asyncio.get_running_loop().time() + self._seconds
         if len(self._given) == MOST_GIVEN:
             *rest, last = self._given
+            last.timer.cancel()
             self._given, came = tuple(rest), came or last.came
-        self._given += (_Given(self._context.hub.arrive(), until, came),)
-        if self._timer is None:
-            self._begin()
-
-    def _begin(self) -> None:
-        self._timer = asyncio.get_running_loop().call_at(self._given[0].until, self._time_has_passed)
+        timer = asyncio.get_running_loop().call_later(self._seconds, self._time_has_passed)
+        self._given += (_Given(self._context.hub.arrive(), came, timer),)
 
     def _time_has_passed(self) -> None:
         given, *rest = self._given
-        self._given, self._timer = tuple(rest), None
-        if rest:
-            self._begin()
+        self._given = tuple(rest)
         if given.came:
             self._visits.pass_time(given.since)
             self._spawn(self._tell(here=True))
@@ -192,9 +186,8 @@ class Orphans:
 
     def close(self) -> None:
         """Send nothing more; the process to which the client comes next sends the rest."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for given in self._given:
+            given.timer.cancel()
         self._given = ()
         for task in self._tasks:
             task.cancel()
@@ -286,7 +279,7 @@ class Orphans:
             async with context.hub.marks.one_at_a_time:
                 elsewhere, told = set[NodeId](), 0
                 unread = await context.store.streams(record.id, only_unread=True)
-                asks = self._link.asks  # where the store can be read, they could be resumed
+                asks = self._link.asks  # where the store can be read, their streams could be resumed
                 asks.repeat([name for name, ask in asks.open.items() if self._is_of_orphan(ask)])
                 for stream_record in unread:
                     if stream_record.node in context.nodes.others:

@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -76,53 +76,9 @@ class SessionInfo:
     """The standalone stream, then the calls' streams that are not over."""
 
 
-class CallStreams(StreamOwner):
-    """The owner of the streams of all calls: notifies sessions. A stream may be in memory before its session is (a call
-    of a dead node that is being settled) and after it (an answer that is still being written). So the owner looks the
-    session up each time."""
-
-    def __init__(
-        self, context: ServerContext, held: Mapping[SessionId, Session], let_go: Callable[[Session], None]
-    ) -> None:
-        """`held`: the sessions in memory that have not ended. `let_go` removes a durable call from memory."""
-        self._context = context
-        self._held = held
-        self._let_go = let_go
-        self.streams = Streams(context.journal, self, limit=context.settings.max_stream_events)
-
-    def on_settled(self, stream: Stream) -> None:
-        if not self.streams.release(stream):
-            return
-        session = self._held.get(stream.session)
-        if session is None or (session.is_single_call and session.record.initialized):
-            self._context.waiters.tell(stream.id)  # a request may wait for its end
-        if session is not None:
-            session.on_call_settled(stream)
-            if session.is_single_call:
-                self._let_go(session)
-
-    def on_grown(self, stream: Stream) -> None:
-        self._context.hub.registry.on_grown(stream)
-
-    def on_lost(self, stream: Stream, unwritten: Sequence[object], shown: int) -> None:
-        """Another node has claimed a call that runs here: its further messages are dropped."""
-        if (session := self._held.get(stream.session)) is not None:
-            session.link.stop_calls(stream)
-
-    def on_reader_lost(self, stream: Stream) -> None:
-        session = self._held.get(stream.session)
-        if session is not None and stream.writer is not None and not session.is_single_call:
-            session.orphans.on_reader_lost()
-
-    def on_step_written(self, stream: Stream, step: Step) -> None:
-        if (session := self._held.get(stream.session)) is not None:
-            session.keeper.on_written(step)
-            if type(step) is OpenAsk and session.is_single_call and session.record.initialized:
-                self._context.waiters.tell(stream.id)  # its client may wait for something to answer
-
-
-class SessionRegistry:
-    """The sessions that this process holds."""
+class SessionRegistry(StreamOwner):
+    """The sessions that this process holds. It owns the streams of all calls: a stream may be in memory before its
+    session is (a call of a dead node that is being settled) and after it (an answer that is still being written)."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
@@ -133,8 +89,8 @@ class SessionRegistry:
         self._resting: dict[SessionId, tuple[Session, asyncio.Task[None]]] = {}
         """Sessions on their way out of memory: no request gets them any more."""
         self._making_room = asyncio.Lock()
-        self.streams = CallStreams(context, self._by_id, self.let_go).streams
-        """The streams of all calls in memory, whether their sessions are or not."""
+        self.streams = Streams(context.journal, self, limit=context.settings.max_stream_events)
+        """The streams of all calls in memory."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -151,6 +107,38 @@ class SessionRegistry:
         if self._by_id.get(session.id) is session and not session.is_busy:
             del self._by_id[session.id]
             session.link.runtime.leave()
+
+    # The owner of the streams of calls
+
+    def on_settled(self, stream: Stream) -> None:
+        if not self.streams.release(stream):
+            return
+        session = self._by_id.get(stream.session)
+        if session is None or session.is_durable_call:
+            self._context.waiters.tell(stream.id)  # a request may wait for its end
+        if session is not None:
+            session.on_call_settled(stream)
+            if session.is_single_call:
+                self.let_go(session)
+
+    def on_grown(self, stream: Stream) -> None:
+        self._context.hub.registry.on_grown(stream)
+
+    def on_lost(self, stream: Stream, unwritten: Sequence[object], shown: int) -> None:
+        """Another node has claimed a call that runs here: its further messages are dropped."""
+        if (session := self._by_id.get(stream.session)) is not None:
+            session.link.stop_calls(stream)
+
+    def on_reader_lost(self, stream: Stream) -> None:
+        session = self._by_id.get(stream.session)
+        if session is not None and stream.writer is not None and not session.is_single_call:
+            session.orphans.on_reader_lost()
+
+    def on_step_written(self, stream: Stream, step: Step) -> None:
+        if (session := self._by_id.get(stream.session)) is not None:
+            session.keeper.on_written(step)
+            if type(step) is OpenAsk and session.is_durable_call:
+                self._context.waiters.tell(stream.id)  # its client may wait for something to answer
 
     # Finding and loading
 

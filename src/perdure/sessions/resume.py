@@ -10,25 +10,14 @@ from perdure._core.ids import Kind, Position, StreamId, place
 from perdure._core.states import ContentState, WritingState
 from perdure.errors import StoreUnavailable
 from perdure.log.hub import warning_frames
-from perdure.log.reader import BATCH, Connection, Reader
-from perdure.log.stream import Stream
+from perdure.log.reader import BATCH
+from perdure.log.reader import Connection as Connection
+from perdure.log.reader import Reader as Reader
+from perdure.log.stream import Stream as Stream
 from perdure.sessions.home import look_at
 from perdure.sessions.session import Session, SessionHistory
 from perdure.store.interface import paged, stream_by_id
 from perdure.store.records import Event, Followed
-
-__all__ = [
-    "Connection",
-    "Found",
-    "NothingMore",
-    "Reader",
-    "ReplayOff",
-    "Resume",
-    "Start",
-    "Stream",
-    "attach",
-    "read_answers",
-]
 
 
 class ReplayOff(Exception):
