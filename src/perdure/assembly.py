@@ -26,7 +26,7 @@ from perdure.runtime.base import Runtimes, ServerChanges
 from perdure.sessions.context import CallWaiters, Peers, ServerContext
 from perdure.sessions.housekeeping import Housekeeping
 from perdure.sessions.listening import Listening
-from perdure.sessions.registry import SessionRegistry, ToolHints, has_durable_calls, numbers
+from perdure.sessions.registry import SessionRegistry, ToolHints, has_tasks, numbers
 from perdure.settings import Settings
 from perdure.store.interface import Liveness, Store
 from perdure.telemetry import prometheus as metrics
@@ -67,11 +67,11 @@ class ServerProcess:
             if not is_busy():
                 await asyncio.sleep(_LAST_READ_SECONDS)
                 await _wait_while(is_busy, _LEARN_SECONDS)
-        if settings.task_drain > settings.drain_timeout and has_durable_calls(self.sessions):
+        if settings.task_drain > settings.drain_timeout and has_tasks(self.sessions):
             await self._learn_tools()
-            self.end(but_durable=True)
+            self.end(but_tasks=True)
             end_others()
-            await _wait_while(lambda: has_durable_calls(self.sessions), settings.task_drain - settings.drain_timeout)
+            await _wait_while(lambda: has_tasks(self.sessions), settings.task_drain - settings.drain_timeout)
 
     async def stop(self) -> None:
         """End what runs, as soon as it is known which calls may run again."""
@@ -87,12 +87,12 @@ class ServerProcess:
         except Exception as failure:  # a stop goes on: calls of tools that are not known get their answer
             log_event(logging.WARNING, "stop.tools", f"it is not known which running calls may run again: {failure!r}")
 
-    def end(self, *, but_durable: bool = False) -> None:
+    def end(self, *, but_tasks: bool = False) -> None:
         """End what runs: calls that may run again are left to the next process, the others get their answer.
-        `but_durable`: those that their clients can ask for again, as tasks or by a key, run on."""
+        `but_tasks`: those that their clients can ask for again, as tasks or by a key, run on."""
         # Whether there may be a next process that knows of this one's calls.
         outlived = self.context.store.shared and not self.context.journal.is_lost
-        self.tools.end_calls("the server is stopping", outlived=outlived, but_durable=but_durable)
+        self.tools.end_calls("the server is stopping", outlived=outlived, but_tasks=but_tasks)
         self.context.hub.end_all()
 
 

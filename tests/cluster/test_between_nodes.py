@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sqlite3
-from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,28 +15,24 @@ from typing import Any
 import pytest
 
 from perdure._core.codes import STORE_UNAVAILABLE
-from perdure._core.ids import Kind, NodeId, Position, SessionId, StreamId, parse_position
+from perdure._core.ids import Kind, NodeId, Position, SessionId, parse_position
 from perdure.log.stream import RUN_AHEAD
 from perdure.serve.token_file import FileTokens
 from perdure.store import SqliteStore
 from perdure.store.interface import stream_by_id
-from perdure.store.records import Event, SessionRecord, StreamRecord
+from perdure.store.records import Event
 from perdure.store.steps import Append
 from perdure.testing._values import dead_nodes
 from tests.cluster.conftest import Pair
-from tests.support.clients.wire_client import Message, Peer
+from tests.support.clients.wire_client import Message, Peer, notices_of
 from tests.support.servers.in_process import serve, until
 from tests.support.servers.tool_server import ToolServer
-from tests.support.stores.dead_node import DeadNode, Library, life_of
+from tests.support.stores.dead_node import DeadNode, Left, Library, life_of
 from tests.support.stores.faulty_store import Fault, FaultyStore
+from tests.support.stores.held_reads import HeldReads
 from tests.support.stores.shared import ON_POSTGRES, SharedStore, held_up
 
 pytestmark = pytest.mark.anyio
-
-
-def notices(messages: list[Message]) -> list[int]:
-    uris = [message["params"].get("uri", "") for message in messages if "params" in message]
-    return [int(uri.removeprefix("notice://")) for uri in uris if uri.startswith("notice://")]
 
 
 async def test_events_of_a_generation_that_is_not_known_yet_are_not_shown(pair: Pair) -> None:
@@ -130,14 +125,18 @@ class SlowList(Library):
         self.server.session_manager.app.middleware.append(wait)
 
 
-async def test_a_reader_that_comes_while_its_call_is_being_settled_gets_the_answer(tmp_path: Path) -> None:
-    """Promise 3: also where no other node writes anything that would make it look again."""
-    path = tmp_path / "log.db"
+async def leave_call(path: Path) -> tuple[Peer, Left]:
+    """A client, and a call of it whose node has died while no other node lives."""
     async with serve(Library().server, store=SharedStore(path)) as one:
-        peer = await one.join()
-        ghost = await DeadNode.on(path)
+        peer, ghost = await one.join(), await DeadNode.on(path)
         left = await ghost.take(peer.session, peer.tool("wait", gate="g"))
     await ghost.die()
+    return peer, left
+
+
+async def test_a_reader_that_comes_while_its_call_is_being_settled_gets_the_answer(tmp_path: Path) -> None:
+    """Promise 3: also where no other node writes anything that would make it look again."""
+    peer, left = await leave_call(path := tmp_path / "log.db")
     shop = SlowList()
     async with serve(shop.server, store=SharedStore(path)) as two:
         await shop.asked.wait()
@@ -146,32 +145,12 @@ async def test_a_reader_that_comes_while_its_call_is_being_settled_gets_the_answ
         assert [message["error"]["code"] for message in await reader.rest()] == [-31001]
 
 
-class Late(SharedStore):
-    """Keeps back, once, what it has read of a stream."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.hold, self.reached, self.go = False, asyncio.Event(), asyncio.Event()
-
-    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
-        found = await super().streams_by_id(streams)
-        if self.hold and any(record.kind is Kind.CALL for record in found.values()):
-            self.hold = False
-            self.reached.set()
-            await self.go.wait()
-        return found
-
-
 @pytest.mark.skipif(ON_POSTGRES, reason="its second node is on a SQLite file")
 async def test_a_reader_that_knows_its_stream_from_before_it_was_settled_gets_the_answer(tmp_path: Path) -> None:
     """Promise 3: what it was told of the stream is no longer so when it attaches."""
-    path = tmp_path / "log.db"
-    async with serve(Library().server, store=SharedStore(path)) as one:
-        peer = await one.join()
-        ghost = await DeadNode.on(path)
-        left = await ghost.take(peer.session, peer.tool("wait", gate="g"))
-    await ghost.die()
-    shop, store = SlowList(), Late(str(path))
+    peer, left = await leave_call(path := tmp_path / "log.db")
+    is_call = lambda found: any(record.kind is Kind.CALL for record in found.values())  # noqa: E731
+    shop, store = SlowList(), HeldReads(path, "streams_by_id", is_call)
     async with serve(shop.server, store=store) as two:
         await shop.asked.wait()
         store.hold = True
@@ -258,11 +237,11 @@ async def test_a_home_keeps_its_place_in_an_outage_until_it_has_written_what_it_
 
         await until(subscribed)
         await other.result("announce", n=2, start=100)
-        assert notices(await follow(peer, standalone.last_id, 2)) == [100, 101]
+        assert notices_of(await follow(peer, standalone.last_id, 2)) == [100, 101]
         record = await b.store.session(SessionId(peer.session))
         assert record is not None
         log = [json.loads(event.payload) for event in await b.store.read(record.standalone, after=0, limit=100)]
-        assert notices(log) == [1, 2, 3, 4, 100, 101]
+        assert notices_of(log) == [1, 2, 3, 4, 100, 101]
 
 
 async def test_what_goes_through_the_home_is_not_said_faster_than_it_is_accepted(pair: Pair) -> None:
@@ -281,7 +260,7 @@ async def test_what_goes_through_the_home_is_not_said_faster_than_it_is_accepted
     looking = True
     look()
     call = asyncio.create_task(at_b.result("announce", n=2_000))
-    assert notices(await standalone.messages(2_000)) == list(range(1, 2_001))
+    assert notices_of(await standalone.messages(2_000)) == list(range(1, 2_001))
     await call
     looking = False
     assert 0 < most <= RUN_AHEAD
@@ -304,25 +283,9 @@ async def test_a_stranger_loads_nothing(tmp_path: Path) -> None:
         assert (await peer.through(two).delete()).status_code == 200
 
 
-class Held(SharedStore):
-    """Keeps back, once, a record that it has read."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.hold, self.reached, self.go = False, asyncio.Event(), asyncio.Event()
-
-    async def session(self, session: SessionId) -> SessionRecord | None:
-        record = await super().session(session)
-        if self.hold:
-            self.hold = False
-            self.reached.set()
-            await self.go.wait()
-        return record
-
-
 async def test_a_record_from_before_a_change_of_ours_does_not_undo_it(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
-    store, shop = Held(str(path)), ToolServer(subscribes=True)
+    store, shop = HeldReads(path, "session"), ToolServer(subscribes=True)
     async with serve(shop.server, store=store) as site:
         peer = await site.join()
         ghost = await DeadNode.on(path)  # another process writes, so records are read again

@@ -173,6 +173,7 @@ async def _two_processes(path: Path) -> AsyncIterator[tuple[Web, Web]]:
                 await web.aclose()
 
 
+@pytest.mark.long
 async def test_a_process_whose_machine_told_it_another_day_serves_the_session_of_its_neighbour(tmp_path: Path) -> None:
     async with _two_processes(tmp_path / "log.db") as (a, b):
         peer = await a.join()

@@ -16,8 +16,8 @@ import pytest
 from perdure._core.ids import parse_position
 from perdure.store.interface import stream_by_id
 from perdure.store.steps import Release
+from tests.cluster.test_between_nodes import follow
 from tests.support.clients.wire_client import (
-    Message,
     Peer,
     Web,
     Wire,
@@ -100,18 +100,6 @@ async def show_held(peer: Peer, wire: Wire) -> None:
     await open_gate(peer, "g/2")
     assert progress_of(await wire.messages(2)) == [3, 4]
     assert await health(peer.site) == "degraded"
-
-
-async def follow(peer: Peer, position: str, count: int) -> list[Message]:
-    """What a client gets that comes back each time it is ended, as readers are when the home moves."""
-    found: list[Message] = []
-    while True:
-        wire = await peer.get(position)
-        async for message in wire:
-            found.append(message)
-            if len(found) == count:
-                return found
-        position = wire.last_id
 
 
 async def test_who_saw_held_events_resumes_elsewhere_and_gets_the_rest_once(two: Two) -> None:

@@ -100,8 +100,7 @@ async def test_a_node_that_fell_silent_is_settled_after_its_lease_and_not_before
     assert liveness.own_claim is ClaimState.BURIED
 
 
-@pytest.mark.parametrize("seconds", [14.0, 60.0])
-@pytest.mark.parametrize("fault", [Fault.RAISES, Fault.HANGS])
+@pytest.mark.parametrize(("seconds", "fault"), [(14.0, Fault.RAISES), (60.0, Fault.HANGS)])
 async def test_an_outage_beyond_the_lease_freezes_every_node_and_loses_nothing(
     town: ProxiedNodes, seconds: float, fault: Fault, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from perdure._core.losses import ORPHAN
 from perdure.sessions import orphans
 from tests.cluster.conftest import Node, Pair, Start
 from tests.support.clients.wire_client import Message, Peer, Web, Wire, progress_of, text_of
-from tests.support.processes.cluster import Cluster, cluster
+from tests.support.processes.cluster import cluster
 from tests.support.servers.gate_file_tools import open_gate
 from tests.support.servers.in_process import until
 
@@ -168,72 +168,50 @@ async def test_the_id_of_a_call_that_is_read_at_another_node_is_refused(pair: Pa
 # Over a crash
 
 
-@pytest.fixture
-async def servers(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with cluster(tmp_path / "log.db", "--retry", "0.1") as servers:
-        yield servers
+async def test_calls_of_a_process_that_was_killed_are_told_by_the_next(tmp_path: Path) -> None:
+    """R5, promises 3 and 4. A call that may not run again is told as ended to a client that begins again. A call that
+    runs again is told to a client that sends the position of the standalone stream alone; the rest comes there. A call
+    that had ended unread is told: that no reader came to its end is in the store."""
+    gate, path = tmp_path / "gate", tmp_path / "log.db"
+    async with cluster(path, "--retry", "0.1") as servers, AsyncExitStack() as stack:
+        stack.push_async_callback((web := Web(servers.server.url)).aclose)
+        begins_again, kept_one, unread = await web.join(), await web.join(), await web.join()
+        standalone = await kept_one.get()
+        start = await standalone.event()
+        read = [await begin(begins_again, "pay", gate, n=3), await begin(kept_one, "count", gate, n=3)]
+        await (await begin(unread, "count", tmp_path / "own", n=2)).drop()
+        await until(lambda: servers.rows("SELECT unread FROM stream WHERE unread = 1") == [(1,)])
+        open_gate(tmp_path / "own.1")
+        await until(lambda: servers.rows("SELECT sealed FROM stream WHERE unread = 1") == [(1,)])
+        await servers.server.kill()
+        for wire in (standalone, *read):
+            await wire.drop()
+        await servers.start()
+        stack.push_async_callback((after := Web(servers.server.url)).aclose)
+
+        again = await begins_again.reattach(after)
+        first, second, third = (
+            await again.get(),
+            await kept_one.through(after).get(start.id),
+            await unread.through(after).get(),
+        )
+        ended = await first.message()
+        assert told(ended) == ("1:7", "ended")
+        rest = await (await again.get(ended["params"]["position"])).rest()
+        assert rest[-1]["error"]["code"] == UNKNOWN
+
+        assert told(await second.message()) == ("1:7", "running")
+        open_gate(f"{gate}.1")
+        assert progress_of(await second.messages(2)) == [2, 3]
+        assert told(await second.message()) == ("1:7", "ended")
+
+        ended = await third.message()
+        assert told(ended) == ("1:7", "ended")
+        assert (ended["params"]["from"], ended["params"]["to"]) == (2, 3)
 
 
-async def begin(servers: Cluster, tool: str, gate: Path) -> tuple[Web, Peer, str]:
-    """A call whose client has seen one number, when its process is killed; where the standalone stream had got to."""
-    web = Web(servers.server.url)
-    peer = await web.join()
-    standalone = await peer.get()
-    start = await standalone.event()
-    call = await peer.call(tool, id=7, n=3, gate=str(gate), pauses=[1], token=1)
+async def begin(peer: Peer, tool: str, gate: Path, *, n: int) -> Wire:
+    """A call whose client has seen one number."""
+    call = await peer.call(tool, id=7, n=n, gate=str(gate), pauses=[1], token=1)
     assert progress_of([await call.message()]) == [1]
-    await servers.server.kill()
-    for wire in (standalone, call):
-        await wire.drop()
-    await servers.start()
-    return web, peer, start.id
-
-
-async def test_a_call_that_was_settled_is_told_as_ended(servers: Cluster, tmp_path: Path) -> None:
-    """R5, promises 3 and 4: killed with its process, it may not run again; its client begins again at the next one."""
-    web, peer, _ = await begin(servers, "pay", tmp_path / "gate")
-    after = Web(servers.server.url)
-    again = await peer.reattach(after)
-    ended = await (await again.get()).message()
-    assert told(ended) == ("1:7", "ended")
-    rest = await (await again.get(ended["params"]["position"])).rest()
-    assert rest[-1]["error"]["code"] == UNKNOWN
-    await web.aclose()
-    await after.aclose()
-
-
-async def test_a_call_that_runs_again_is_told_to_a_client_that_kept_one_position(
-    servers: Cluster, tmp_path: Path
-) -> None:
-    """R5: a GET with the position of the standalone stream is all that the client sends; the rest comes there."""
-    gate = tmp_path / "gate"
-    web, peer, start = await begin(servers, "count", gate)
-    after = Web(servers.server.url)
-    standalone = await peer.through(after).get(start)
-    assert told(await standalone.message()) == ("1:7", "running")
-    open_gate(f"{gate}.1")
-    assert progress_of(await standalone.messages(2)) == [2, 3]
-    assert told(await standalone.message()) == ("1:7", "ended")
-    await web.aclose()
-    await after.aclose()
-
-
-async def test_a_call_that_ended_unread_before_a_restart_is_told(servers: Cluster, tmp_path: Path) -> None:
-    """R5: that no reader came to its end is in the store."""
-    gate = tmp_path / "gate"
-    web = Web(servers.server.url)
-    peer = await web.join()
-    call = await peer.call("count", id=7, n=2, gate=str(gate), pauses=[1], token=1)
-    await call.message()
-    await call.drop()
-    await until(lambda: servers.rows("SELECT unread FROM stream WHERE unread = 1") == [(1,)])
-    open_gate(f"{gate}.1")
-    await until(lambda: servers.rows("SELECT sealed FROM stream WHERE unread = 1") == [(1,)])
-    await servers.server.kill()
-    await servers.start()
-    after = Web(servers.server.url)
-    ended = await (await peer.through(after).get()).message()
-    assert told(ended) == ("1:7", "ended")
-    assert (ended["params"]["from"], ended["params"]["to"]) == (2, 3)
-    await web.aclose()
-    await after.aclose()
+    return call

@@ -17,6 +17,7 @@ from tests.support.clients.wire_client import Ended, Message, Peer, Wire, answer
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.dead_node import life_of
+from tests.support.stores.held_reads import HeldReads
 from tests.support.stores.shared import SharedStore
 
 pytestmark = pytest.mark.anyio
@@ -241,25 +242,9 @@ async def test_a_log_level_holds_in_every_runtime(start: Start) -> None:
     assert (pair.a.shop.levels, pair.b.shop.levels) == (["error"], ["error"])
 
 
-class SlowToTell(SharedStore):
-    """Reads a session's record, and keeps it for a while when a test says so."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.tells = asyncio.Event()
-        self.tells.set()
-        self.has_read = asyncio.Event()
-
-    async def session(self, session: SessionId) -> SessionRecord | None:
-        record = await super().session(session)
-        self.has_read.set()
-        await self.tells.wait()
-        return record
-
-
 async def test_what_another_node_writes_behind_a_read_is_seen_by_the_next_request(tmp_path: Path) -> None:
     """The stamp is that of before the read: a change between the two must not pass for known."""
-    slow, quick = SlowToTell(str(tmp_path / "log.db")), SharedStore(tmp_path / "log.db")
+    slow, quick = HeldReads(tmp_path / "log.db", "session"), SharedStore(tmp_path / "log.db")
     here, there = FULL(), FULL()
     async with (
         serve(here.server, store=slow, store_timeout=60.0) as a,
@@ -269,12 +254,11 @@ async def test_what_another_node_writes_behind_a_read_is_seen_by_the_next_reques
         at_b = at_a.through(b)
         assert await at_a.result("count", n=1) == "counted to 1"
         assert await at_b.result("count", n=1) == "counted to 1"  # so that A has to read again
-        slow.has_read.clear()
-        slow.tells.clear()
+        slow.hold = True
         told = asyncio.create_task(at_a.send({"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}))
-        await slow.has_read.wait()
+        await slow.reached.wait()
         assert (await at_b.send(at_b.request("logging/setLevel", {"level": "error"}))).status_code == 200
-        slow.tells.set()
+        slow.go.set()
         assert (await told).status_code == 202
         assert await at_a.result("count", n=3) == "counted to 3"
         assert (here.levels, there.levels) == (["error"], ["error"])

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.anyio
 #: Seconds that an idle session stays, and that pauses are about as long as. A handshake must fit in, also where a busy
 #: server has to answer.
 _GRACE = 0.3 if ON_POSTGRES else 0.03
-_ROUNDS = 15 if ON_POSTGRES else 60
-_CLIENTS = 12
+_ROUNDS = 15 if ON_POSTGRES else 25
+_CLIENTS = 8
 #: Longer than any request takes on a machine that is busy, and shorter than a test may take.
 _PATIENCE = 30.0
 

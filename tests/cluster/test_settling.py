@@ -33,10 +33,11 @@ from perdure.store.interface import stream_by_id
 from perdure.store.records import AskRecord, CallRecord, Event, StreamRecord
 from perdure.store.steps import Append, Forward, OpenAsk, OpenStream, PutCall, PutSession, Refusals, SendMail, Step
 from perdure.testing._values import dead_nodes
-from tests.support.clients.wire_client import Message, Peer, progress_of, text_of
+from tests.support.clients.wire_client import LATEST, Message, Peer, progress_of, text_of
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.stores.dead_node import DeadNode, Left, Library, life_of, logged_by_call, progress_of_call
 from tests.support.stores.faulty_store import Fault, FaultyStore
+from tests.support.stores.held_reads import HeldReads
 from tests.support.stores.shared import SharedStore
 
 pytestmark = pytest.mark.anyio
@@ -61,6 +62,13 @@ class House:
     async def ghost(self) -> DeadNode:
         return await DeadNode.on(self.path)
 
+    async def scene(
+        self, *, version: str = LATEST, token: str | None = None, **options: Any
+    ) -> tuple[Site, Library, Peer, DeadNode]:
+        """A node, a client of it, and a ghost that is about to die."""
+        site, shop = await self.node(**options)
+        return site, shop, await site.join(version, token=token), await self.ghost()
+
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[House]:
@@ -74,6 +82,11 @@ def tokens(tmp_path: Path) -> FileTokens:
     path.write_text("".join(f"{who}:{token}\n" for who, token in TOKENS.items()))
     path.chmod(0o600)
     return FileTokens.read(path)
+
+
+async def settle(ghost: DeadNode, site: Site) -> None:
+    await ghost.die()
+    await until(lambda: site.app.counters.nodes_settled)
 
 
 async def read(peer: Peer, left: Left, seq: int | None = None) -> list[Message]:
@@ -94,8 +107,7 @@ def assert_unknown(answer: Message, *, method: str = "tools/call", name: str | N
 
 
 async def test_a_tool_that_says_nothing_of_itself_is_answered_with_an_unknown_outcome(house: House) -> None:
-    site, shop = await house.node()
-    peer, ghost = await site.join(), await house.ghost()
+    site, shop, peer, ghost = await house.scene()
     left = await ghost.take(peer.session, peer.tool("wait", gate="g"))
     reader = await peer.get(left.position())
     await ghost.die()
@@ -104,29 +116,24 @@ async def test_a_tool_that_says_nothing_of_itself_is_answered_with_an_unknown_ou
     assert len(await finals(site, left)) == 1
 
 
-@pytest.mark.parametrize(
-    ("method", "params"),
-    [("ping", None), ("tools/list", {}), ("resources/list", {}), ("prompts/list", {}), ("logging/setLevel", None)],
-)
-async def test_what_the_specification_makes_a_read_runs_again(
-    house: House, method: str, params: Message | None
-) -> None:
+async def test_what_the_specification_makes_a_read_runs_again(house: House) -> None:
     """Also sticky requests: whatever the server says to them is the answer."""
-    site, _ = await house.node()
-    peer, ghost = await site.join(), await house.ghost()
-    params = {"level": "info"} if method == "logging/setLevel" else params
-    left = await ghost.take(peer.session, peer.request(method, params, id=5))
-    await ghost.die()
-    await until(lambda: site.app.counters.calls_rerun == 1)
-    (answer,) = await read(peer, left)
-    assert answer["id"] == 5
-    assert answer.get("error", {}).get("code") != UNKNOWN
+    site, _, peer, ghost = await house.scene()
+    reads: dict[str, Message | None] = {"ping": None, "tools/list": {}, "resources/list": {}, "prompts/list": {}}
+    reads["logging/setLevel"] = {"level": "info"}
+    requests = [peer.request(method, params, id=number) for number, (method, params) in enumerate(reads.items())]
+    lefts = [await ghost.take(peer.session, request) for request in requests]
+    await settle(ghost, site)
+    assert site.app.counters.calls_rerun == len(reads)
+    for number, left in enumerate(lefts):
+        (answer,) = await read(peer, left)
+        assert answer["id"] == number
+        assert answer.get("error", {}).get("code") != UNKNOWN
 
 
 async def test_a_second_run_says_no_log_message_twice(house: House) -> None:
     """What the first run said and the second says again is dropped, each message once: the second tick is new."""
-    site, _ = await house.node()
-    peer, ghost = await site.join(), await house.ghost()
+    _, _, peer, ghost = await house.scene()
     said = [logged_by_call("begin"), logged_by_call("tick")]
     left = await ghost.take(peer.session, peer.tool("recite", lines=["begin", "tick", "tick", "end"]), said=said)
     reader = await peer.get(left.position(0))
@@ -138,8 +145,7 @@ async def test_a_second_run_says_no_log_message_twice(house: House) -> None:
 
 async def test_log_messages_of_several_calls_on_one_stream_are_all_said_again(house: House) -> None:
     """It is not known which of the calls has said them: twice is better than not at all."""
-    site, _ = await house.node()
-    peer, ghost = await site.join(version="2025-03-26"), await house.ghost()
+    _, _, peer, ghost = await house.scene(version="2025-03-26")
     calls = [peer.tool("recite", id=number, lines=[f"line {number}"]) for number in (1, 2)]
     left = await ghost.take(peer.session, *calls, said=[logged_by_call("line 1")])
     reader = await peer.get(left.position(0))
@@ -150,8 +156,7 @@ async def test_log_messages_of_several_calls_on_one_stream_are_all_said_again(ho
 
 async def test_a_read_only_tool_runs_again_into_the_same_stream(house: House) -> None:
     """A33: progress that was sent is not sent again; the generation is raised (Generations)."""
-    site, shop = await house.node()
-    peer, ghost = await site.join(), await house.ghost()
+    site, shop, peer, ghost = await house.scene()
     said = [progress_of_call("t", number) for number in (1, 2, 3)]
     left = await ghost.take(peer.session, peer.tool("look_up", n=5, token="t"), said=said)
     reader = await peer.get(left.position(1))
@@ -168,32 +173,26 @@ async def test_a_read_only_tool_runs_again_into_the_same_stream(house: House) ->
 
 
 async def test_an_idempotent_tool_runs_again(house: House) -> None:
-    site, shop = await house.node()
-    peer, ghost = await site.join(), await house.ghost()
+    site, shop, peer, ghost = await house.scene()
     left = await ghost.take(peer.session, peer.tool("put", key="k"))
-    await ghost.die()
-    await until(lambda: site.app.counters.nodes_settled)
+    await settle(ghost, site)
     assert text_of((await read(peer, left))[-1]) == "put k"
     assert shop.seen == ["put k"]
 
 
 async def test_what_died_twice_does_not_run_a_third_time(house: House) -> None:
-    site, shop = await house.node()
-    peer, ghost = await site.join(), await house.ghost()
+    site, shop, peer, ghost = await house.scene()
     left = await ghost.take(peer.session, peer.tool("put", key="k"), attempt=2)
-    await ghost.die()
-    await until(lambda: site.app.counters.nodes_settled)
+    await settle(ghost, site)
     assert_unknown((await read(peer, left))[-1], name="put")
     assert shop.seen == []
 
 
 async def test_a_batch_is_settled_call_by_call_and_sealed_once(house: House) -> None:
-    site, shop = await house.node()
-    peer, ghost = await site.join("2025-03-26"), await house.ghost()
+    site, shop, peer, ghost = await house.scene(version="2025-03-26")
     batch = [peer.tool("wait", id=1, gate="g"), peer.tool("put", id=2, key="k"), peer.request("ping", id=3)]
     left = await ghost.take(peer.session, *batch, said=[progress_of_call(1, 1)])
-    await ghost.die()
-    await until(lambda: site.app.counters.nodes_settled)
+    await settle(ghost, site)
     answers = {answer["id"]: answer for answer in await read(peer, left)}
     assert_unknown(answers[1], name="wait")
     assert text_of(answers[2]) == "put k"
@@ -207,13 +206,11 @@ async def test_a_batch_is_settled_call_by_call_and_sealed_once(house: House) -> 
 
 async def test_an_ask_is_withdrawn_before_its_call_is_settled(house: House) -> None:
     """Asks: nobody waits for that answer any more. The client hears so first."""
-    site, _ = await house.node()
-    peer, ghost = await site.join(), await house.ghost()
+    site, _, peer, ghost = await house.scene()
     asks = [f"ask-{ghost.node}-{number}" for number in (1, 2)]
     again = await ghost.take(peer.session, peer.tool("put", key="k"), asked=asks[:1])
     never = await ghost.take(peer.session, peer.tool("wait", gate="g"), asked=asks[1:])
-    await ghost.die()
-    await until(lambda: site.app.counters.nodes_settled)
+    await settle(ghost, site)
     for left, ask in zip((again, never), asks, strict=True):
         messages = await read(peer, left)
         assert [m.get("method", "answer") for m in messages] == ["notifications/cancelled", "answer"]
@@ -236,8 +233,7 @@ async def test_what_living_nodes_ask_is_not_withdrawn_when_another_dies(house: H
     )
     await living.store.commit([OpenAsk(record=theirs)])
     left = await ghost.take(peer.session, peer.tool("wait", gate="g"), asked=[f"ask-{ghost.node}-1"])
-    await ghost.die()
-    await until(lambda: site.app.counters.nodes_settled)
+    await settle(ghost, site)
     assert len(await read(peer, left)) == 2
     assert {ask.id for ask in await site.store.asks(session.id)} == {asked["id"], theirs.id}
     await peer.answer(asked, {"action": "accept", "content": {"answer": "yes"}})
@@ -248,8 +244,7 @@ async def test_what_living_nodes_ask_is_not_withdrawn_when_another_dies(house: H
 async def test_a_call_that_is_not_kept_does_not_run_again(house: House) -> None:
     """A call of 2026-07-28 with neither handle nor key: its connection broke with its process, so nobody could ever
     read its answer. Its tool may run again, and must not."""
-    site, shop = await house.node()
-    peer, ghost = await site.join(), await house.ghost()
+    site, shop, peer, ghost = await house.scene()
     session = await site.store.session(SessionId(peer.session))
     assert session is not None
     ids = [new_session_id(secrets.token_bytes) for _ in range(2)]
@@ -257,8 +252,7 @@ async def test_a_call_that_is_not_kept_does_not_run_again(house: House) -> None:
         owner = replace(session, id=id_, standalone=StreamId(""), kind=RecordKind.CALL, initialized=kept)
         await ghost.store.commit([PutSession(record=replace(owner, version="2026-07-28", result=b""))])
         await ghost.take(id_, peer.tool("put", key="kept" if kept else "not kept"))
-    await ghost.die()
-    await until(lambda: site.app.counters.nodes_settled)
+    await settle(ghost, site)
     await until(lambda: shop.seen)
     assert shop.seen == ["put kept"]
     assert (site.app.counters.settles_cancelled, site.app.counters.calls_rerun) == (1, 1)
@@ -272,13 +266,11 @@ async def gone(site: Site, session: SessionId) -> bool:
 
 async def test_a_cancellation_that_the_dead_node_had_not_heard_counts(house: House) -> None:
     """A cancelled call is not run again."""
-    site, shop = await house.node()
-    peer, ghost = await site.join(), await house.ghost()
+    site, shop, peer, ghost = await house.scene()
     left = await ghost.take(peer.session, peer.tool("put", id=9, key="k"))
     await until(lambda: site.app.other_nodes() == [ghost.node])
     assert (await peer.cancel(9)).status_code == 202
-    await ghost.die()
-    await until(lambda: site.app.counters.nodes_settled)
+    await settle(ghost, site)
     assert [answer["error"]["code"] for answer in await read(peer, left)] == [CANCELLED]
     assert shop.seen == []
 
@@ -360,27 +352,9 @@ async def test_a_call_waits_for_its_principal_and_runs_with_its_credentials(hous
     assert shop.seen == []
 
 
-class SlowLedger(SharedStore):
-    """Reads a session's calls, and keeps them for a while when a test says so."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.tells = asyncio.Event()
-        self.tells.set()
-        self.has_read = asyncio.Event()
-
-    async def calls(
-        self, session: SessionId, *, stream: StreamId | None = None, only_open: bool = False
-    ) -> Sequence[CallRecord]:
-        found = await super().calls(session, stream=stream, only_open=only_open)
-        self.has_read.set()
-        await self.tells.wait()
-        return found
-
-
 async def test_a_call_that_another_node_has_begun_to_run_is_not_taken_from_it(house: House, tokens: FileTokens) -> None:
     """Both nodes get the principal's requests. The second has seen the call wait, and looks again before it claims."""
-    slow = SlowLedger(str(house.path))
+    slow = HeldReads(house.path, "calls")
     one, shop = await house.node(auth=tokens)
     other, other_shop = await house.node(store=slow, auth=tokens, store_timeout=60.0)
     peer, ghost = await one.join(token=TOKENS["ann"]), await house.ghost()
@@ -392,13 +366,12 @@ async def test_a_call_that_another_node_has_begun_to_run_is_not_taken_from_it(ho
         held = life_of(site).sessions.held(SessionId(peer.session))
         assert held is not None
         await until(partial(getattr, held, "waits"))
-    slow.has_read.clear()
-    slow.tells.clear()
+    slow.hold = True
     asked = asyncio.create_task(at_other.send(peer.request("ping")))
-    await slow.has_read.wait()
+    await slow.reached.wait()
     resumed = await peer.get(left.position())
     await until(lambda: shop.seen == ["looking up", "waiting at g"])
-    slow.tells.set()
+    slow.go.set()
     assert (await asked).status_code == 200
     shop.open("g")
     assert text_of((await resumed.rest())[-1]) == "looked up 2"
@@ -420,19 +393,16 @@ async def test_a_client_that_was_back_first_is_asked_to_come_again(house: House,
 
 
 async def test_a_call_that_waits_may_be_cancelled(house: House, tokens: FileTokens) -> None:
-    site, shop = await house.node(auth=tokens)
-    peer, ghost = await site.join(token=TOKENS["ann"]), await house.ghost()
+    site, shop, peer, ghost = await house.scene(token=TOKENS["ann"], auth=tokens)
     left = await ghost.take(peer.session, peer.tool("who", id=3))
-    await ghost.die()
-    await until(lambda: site.app.counters.nodes_settled)
+    await settle(ghost, site)
     assert (await peer.cancel(3)).status_code == 202
     assert [answer["error"]["code"] for answer in await read(peer, left)] == [CANCELLED]
     assert shop.seen == []
 
 
 async def test_a_principal_that_does_not_come_back_is_waited_for_in_vain(house: House, tokens: FileTokens) -> None:
-    site, shop = await house.node(auth=tokens, session_grace=0.5)
-    peer, ghost = await site.join(token=TOKENS["ann"]), await house.ghost()
+    site, shop, peer, ghost = await house.scene(token=TOKENS["ann"], auth=tokens, session_grace=0.5)
     left = await ghost.take(peer.session, peer.tool("who"))
     await ghost.die()
 
@@ -445,11 +415,9 @@ async def test_a_principal_that_does_not_come_back_is_waited_for_in_vain(house: 
 
 
 async def test_a_call_waits_on_where_the_node_that_had_it_wait_dies(house: House, tokens: FileTokens) -> None:
-    site, shop = await house.node(auth=tokens)
-    peer, ghost = await site.join(token=TOKENS["ann"]), await house.ghost()
+    site, shop, peer, ghost = await house.scene(token=TOKENS["ann"], auth=tokens)
     left = await ghost.take(peer.session, peer.tool("who"), state=CallState.WAITING)
-    await ghost.die()
-    await until(lambda: site.app.counters.nodes_settled)
+    await settle(ghost, site)
     assert await finals(site, left) == []
     assert text_of((await read(peer, left))[-1]) == f"Bearer {TOKENS['ann']}"
     assert shop.seen == ["who"]
@@ -482,11 +450,9 @@ async def test_a_call_that_waits_at_a_node_that_holds_is_not_taken_from_it(house
 
 async def test_nobody_else_wakes_a_call_that_waits(house: House, tokens: FileTokens) -> None:
     """Promise 5: another principal, and nobody, get the answer of a session that does not exist."""
-    site, shop = await house.node(auth=tokens)
-    peer, ghost = await site.join(token=TOKENS["ann"]), await house.ghost()
+    site, shop, peer, ghost = await house.scene(token=TOKENS["ann"], auth=tokens)
     left = await ghost.take(peer.session, peer.tool("who"))
-    await ghost.die()
-    await until(lambda: site.app.counters.nodes_settled)
+    await settle(ghost, site)
     thief = peer.through(site)
     thief.token = TOKENS["bob"]
     assert (await thief.try_get(left.position())).status_code == 404
@@ -534,8 +500,7 @@ class Tripping(FaultyStore):
 async def test_settling_goes_on_where_the_store_failed(house: House, at: str, fault: Fault) -> None:
     """Each call gets its one answer, whichever step of settling failed, also if it was done and nobody was told."""
     store = Tripping(SharedStore(house.path), at, fault)
-    site, shop = await house.node(store=store)
-    peer, ghost = await site.join("2025-03-26"), await house.ghost()
+    site, shop, peer, ghost = await house.scene(version="2025-03-26", store=store)
     batch = [peer.tool("put", id=1, key="a"), peer.tool("wait", id=2, gate="g"), peer.tool("put", id=3, key="b")]
     lefts = [await ghost.take(peer.session, *batch), await ghost.take(peer.session, peer.tool("put", key="c"))]
     store.armed = True
@@ -572,8 +537,7 @@ async def test_mail_that_cannot_be_dealt_with_does_not_stop_following(house: Hou
 
 async def test_what_was_forwarded_to_a_dead_home_is_appended_once_by_the_next(house: House) -> None:
     """Once each: it waits under the stream, for whichever node is the session's home by then."""
-    site, _ = await house.node()
-    peer, ghost = await site.join(), await house.ghost()
+    site, _, peer, ghost = await house.scene()
     record = await site.store.session(SessionId(peer.session))
     assert record is not None
     standalone = await stream_by_id(site.store, record.standalone)
@@ -599,11 +563,9 @@ async def test_what_was_forwarded_to_a_dead_home_is_appended_once_by_the_next(ho
 
 async def test_many_sessions_of_a_dead_home_are_let_go_of_without_standing_in_the_way(house: House) -> None:
     """More than one commit's worth; whoever is served meanwhile hardly notices."""
-    site, _ = await house.node()
-    peer, ghost = await site.join(), await house.ghost()
+    site, _, peer, ghost = await house.scene()
     streams = await _homes(ghost, SessionId(peer.session), 1_200)
-    await ghost.die()
-    await until(lambda: site.app.counters.nodes_settled)
+    await settle(ghost, site)
     assert {record.node for record in (await site.store.streams_by_id(streams)).values()} == {""}
 
 
@@ -629,22 +591,23 @@ async def _homes(ghost: DeadNode, pattern: SessionId, count: int) -> list[Stream
 # What cannot be dealt with
 
 
-@pytest.mark.parametrize("sent", [2**63, 2**64 + 1, 10**400, 1e300, float("inf"), -(10**400), float("nan"), True])
-async def test_no_progress_that_a_tool_reported_keeps_its_call_from_running_again(house: House, sent: float) -> None:
+async def test_no_progress_that_a_tool_reported_keeps_its_call_from_running_again(house: House) -> None:
     """Promise 3, A33: SQLite's integers end at 2**63, and a dead node's tool may have counted further."""
-    site, _ = await house.node()
-    peer, ghost = await site.join(), await house.ghost()
-    left = await ghost.take(peer.session, peer.tool("look_up", n=2, token="t"), said=[progress_of_call("t", sent)])
-    await ghost.die()
-    await until(lambda: site.app.counters.nodes_settled == 1)
-    messages = await read(peer, left)
-    assert text_of(messages[-1]) == "looked up 2"
-    assert progress_of(messages) == ([] if sent > 2 else [1, 2])
+    site, _, peer, ghost = await house.scene()
+    sent = [2**63, 2**64 + 1, 10**400, 1e300, float("inf"), -(10**400), float("nan"), True]
+    lefts = [
+        await ghost.take(peer.session, peer.tool("look_up", n=2, token="t"), said=[progress_of_call("t", number)])
+        for number in sent
+    ]
+    await settle(ghost, site)
+    for number, left in zip(sent, lefts, strict=True):
+        messages = await read(peer, left)
+        assert text_of(messages[-1]) == "looked up 2"
+        assert progress_of(messages) == ([] if number > 2 else [1, 2])
 
 
 async def test_progress_too_long_to_be_read_is_passed_over(house: House) -> None:
-    site, _ = await house.node()
-    peer, ghost = await site.join(), await house.ghost()
+    site, _, peer, ghost = await house.scene()
     left = await ghost.take(peer.session, peer.tool("look_up", n=1, token="t"), said=[progress_of_call("t", 0)])
     digits = b"9" * 5_000  # more than Python turns into a number
     payload = json.dumps(progress_of_call("t", 0)).encode().replace(b'"progress": 0', b'"progress": ' + digits)
@@ -679,13 +642,11 @@ class _Poisoned(SharedStore):
 async def test_a_call_that_cannot_run_again_is_answered_and_costs_only_itself(house: House) -> None:
     """Promise 3: its row fails in each round; the other call runs, the node is buried, and it is told once."""
     store = _Poisoned(str(house.path))
-    site, _ = await house.node(store=store, complaint="cannot run again")
-    peer, ghost = await site.join(), await house.ghost()
+    site, _, peer, ghost = await house.scene(store=store, complaint="cannot run again")
     bad = await ghost.take(peer.session, peer.tool("look_up", n=1))
     good = await ghost.take(peer.session, peer.tool("look_up", n=2))
     store.poison = bad.stream
-    await ghost.die()
-    await until(lambda: site.app.counters.nodes_settled == 1)
+    await settle(ghost, site)
     assert_unknown((await read(peer, bad))[-1], name="look_up")
     assert text_of((await read(peer, good))[-1]) == "looked up 2"
 

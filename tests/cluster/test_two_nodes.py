@@ -8,16 +8,12 @@ import pytest
 
 from perdure._core.ids import SessionId
 from tests.cluster.conftest import Pair, Start
-from tests.support.clients.wire_client import Ended, text_of
+from tests.support.clients.wire_client import Ended, progress_of, text_of
 from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 
 PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
-
-
-def progress(messages: list[dict[str, object]]) -> list[object]:
-    return [m["params"]["progress"] for m in messages if m.get("method") == "notifications/progress"]  # type: ignore[index]
 
 
 async def test_a_session_opened_at_one_node_is_served_by_the_other(pair: Pair) -> None:
@@ -48,7 +44,7 @@ async def test_a_call_is_resumed_live_through_the_other_node(pair: Pair) -> None
     more += await resumed.messages(10)
     pair.a.shop.open("g/20")
     more += await resumed.rest()
-    assert progress(first + more) == list(range(1, 31))
+    assert progress_of(first + more) == list(range(1, 31))
     assert text_of(more[-1]) == "counted to 30"
 
 
@@ -72,7 +68,7 @@ async def test_the_newest_reader_wins_wherever_it_is(pair: Pair) -> None:
         await third.message()
     pair.a.shop.open("g/3")
     rest = await fourth.rest()
-    assert progress(rest) == [4]
+    assert progress_of(rest) == [4]
     assert text_of(rest[-1]) == "counted to 4"
 
 
@@ -142,7 +138,7 @@ async def test_a_slow_reader_elsewhere_makes_its_call_wait(start: Start) -> None
     await until(lambda: _stands_still(pair))
     assert pair.a.shop.sent < 2000
     messages = await resumed.rest()
-    assert progress(messages) == list(range(3, 2001))
+    assert progress_of(messages) == list(range(3, 2001))
     assert text_of(messages[-1]) == "flooded 2000"
 
 

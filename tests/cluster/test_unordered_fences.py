@@ -1,5 +1,7 @@
 """Two nodes on a store whose fences have no order: the stories of other files, told again (promise 6 of a store)."""
 
+# ruff: noqa: F401
+
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
@@ -14,34 +16,15 @@ from perdure.testing._values import a_session, a_stream
 from tests.cluster.conftest import Start
 from tests.cluster.test_order import test_a_home_that_moves_while_tools_speak_changes_nothing_in_their_order
 from tests.cluster.test_reattach_elsewhere import (
-    test_a_home_does_not_rest_while_its_client_uses_the_other_node,
     test_a_session_at_rest_is_loaded_elsewhere_with_its_sticky_requests_once,
-    test_a_subscription_lives_in_one_place_and_an_update_is_told_once,
     test_an_ask_of_one_node_is_asked_again_and_answered_through_the_other,
 )
 from tests.cluster.test_two_nodes import (
     test_a_call_is_resumed_live_through_the_other_node,
-    test_a_session_moves_when_its_home_rests,
-    test_a_slow_reader_elsewhere_makes_its_call_wait,
-    test_an_answer_to_an_ask_reaches_the_call_that_waits_elsewhere,
     test_the_newest_reader_wins_wherever_it_is,
     test_what_a_call_sends_to_the_standalone_stream_reaches_it_from_any_node,
 )
 from tests.support.stores.scrambled_fences import ScrambledFences
-
-__all__ = [
-    "test_a_call_is_resumed_live_through_the_other_node",
-    "test_a_home_does_not_rest_while_its_client_uses_the_other_node",
-    "test_a_home_that_moves_while_tools_speak_changes_nothing_in_their_order",
-    "test_a_session_at_rest_is_loaded_elsewhere_with_its_sticky_requests_once",
-    "test_a_session_moves_when_its_home_rests",
-    "test_a_slow_reader_elsewhere_makes_its_call_wait",
-    "test_a_subscription_lives_in_one_place_and_an_update_is_told_once",
-    "test_an_answer_to_an_ask_reaches_the_call_that_waits_elsewhere",
-    "test_an_ask_of_one_node_is_asked_again_and_answered_through_the_other",
-    "test_the_newest_reader_wins_wherever_it_is",
-    "test_what_a_call_sends_to_the_standalone_stream_reaches_it_from_any_node",
-]
 
 pytestmark = pytest.mark.anyio
 

@@ -72,7 +72,7 @@ class Ear:
     """A session as a runtime sees it: writes down what is said."""
 
     closes_early = True
-    is_durable = False
+    is_task = False
 
     def __init__(self) -> None:
         self.said: list[tuple[Any, ...]] = []

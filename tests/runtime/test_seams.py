@@ -80,7 +80,7 @@ class Log:
     """Takes what a dispatcher sends, as the outlet of a runtime."""
 
     closes_early = False
-    is_durable = False
+    is_task = False
 
     def __init__(self) -> None:
         self.sent: list[tuple[Any, ...]] = []

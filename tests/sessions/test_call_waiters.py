@@ -60,19 +60,3 @@ async def test_a_poll_that_is_held_is_answered_when_the_tool_asks_and_when_it_en
         await asyncio.sleep(0.1)
         open_gate(f"{gate}.2")
         assert said((await held)["result"]) == "yes"
-
-
-async def test_a_poll_at_a_node_that_the_others_do_not_know_yet_is_answered_within_a_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The node of the tool hints the end to the nodes that it knows; nothing else looks again here."""
-    monkeypatch.setattr(durable_calls, "LOOK_AGAIN", 3_600.0)
-    store, gate = f"sqlite:{tmp_path / 'log.db'}", tmp_path / "gate"
-    settings: dict[str, Any] = {"server": server, "store": store, "task_after": 0.05, "task_hold": 60.0}
-    async with live(**settings) as a:
-        begins = CallPeer(port=a.port, capabilities=REPEATS)
-        task = result_of(await begins.call("wait", {"gate": str(gate)}))["taskId"]
-        async with live(**settings) as b, await begins.through(b.port).send("tasks/get", {"taskId": task}) as held:
-            await asyncio.sleep(0.05)  # so that it is held; whether it is decides nothing
-            open_gate(gate)
-            assert said(result_of(await held.answer())["result"]) == "went through"

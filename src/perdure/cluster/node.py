@@ -28,10 +28,6 @@ With the beats (`LONGEST_PAUSE`) that makes two statements a second, which is al
 LONGEST_PAUSE = 3.0
 """Seconds between two beats at the most: operators see the numbers of all nodes as of their last beat."""
 
-_ROUNDS_UNKNOWN = 3
-"""Rounds of a new node in which the others may not know it yet and send it no hints: each learns of it in a round of
-its own, and a busy one is late."""
-
 
 class Watcher:
     """Reads what other nodes wrote, and handles their mail, when the store hints at it and in each round. Streams,
@@ -53,7 +49,6 @@ class Watcher:
         self.listening = listening
         self.handled = 0
         """The key of the last message that was handled."""
-        self._unknown_rounds = _ROUNDS_UNKNOWN
         self._named: set[StreamId] = set()
         self._all = False
         self._looked: object = None
@@ -76,9 +71,6 @@ class Watcher:
 
     def go_round(self, seen: Overview | None) -> None:
         """Look at everything in which there may be something to see; `None`: that is not known."""
-        if self._unknown_rounds:
-            self._unknown_rounds -= 1
-            self._context.waiters.wake_all()
         if seen is None or seen.has_forwarded:
             self._homes.want()  # also what this node itself has forwarded to one that died
         if self.listening is not None:

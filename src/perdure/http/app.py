@@ -38,7 +38,7 @@ from perdure.http.resume_tokens import ALLOW_POST, RESUME, resume_paths
 from perdure.http.sdk_passthrough import SdkPassthrough
 from perdure.runtime.server import authenticates, endpoint_of, host, is_bare
 from perdure.sessions.ledger import name_of
-from perdure.sessions.registry import SessionInfo, has_durable_calls, numbers, running_calls
+from perdure.sessions.registry import SessionInfo, has_tasks, numbers, running_calls
 from perdure.settings import Settings
 from perdure.store import notes, open_store, without_password
 from perdure.store.interface import Store, survey_of
@@ -207,9 +207,9 @@ class App:
         return names + ["2026-07-28"] * sum(handler.count for handler in self._sessionless)
 
     @property
-    def has_durable_calls(self) -> bool:
+    def has_tasks(self) -> bool:
         """Whether a call runs that its client can ask for again."""
-        return self._process is not None and has_durable_calls(self._process.sessions)
+        return self._process is not None and has_tasks(self._process.sessions)
 
     @property
     def _sessionless(self) -> Sequence[SdkPassthrough]:

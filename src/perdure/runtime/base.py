@@ -41,7 +41,7 @@ class Outlet(Protocol):
         """Whether `close_reader` may be called for this session's calls."""
 
     @property
-    def is_durable(self) -> bool:
+    def is_task(self) -> bool:
         """Whether this is a durable call whose answer its client may learn later, by a handle or by a key."""
 
     def notify(self, method: str, params: JsonObject | None, *, call: int | None) -> Flow | None:

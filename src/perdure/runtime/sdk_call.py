@@ -189,7 +189,7 @@ class CallRuntime:
         result = await self._result(request, context)
         for _ in range(MOST_ROUNDS):
             is_round = result.get("resultType") == "input_required"
-            if not (is_round and self._client.takes_tasks and self._outlet.is_durable):
+            if not (is_round and self._client.takes_tasks and self._outlet.is_task):
                 return result
             wanted: JsonObject = result.get("inputRequests") or {}
             answers = await asyncio.gather(

@@ -309,7 +309,7 @@ class _Server(uvicorn.Server):
             connections = self._connections()
             if not connections and not self.app.is_busy:
                 break
-            until = tasks_until if self.app.has_durable_calls else calls_until
+            until = tasks_until if self.app.has_tasks else calls_until
             if any(connection.is_idle for connection in connections):
                 until += KEEP_ALIVE_SECONDS
             if loop.time() > until:
@@ -334,7 +334,7 @@ class _Server(uvicorn.Server):
 
     def log_wait(self) -> None:
         """Without this line, a user who pressed Ctrl-C sees nothing for as long as calls run."""
-        seconds = self.longest_drain if self.app.has_durable_calls else self.drain_timeout
+        seconds = self.longest_drain if self.app.has_tasks else self.drain_timeout
         if seconds and (running := self.app.running):
             names = ", ".join(dict.fromkeys(running[:MOST_NAMES])) + ("" if len(running) <= MOST_NAMES else ", …")
             what = f"{len(running)} running {'call' if len(running) == 1 else 'calls'} ({names})"

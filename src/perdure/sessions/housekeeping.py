@@ -69,7 +69,7 @@ class Housekeeping:
                 await self._sessions.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake took too long")
             return
         session.keeper.keep_fresh(busy=session.is_busy)
-        if session.is_single_call:
+        if session.is_durable_call:
             if not session.is_busy:
                 self._sessions.let_go(session)
             elif now - session.seen >= min(settings.task_ttl, settings.replay_window):

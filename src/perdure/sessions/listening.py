@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from perdure._core import mail
 from perdure._core.ids import NodeId
-from perdure._core.limits import Caller, share_of
+from perdure._core.limits import Caller, Quota, share_of
 from perdure._core.listening import (
     ALL_RESOURCES,
     ANYTHING,
@@ -313,7 +313,7 @@ class Listening:
         """Resources, and how many listeners here name each."""
         self._first: dict[str, Caller] = {}
         """Of each resource, the caller whose listener named it first; it counts as that caller's."""
-        self._shares: Counter[Caller] = Counter()
+        self._shares = Quota(MAX_UNION, each=share_of(MAX_UNION, context.settings.max_share))
         self._announced: set[str] | None = None
         """Resources to which other nodes were asked to subscribe; `None` while they know of no listener here."""
         self._number = 0
@@ -411,12 +411,11 @@ class Listening:
         elsewhere = {uri for node in self._nodes.values() for uri in node.filter.uris} if new else set()
         if new and len(elsewhere | self._named.keys() | set(new)) > MAX_UNION:
             raise TooManyResources(MAX_UNION, of_caller=False)
-        share = share_of(MAX_UNION, self._context.settings.max_share)
-        if new and self._shares[caller] + len(new) > share:
-            raise TooManyResources(share, of_caller=True)
+        if new and self._shares.held_by(caller) + len(new) > self._shares.each:
+            raise TooManyResources(self._shares.each, of_caller=True)
         self._named.update(list(uris))  # a mapping would count by its values
         self._first.update(dict.fromkeys(new, caller))
-        self._shares[caller] += len(new)
+        self._shares.take(caller, len(new))
 
     def _release(self, uris: Iterable[str]) -> None:
         """A listener here is gone."""
@@ -424,10 +423,7 @@ class Listening:
         for uri in uris:
             self._named[uri] -= 1
             if not self._named[uri]:
-                caller = self._first.pop(uri)
-                self._shares[caller] -= 1
-                if not self._shares[caller]:
-                    del self._shares[caller]
+                self._shares.take(self._first.pop(uri), -1)
                 del self._named[uri]
 
     def _union(self) -> set[str]:

@@ -37,7 +37,7 @@ class RecordKeeper:
     record: SessionRecord
     stamp: Stamp | None
     """From before the record was last read; `None`: it has to be read again."""
-    is_single_call: bool = field(init=False)
+    is_durable_call: bool = field(init=False)
     name: str = field(init=False)
     """Enough of the session's id to tell it from others in a log. The whole of it is a secret."""
     active: float = field(init=False)
@@ -48,13 +48,13 @@ class RecordKeeper:
     _pending: tuple[ChangeSession, ...] = ()
 
     def __post_init__(self) -> None:
-        self.is_single_call = self.record.kind is RecordKind.CALL
+        self.is_durable_call = self.record.kind is RecordKind.CALL
         self.name = self.record.id[:8]
         self.active = self._written_active = self.record.active
 
     @property
     def revision(self) -> Revision:
-        return DURABLE_CALL if self.is_single_call else REVISIONS[self.record.version]
+        return DURABLE_CALL if self.is_durable_call else REVISIONS[self.record.version]
 
     @property
     def tells_by_log(self) -> bool:

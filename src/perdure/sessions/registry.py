@@ -114,11 +114,11 @@ class SessionRegistry(StreamOwner):
         if not self.streams.release(stream):
             return
         session = self._by_id.get(stream.session)
-        if session is None or session.is_durable_call:
+        if session is None or session.is_task:
             self._context.waiters.tell(stream.id)  # a request may wait for its end
         if session is not None:
             session.on_call_settled(stream)
-            if session.is_single_call:
+            if session.is_durable_call:
                 self.let_go(session)
 
     def on_grown(self, stream: Stream) -> None:
@@ -131,13 +131,13 @@ class SessionRegistry(StreamOwner):
 
     def on_reader_lost(self, stream: Stream) -> None:
         session = self._by_id.get(stream.session)
-        if session is not None and stream.writer is not None and not session.is_single_call:
+        if session is not None and stream.writer is not None and not session.is_durable_call:
             session.orphans.on_reader_lost()
 
     def on_step_written(self, stream: Stream, step: Step) -> None:
         if (session := self._by_id.get(stream.session)) is not None:
             session.keeper.on_written(step)
-            if type(step) is OpenAsk and session.is_durable_call:
+            if type(step) is OpenAsk and session.is_task:
                 self._context.waiters.tell(stream.id)  # its client may wait for something to answer
 
     # Finding and loading
@@ -154,7 +154,7 @@ class SessionRegistry(StreamOwner):
         if session_id is None:
             return None
         session = self._by_id.get(session_id) if checked_later else None
-        if session is not None and session.keeper.record.owner == owner and not session.is_single_call:
+        if session is not None and session.keeper.record.owner == owner and not session.is_durable_call:
             stamp = session.keeper.stamp
             if stamp is None or stamp.doubts == self._context.journal.doubts:
                 return session
@@ -167,14 +167,13 @@ class SessionRegistry(StreamOwner):
     async def _find(self, session_id: SessionId, owner: str) -> Session | None:
         held = self._by_id.get(session_id)
         try:
+            seen = None
             if held is None:
                 # Before anything is loaded: a stranger causes no more work than a caller that names no session.
                 seen = _Seen(self._context.stamp(), await self._context.store.load(session_id))
                 if seen.loaded is None or not _is_session_of(owner, seen.loaded.record):
                     return None
-                session = await self.load(session_id, seen)
-            else:
-                session = await self.load(session_id)
+            session = await self.load(session_id, seen)
         except StoreUnavailable:
             # Live traffic goes on (promise 7) with what is known here, after the wait as before it.
             if held is not None and held is self._by_id.get(session_id) and _is_session_of(owner, held.record):
@@ -432,7 +431,7 @@ class SessionRegistry(StreamOwner):
         )
 
     def ids(self) -> Sequence[str]:
-        return [session_id for session_id, session in self._by_id.items() if not session.is_single_call] + [
+        return [session_id for session_id, session in self._by_id.items() if not session.is_durable_call] + [
             *self._resting
         ]
 
@@ -472,9 +471,9 @@ def running_calls(sessions: SessionRegistry) -> list[tuple[Session, Call]]:
     return [(session, call) for session in sessions for call in session.link.calls.all_running()]
 
 
-def has_durable_calls(sessions: SessionRegistry) -> bool:
+def has_tasks(sessions: SessionRegistry) -> bool:
     """Whether a call runs here that its client can ask for again, as a task or by its key."""
-    return any(session.is_durable_call for session, _ in running_calls(sessions))
+    return any(session.is_task for session, _ in running_calls(sessions))
 
 
 class ToolHints:
@@ -501,11 +500,11 @@ class ToolHints:
             if call.request.method == "tools/call":
                 await self.ask(session.id, call.request, None)
 
-    def end_calls(self, reason: str, *, outlived: bool, but_durable: bool = False) -> None:
+    def end_calls(self, reason: str, *, outlived: bool, but_tasks: bool = False) -> None:
         """Leave calls that may run again to the next process, and answer the others. `outlived`: there may be a next
-        process, because the store outlives this one. `but_durable`: let calls run on that clients can ask for again."""
+        process, because the store outlives this one. `but_tasks`: let calls run on that clients can ask for again."""
         for session, call in running_calls(self._sessions):
-            if but_durable and session.is_durable_call:
+            if but_tasks and session.is_task:
                 continue
             may = rerun(call.request.method, attempt=call.attempt, occasion=Occasion.NODE_LEFT)
             may = _of_tool(call.request, self._known or {}) if may is Rerun.ASK else may
@@ -535,7 +534,7 @@ def _of_tool(request: Request, tools: dict[str, Rerun]) -> Rerun:
 
 def numbers(context: ServerContext, sessions: SessionRegistry) -> Snapshot:
     """The figures of this node and of its sessions at this moment."""
-    held = [session for session in sessions if not session.is_single_call]
+    held = [session for session in sessions if not session.is_durable_call]
     states = Counter(session.state.value for session in held)
     single = len(sessions) - len(held)
     return snapshot(

@@ -161,9 +161,9 @@ class RuntimeLink:
     # What an answer changes in the record, to be written together with it
 
     def _end_step(self) -> Step | None:
-        """The end of a single call: one that its client can ask for stays as it ended, any other is deleted."""
+        """The end of a durable call: one that its client can ask for stays as it ended, any other is deleted."""
         keeper, now = self.keeper, self.context.clock()
-        if not keeper.is_single_call:
+        if not keeper.is_durable_call:
             return None
         if keeper.record.initialized:
             return keeper.change(ChangeSession(session=keeper.record.id, active=now, state=SessionState.DORMANT))
@@ -177,7 +177,7 @@ class RuntimeLink:
     def _record_change(self, call: Call, result: bytes) -> Step | None:
         """The changes of a successful answer."""
         keeper, method = self.keeper, call.request.method
-        if keeper.is_single_call:
+        if keeper.is_durable_call:
             return self._end_step()
         if method == "initialize" and keeper.record.state is SessionState.OPENING:
             version = json.loads(result).get("protocolVersion")
@@ -200,8 +200,8 @@ class RuntimeLink:
         return bool(keeper.record.version) and keeper.revision.closes_early and not self.context.settings.json_response
 
     @property
-    def is_durable(self) -> bool:
-        return self.keeper.is_single_call and self.keeper.record.initialized
+    def is_task(self) -> bool:
+        return self.keeper.is_durable_call and self.keeper.record.initialized
 
     def notify(self, method: str, params: dict[str, Any] | None, *, call: int | None) -> Flow | None:
         record = self.keeper.record
@@ -216,7 +216,7 @@ class RuntimeLink:
                 call, found = token, self.calls.by_number.get(token)
                 if found is None or found.token is None or (found.attempt > 1 and found.is_repeated(method, params)):
                     return None
-                if self.keeper.is_single_call:
+                if self.keeper.is_durable_call:
                     found.say(params)
                 # The client's token means something within one incarnation only.
                 is_known = found.sent_in == record.incarnation and not found.is_displaced
@@ -242,7 +242,7 @@ class RuntimeLink:
         """Whether a message of this call goes to the standalone stream: the call's own stream has no reader, and its
         client has come back without asking for it (R5); or its response is a JSON body, which has room for the answer
         only."""
-        if self.keeper.is_single_call:
+        if self.keeper.is_durable_call:
             return False
         readers = call.stream.readers
         return self._as_json or (not readers.present and self._visits.is_orphan(readers.lost_at))
@@ -554,7 +554,7 @@ class Asks:
         self.open = self.open or {}  # a dictionary does not shrink
         link = self._link
         close = CloseAsk(session=link.keeper.record.id, id=name)
-        if link.keeper.is_single_call:
+        if link.keeper.is_durable_call:
             link.context.journal.put(_Closing(link, close))
         else:
             link.context.put(close)

@@ -43,7 +43,7 @@ class Session:
         "context",
         "home",
         "id",
-        "is_single_call",
+        "is_durable_call",
         "keeper",
         "link",
         "name",
@@ -70,7 +70,7 @@ class Session:
         self.keeper = RecordKeeper(context, record, stamp)
         """The owner of the session's record; all parts of the session share it."""
         self.name = self.keeper.name
-        self.is_single_call = self.keeper.is_single_call
+        self.is_durable_call = self.keeper.is_durable_call
         self.seen = context.clock()  # the caller has it loaded because its client, or a call, is about to use it
         """When its client was last here."""
         self.home: Home | NoHome = (
@@ -141,20 +141,20 @@ class Session:
 
     @property
     def asks_by_round(self) -> bool:
-        """It is a single call that waits for what a client without tasks was asked, and that may never come again."""
-        if not self.is_single_call or not self.record.initialized or not self.link.asks.open:
+        """It is a durable call that waits for what a client without tasks was asked, and that may never come again."""
+        if not self.is_task or not self.link.asks.open:
             return False
         said = json.loads(self.record.client_params)
         client = CallClient(version="", info=None, capabilities=said["capabilities"])
         return not client.takes_tasks and not self.is_connected
 
     @property
-    def is_durable_call(self) -> bool:
-        """It is a single call that its client can ask for again: as a task, or by its key."""
-        return self.is_single_call and self.record.initialized
+    def is_task(self) -> bool:
+        """It is a durable call that its client can ask for again: as a task, or by its key."""
+        return self.is_durable_call and self.record.initialized
 
     async def show_to_client(self) -> None:
-        """The client of a single call is about to learn its id: it is kept when it has ended. Raises `StoreError`."""
+        """The client of a durable call is about to learn its id: it is kept when it has ended. Raises `StoreError`."""
         if not self.record.initialized:
             step = self.keeper.change(ChangeSession(session=self.id, initialized=True))
             try:
@@ -329,7 +329,7 @@ class Session:
 
     def on_call_settled(self, stream: Stream) -> None:
         """A call's stream is not in memory any more: it is over and not read, or another node writes it."""
-        if stream.writer is not None and not self.is_single_call:  # else the node that writes it retains it
+        if stream.writer is not None and not self.is_durable_call:  # else the node that writes it retains it
             self.orphans.ended(stream)
             self.retained.add(stream.usage(idle=stream.readers.remote is None), time=self.context.clock())
             self.enforce_limits()

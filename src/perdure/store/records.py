@@ -154,7 +154,7 @@ class Outline(NamedTuple):
     active: float
     kind: RecordKind
     call: CallState | None
-    """The state of a single call's row; `None` for a session, and if no row is left."""
+    """The state of a durable call's row; `None` for a session, and if no row is left."""
 
 
 class OpenCall(NamedTuple):

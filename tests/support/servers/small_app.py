@@ -51,14 +51,14 @@ class SmallApp:
 
     @property
     def is_busy(self) -> bool:
-        return self.has_durable_calls
+        return self.has_tasks
 
     @property
     def running(self) -> list[str]:
         return []
 
     @property
-    def has_durable_calls(self) -> bool:
+    def has_tasks(self) -> bool:
         """A task runs until SIGUSR2."""
         return self.mode == "worker-with-a-task" and not self.task_over
 
