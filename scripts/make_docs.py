@@ -26,7 +26,7 @@ from perdure._core import codes as error_codes
 from perdure._core import delivery as rules
 from perdure._core import states
 from perdure._core.revisions import FIRST_SESSIONLESS, REVISIONS
-from perdure.cli.main import perdure_command
+from perdure.cli.entry import perdure_command
 from perdure.cli.options import ServeOption
 from perdure.http.refusals import Refusal
 from perdure.settings import NUMBERS, Rule, Settings, rule_of

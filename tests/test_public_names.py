@@ -33,7 +33,7 @@ def test_a_name_that_is_not_there_is_told_as_python_does() -> None:
     assert perdure.__version__ == version("perdure")
 
 
-@pytest.mark.parametrize("module", ["perdure.cli.main", "perdure.store", "perdure.admin", "perdure.serve.worker_pool"])
+@pytest.mark.parametrize("module", ["perdure.cli.entry", "perdure.store", "perdure.admin", "perdure.serve.worker_pool"])
 def test_who_serves_nothing_does_not_wait_for_the_sdk(module: str) -> None:
     """Importing it takes most of a second, and 40 MiB."""
     code = f"import sys, {module}; print({{'mcp', 'mcp_types', 'pydantic', 'uvicorn'}} & {{*sys.modules}})"

@@ -12,7 +12,7 @@ from typing import Any
 import click
 import pytest
 
-from perdure.cli.main import main, perdure_command
+from perdure.cli.entry import main, perdure_command
 from perdure.cli.options import settings_from
 from perdure.serve.listener import listen
 from perdure.settings import Settings, rule_of
@@ -228,13 +228,13 @@ def test_names_are_repeated_as_options_and_separated_by_commas_in_the_environmen
         (("serve", "a:b", "--replay-windw", "1h"), "no such option '--replay-windw'. Did you mean '--replay-window'?"),
         (
             ("serve", "a:b", "--reload"),
-            "--reload is no option of perdure serve; perdure dev loads the code again at each",
+            "--reload is not an option of perdure serve; perdure dev loads the code again at each",
         ),
         (("run", "a.py"), "there is no command 'run'; perdure serve FILE.py serves a server, and perdure dev FILE.py"),
         (("version",), "there is no command 'version'; perdure --version prints it"),
         (
             ("call", "http://127.0.0.1:9/mcp", "bake", "--loaf-steps", "1"),
-            "--loaf-steps is no option of perdure call; arguments of a tool are written loaf_steps=VALUE",
+            "--loaf-steps is not an option of perdure call; arguments of a tool are written loaf_steps=VALUE",
         ),
         (("call", "http://127.0.0.1:9/mcp", "bake", "--jsn"), "no such option '--jsn'. Did you mean '--json'?"),
         (("call", "a.py", "bake", "--json", "--output", "x"), "--output and --json cannot be given together"),

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from perdure.cli import entry, sources
-from perdure.cli.main import perdure_command
+from perdure.cli import options as sources
+from perdure.cli.entry import main, perdure_command
 from perdure.cli.options import settings_from
 from perdure.errors import Misuse
 from perdure.serve.listener import listen
@@ -202,7 +202,7 @@ def test_the_bridge_that_loads_no_other_command_refuses_it_too(
 ) -> None:
     def said() -> str:
         with pytest.raises(SystemExit) as end:
-            entry.main()
+            main()
         assert end.value.code == 2
         return capsys.readouterr().err
 

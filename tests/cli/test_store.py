@@ -24,7 +24,7 @@ from perdure.testing._values import NODE
 from tests.cli.test_process import hello
 from tests.cli.test_process import refused as refused_server
 from tests.cli.test_process import start as serve
-from tests.cli.test_sessions import a_session, an_id, ended, lines, names, objects, refusal, start
+from tests.cli.test_sessions import a_session, an_id, done, ended, lines, names, objects, refusal
 from tests.support.processes.starting import ROOT, start_other
 from tests.support.stores.next_release import build
 from tests.support.stores.postgres import (
@@ -65,10 +65,10 @@ def exists(schema: str) -> bool:
 
 async def checked(folder: Path, url: str, *, status: int) -> dict[str, Any]:
     """What a check finds, as an object; the lines for people say the same."""
-    ending, said, errors = await ended(await start(folder, "store", "check", url, "--json"))
+    ending, said, errors = await done(folder, "store", "check", url, "--json")
     assert (ending, errors) == (status, "")
     found: dict[str, Any] = json.loads(said)
-    ending, said, errors = await ended(await start(folder, "store", "check", url))
+    ending, said, errors = await done(folder, "store", "check", url)
     assert (ending, errors) == (status, "")
     shown = said.splitlines()
     assert shown[-1] == f"fit       {'yes' if found['fit'] else 'no'}"
@@ -345,7 +345,7 @@ async def test_the_password_comes_from_the_environment_or_from_a_file(tmp_path: 
 async def test_a_password_is_shown_nowhere(tmp_path: Path, command: tuple[str, ...]) -> None:
     await lines(tmp_path, "store", "init", "sqlite:there.db")
     for address in WITH_PASSWORDS:
-        _, said, errors = await ended(await start(tmp_path, *command, address))
+        _, said, errors = await done(tmp_path, *command, address)
         assert said or errors
         assert "hunter" not in said + errors
 

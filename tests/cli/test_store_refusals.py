@@ -1,27 +1,28 @@
-"""`perdure serve` on a PostgreSQL store that it cannot use: one clear line, status 2, and nothing is changed."""
+"""A PostgreSQL store that a server cannot use: one clear line, and nothing is changed."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from unittest import mock
 
 import asyncpg
 import pytest
 
-from perdure.errors import BadSetting
+from perdure.errors import BadSetting, StoreError
 from perdure.store import open_store
 from perdure.store.notes import probe
 from perdure.store.postgres.address import LONGEST_PATIENCE, OPEN_SECONDS, parse_address
 from perdure.store.postgres.layout import OLDEST_SERVER
 from perdure.store.postgres.sql_files import VERSION
-from tests.cli.test_sessions import ended, start
-from tests.support.processes.serving import BASIC_TOOLS
+from tests.cli.test_sessions import done
 from tests.support.stores.postgres import (
     PASSWORD_GROUP,
     Server,
@@ -35,14 +36,14 @@ from tests.support.stores.postgres import (
 pytestmark = pytest.mark.anyio
 
 
-async def refused(folder: Path, url: str, **variables: str) -> str:
-    """The one line of a server that does not start."""
-    command = ("serve", BASIC_TOOLS, "--port", "0", "--store", url)
-    status, said, errors = await ended(await start(folder, *command, **variables))
-    assert (status, said) == (2, ""), errors
-    assert errors.startswith("perdure: ")
-    assert errors.count("\n") == 1, errors
-    return errors.removeprefix("perdure: ").rstrip()
+async def refused(url: str, **variables: str) -> str:
+    """Why a server cannot open its store; `perdure serve` prints that line."""
+    with mock.patch.dict(os.environ, variables), pytest.raises((StoreError, BadSetting)) as failed:
+        async with open_store(url):
+            pass
+    line = str(failed.value)
+    assert "\n" not in line
+    return line
 
 
 def contents() -> set[tuple[str, str]]:
@@ -93,7 +94,7 @@ def a_role(*rights: str) -> str:
     ],
 )
 async def test_an_address_that_leads_nowhere(tmp_path: Path, url: str, sentence: str) -> None:
-    assert sentence in await refused(tmp_path, url)
+    assert sentence in await refused(url)
 
 
 @contextlib.asynccontextmanager
@@ -125,7 +126,7 @@ async def answering(answer: bytes | None) -> AsyncIterator[str]:
 )
 async def test_what_is_not_postgres(tmp_path: Path, answer: bytes, sslmode: str) -> None:
     async with answering(answer) as url:
-        line = await refused(tmp_path, f"{url}?sslmode={sslmode}")
+        line = await refused(f"{url}?sslmode={sslmode}")
     assert "cannot be opened: " in line
     assert "what answers there may not be PostgreSQL" in line
 
@@ -133,7 +134,7 @@ async def test_what_is_not_postgres(tmp_path: Path, answer: bytes, sslmode: str)
 async def test_a_port_that_accepts_and_says_nothing_is_given_up_in_time(tmp_path: Path) -> None:
     async with answering(None) as url:
         began = time.monotonic()
-        line = await refused(tmp_path, f"{url}?connect_timeout=1")
+        line = await refused(f"{url}?connect_timeout=1")
         assert time.monotonic() - began < OPEN_SECONDS
     assert "cannot be opened: " in line
     assert "no PostgreSQL server answered within 1 s" in line
@@ -164,7 +165,7 @@ def test_options_that_only_other_drivers_know_are_not_sent_to_the_server() -> No
 
 
 async def test_a_database_that_is_missing(tmp_path: Path) -> None:
-    assert 'database "nowhere" does not exist' in await refused(tmp_path, place(database="nowhere"))
+    assert 'database "nowhere" does not exist' in await refused(place(database="nowhere"))
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
@@ -172,7 +173,7 @@ async def test_a_database_of_another_encoding(tmp_path: Path, encoding: str) -> 
     name = f"d_{secrets.token_hex(4)}"
     with connection(server_url()) as run:
         run(f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0")
-    line = await refused(tmp_path, place(database=name))
+    line = await refused(place(database=name))
     assert f"has the encoding {encoding}; Perdure needs UTF8" in line
     there = await asyncpg.connect(place(database=name).partition("?")[0])
     assert await there.fetch("SELECT 1 FROM pg_namespace WHERE nspname = 's'") == []
@@ -186,7 +187,7 @@ async def test_a_newer_schema(tmp_path: Path) -> None:
     with connection(server_url()) as run:
         run(f"UPDATE {schema}.version SET version = {VERSION + 1}, oldest = {VERSION + 1}")
     before = of(schema)
-    line = await refused(tmp_path, store_url(schema))
+    line = await refused(store_url(schema))
     assert f"has version {VERSION + 1}, written by a newer release; this one knows versions up to {VERSION}" in line
     assert of(schema) == before
 
@@ -199,7 +200,7 @@ async def test_a_schema_that_holds_other_things(tmp_path: Path, table: str) -> N
         run(f"CREATE SCHEMA {schema}")
         run(f"CREATE TABLE {schema}.{table}")
     before = of(schema)
-    line = await refused(tmp_path, store_url(schema))
+    line = await refused(store_url(schema))
     assert f"the schema {schema} of {store_url(schema)} is not a Perdure store; name another one with ?schema=" in line
     assert of(schema) == before
 
@@ -212,7 +213,7 @@ async def test_a_server_that_is_too_old(tmp_path: Path) -> None:
     server.make()
     server.start()
     try:
-        line = await refused(tmp_path, server.url)
+        line = await refused(server.url)
         assert f"is PostgreSQL {old[-1]}; Perdure needs version {OLDEST_SERVER} or later" in line
         with connection(server.url) as run:
             assert run("SELECT 1 FROM pg_namespace WHERE nspname = 'perdure'") == []
@@ -225,7 +226,7 @@ async def test_a_server_that_is_too_old(tmp_path: Path) -> None:
 
 async def test_a_role_that_may_not_make_a_schema(tmp_path: Path) -> None:
     schema = new_schema()
-    line = await refused(tmp_path, place(a_role(), schema=schema))
+    line = await refused(place(a_role(), schema=schema))
     assert f"the role may not make the schema {schema}" in line
     assert "grant CREATE on the database" in line
     assert of(schema) == set()
@@ -259,7 +260,7 @@ async def test_a_role_that_lacks_a_right(tmp_path: Path, rights: list[str], sent
     )
     role = a_role(*((everything if right == "{all}" else right).format(schema=schema) for right in rights))
     before = of(schema)
-    assert sentence in await refused(tmp_path, place(role, schema=schema))
+    assert sentence in await refused(place(role, schema=schema))
     assert of(schema) == before
     if "{all}" in rights:  # with all of them it serves
         with connection(server_url()) as run:
@@ -298,12 +299,12 @@ async def test_a_password_of_any_signs_is_written_encoded_or_kept_elsewhere(
         (role, {"PGPASSFILE": str(file)}),
     ]:
         url = place(user, schema=schema)
-        status, said, errors = await ended(await start(tmp_path, "store", "init", url, **variables))
+        status, said, errors = await done(tmp_path, "store", "init", url, **variables)
         assert (status, errors) == (0, "")
         assert "hunter" not in said
         shown = place(role if variables else f"{role}:***", schema=schema)
         assert said.startswith(shown)
-        status, said, errors = await ended(await start(tmp_path, "sessions", "--store", url, **variables))
+        status, said, errors = await done(tmp_path, "sessions", "--store", url, **variables)
         assert (status, said, errors) == (0, "no sessions\n", "")
 
 
@@ -333,7 +334,7 @@ async def test_a_wrong_or_missing_password(
 ) -> None:
     schema = new_schema()
     user, variables = await given(role_with_password, tmp_path)
-    line = await refused(tmp_path, place(user, schema=schema), **variables)
+    line = await refused(place(user, schema=schema), **variables)
     assert "password" in line
     assert "hunter" not in line
     if given is _open_file:

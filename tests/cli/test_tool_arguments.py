@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure.cli.tool_arguments import MAX_INPUT, MAX_NAMES, describe, parse_words, read_input, tool_arguments, types_of
+from perdure.cli.tool_calls import MAX_INPUT, MAX_NAMES, describe, parse_words, read_input, tool_arguments, types_of
 from perdure.errors import Misuse
 
 SCHEMA: dict[str, Any] = {

@@ -24,7 +24,7 @@ from perdure.store.sqlite import backup
 from perdure.store.sqlite.file import BACKUP_ID
 from perdure.store.steps import OpenStream, PutSession
 from perdure.testing._values import NODE, SESSION, a_call, a_session, a_stream, an_append, an_end, put, some_events
-from tests.cli.test_sessions import ended, lines, names, objects, refusal, start
+from tests.cli.test_sessions import done, ended, lines, names, objects, refusal
 from tests.support.processes.starting import Program, start_other
 from tests.support.stores.postgres import store_url
 
@@ -185,10 +185,10 @@ async def test_a_backup_that_finds_no_room_leaves_nothing(tmp_path: Path, served
 
 async def checked(folder: Path, store: str, *, status: int) -> dict[str, Any]:
     """What a check finds, as an object; the lines for people say the same."""
-    ending, said, errors = await ended(await start(folder, "check", "--store", store, "--json"))
+    ending, said, errors = await done(folder, "check", "--store", store, "--json")
     assert (ending, errors) == (status, "")
     found: dict[str, Any] = json.loads(said)
-    ending, said, errors = await ended(await start(folder, "check", "--store", store))
+    ending, said, errors = await done(folder, "check", "--store", store)
     assert (ending, errors) == (status, "")
     shown = said.splitlines()
     assert shown[-1].startswith("sound     yes" if found["sound"] else "sound     no")

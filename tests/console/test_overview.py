@@ -10,7 +10,7 @@ import pytest
 from perdure._core.histograms import CALL_BUCKETS
 from perdure._core.ids import NodeId
 from perdure.console.overview import GONE_SECONDS, MAX_GONE, NODES_PAUSE, WINDOW, NodeState, NodeWatch, Totals, quantile
-from perdure.console.session_list import SessionList
+from perdure.console.sessions import SessionList
 from perdure.console.store_view import StoreView
 from perdure.store import SqliteStore
 from perdure.store.records import NodeRecord

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure.console.http import HIDDEN, MAX_LEVELS, encode_json, without_secrets
-from perdure.console.session_view import shown_event
+from perdure.console.sessions import shown_event
 
 
 def nested(levels: int, inner: object = 1) -> Any:

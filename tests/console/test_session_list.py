@@ -11,8 +11,7 @@ import pytest
 
 from perdure._core.ids import Kind, RecordKind, StreamId
 from perdure._core.states import SessionState
-from perdure.console.session_list import MAX_LISTED, ListQuery, SessionList
-from perdure.console.session_view import newest
+from perdure.console.sessions import MAX_LISTED, ListQuery, SessionList, newest
 from perdure.console.store_view import StoreView
 from perdure.store import SqliteStore
 from perdure.store.records import CallRecord, SessionRecord, StreamRecord

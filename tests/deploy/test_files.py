@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from perdure.cli.main import perdure_command
+from perdure.cli.entry import perdure_command
 from perdure.settings import Settings
 from tests.support.processes.serving import ROOT
 

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 import pytest
 
 from perdure._files.locks import flock
-from perdure.cli.main import main
+from perdure.cli.entry import main
 from perdure.errors import Misuse
 from perdure.hosts import config_file
 from perdure.hosts.config_file import BACKUP, ConfigFile
@@ -130,7 +130,7 @@ async def test_a_host_with_a_bare_environment_starts_what_was_written(home: Path
         command = ["env", "-i", "PATH=/nowhere", f"HOME={home}", entry["command"], *entry["args"]]
         async with started(command, home) as bridge:
             assert "protocolVersion" in await bridge.handshake()
-    assert [path.name[:6] for path in (home / "project/tokens").glob("token-*")] == ["token-"]
+    assert [path.name[:6] for path in (home / "project/tokens").glob("*/token-*")] == ["token-"]
 
 
 def test_a_directory_that_the_environment_names_is_written_because_hosts_have_another_one(

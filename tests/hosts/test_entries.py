@@ -93,9 +93,10 @@ def servers_of(text: str) -> tuple[Any, Any]:
     return {name: held for name, held in value.items() if name != KEY}, value.get(KEY, {})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(text=configurations())
 @example(text="")
+@example(text="\ufeff")
 @example(text="{}")
 @example(text="{}\n")
 @example(text="{}\n\n")

@@ -54,7 +54,7 @@ class Desk:
 
 def noted_calls(desk: Desk) -> list[Message]:
     """The calls in the positions of the only bridge."""
-    [positions] = desk.host.tokens.glob("positions-*[0-9]")
+    [positions] = desk.host.tokens.glob("*/positions-*[0-9]")
     return list(json.loads(positions.read_text())["calls"].values())
 
 

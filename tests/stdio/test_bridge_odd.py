@@ -37,7 +37,7 @@ async def test_a_session_that_ends_between_token_and_handshake_is_replaced(folde
     async with a_desk(folder) as desk:
         first = await desk.host.session()
         await first.end()
-        [file] = desk.host.tokens.glob("token-*")
+        [file] = desk.host.tokens.glob("*/token-*")
         kept = file.read_text()
         bridge = await desk.host.start()
         await until(lambda: file.read_text() != kept)  # the broker has accepted the token, and given the next one
@@ -55,7 +55,7 @@ async def test_positions_that_mean_nothing_cost_what_was_missed_alone(folder: Pa
         await first.call("announce", n=2)
         await first.until(lambda: first.notices() == [1, 2], "notices")
         await first.kill()
-        [positions] = desk.host.tokens.glob("positions-*[0-9]")
+        [positions] = desk.host.tokens.glob("*/positions-*[0-9]")
         for position in ("nonsense", "x" * 50, "é\n", ""):
             noted = json.loads(positions.read_text())
             noted["position"] = position
@@ -70,7 +70,7 @@ async def test_notes_that_nest_without_end_cost_the_notes_alone(folder: Path) ->
     async with a_desk(folder) as desk:
         first = await desk.host.session()
         await first.kill()
-        [positions] = desk.host.tokens.glob("positions-*[0-9]")
+        [positions] = desk.host.tokens.glob("*/positions-*[0-9]")
         positions.write_text("[" * 900_000)
         bridge = await desk.host.session()
         assert await bridge.call("count", n=1) == "counted to 1"
@@ -212,7 +212,7 @@ async def test_a_handshake_has_one_limit_for_the_broker_and_the_server(
         assert slot.keep("a" * 64)
         endpoint = Endpoint(client, url, on_401="wants a token")
         broker = ResumeBroker(endpoint, slot)
-        bridge = Bridge(endpoint, Output(said), broker, PositionsFile(lambda: None), KeysFile(), patience=Patience())
+        bridge = Bridge(endpoint, Output(said), broker, PositionsFile(None), KeysFile(), patience=Patience())
 
         async def host() -> AsyncIterator[bytes]:
             yield json.dumps(request).encode()

@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,9 @@ from perdure.stdio.resume_slot import Slot, Target, open_slot
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores import memory_files
 
-HOSTS = 2
+HERE = Identity(pid=1000, start=77, boot="boot", space="space")
+#: Another host, and hosts of the same pid and start: in the machine's next start, and in another container.
+ELSEWHERE = [replace(HERE, pid=1001), replace(HERE, boot="next"), replace(HERE, space="container")]
 TARGETS = ("http://here/mcp", "http://here/mcp?other")
 INITIALIZE = {
     "jsonrpc": "2.0",
@@ -66,12 +68,6 @@ class Deadly(Slot):
         self._at("written")
         return kept
 
-    def on_accepted(self) -> None:
-        self._at("confirmed")
-
-    def on_rejected(self) -> None:
-        self._slot.on_rejected()
-
     def forget(self) -> None:
         self._slot.forget()
 
@@ -94,22 +90,21 @@ class ChangingServers:
     http: httpx2.AsyncClient
     folder: Path
     alive: list[Instance] = field(default_factory=list)
-    written: dict[Path, tuple[str, str | None]] = field(default_factory=dict)
-    """Of each slot: the target and the session whose token was written there last."""
+    written: dict[Path, tuple[Identity, str, str]] = field(default_factory=dict)
+    """Of each slot: the host, the target and the session whose token was written there last."""
     robbed: set[str] = field(default_factory=set)
     """Sessions whose tokens a thief used who had copied everything."""
     copies: list[tuple[Instance, str]] = field(default_factory=list)
 
-    async def start(self, host: int, target: str, dies: str | None) -> None:
-        identity = Identity(pid=1000 + host, start=77, boot="boot", space="space")
+    async def start(self, identity: Identity, target: str, dies: str | None) -> None:
         if len(waiting := self.waiting(identity, target)) > 1:
             for positions in waiting:
                 del self.written[positions]
         slot = await open_slot(self.folder, identity, Target(url=target), processes=_NoneDies(), patience=0)
         assert slot.holder
         assert slot.positions is not None
-        its_target, due = self.written.get(slot.positions, (target, None))
-        assert its_target == target, "a slot of another target"
+        *whose, due = self.written.get(slot.positions, (identity, target, None))
+        assert whose == [identity, target], "a slot of another host or target"
         assert due is not None or len(waiting) != 1, "the only one that waits is not taken"
         broker = ResumeBroker(Endpoint(self.http, TARGETS[0], on_401="wants a token"), Deadly(slot, dies))
         session = None
@@ -119,12 +114,12 @@ class ChangingServers:
             if known is None:
                 session = await self._initialize()
                 await broker.get_first_token(session)
-                self.written[slot.positions] = target, session
+                self.written[slot.positions] = identity, target, session
             assert all(other.session != (known or session) for other in self.alive), "a session that another one has"
             self.alive.append(Instance(slot=slot, session=known or session or ""))
         except Killed:
             if session is not None and dies == "written":
-                self.written[slot.positions] = target, session
+                self.written[slot.positions] = identity, target, session
             elif session is not None:
                 self.written.pop(slot.positions, None)
             slot.let_go()
@@ -132,12 +127,7 @@ class ChangingServers:
     def waiting(self, host: Identity, target: str) -> list[Path]:
         """The slots of this host and target whose sessions no living bridge has."""
         held = [instance.slot.positions for instance in self.alive]
-        mine = [
-            positions
-            for positions, (its_target, _) in self.written.items()
-            if its_target == target and positions not in held
-        ]
-        return [positions for positions in mine if positions.name.startswith(f"positions-{host.pid}-{host.start}")]
+        return [place for place, (*whose, _) in self.written.items() if whose == [host, target] and place not in held]
 
     async def _initialize(self) -> str:
         accept = {"accept": "application/json, text/event-stream"}
@@ -193,8 +183,8 @@ class _NoneDies(Processes):
         return False
 
 
-_POINTS = ("token read", "rotated", "written", "confirmed")
-_HOST = st.sampled_from([0, 0, 0, 1])
+_POINTS = ("token read", "rotated", "written")
+_HOST = st.sampled_from([HERE] * 5 + ELSEWHERE)
 _TARGET = st.sampled_from([TARGETS[0], TARGETS[0], TARGETS[1]])
 _start = st.tuples(st.just("start"), _HOST, _TARGET, st.none())
 _start_and_die = st.tuples(st.just("start"), _HOST, _TARGET, st.sampled_from(_POINTS))

@@ -16,7 +16,7 @@ from perdure._core.envelope import SUBSCRIPTION
 from perdure._core.reconnect import Course, Patience
 from perdure.remote import stream
 from perdure.remote.endpoint import Endpoint
-from perdure.stdio import modern_host
+from perdure.stdio import host_side, modern_host
 from perdure.stdio.bridge import Bridge
 from perdure.stdio.keys_file import KeysFile
 from perdure.stdio.pipes import Output
@@ -68,15 +68,13 @@ async def run(pipe: Pipe, url: str) -> None:
     async with httpx2.AsyncClient() as client:
         endpoint = Endpoint(client, url, on_401="wants a token")
         broker = ResumeBroker(endpoint, Slot())
-        bridge = Bridge(
-            endpoint, Output(pipe.said), broker, PositionsFile(lambda: None), KeysFile(), patience=Patience()
-        )
+        bridge = Bridge(endpoint, Output(pipe.said), broker, PositionsFile(None), KeysFile(), patience=Patience())
         await bridge.run(pipe.lines(), lambda: None)
     pipe.free()
 
 
 async def test_as_many_requests_as_may_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modern_host, "MAX_RUNNING", 2)
+    monkeypatch.setattr(host_side, "MAX_RUNNING", 2)
     shop, pipe = ToolServer(), Pipe()
     async with serve(shop.server) as site, asyncio.TaskGroup() as tasks:
         tasks.create_task(run(pipe, site.url))

@@ -22,12 +22,12 @@ def good(**changes: object) -> bytes:
 
 
 def test_what_is_noted_is_recalled_for_the_same_session_alone(tmp_path: Path) -> None:
-    notes = PositionsFile(lambda: tmp_path / "notes")
+    notes = PositionsFile(tmp_path / "notes")
     notes.begin(SESSION)
     notes.positions = WRITTEN
     notes.changed()
     assert ((tmp_path / "notes").stat().st_mode & 0o777, SESSION in (tmp_path / "notes").read_text()) == (0o600, False)
-    again, other = PositionsFile(lambda: tmp_path / "notes"), PositionsFile(lambda: tmp_path / "notes")
+    again, other = PositionsFile(tmp_path / "notes"), PositionsFile(tmp_path / "notes")
     again.recall(SESSION)
     other.recall("another")
     assert again.positions == WRITTEN
@@ -93,7 +93,7 @@ def test_a_file_that_is_not_this_users_alone_is_not_used(
 
 
 def _is_not_used(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    notes = PositionsFile(lambda: path)
+    notes = PositionsFile(path)
     with caplog.at_level(logging.WARNING, logger="perdure"):
         notes.recall(SESSION)
     assert notes.positions == Positions(session=digest(SESSION))
@@ -101,7 +101,7 @@ def _is_not_used(path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_notes_that_cannot_be_written_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    notes = PositionsFile(lambda: tmp_path / "missing" / "notes")
+    notes = PositionsFile(tmp_path / "missing" / "notes")
     with caplog.at_level(logging.WARNING, logger="perdure"):
         notes.begin(SESSION)
         notes.changed()

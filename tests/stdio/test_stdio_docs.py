@@ -35,7 +35,7 @@ def servers(snippet: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.anyio
 async def test_every_configuration_starts_a_bridge(folder: Path) -> None:
     """A host would do the same: the command, its arguments and its environment, with an address that answers."""
-    assert len(SNIPPETS) == 4
+    assert len(SNIPPETS) == 2
     async with serve(basic_tools.server) as site:
         for snippet in SNIPPETS:
             for server in servers(snippet):
@@ -60,7 +60,7 @@ def test_every_sentence_of_the_table_is_in_the_source() -> None:
     )
     plain = re.sub(r"\{[^{}]*\}", "…", source)
     said = [sentence for row in SENTENCES for sentence in row if sentence]
-    assert len(said) > 12
+    assert len(said) > 8
     for sentence in said:
         for part in sentence.split("…"):
             assert part.strip(" :") in plain, sentence

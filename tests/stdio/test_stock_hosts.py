@@ -85,7 +85,9 @@ async def run(*words: str | Path, folder: Path) -> str:
     return output.decode()
 
 
-@pytest.mark.parametrize("generation", ["1", "2", "2 auto"])
+@pytest.mark.parametrize(
+    "generation", [pytest.param("1", marks=pytest.mark.long), "2", pytest.param("2 auto", marks=pytest.mark.long)]
+)
 async def test_the_typescript_sdk(site: Site, folder: Path, generation: str) -> None:
     """`auto` asks a bridge that it starts for that alone which revision to speak."""
     script = node_modules(HERE).with_name("stdio_host.mjs")
@@ -136,7 +138,10 @@ def npm_package(folder: Path) -> Path:
     return package
 
 
-@pytest.mark.parametrize("launcher", ["npx", "uv run", "sh and env"])
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param("npx", marks=pytest.mark.long), pytest.param("uv run", marks=pytest.mark.long), "sh and env"],
+)
 async def test_launchers_in_between(site: Site, folder: Path, launcher: str) -> None:
     shell = f"cd / && exec env A=b sh -c {shlex.quote(shlex.join(command(site)))}"
     words = {
@@ -155,7 +160,7 @@ async def test_launchers_in_between(site: Site, folder: Path, launcher: str) -> 
 async def test_a_system_without_our_kind_of_lock_is_bridged_and_not_resumed(site: Site, folder: Path) -> None:
     """T2: as on Windows, which has no `fcntl`."""
     start = (
-        "import sys; sys.modules['fcntl'] = None; from perdure.cli import entry; sys.argv[0] = 'perdure'; entry.main()"
+        "import sys; sys.modules['fcntl'] = None; from perdure.cli.entry import main; sys.argv[0] = 'perdure'; main()"
     )
     async with started([sys.executable, "-c", start, "stdio", site.url], folder) as bridge:
         await bridge.handshake()

@@ -26,7 +26,6 @@ from perdure.store.records import (
     CallRecord,
     Event,
     Outline,
-    ReaderRecord,
     SessionRecord,
     StreamRecord,
     Usage,
@@ -260,6 +259,12 @@ def _shared(record: SessionRecord, usage: Usage, calls: Sequence[CallRecord]) ->
     client = _members(record.client_params).get("clientInfo")
     names = [str(client[name]) for name in ("name", "version") if name in client] if isinstance(client, dict) else []
     writers = {stream.id: stream.node for stream in usage.streams}
+    durable: JsonObject | None = None
+    if calls and record.kind is RecordKind.CALL:
+        call = calls[0]
+        node = writers.get(call.stream) if call.state in UNENDED else None
+        about = {**_picked(call, "method"), "name": subject_of(call), **_picked(call, "state", "attempt")}
+        durable = {**about, "node": node or None}
     return {
         "kind": entry_kind(record).value,
         **_picked(record, "id", "owner"),
@@ -268,17 +273,7 @@ def _shared(record: SessionRecord, usage: Usage, calls: Sequence[CallRecord]) ->
         "active": max(record.active, usage.newest),
         "client_name": " ".join(names) or None,
         "home": writers.get(record.standalone) or None,
-        "call": _durable_call(calls[0], writers) if calls and record.kind is RecordKind.CALL else None,
-    }
-
-
-def _durable_call(call: CallRecord, writers: Mapping[StreamId, NodeId]) -> JsonObject:
-    node = writers.get(call.stream) if call.state in UNENDED else None
-    return {
-        **_picked(call, "method"),
-        "name": subject_of(call),
-        **_picked(call, "state", "attempt"),
-        "node": node or None,
+        "call": durable,
     }
 
 
@@ -347,25 +342,21 @@ def show_object(
 
 
 def _readers(usage: Usage, living: Collection[NodeId] | None) -> dict[StreamId, JsonObject | None]:
-    """The reader that is connected to each stream."""
+    """Return the reader that is connected to each stream. The first reader of a call came with the call and has no row;
+    the stream records whether it was lost. A row of a node that has died means no reader."""
     rows = {reader.stream: reader for reader in usage.readers}
-    return {stream.id: _reader(stream, rows.get(stream.id), living) for stream in usage.streams}
-
-
-def _reader(stream: StreamRecord, row: ReaderRecord | None, living: Collection[NodeId] | None) -> JsonObject | None:
-    """The first reader of a call came with the call and has no row; the stream records whether it was lost. A row of a
-    node that has died means no reader."""
-    if stream.sealed:
-        return None
-    if row is not None:
-        node, since = row.node, reader_since(row.reader)
-    elif stream.kind is Kind.CALL and not stream.unread:
-        node, since = stream.node, stream.opened
-    else:
-        return None
-    if not node or (living is not None and node not in living):
-        return None
-    return {"node": node, "seq": max(stream.delivered, 0 if row is None else row.seq), "since": since}
+    found: dict[StreamId, JsonObject | None] = {}
+    for stream in usage.streams:
+        row = rows.get(stream.id)
+        node, since = NodeId(""), None
+        if row is not None:
+            node, since = row.node, reader_since(row.reader)
+        elif stream.kind is Kind.CALL and not stream.unread:
+            node, since = stream.node, stream.opened
+        is_connected = not stream.sealed and node and (living is None or node in living)
+        seq = max(stream.delivered, 0 if row is None else row.seq)
+        found[stream.id] = {"node": node, "seq": seq, "since": since} if is_connected else None
+    return found
 
 
 def subject_of(call: CallRecord) -> str | None:

@@ -1,5 +1,4 @@
-"""Formats the objects of `queries` as lines for people. Lines end at the terminal's edge, and no text of a peer can act
-on the terminal."""
+"""Formats the objects of `queries` as lines for people. No text of a peer can act on the terminal."""
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -14,17 +13,10 @@ from perdure.admin.queries import UNENDED, EntryKind, entry_state
 SEALED_SHOWN = 20
 """Sealed streams that `show` lists, the newest: a session may keep ten thousand, and JSON has them all."""
 
-OWNER, WHAT = 16, 26
-"""Columns for an owner's name, and for the client of a session or the tool of a call: what 80 columns leave."""
+OWNER, WHAT, LINE = 16, 26, 500
+"""Characters of an owner's name, of the client of a session or the tool of a call, and of a line with a message."""
 
 NONE = "-"
-
-
-def cut(text: str, columns: int | None) -> str:
-    """The text, or as much of it as fits with a mark that there is more."""
-    if columns is None or len(text) <= columns:
-        return text
-    return text[: columns - 1] + "…" if columns > 0 else ""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, indent: str = "") -> list[str]:
@@ -57,38 +49,32 @@ def _counted(number: int, what: str) -> str:
 # --- The list, and one session ----------------------------------------------------------------------------------------
 
 
-def list_lines(entries: Sequence[JsonObject], *, now: float, columns: int | None) -> list[str]:
-    """A line for each session or durable call; two where the terminal is too narrow for the whole id beside the
-    rest."""
-    if not entries:
-        return []
-    names, facts = [], []
+def list_lines(entries: Sequence[JsonObject], *, now: float) -> list[str]:
+    """Return a line for each session or durable call, below a head."""
+    rows = []
     for entry in entries:
         call, connected = entry["call"], entry["connected"]
         what = (call["name"] or call["method"]) if call else entry["client_name"] or ""
-        names.append((entry["id"], entry["kind"], cut(printable(what), WHAT) or NONE))
-        facts.append(
+        rows.append(
             (
-                cut(printable(readable(entry["owner"])), OWNER) or NONE,
+                entry["id"],
+                entry["kind"],
+                printable(readable(entry["owner"]), OWNER) or NONE,
                 entry_state(entry),
                 span(now - entry["created"]),
                 span(now - entry["active"]),
                 span(now - connected) if connected is not None else "yes" if entry["readers"] else NONE,
                 str(entry["calls"]),
                 _short(call["node"] if call else entry["home"]),
+                printable(what, WHAT) or NONE,
             )
         )
-    heads = ("OWNER", "STATE", "AGE", "ACTIVE", "READER", "CALLS", "NODE")
-    rows = [(*name[:2], *fact, name[2]) for name, fact in zip(names, facts, strict=True)]
-    wide = table(("ID", "KIND", *heads, "WHAT"), rows)
-    if columns is None or max(map(len, wide)) <= columns:
-        return wide
-    pairs = zip(table(("ID", "KIND", "WHAT"), names), table(heads, facts, indent="  "), strict=True)
-    return [cut(line, columns) for pair in pairs for line in pair]
+    head = ("ID", "KIND", "OWNER", "STATE", "AGE", "ACTIVE", "READER", "CALLS", "NODE", "WHAT")
+    return table(head, rows) if rows else []
 
 
-def show_lines(session: JsonObject, *, nodes: Collection[str], now: float, columns: int | None) -> list[str]:
-    """Everything about a session or durable call, in chapters. `nodes` have joined the store."""
+def show_lines(session: JsonObject, *, nodes: Collection[str], now: float) -> list[str]:
+    """Return everything about a session or durable call, in chapters. `nodes` have joined the store."""
     is_session = session["kind"] == EntryKind.SESSION.value
     unended = {state.value for state in UNENDED}
     calls = [
@@ -106,8 +92,8 @@ def show_lines(session: JsonObject, *, nodes: Collection[str], now: float, colum
     asks = [
         (ask["id"], _short(ask["node"]), _short(ask["stream"]), _request(ask["request"])) for ask in session["asks"]
     ]
-    lines = [
-        *(f"{name:<12}  {printable(fact)}" for name, fact in _facts(session, nodes, now)),
+    return [
+        *(f"{name:<12}  {printable(fact, LINE)}" for name, fact in _facts(session, nodes, now)),
         *_chapter(
             "running calls" if is_session else "calls",
             ("REQUEST", "STATE", "ATTEMPT", "NODE", "STREAM", "METHOD"),
@@ -116,7 +102,6 @@ def show_lines(session: JsonObject, *, nodes: Collection[str], now: float, colum
         *_chapter("open asks", ("ASK", "NODE", "STREAM", "METHOD"), asks),
         *_stream_lines(session["streams"], now),
     ]
-    return [cut(line, columns) for line in lines]
 
 
 def _facts(session: JsonObject, nodes: Collection[str], now: float) -> Iterator[tuple[str, str]]:
@@ -155,6 +140,11 @@ def _chapter(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 def _stream_lines(streams: Sequence[JsonObject], now: float) -> list[str]:
     sealed = [stream for stream in streams if stream["sealed"]]
     shown = [stream for stream in streams if not stream["sealed"]] + sealed[::-1][:SEALED_SHOWN]
+    readers = {stream["id"]: NONE for stream in shown}
+    for stream in shown:
+        if reader := stream["reader"]:  # its node, and for how long it has been connected
+            since = "" if reader["since"] is None else f" {span(now - reader['since'])}"
+            readers[stream["id"]] = _short(reader["node"]) + since
     rows = [
         (
             _short(stream["id"]),
@@ -164,7 +154,7 @@ def _stream_lines(streams: Sequence[JsonObject], now: float) -> list[str]:
             span(now - stream["opened"]),
             str(stream["generation"]),
             _short(stream["node"]),
-            _reader(stream["reader"], now),
+            readers[stream["id"]],
             f"{stream['events']}+{stream['answers']}" if stream["events"] is not None else NONE,
         )
         for stream in shown
@@ -176,20 +166,13 @@ def _stream_lines(streams: Sequence[JsonObject], now: float) -> list[str]:
     return lines
 
 
-def _reader(reader: JsonObject | None, now: float) -> str:
-    """The node of a reader, and for how long the reader has been connected."""
-    if reader is None:
-        return NONE
-    return _short(reader["node"]) + ("" if reader["since"] is None else f" {span(now - reader['since'])}")
-
-
 # --- The lines of `perdure tail` --------------------------------------------------------------------------------------
 
 
-def tail_line(item: JsonObject, *, columns: int | None) -> str:
+def tail_line(item: JsonObject) -> str:
     match item:
         case {"what": "ended"}:
-            return cut(printable(f"{item['record']} {item['session']} has ended: {item['reason']}"), columns)
+            return printable(f"{item['record']} {item['session']} has ended: {item['reason']}")
         case {"what": "opened", "calls": calls}:
             requests = ", ".join(f"{_title(call)} (request {json.dumps(call['request_id'])})" for call in calls)
             text = f"opened: {requests}" if requests else "opened"
@@ -199,8 +182,9 @@ def tail_line(item: JsonObject, *, columns: int | None) -> str:
             first, last = item["first"], item["last"]
             text = f"gap: {f'{first} is' if first == last else f'{first} to {last} are'} no longer there"
     time = datetime.fromtimestamp(item["time"], UTC).isoformat(timespec="milliseconds")[11:23] if "time" in item else ""
-    line = f"{time:<12}  {item['kind']:<10}  {_short(item['stream'])}  {item.get('seq', ''):<6}  {text}"
-    return cut(printable(line), columns)
+    return printable(
+        f"{time:<12}  {item['kind']:<10}  {_short(item['stream'])}  {item.get('seq', ''):<6}  {text}", LINE
+    )
 
 
 def summary(message: Any) -> str:

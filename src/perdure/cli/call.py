@@ -25,14 +25,12 @@ from perdure._core.codes import NO_SERVER, UNREACHABLE
 from perdure._core.reconnect import Patience
 from perdure._core.text import printable
 from perdure.cli.dev import RUN_UNTIL_INPUT_ENDS
-from perdure.cli.options import LEVELS
-from perdure.cli.serve import REFUSED
+from perdure.cli.options import INTERRUPTED, LEVELS, REFUSED
 from perdure.cli.stdio import BRIDGE_OPTIONS, check_token_options
 from perdure.errors import Misuse
 
 if TYPE_CHECKING:
     import mcp_types as types
-    from pydantic import ValidationError
 
     from perdure import Client
     from perdure.cli.terminal import Terminal
@@ -41,8 +39,6 @@ if TYPE_CHECKING:
 
 #: The tool ran, or may have run, and returned an error. (2: it did not run.)
 FAILED = 1
-#: The status that a shell reports for a command that Ctrl-C ended.
-INTERRUPTED = 130
 #: Characters of a name, a title or a message of the server in a line.
 MAX_SHOWN = 300
 
@@ -58,7 +54,7 @@ _SERVER_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "al
 
 
 @dataclass(frozen=True, kw_only=True)
-class Connection:
+class ServerOptions:
     """The user's options that lead to the server."""
 
     url: str
@@ -111,19 +107,16 @@ def call(
     Progress, log messages and questions of the tool go to stderr. The status is 0; 1 if the tool returned an error; 2
     if nothing was called.
     """
-    from perdure.cli.tool_arguments import parse_words, read_input
-
     if output and (as_json or is_prompt):
         raise click.UsageError(f"--output and {'--json' if as_json else '--prompt'} cannot be given together")
-    connection, words, more = _connection(given), parse_words(arguments), read_input(input_json)
-
+    check_token_options(given)
     from perdure.cli.terminal import Terminal
+    from perdure.cli.tool_calls import call_tool, get_prompt, parse_words, read_input, read_resource
 
+    connection, words, more = ServerOptions(**given), parse_words(arguments), read_input(input_json)
     terminal = Terminal(printable(tool, MAX_SHOWN))
 
     async def work() -> int:
-        from perdure.cli.tool_calls import call_tool, get_prompt, read_resource
-
         async with _connected(connection, terminal) as client:
             if is_prompt:
                 return await get_prompt(client, connection.url, tool, words, more, as_json=as_json)
@@ -143,7 +136,8 @@ def list_command(as_json: bool, **given: Any) -> int:
     FILE.py is served for this."""
     from perdure.cli.terminal import Terminal
 
-    connection, terminal = _connection(given), Terminal("list")
+    check_token_options(given)
+    connection, terminal = ServerOptions(**given), Terminal("list")
 
     async def work() -> int:
         from perdure.cli.tool_calls import listing_lines, one_line, read_offers
@@ -159,22 +153,16 @@ def list_command(as_json: bool, **given: Any) -> int:
     return _run(work(), connection, terminal, as_json=as_json)
 
 
-def _connection(given: dict[str, Any]) -> Connection:
-    check_token_options(given)
-    return Connection(**given)
-
-
-def _run(work: Coroutine[Any, Any, int], connection: Connection, terminal: Terminal, *, as_json: bool) -> int:
+def _run(work: Coroutine[Any, Any, int], connection: ServerOptions, terminal: Terminal, *, as_json: bool) -> int:
     """Return the exit status. Ctrl-C cancels the call, and notifies the server of it."""
     from mcp.shared.exceptions import MCPError
     from pydantic import ValidationError
 
-    from perdure.cli.terminal import TerminalLog
-    from perdure.remote.endpoint import Refused
+    from perdure.remote.endpoint import Refused, on_401, shown
 
     log = logging.getLogger("perdure")
     log.setLevel(connection.log_level.upper())
-    log.addHandler(TerminalLog(terminal))
+    log.addHandler(terminal)
     log.propagate = False
     try:
         with contextlib.closing(work):
@@ -186,38 +174,31 @@ def _run(work: Coroutine[Any, Any, int], connection: Connection, terminal: Termi
         raise Misuse(str(refused)) from None
     except MCPError as error:
         terminal.clear()
-        if error.code in (UNREACHABLE, NO_SERVER):
-            raise Misuse(_why_not_reached(connection, error)) from None
+        if error.code == UNREACHABLE:
+            why = error.message.rpartition(": ")[2]
+            raise Misuse(f"no server answers at {shown(connection.url)}: {why}") from None
+        if error.code == NO_SERVER:
+            why = error.message
+            if isinstance(error.data, dict) and error.data.get("reason") == "unauthorized":
+                has_token = connection.token_env is not None or connection.token_file is not None
+                why = f"{shown(connection.url)} {on_401((lambda: '') if has_token else None)} (HTTP 401)"
+            raise Misuse(why) from None
         if as_json:
             click.echo(json.dumps({"error": error.error.model_dump(mode="json", by_alias=True, exclude_none=True)}))
         else:
             terminal.line(f"perdure: {' '.join(error.message.split())} (error {error.code})")
         return FAILED
     except ValidationError as error:
-        terminal.line(f"perdure: the server's answer is not as MCP has it: {_first_of(error)}")
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        terminal.line(f"perdure: the server's answer is not as MCP has it: {why}")
         return FAILED
     finally:
         terminal.clear()
 
 
-def _first_of(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-
-
-def _why_not_reached(connection: Connection, error: Any) -> str:
-    from perdure.remote.endpoint import on_401, shown
-
-    if error.code == UNREACHABLE:
-        return f"no server answers at {shown(connection.url)}: {error.message.rpartition(': ')[2]}"
-    if isinstance(error.data, dict) and error.data.get("reason") == "unauthorized":
-        has_token = connection.token_env is not None or connection.token_file is not None
-        return f"{shown(connection.url)} {on_401((lambda: '') if has_token else None)} (HTTP 401)"
-    return str(error.message)
-
-
 @asynccontextmanager
-async def _connected(connection: Connection, terminal: Terminal) -> AsyncIterator[Client]:
+async def _connected(connection: ServerOptions, terminal: Terminal) -> AsyncIterator[Client]:
     """Raises `Refused` for an address or a token that cannot be used, and `MCPError` for a server that cannot."""
     import mcp_types as types
 
@@ -229,7 +210,8 @@ async def _connected(connection: Connection, terminal: Terminal) -> AsyncIterato
 
     async def on_log(params: types.LoggingMessageNotificationParams) -> None:
         if _SERVER_LEVELS.index(params.level) >= least:
-            terminal.line(_log_line(params))
+            text = params.data if isinstance(params.data, str) else json.dumps(params.data, ensure_ascii=False)
+            terminal.line(f"{params.logger or 'server'}: {params.level}: {' '.join(text.split())}")
 
     token = token_provider(connection.token_env, connection.token_file, os.environ)
     async with (
@@ -251,7 +233,7 @@ async def _connected(connection: Connection, terminal: Terminal) -> AsyncIterato
 
 
 @asynccontextmanager
-async def _address(connection: Connection) -> AsyncIterator[str]:
+async def _address(connection: ServerOptions) -> AsyncIterator[str]:
     """Yield the server's address. A file, `bakery.py` or `bakery.py:server`, is served for this one command.
 
     `perdure serve` runs in a process of its own with its log in memory, so that the call is made as to any server. That
@@ -269,12 +251,19 @@ async def _address(connection: Connection) -> AsyncIterator[str]:
     )
     assert process.stdin is not None
     assert process.stdout is not None
+
+    async def pass_on(output: asyncio.StreamReader) -> None:
+        """Write to stderr what a tool prints: it must not be taken for the result, nor fill the pipe."""
+        while data := await output.read(65_536):
+            sys.stderr.buffer.write(data)
+            sys.stderr.flush()
+
     try:
         while not (found := _READY.match(line := await process.stdout.readline())):
             if not line:
                 raise click.exceptions.Exit(await process.wait() or REFUSED)
             sys.stderr.buffer.write(line)  # what the code prints when it is imported
-        rest = asyncio.create_task(_pass_on(process.stdout))
+        rest = asyncio.create_task(pass_on(process.stdout))
         yield found[1].decode()
         rest.cancel()
     finally:
@@ -284,15 +273,3 @@ async def _address(connection: Connection) -> AsyncIterator[str]:
         if process.returncode is None:
             process.kill()
             await process.wait()
-
-
-async def _pass_on(output: asyncio.StreamReader) -> None:
-    """Write to stderr what a tool prints: it must not be taken for the result, nor fill the pipe."""
-    while data := await output.read(65_536):
-        sys.stderr.buffer.write(data)
-        sys.stderr.flush()
-
-
-def _log_line(params: types.LoggingMessageNotificationParams) -> str:
-    said = params.data if isinstance(params.data, str) else json.dumps(params.data, ensure_ascii=False)
-    return f"{params.logger or 'server'}: {params.level}: {' '.join(said.split())}"

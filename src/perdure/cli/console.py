@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure.cli.options import DEFAULT_STORE, Name
+from perdure.cli.options import Name, store_option
 from perdure.errors import Misuse
 from perdure.store import existing_store
-
-if TYPE_CHECKING:
-    import socket
 
 MAX_TOKEN_FILE = 4_096
 """Bytes: a token is shorter. A larger file is most likely the wrong one."""
 
-_STORE: dict[str, Any] = {
-    "metavar": "STORE",
-    "default": DEFAULT_STORE,
-    "envvar": "PERDURE_STORE",
-    "show_default": True,
-    "help": "where the log is kept: sqlite:PATH or postgresql://USER@HOST/DATABASE",
-}
-
 
 @click.command(short_help="Show what is in a store on a web page.")
-@click.option("--store", **_STORE)
+@store_option()
 @click.option("--allow-end", is_flag=True, help="let the page end sessions; without it the store is only read")
 @click.option("--host", metavar="HOST", default="127.0.0.1", show_default=True, help="address to listen on")
 @click.option(
@@ -77,10 +65,17 @@ def console(
     from perdure.serve.connection import Connection
     from perdure.serve.listener import listen
 
-    asyncio.run(_check_store(store))
+    async def check_store() -> None:
+        """Raise if the store cannot be read: uvicorn would not say why."""
+        async with existing_store(store, writes=False):
+            pass
+
+    asyncio.run(check_store())
     token = secrets.token_urlsafe(TOKEN_BYTES) if token_file is None else _read_token(token_file)
     with listen(host, port) as listener:
-        address = f"http://{_reached(listener, host)}:{listener.getsockname()[1]}/"
+        # The host that was given, or this machine for "all addresses".
+        name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listener.getsockname()[0], host)
+        address = f"http://{f'[{name}]' if ':' in name else name}:{listener.getsockname()[1]}/"
 
         def on_used(next_word: str) -> None:
             if not token_file:
@@ -97,18 +92,6 @@ def console(
         ticket = Ticket(on_used)
         app = console_app(store, token=token, ticket=ticket, allow_end=allow_end, allowed_hosts=[*allowed_hosts, host])
         serve_console(app, listener=listener, protocol=Connection, on_ready=on_ready)
-
-
-async def _check_store(address: str) -> None:
-    """Raise if the store cannot be read: uvicorn would not say why."""
-    async with existing_store(address, writes=False):
-        pass
-
-
-def _reached(listener: socket.socket, host: str) -> str:
-    """The host in the printed address: the one that was given, or this machine for "all addresses"."""
-    name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listener.getsockname()[0], host)
-    return f"[{name}]" if ":" in name else name
 
 
 def _read_token(path: Path) -> str:

@@ -20,11 +20,12 @@ from typing import Any
 import click
 
 from perdure.cli.options import Name, ServeOption
+from perdure.cli.serve import run_serve, serve
 from perdure.errors import Misuse
 from perdure.serve.worker_pool import VARIABLE
 
 _WATCHED = "What is watched"
-_CONSOLE = "What is shown"
+_SHOWN = "What is shown"
 RUN_UNTIL_INPUT_ENDS = "from perdure.cli.dev import run_until_input_ends; run_until_input_ends()"
 #: The console ends at once; a page that takes its last bytes slowly has a second.
 CONSOLE_STOP_SECONDS = 5.0
@@ -37,50 +38,7 @@ imported is shown with its traceback, and the old code goes on serving until the
 """
 
 
-def make_dev(serve: click.Command) -> click.Command:
-    """Return the command, with the options of `perdure serve`."""
-    command = copy.copy(serve)
-    command.name = "dev"
-    command.short_help = "Serve, and load the code again when it changes."
-    command.help = _ABOUT + (serve.help or "").partition("\n\n")[2]
-    params = [_for_developers(param) for param in serve.params]
-    before = 1 + [param.name for param in params].index("log_level")
-    command.params = [*params[:before], *_options(), *params[before:]]
-    command.callback = functools.partial(dev_command, serve.callback)
-    return command
-
-
-def _for_developers(param: click.Parameter) -> click.Parameter:
-    if param.name != "log_level" or not isinstance(param, ServeOption):
-        return param
-    mine = copy.copy(param)
-    mine.default = mine.shown = "info"
-    return mine
-
-
-def _options() -> list[click.Parameter]:
-    def option(name: str, field: str, metavar: str, says: str, **attributes: Any) -> ServeOption:
-        attributes = {"type": Name(), **attributes}
-        return ServeOption([name, field], group=_WATCHED, metavar=metavar, help=says, multiple=True, **attributes)
-
-    folder = "folder to watch, in place of the one that has TARGET"
-    return [
-        option("--reload-dir", "reload_dirs", "DIR", folder, type=click.Path()),
-        option("--reload-include", "reload_includes", "GLOB", "files that are code beside *.py, such as *.sql"),
-        option("--reload-exclude", "reload_excludes", "GLOB", "files and folders that are not watched"),
-        ServeOption(
-            ["--console/--no-console"],
-            group=_CONSOLE,
-            default=True,
-            shown="on",
-            help="serve the console on a free port",
-        ),
-        ServeOption(["--open", "opens"], group=_CONSOLE, is_flag=True, shown="off", help="open it in a browser"),
-    ]
-
-
-def dev_command(
-    serve: Any,
+def _dev(
     *,
     target: str,
     store: str,
@@ -97,7 +55,7 @@ def dev_command(
     logging.getLogger("mcp.server.streamable_http_manager").setLevel(logging.WARNING)
     given = {**given, "target": target, "store": store}
     if VARIABLE in os.environ:
-        return int(serve(**given))
+        return run_serve(**given)
     if opens and not console:
         raise Misuse("--open opens the console, and --no-console leaves it out; give one of them")
     need_watchfiles()
@@ -117,7 +75,7 @@ def dev_command(
             if console:
                 stack.enter_context(_running_console(store, opens=opens))
 
-        return int(serve(**given, watch=functools.partial(watch_code, code), on_served=start_console))
+        return run_serve(**given, watch=functools.partial(watch_code, code), on_served=start_console)
 
 
 @contextlib.contextmanager
@@ -144,7 +102,7 @@ def _running_console(store: str, *, opens: bool) -> Iterator[None]:
 
 def run_until_input_ends() -> None:
     """Run the command of this process's arguments until its input ends, as it does with the process that started it."""
-    from perdure.cli.main import main
+    from perdure.cli.entry import main
 
     def end_with_input() -> None:
         os.read(0, 1)
@@ -152,3 +110,38 @@ def run_until_input_ends() -> None:
 
     threading.Thread(target=end_with_input, daemon=True).start()
     main(sys.argv[1:])
+
+
+def _make_dev() -> click.Command:
+    """Return the command, with the options of `perdure serve` and those of its own after `--log-level`."""
+
+    def watched(name: str, field: str, metavar: str, says: str, kind: Any) -> ServeOption:
+        return ServeOption([name, field], group=_WATCHED, metavar=metavar, help=says, multiple=True, type=kind)
+
+    folder = "folder to watch, in place of the one that has TARGET"
+    files = "files that are code beside *.py, such as *.sql"
+    own = [
+        watched("--reload-dir", "reload_dirs", "DIR", folder, click.Path()),
+        watched("--reload-include", "reload_includes", "GLOB", files, Name()),
+        watched("--reload-exclude", "reload_excludes", "GLOB", "files and folders that are not watched", Name()),
+        ServeOption(
+            ["--console/--no-console"], group=_SHOWN, default=True, shown="on", help="serve the console on a free port"
+        ),
+        ServeOption(["--open", "opens"], group=_SHOWN, is_flag=True, shown="off", help="open it in a browser"),
+    ]
+    command = copy.copy(serve)
+    command.name, command.callback = "dev", _dev
+    command.short_help = "Serve, and load the code again when it changes."
+    command.help = _ABOUT + (serve.help or "").partition("\n\n")[2]
+    command.params = []
+    for param in serve.params:
+        if param.name == "log_level" and isinstance(param, ServeOption):
+            param = copy.copy(param)
+            param.default = param.shown = "info"
+            command.params += [param, *own]
+        else:
+            command.params.append(param)
+    return command
+
+
+dev = _make_dev()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -18,8 +18,16 @@ from click.core import ParameterSource
 import perdure
 from perdure._core.text import parse_count, printable, see
 from perdure._files.locks import HAS_FLOCK, NO_FLOCK
-from perdure.cli.options import DEFAULT_STORE, LEVELS, ServeOption, parsed, setting_options, settings_from
-from perdure.cli.sources import source_options
+from perdure.cli.options import (
+    DEFAULT_STORE,
+    LEVELS,
+    REFUSED,
+    ServeOption,
+    parsed,
+    setting_options,
+    settings_from,
+    source_options,
+)
 from perdure.errors import Misuse, PerdureError, StoreUnavailable, TargetFailed
 from perdure.http import BESIDE
 from perdure.serve.forwarded import TrustedProxies
@@ -29,12 +37,6 @@ from perdure.settings import SECURITY, Rule
 from perdure.telemetry.log_records import MAX_LINE, MAX_LINES, log_event
 
 # The serving side is imported where it is used: the SDK takes most of a second, and not every command serves.
-if TYPE_CHECKING:
-    from perdure.serve.token_file import FileTokens
-
-#: The command cannot be run: bad arguments, a busy port, an unusable store. The status that argparse and click use.
-REFUSED = 2
-
 
 _WHERE = "Where to serve"
 #: The sources of an option; each overrides those after it.
@@ -80,7 +82,7 @@ class ServeCommand(click.Command):
                 formatter.write_dl(records, col_max=34)
 
 
-def _run(
+def run_serve(
     target: str,
     store: str,
     path: str,
@@ -90,8 +92,19 @@ def _run(
     on_served: Callable[[], None] = lambda: None,
     **given: Any,
 ) -> int:
-    log = _start_log(target, log_level, given["log_format"], is_shared=given["workers"] > 1 or watch is not None)
-    auth, settings = _read_tokens(tokens), settings_from(given)
+    # Before the target is imported: the SDK would set up its own logging, with a record for each request.
+    has_colors = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    is_shared = given["workers"] > 1 or watch is not None
+    log = start_log(log_level, given["log_format"], target=target, colors=has_colors, shared=is_shared)
+    auth = None
+    if tokens is not None:
+        from perdure.serve.token_file import FileTokens
+
+        auth = FileTokens.read(tokens)
+    settings = settings_from(given)
+
+    def on_failure(reason: str) -> None:
+        log_event(logging.ERROR, "serve.failed", f"the server ends: {reason}")
 
     def serve(listener: socket.socket, on_ready: Callable[[], None], channel: WorkerChannel | None = None) -> int:
         from perdure.serve.target import load_target, owner_of
@@ -102,21 +115,28 @@ def _run(
         app = perdure.App(served, store=store, settings=settings, auth=auth, path=path, owner=owner_of(target))
         name_node(log, lambda: app.node)
         how = {"channel": channel, "access_log": given["access_log"], "proxies": given["forwarded_allow_ips"]}
-        return run(app, listener=listener, settings=settings, on_ready=on_ready, on_failure=_log_failure, **how)
+        return run(app, listener=listener, settings=settings, on_ready=on_ready, on_failure=on_failure, **how)
 
     channel = WorkerChannel.from_environment(os.environ)
     if channel is not None:
         try:
             return serve(channel.listener, channel.send_ready, channel)
-        except PerdureError as error:
-            return _failed(channel, error)
+        except PerdureError as error:  # the parent reports once for all workers why they do not serve
+            show_frames(error)
+            is_transient, is_code = isinstance(error, StoreUnavailable), isinstance(error, TargetFailed)
+            channel.send_failed(str(error), is_transient=is_transient, is_code=is_code)
+            return REFUSED
     several = "perdure dev" if watch else f"--workers {given['workers']}" if given["workers"] > 1 else None
     if several:
         _check_shared(several, store)
     with _listening(given, is_open=auth is None) as listener:
 
         def on_ready() -> None:
-            print(f"perdure: serving on {_address(given['host'], listener, path)}", flush=True)
+            host, found = given["host"], listener.getsockname()
+            shown = f"http://{f'[{host}]' if ':' in host else host}:{found[1]}{path}"
+            if isinstance(found, str):
+                shown = f"unix:{found}, path {path}"
+            print(f"perdure: serving on {shown}", flush=True)
             on_served()
 
         if not several:
@@ -132,22 +152,6 @@ def _run(
         )
 
 
-def _read_tokens(path: Path | None) -> "FileTokens | None":
-    if path is None:
-        return None
-    from perdure.serve.token_file import FileTokens
-
-    return FileTokens.read(path)
-
-
-def _failed(channel: WorkerChannel, error: PerdureError) -> int:
-    """Let the parent report why a worker does not serve, once for all workers."""
-    show_frames(error)
-    is_transient, is_code = isinstance(error, StoreUnavailable), isinstance(error, TargetFailed)
-    channel.send_failed(str(error), is_transient=is_transient, is_code=is_code)
-    return REFUSED
-
-
 def _check_shared(several: str, store: str) -> None:
     """Raise `Misuse` where several processes cannot serve. `several`: what asks for them."""
     if store.startswith("memory:"):
@@ -160,32 +164,22 @@ def _check_shared(several: str, store: str) -> None:
 
 
 def _listening(given: Mapping[str, Any], *, is_open: bool) -> AbstractContextManager[socket.socket]:
-    """Listen on a Unix socket or on a port: on what comes from the source that overrides the other."""
-    if given["uds"] is None:
-        return _listen(given["host"], given["port"], is_open=is_open)
-    ctx = click.get_current_context()
+    """Listen on a Unix socket or on a port: on what comes from the source that overrides the other. Warn if any caller
+    on other machines may come."""
+    from perdure.serve.listener import listen, listening_at
+
+    ctx, host = click.get_current_context(), given["host"]
     rank = {name: _SOURCES.index(ctx.get_parameter_source(name)) for name in ("uds", "host", "port")}
-    for name in ("host", "port"):
-        if rank[name] < rank["uds"]:
-            return _listen(given["host"], given["port"], is_open=is_open)
-        if rank[name] == rank["uds"]:
-            raise Misuse(f"--uds and --{name} cannot be given together: a Unix socket has no address and no port")
-    from perdure.serve.listener import listening_at
-
-    return listening_at(given["uds"], mode=given["uds_mode"])
-
-
-def _address(host: str, listener: socket.socket, path: str) -> str:
-    found = listener.getsockname()
-    if isinstance(found, str):
-        return f"unix:{found}, path {path}"
-    return f"http://{f'[{host}]' if ':' in host else host}:{found[1]}{path}"
-
-
-def _start_log(target: str, level: str, form: str, *, is_shared: bool) -> logging.Handler:
-    """Before the target is imported: the SDK would set up its own logging, with a record for each request."""
-    has_colors = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-    return start_log(level, form, target=target, colors=has_colors, shared=is_shared)
+    if given["uds"] is not None and rank["uds"] <= min(rank["host"], rank["port"]):
+        for name in ("host", "port"):
+            if rank[name] == rank["uds"]:
+                raise Misuse(f"--uds and --{name} cannot be given together: a Unix socket has no address and no port")
+        return listening_at(given["uds"], mode=given["uds_mode"])
+    listener = listen(host, given["port"])
+    if is_open and not ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback:
+        sentence = f"other machines can reach {host}, and everyone may use it: set --tokens"
+        log_event(logging.WARNING, "serve.open", sentence, host=host)
+    return listener
 
 
 @contextlib.contextmanager
@@ -202,35 +196,12 @@ def quiet_fastmcp() -> Iterator[None]:
         del os.environ["FASTMCP_LOG_ENABLED"]
 
 
-def _log_failure(reason: str) -> None:
-    log_event(logging.ERROR, "serve.failed", f"the server ends: {reason}")
-
-
-def _listen(host: str, port: int, *, is_open: bool) -> socket.socket:
-    """Listen, and warn if any caller on other machines may come."""
-    from perdure.serve.listener import listen
-
-    listener = listen(host, port)
-    if is_open and not ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback:
-        log_event(
-            logging.WARNING,
-            "serve.open",
-            f"other machines can reach {host}, and everyone may use it: set --tokens",
-            host=host,
-        )
-    return listener
-
-
 def _path(ctx: click.Context, param: click.Parameter, value: str) -> str:
     if not _PATH.fullmatch(value):
         raise click.BadParameter(f"{value!r} is not a path such as /mcp", ctx, param)
     if value in BESIDE:
         raise click.BadParameter(f"{value!r} is where {BESIDE[value]}", ctx, param)
     return value
-
-
-def _trusted_proxies(text: str) -> TrustedProxies:
-    return TrustedProxies(name.strip() for name in text.split(","))
 
 
 def _option(name: str, metavar: str, says: str, *, group: str = _WHERE, **attributes: Any) -> ServeOption:
@@ -263,7 +234,7 @@ def show_frames(error: PerdureError) -> None:
 
 serve = ServeCommand(
     "serve",
-    callback=_run,
+    callback=run_serve,
     params=[
         click.Argument(["target"], metavar="TARGET", envvar="PERDURE_TARGET"),
         *source_options(_WHERE),
@@ -278,7 +249,13 @@ serve = ServeCommand(
         _option("--log-format", "|".join(FORMATS), _FORMAT_HELP, default="text", type=click.Choice(FORMATS)),
         _option("--access-log/--no-access-log", "", _ACCESS_HELP, default=False, shown="off"),
         *setting_options(),
-        _option("--forwarded-allow-ips", "IPS", _PROXIES_HELP, group=SECURITY, type=parsed(_trusted_proxies)),
+        _option(
+            "--forwarded-allow-ips",
+            "IPS",
+            _PROXIES_HELP,
+            group=SECURITY,
+            type=parsed(lambda text: TrustedProxies(map(str.strip, text.split(",")))),
+        ),
         _option("--tokens", "FILE", _TOKENS_HELP, group=SECURITY, type=click.Path(path_type=Path)),
     ],
     help=_ABOUT,

@@ -6,11 +6,10 @@ import json
 import os
 import re
 import select
-import shutil
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 
@@ -19,7 +18,7 @@ from perdure._core.jsonrpc import JsonObject
 from perdure._core.states import CallState, SessionState
 from perdure.admin.queries import EntryKind, Tail, end_session, entry_kind, find, has_ended, list_sessions, show_session
 from perdure.admin.text import list_lines, show_lines, tail_line
-from perdure.cli.options import DEFAULT_STORE
+from perdure.cli.options import store_option
 from perdure.errors import Misuse
 from perdure.store import Inspect, existing_store, maintenance_of
 
@@ -31,13 +30,6 @@ POLL = 0.1
 REST = 4
 """A pause is at least so many times as long as the last read, so that following a large session costs others little."""
 
-_STORE: dict[str, Any] = {
-    "metavar": "STORE",
-    "help": "where the log is kept: sqlite:PATH or postgresql://USER@HOST/DATABASE",
-}
-_STORE_OPTION: dict[str, Any] = {"default": DEFAULT_STORE, "envvar": "PERDURE_STORE", "show_default": True, **_STORE}
-#: The store named after the command, else the one named after `sessions`, else that of the environment.
-_INNER_STORE_OPTION: dict[str, Any] = {"callback": lambda ctx, _, given: given or ctx.parent.params["store"], **_STORE}
 _STATES: dict[str, SessionState | CallState] = {state.value: state for state in (*SessionState, *CallState)}
 _ID = re.compile(r"-[A-Za-z0-9_][A-Za-z0-9_-]{6,}|[A-Za-z0-9_-]{43}")
 
@@ -65,11 +57,6 @@ def _with_store(work: Callable[[Inspect], Awaitable[T]], store: str, *, writes: 
     return asyncio.run(run())
 
 
-def _columns() -> int | None:
-    """The width of the terminal; `None`, no limit, if the output goes elsewhere."""
-    return shutil.get_terminal_size().columns if "COLUMNS" in os.environ or sys.stdout.isatty() else None
-
-
 @contextlib.contextmanager
 def _until_closed() -> Iterator[None]:
     """End with status 0 when the reader of the output closes it (`| head`)."""
@@ -81,7 +68,7 @@ def _until_closed() -> Iterator[None]:
 
 
 @click.group(invoke_without_command=True, short_help="List, show and end the sessions and tasks in a store.")
-@click.option("--store", **_STORE_OPTION)
+@store_option()
 @click.option("--json", "as_json", is_flag=True, help="one JSON object for each session, task or call")
 @click.option(
     "--kind", type=click.Choice([kind.value for kind in EntryKind]), help="only sessions, only tasks or only calls"
@@ -120,7 +107,7 @@ def sessions(
     if as_json:
         lines = [json.dumps(session) for session in found]
     else:
-        lines = list_lines(found, now=time.time(), columns=_columns()) or [f"no {kind or EntryKind.SESSION.value}s"]
+        lines = list_lines(found, now=time.time()) or [f"no {kind or EntryKind.SESSION.value}s"]
         if ended := len(everything) - len(found):
             lines.append(f"{ended} more {'has' if ended == 1 else 'have'} ended; --all shows them")
     for line in lines:
@@ -129,7 +116,7 @@ def sessions(
 
 @sessions.command(cls=SessionCommand, short_help="Show everything about a session or a task.")
 @click.argument("id_", metavar="ID")
-@click.option("--store", **_INNER_STORE_OPTION)
+@store_option(is_inner=True)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object, with everything")
 @_until_closed()
 def show(id_: str, store: str, as_json: bool) -> None:
@@ -139,13 +126,13 @@ def show(id_: str, store: str, as_json: bool) -> None:
         return await show_session(opened, id_, living=await maintenance_of(store).living(patiently=False))
 
     session, nodes = _with_store(work, store)
-    lines = [json.dumps(session)] if as_json else show_lines(session, nodes=nodes, now=time.time(), columns=_columns())
+    lines = [json.dumps(session)] if as_json else show_lines(session, nodes=nodes, now=time.time())
     click.echo("\n".join(lines))
 
 
 @sessions.command(cls=SessionCommand, short_help="End a session or a task.")
 @click.argument("id_", metavar="ID")
-@click.option("--store", **_INNER_STORE_OPTION)
+@store_option(is_inner=True)
 @_until_closed()
 def end(id_: str, store: str) -> None:
     """End the session or task with this ID (8 characters of it at least).
@@ -159,7 +146,7 @@ def end(id_: str, store: str) -> None:
 
 @click.command(cls=SessionCommand, short_help="Follow the events of a session or a task.")
 @click.argument("id_", metavar="ID")
-@click.option("--store", **_STORE_OPTION)
+@store_option()
 @click.option("--from-start", is_flag=True, help="begin with the retained events, not with the next one")
 @click.option("--stream", metavar="STREAM", help="only the stream with this id, or whose id begins with it")
 @click.option("--json", "as_json", is_flag=True, help="whole messages, as JSON")
@@ -185,7 +172,7 @@ def tail(id_: str, store: str, from_start: bool, stream: str | None, as_json: bo
             before, stamp, began = stamp, opened.stamp(), time.monotonic()
             if stamp != before:
                 async for item in following.read():
-                    click.echo(json.dumps(item) if as_json else tail_line(item, columns=_columns()))
+                    click.echo(json.dumps(item) if as_json else tail_line(item))
                     if item["what"] == "ended":
                         return
             await asyncio.sleep(max(POLL, REST * (time.monotonic() - began)))

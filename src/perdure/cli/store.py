@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from perdure.cli.options import DEFAULT_STORE
+from perdure.cli.options import store_option
 from perdure.errors import Misuse, StoreError
 from perdure.store import existing_store, maintenance_of, owner
 from perdure.store.invariants import INVARIANTS, Fault, Verdict
@@ -25,13 +25,6 @@ PROGRESS_SECONDS = 0.2
 """Seconds between two lines of progress on a terminal."""
 
 _ADDRESS: dict[str, Any] = {"metavar": "ADDRESS", "envvar": "PERDURE_STORE"}
-_STORE: dict[str, Any] = {
-    "metavar": "STORE",
-    "help": "the store that servers write: sqlite:PATH or postgresql://USER@HOST/DATABASE",
-    "default": DEFAULT_STORE,
-    "envvar": "PERDURE_STORE",
-    "show_default": True,
-}
 _PRINT_HELP = "print the SQL for review, and change nothing"
 _GRANT_HELP = "also grant this role of the database what a server needs"
 
@@ -107,17 +100,7 @@ def check(address: str, as_json: bool) -> int:
 
     The status is 0 if the store is fit, 1 if it is not, and 2 if it cannot be checked.
     """
-    # The facts hold what would be logged.
-    logging.getLogger("perdure").addHandler(logging.NullHandler())
-    upkeep = maintenance_of(address)
-    facts = asyncio.run(upkeep.check())
-    problems = [fact.problem for fact in facts if fact.problem]
-    if as_json:
-        values = {fact.name: fact.value for fact in facts}
-        click.echo(json.dumps({"store": upkeep.shown, "fit": not problems, **values, "problems": problems}))
-    else:
-        _echo([*_fact_lines(upkeep.shown, facts), "fit       no" if problems else "fit       yes"])
-    return UNFIT if problems else 0
+    return _check(address, as_json=as_json, with_contents=False)
 
 
 @store.command(short_help="Mark a store as put back from a copy.")
@@ -162,7 +145,7 @@ def disown(address: str) -> None:
 
 @click.command(short_help="Copy a store to a file while servers use it.")
 @click.argument("target", metavar="FILE")
-@click.option("--store", **_STORE)
+@store_option()
 @click.option("--no-check", is_flag=True, help="do not read the copy again, and copy a damaged store as it is")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object")
 def backup(target: str, store: str, no_check: bool, as_json: bool) -> None:
@@ -197,7 +180,7 @@ def backup(target: str, store: str, no_check: bool, as_json: bool) -> None:
 
 
 @click.command("check", short_help="Check everything in a store, also while servers use it.")
-@click.option("--store", **_STORE)
+@store_option()
 @click.option("--json", "as_json", is_flag=True, help="one JSON object")
 def check_contents(store: str, as_json: bool) -> int:
     """Check everything in a store: the facts of `perdure store check`, then every record, event and answer.
@@ -206,54 +189,52 @@ def check_contents(store: str, as_json: bool) -> int:
 
     The status is 0 if the store is sound, 1 if it is not, and 2 if it cannot be checked.
     """
+    return _check(store, as_json=as_json, with_contents=True)
+
+
+def _check(address: str, *, as_json: bool, with_contents: bool) -> int:
     # The facts hold what would be logged.
     logging.getLogger("perdure").addHandler(logging.NullHandler())
-    upkeep = maintenance_of(store)
+    upkeep = maintenance_of(address)
 
     async def work() -> tuple[Sequence[Fact], Verdict | None]:
         facts = await upkeep.check()
         is_readable = any(fact.name == "version" and fact.value == upkeep.latest for fact in facts)
-        return facts, await upkeep.verify() if is_readable else None
+        return facts, await upkeep.verify() if with_contents and is_readable else None
 
     facts, verdict = asyncio.run(work())
     problems = [fact.problem for fact in facts if fact.problem]
     faults = () if verdict is None else verdict.faults
-    is_sound = not problems and not faults
+    name, is_good = "sound" if with_contents else "fit", not problems and not faults
     if as_json:
-        values: dict[str, Any] = {fact.name: fact.value for fact in facts}
-        found = [{"rule": fault.rule, "promise": _promise(fault), "where": fault.where} for fault in faults]
-        values |= {} if verdict is None else {"counts": verdict.counts, "unnamed": list(verdict.unnamed)}
-        click.echo(
-            json.dumps({"store": upkeep.shown, "sound": is_sound, **values, "problems": problems, "faults": found})
-        )
-    else:
-        _echo([*_fact_lines(upkeep.shown, facts), *_verdict_lines(verdict, has_problems=bool(problems))])
-    return 0 if is_sound else UNFIT
-
-
-def _echo(lines: Sequence[str]) -> None:
-    click.echo("\n".join(lines))
-
-
-def _fact_lines(shown: str, facts: Sequence[Fact]) -> list[str]:
-    lines = [f"{'store':<8}  {shown}", *(f"{fact.name:<8}  {fact.says or fact.value}" for fact in facts)]
-    return [*lines, *(f"problem   {fact.problem}" for fact in facts if fact.problem)]
-
-
-def _verdict_lines(verdict: Verdict | None, *, has_problems: bool) -> list[str]:
-    if verdict is None:
-        return ["sound     no: it was not checked further"]
-    lines = [f"holds     {_counted(verdict.counts)}"] if verdict.counts else []
-    for fault in verdict.faults:
+        found: dict[str, Any] = {"store": upkeep.shown, name: is_good, **{fact.name: fact.value for fact in facts}}
+        if verdict is not None:
+            found |= {"counts": verdict.counts, "unnamed": list(verdict.unnamed)}
+        found["problems"] = problems
+        if with_contents:
+            found["faults"] = [
+                {"rule": fault.rule, "promise": _promise(fault), "where": fault.where} for fault in faults
+            ]
+        click.echo(json.dumps(found))
+        return 0 if is_good else UNFIT
+    click.echo(f"{'store':<8}  {upkeep.shown}")
+    for fact in facts:
+        click.echo(f"{fact.name:<8}  {fact.says or fact.value}")
+    for problem in problems:
+        click.echo(f"problem   {problem}")
+    if verdict is not None and verdict.counts:
+        click.echo(f"holds     {_counted(verdict.counts)}")
+    for fault in faults:
         promise = _promise(fault)
-        lines.append(f"fault     {fault.where} ({fault.rule}{f', promise {promise}' if promise else ''})")
-    for name in verdict.unnamed:
-        rule = INVARIANTS.get(name)
-        meaning = "SQLite can read every page" if rule is None else rule.says
-        lines.append(f"fault     … and more of the rule {name}: {meaning}")
-    if number := len(verdict.faults):
-        return [*lines, f"sound     no: {number} fault{'s' if number != 1 else ''}"]
-    return [*lines, f"sound     {'no' if has_problems else 'yes'}"]
+        click.echo(f"fault     {fault.where} ({fault.rule}{f', promise {promise}' if promise else ''})")
+    for rule in () if verdict is None else verdict.unnamed:
+        meaning = INVARIANTS[rule].says if rule in INVARIANTS else "SQLite can read every page"
+        click.echo(f"fault     … and more of the rule {rule}: {meaning}")
+    why = f": {len(faults)} fault{'s' if len(faults) != 1 else ''}" if faults else ""
+    if with_contents and verdict is None:
+        why = ": it was not checked further"
+    click.echo(f"{name:<8}  {'yes' if is_good and not why else f'no{why}'}")
+    return 0 if is_good else UNFIT
 
 
 def _promise(fault: Fault) -> int | None:

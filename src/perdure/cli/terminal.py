@@ -1,7 +1,7 @@
 """Writes progress and log lines to stderr, and asks the user on the terminal what a tool wants to know (elicitation).
 
-On a terminal, progress is one line that is drawn again and again; lines are written above it. Elsewhere each step of
-progress is a line. stdout is for results.
+On a terminal, progress is one line that is drawn again and again. Elsewhere each step of progress is a line. stdout is
+for results.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ from mcp.client.session import ClientRequestContext
 from perdure._core.text import printable
 from perdure.telemetry.log_records import LogLines
 
-#: Characters of a server's text in a line.
-MAX_SHOWN = 2_000
-#: Characters of the server's words for one field of a form.
-MAX_WORDS = 500
+#: Characters of a server's text in a line, and of the server's words for one field of a form.
+MAX_LINE, MAX_FIELD = 2_000, 500
 #: Bytes of an answer: terminals return 4 KiB at a time, at most.
 MAX_ANSWER = 4_096
 
@@ -37,40 +35,44 @@ class Declined(Exception):
     """The user closed the input (Ctrl-D) in place of an answer."""
 
 
-class Terminal:
-    """stderr, and stdin if that is a terminal."""
+class Terminal(logging.Handler):
+    """stderr, and stdin if that is a terminal. As a handler it writes log records."""
 
     def __init__(self, name: str) -> None:
+        super().__init__()
+        self.setFormatter(LogLines("perdure: %(message)s"))
         self._name = name
-        self._is_drawn_on = sys.stderr.isatty()
         self._progress = ""
         """The progress that was shown last."""
         self._is_drawn = False
         """Whether the progress stands in the last line of a terminal."""
-        self._prompt = ""
-        """The question that is not answered yet; no progress is drawn meanwhile."""
+        self._is_asking = False
+        """No progress is drawn while the user answers."""
 
-    @property
-    def can_ask(self) -> bool:
-        """Not on Windows, whose event loop cannot wait for a terminal."""
-        return os.name == "posix" and sys.stdin is not None and sys.stdin.isatty()
+    def emit(self, record: logging.LogRecord) -> None:
+        for line in self.format(record).split("\n"):
+            self.line(line)
 
     def line(self, text: str) -> None:
-        """Write a line, above the progress if it is drawn."""
-        was_drawn, text = self._is_drawn, printable(text, MAX_SHOWN)
         self.clear()
-        self._write(f"\n{text}\n{self._prompt}" if self._prompt else f"{text}\n")
-        if was_drawn:
-            self._draw()
+        self._write(f"{printable(text, MAX_LINE)}\n")
 
     def progress(self, progress: float, total: float | None, message: str | None) -> None:
-        text = f"{self._name}: {progress_words(progress, total, message)}"
-        if text != self._progress:
-            self._progress = text
-            if self._is_drawn_on:
-                self._draw()
-            else:
-                self._write(f"{text}\n")
+        text = f"{self._name}: {progress:.10g}"
+        if (
+            total is not None and math.isfinite(progress) and math.isfinite(total) and total > 0
+        ):  # servers send anything
+            text += f" of {total:.10g} ({min(max(progress / total, 0.0), 1.0):.0%})"
+        text += f" {printable(message, MAX_LINE)}" if message else ""
+        if text == self._progress:
+            return
+        self._progress = text
+        if not sys.stderr.isatty():
+            self._write(f"{text}\n")
+        elif not self._is_asking:
+            columns = shutil.get_terminal_size().columns
+            self._write(_CLEAR + (text if len(text) < columns else text[: max(columns - 2, 0)] + "…"))
+            self._is_drawn = True
 
     def clear(self) -> None:
         """Remove the progress."""
@@ -81,11 +83,11 @@ class Terminal:
     async def ask(self, prompt: str) -> str:
         """Return a line of the user. Raises `Declined` at Ctrl-D. It can be cancelled, which `click.prompt` cannot."""
         self.clear()
-        self._prompt = printable(prompt)
-        self._write(self._prompt)
+        self._write(printable(prompt))
         loop, readable = asyncio.get_running_loop(), asyncio.Event()
         stdin = sys.stdin.fileno()
         loop.add_reader(stdin, readable.set)
+        self._is_asking = True
         try:
             await readable.wait()
         except asyncio.CancelledError:
@@ -93,44 +95,17 @@ class Terminal:
             raise
         finally:
             loop.remove_reader(stdin)
-            self._prompt = ""
+            self._is_asking = False
         data = os.read(stdin, MAX_ANSWER)  # a whole line: the terminal returns nothing before its end
         if not data:
             self._write("\n")
             raise Declined
         return data.decode(errors="replace").strip()
 
-    def _draw(self) -> None:
-        if not self._prompt:
-            columns = shutil.get_terminal_size().columns
-            shown = self._progress if len(self._progress) < columns else self._progress[: max(columns - 2, 0)] + "…"
-            self._write(_CLEAR + shown)
-            self._is_drawn = True
-
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # its reader has gone
             sys.stderr.write(text)
             sys.stderr.flush()
-
-
-class TerminalLog(logging.Handler):
-    """Writes log records above the progress."""
-
-    def __init__(self, terminal: Terminal) -> None:
-        super().__init__()
-        self._terminal = terminal
-        self.setFormatter(LogLines("perdure: %(message)s"))
-
-    def emit(self, record: logging.LogRecord) -> None:
-        for line in self.format(record).split("\n"):
-            self._terminal.line(line)
-
-
-def progress_words(progress: float, total: float | None, message: str | None) -> str:
-    words = f"{progress:.10g}"
-    if total is not None and math.isfinite(progress) and math.isfinite(total) and total > 0:  # servers send anything
-        words += f" of {total:.10g} ({min(max(progress / total, 0.0), 1.0):.0%})"
-    return f"{words} {printable(message, MAX_SHOWN)}" if message else words
 
 
 class ElicitationForm:
@@ -142,37 +117,36 @@ class ElicitationForm:
         """Tools may ask several questions at once."""
 
     async def answer(self, context: ClientRequestContext, params: types.ElicitRequestParams) -> types.ElicitResult:
-        if not self._terminal.can_ask:
-            question = printable(params.message, MAX_WORDS)
+        # Windows has no event loop that can wait for a terminal.
+        if os.name != "posix" or sys.stdin is None or not sys.stdin.isatty():
+            question = printable(params.message, MAX_FIELD)
             self._terminal.line(f"perdure: not answered, because stdin is not a terminal: {question}")
             return types.ElicitResult(action="cancel")
         async with self._turn:
             for line in ("", *params.message.splitlines(), "(Ctrl-D declines)"):
                 self._terminal.line(line)
             try:
-                content = await self._fill(params)
+                if isinstance(params, types.ElicitRequestURLParams):
+                    self._terminal.line(f"The server wants you to open this address: {params.url}")
+                    await self._confirm("Have you opened it?")
+                    return types.ElicitResult(action="accept")
+                return types.ElicitResult(action="accept", content=await self._fill(params.requested_schema))
             except Declined:
                 self._terminal.line("declined")
                 return types.ElicitResult(action="decline")
-        return types.ElicitResult(action="accept", content=content)
 
-    async def _fill(self, params: types.ElicitRequestParams) -> dict[str, Any] | None:
-        if isinstance(params, types.ElicitRequestURLParams):
-            self._terminal.line(f"The server wants you to open this address: {params.url}")
-            await self._confirm("Have you opened it?")
-            return None
-        schema = params.requested_schema
+    async def _fill(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         fields = schema.get("properties")
         if not isinstance(fields, Mapping) or not fields:
             await self._confirm("Accept?")
             return {}
-        found = {}
-        for name, field in fields.items():
-            if isinstance(field, Mapping):
-                value = await self._ask_field(name, field, is_required=name in (schema.get("required") or ()))
-                if value is not None:
-                    found[name] = value
-        return found
+        required = schema.get("required") or ()
+        found = {
+            name: await self._ask_field(name, field, is_required=name in required)
+            for name, field in fields.items()
+            if isinstance(field, Mapping)
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
     async def _confirm(self, question: str) -> None:
         """Raises `Declined` if the user says no."""
@@ -185,12 +159,12 @@ class ElicitationForm:
         item = items if isinstance(items, Mapping) else field
         kind, shown = _answer_type(item)
         if description := field.get("description"):
-            self._terminal.line(f"  {printable(str(description), MAX_WORDS)}")
+            self._terminal.line(f"  {printable(str(description), MAX_FIELD)}")
         shown += ", separated by commas" if item is not field else ""
-        hint = printable(shown if is_required or "default" in field else f"{shown}, optional", MAX_WORDS)
+        hint = printable(shown if is_required or "default" in field else f"{shown}, optional", MAX_FIELD)
         default = f" [{field['default']}]" if "default" in field else ""
         while True:
-            text = await self._terminal.ask(f"  {field.get('title') or name} ({hint}){default}: "[: 2 * MAX_WORDS])
+            text = await self._terminal.ask(f"  {field.get('title') or name} ({hint}){default}: "[: 2 * MAX_FIELD])
             if not text:
                 if is_required and "default" not in field:
                     continue
@@ -204,25 +178,22 @@ class ElicitationForm:
 
 
 def _answer_type(field: Mapping[str, Any]) -> tuple[click.ParamType, str]:  # type: ignore[type-arg]  # generic since click 8.4 only
-    """Return click's type for the answer, and the words that say what may be written."""
-
-    def limit(key: str) -> Any:
-        return found if isinstance(found := field.get(key), int | float) else None
-
-    ways = field.get("oneOf", field.get("anyOf"))
-    titled = ways if isinstance(ways, list) else []
-    values = field.get("enum")
+    """Return click's type for the answer, and the words that say what may be written. The server checks the rest."""
+    values, ways = field.get("enum"), field.get("oneOf", field.get("anyOf"))
     titles = {str(value): "" for value in values} if isinstance(values, list) else {}
-    titles |= {str(one["const"]): one.get("title", "") for one in titled if isinstance(one, Mapping) and "const" in one}
+    for way in ways if isinstance(ways, list) else ():
+        if isinstance(way, Mapping) and "const" in way:
+            titles[str(way["const"])] = way.get("title", "")
     if titles:
-        return click.Choice(list(titles)), " | ".join(
-            f"{value} = {name}" if name else value for value, name in titles.items()
-        )
+        shown = (f"{value} = {title}" if title else value for value, title in titles.items())
+        return click.Choice(list(titles)), " | ".join(shown)
+    low: Any = found if isinstance(found := field.get("minimum"), int | float) else None
+    high: Any = found if isinstance(found := field.get("maximum"), int | float) else None
     match field.get("type"):
         case "integer":
-            return click.IntRange(limit("minimum"), limit("maximum")), "integer"
+            return click.IntRange(low, high), "integer"
         case "number":
-            return click.FloatRange(limit("minimum"), limit("maximum")), "number"
+            return click.FloatRange(low, high), "number"
         case "boolean":
             return click.BOOL, "y/n"
     return click.STRING, "text"

@@ -29,8 +29,15 @@ from perdure.admin.queries import NoSuchSession, end_session, find
 from perdure.console.auth import AuthMiddleware, Ticket
 from perdure.console.http import LiveResponse, OpenViews, encode_json, number_of, refuse, refuse_unknown
 from perdure.console.overview import Health, NodeWatch, Ticker
-from perdure.console.session_list import ListQuery, SessionList
-from perdure.console.session_view import DEFAULT_EVENTS, MAX_BEGINNING, MAX_EVENTS, NotFound, SessionView
+from perdure.console.sessions import (
+    DEFAULT_EVENTS,
+    MAX_BEGINNING,
+    MAX_EVENTS,
+    ListQuery,
+    NotFound,
+    SessionList,
+    SessionView,
+)
 from perdure.console.store_view import StoreView
 from perdure.errors import Misuse, PerdureError, StoreError
 

@@ -11,7 +11,7 @@ from importlib.metadata import version
 
 from perdure._core.ids import NodeId
 from perdure._core.jsonrpc import JsonObject
-from perdure.console.session_list import SessionList
+from perdure.console.sessions import SessionList
 from perdure.console.store_view import CachedRead, StoreView
 from perdure.store.records import Extent, NodeRecord
 from perdure.telemetry.counters import BUCKETS, CALL_BUCKETS

@@ -135,7 +135,8 @@ def add(text: str | None, key: str, name: str, entry: Entry) -> str:
     text = text or ""
     document = Document(text, key)
     if document.root is None:
-        return f"{text}\n"[not text.strip(BOM) :] + _value({key: {name: entry}}, "  ", "\n") + "\n"
+        before = f"{text}\n" if text.strip(BOM) else text
+        return before + _value({key: {name: entry}}, "  ", "\n") + "\n"
     if document.servers is None:
         return _with_member(document, document.root, key, {name: entry})
     if (member := document.servers.member(name)) is None:

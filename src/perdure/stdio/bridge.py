@@ -43,6 +43,8 @@ REVOKED = "notifications/perdure/resume_revoked"
 HANDSHAKE_SECONDS = 25.0
 #: Seconds between two attempts at a handshake, at most: the host waits.
 HANDSHAKE_DELAY = 2.0
+#: Seconds for what the host said last before it closed the pipe.
+FLUSH_SECONDS = 0.5
 #: Seconds between two attempts to reach a server that stays away, for the standalone stream.
 MAX_LISTEN_DELAY = 30.0
 
@@ -115,6 +117,7 @@ class Bridge:
         async with self._link.running() as scope:
             self._link.start(self._host.queue.run)
             self._link.start(self._broker.start)
+            self._link.start(self._modern.beat)
             with self._reading:
                 try:
                     async for line in lines:
@@ -127,8 +130,9 @@ class Bridge:
             self._host.stop()
             on_leaving()
             # What the host said before it closed the pipe still leaves; answers are not waited for.
-            await self._host.queue.flush()
-            await self._modern.flush()
+            with anyio.move_on_after(FLUSH_SECONDS):
+                await self._host.queue.flush()
+                await self._modern.flush()
             scope.cancel()
 
     def stop(self) -> None:
@@ -160,7 +164,7 @@ class Bridge:
                 await self._get_token(session)
                 self._positions.begin(session)
             elif current is None or current.session != session:
-                self._broker.on_resumed()
+                log_event(logging.INFO, "token.resumed", "Session resumed successfully")
                 self._positions.recall(session)
                 self._earlier = dict(self._positions.positions.calls)  # before this process adds its own
             return with_logging(answer.answering(host_id), made)
@@ -207,7 +211,10 @@ class Bridge:
     async def take(self, message: Message) -> None:
         """Write what a stream brought to the host, before its position moves on."""
         if message.method == REVOKED:
-            self._link.start(self._replace_token)
+            sentence = "another process used a resume token of this session; a new one is asked for"
+            log_event(logging.WARNING, "stdio.revoked", sentence)
+            if self._link.handshake is not None:
+                self._link.start(self._get_token, self._link.handshake.session)
         elif (text := self._host.to_host(message)) is not None:
             await self._output.deliver(text)
 
@@ -244,9 +251,3 @@ class Bridge:
             self.stop()
         else:
             log_event(logging.ERROR, "stdio.failed", f"something unforeseen: {type(error).__name__}: {error}")
-
-    async def _replace_token(self) -> None:
-        sentence = "another process used a resume token of this session; a new one is asked for"
-        log_event(logging.WARNING, "stdio.revoked", sentence)
-        if self._link.handshake is not None:
-            await self._get_token(self._link.handshake.session)

@@ -22,16 +22,16 @@ import anyio
 import anyio.lowlevel
 
 from perdure._core import splice
-from perdure._core.codes import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, TOO_MANY_AT_ONCE, UNSUPPORTED_VERSION
+from perdure._core.codes import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, TOO_MANY_AT_ONCE
+from perdure._core.envelope import DISCOVER, envelope_in
 from perdure._core.jsonrpc import Batch, InvalidMessage, Notification, Request, Response, parse_body
-from perdure._core.revisions import REVISIONS
 from perdure._core.sticky import METHODS as STICKY
 from perdure._core.sticky import encode as encode_sticky
 from perdure.remote.call import Call, OutgoingRequest, Sender
 from perdure.remote.endpoint import Handshake
 from perdure.remote.link import Link
 from perdure.remote.message import Message, encode, error
-from perdure.stdio.modern_host import ModernHost
+from perdure.stdio.modern_host import ModernHost, unsupported
 from perdure.stdio.pipes import MAX_LINE_BYTES, Line, Output, TooLong
 from perdure.stdio.positions_file import PositionsFile, RunningCall
 from perdure.telemetry.log_records import log_event
@@ -48,8 +48,6 @@ _OF_EARLIER = re.compile(r"^\d+:")
 MAX_WAITING = 100
 #: Characters beyond which a message is waited for before the next one is read: so at most one large one waits.
 LARGE = 1 << 20
-#: Seconds for what the host said last before it closed the pipe.
-FLUSH_SECONDS = 0.5
 
 SET_LEVEL = "logging/setLevel"
 
@@ -94,12 +92,11 @@ class SendQueue:
         self._link.start(self._do, job, departed)
 
     async def flush(self) -> None:
-        """Wait until everything has departed, or `FLUSH_SECONDS` are over."""
+        """Wait until everything has departed."""
         last = anyio.Event()
-        with anyio.move_on_after(FLUSH_SECONDS):
-            await self.add(lambda _: anyio.lowlevel.checkpoint(), last)
-            for departed in (last, *self._urgent):
-                await departed.wait()
+        await self.add(lambda _: anyio.lowlevel.checkpoint(), last)
+        for departed in (last, *self._urgent):
+            await departed.wait()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +150,6 @@ class HostSide:
             return
         text = splice.one_line(line.decode())
         match message:
-            case Request() | Notification() if self._modern.takes(message):
-                await self._modern.take(message, text)
             case Batch():
                 # Every request in it is answered, because none of them is sent.
                 ids = [encode(one.id) for one in message.messages if isinstance(one, Request)] or ["null"]
@@ -167,7 +162,7 @@ class HostSide:
                 self._cancel(text)
             case Notification(method="notifications/initialized"):
                 await self.queue.add(lambda _: self._finish(text))
-            case Notification() if self._has_begun:
+            case Notification() if self._has_begun and envelope_in(message.params) is None:
                 await self.queue.add(self._sending(text), weight=len(text))
             case Response():
                 if self._close_ask(splice.cut(text, "id") or "null"):
@@ -219,7 +214,8 @@ class HostSide:
 
     async def _request(self, message: Request, text: str) -> None:
         host_id = splice.cut(text, "id") or "null"
-        if message.method == "initialize":
+        is_modern = envelope_in(message.params) is not None
+        if message.method == "initialize" and not is_modern:
             self._has_begun = True
 
             async def initialize(_: anyio.Event) -> None:
@@ -229,13 +225,22 @@ class HostSide:
                 await self._output.write(answer)
 
             await self.queue.add(initialize)
-        elif not self._has_begun:
-            await self._output.write(_before_the_handshake(message, host_id))
-        elif host_id in self._requests:
+        elif not self._has_begun and not is_modern:
+            if message.method == "ping":
+                answer = f'{{"jsonrpc":"2.0","id":{host_id},"result":{{}}}}'
+            elif message.method == DISCOVER:  # a host of 2026-07-28 that says too little: it falls back
+                sentence = "The bridge speaks the revisions that have sessions"
+                answer = unsupported(host_id, message.params or {}, sentence).text
+            else:
+                answer = error(host_id, INVALID_REQUEST, "Begin with an initialize request").text
+            await self._output.write(answer)
+        elif host_id in self._requests or host_id in self._modern.running:
             sentence = f"Request id {host_id} is still in use by a running request"
             await self._refuse(host_id, INVALID_REQUEST, sentence)
-        elif len(self._requests) >= MAX_RUNNING:
+        elif len(self._requests) + len(self._modern.running) >= MAX_RUNNING:
             await self._refuse(host_id, TOO_MANY_AT_ONCE, f"{MAX_RUNNING} requests run already, as many as may")
+        elif is_modern:
+            self._modern.begin(message, host_id, text)
         else:
             request = self._started(message, host_id, text)
             await self.queue.add(lambda _: self._follow(request), request.call.departed, weight=len(text))
@@ -308,8 +313,10 @@ class HostSide:
 
     def _cancel(self, text: str) -> None:
         """The answer is no longer wanted: say so under the id that the server knows, if it knows the request."""
-        request = self._requests.get(splice.cut(text, "params", "requestId") or "")
+        host_id = splice.cut(text, "params", "requestId") or ""
+        request = self._requests.get(host_id)
         if request is None:
+            self._modern.cancel(host_id)
             return
         request.call.scope.cancel()
         self._free(request)
@@ -350,20 +357,6 @@ class HostSide:
         if invalid.id is None and "method" in found and type(found.get("id")) in (int, str):
             host_id = splice.cut(line.decode(), "id") or "null"  # the host may be waiting for it
         await self._refuse(host_id, invalid.code, invalid.reason.replace("the body", "the line"))
-
-
-def _before_the_handshake(message: Request, host_id: str) -> str:
-    """The answer to a request before `initialize`. Hosts of 2026-07-28 begin without one: they are given the revisions
-    that have sessions, and fall back."""
-    if message.method == "ping":
-        return f'{{"jsonrpc":"2.0","id":{host_id},"result":{{}}}}'
-    meta = (message.params or {}).get("_meta")
-    asked = meta.get("io.modelcontextprotocol/protocolVersion") if isinstance(meta, dict) else None
-    if message.method == "server/discover" or asked is not None:
-        data = {"supported": sorted(REVISIONS, reverse=True), "requested": asked}
-        sentence = "The bridge speaks the revisions that have sessions"
-        return error(host_id, UNSUPPORTED_VERSION, sentence, data).text
-    return error(host_id, INVALID_REQUEST, "Begin with an initialize request").text
 
 
 def _same_id(text: str) -> str:

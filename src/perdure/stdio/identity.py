@@ -18,7 +18,7 @@ import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,15 @@ class ProcessInfo:
     start: int
     name: str
     words: tuple[str, ...]
-    """Its command line. Empty while the process ends or becomes another program."""
+    """Its command line. Empty while the process ends or becomes another program: its kind is not known then."""
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return self.pid, self.parent, self.start
+
+    @property
+    def kind(self) -> ProcessKind:
+        return classify(name=self.name, words=self.words)
 
 
 class Processes(ABC):
@@ -140,47 +148,38 @@ class Identity:
     start: int  #: Linux: clock ticks from the machine's start. macOS: microseconds since 1970.
     boot: str
     space: str
+    name: str = field(default="", compare=False)
 
 
 def identify(processes: Processes | None = None, *, pid: int | None = None) -> Identity | None:
-    """The host that started this process (or `pid`); None, and a sentence in the log, if it is not known.
+    """Return the host that started this process (or `pid`); None, and a sentence in the log, if it is not known.
 
     It is the end of the chain of parents, read twice the same: then each was the other's parent all the time in
-    between. A parent that dies while we look leaves its children to another; its pid may be any process's in the next
-    moment. What a process calls itself may change meanwhile.
+    between. A parent that dies meanwhile leaves its children to another; its pid may be any process's in the next
+    moment. The name of a process may change meanwhile.
     """
     table = processes or here()
-    for _ in range(TRIES):
-        if table is None:
-            break
-        first = _parents(table, pid or os.getpid())
-        second = None if first is None else _parents(table, pid or os.getpid())
-        if second is None:
+    for _ in range(TRIES if table is not None else 0):
+        assert table is not None
+        first, second = (parents(table, pid or os.getpid()) for _ in range(2))
+        if any(chain and not chain[-1].words for chain in (first, second)):
             time.sleep(PAUSE)
-        elif first == second and second:
-            host, _, start = second[-1]
-            return Identity(pid=host, start=start, boot=table.boot, space=table.space)
-        elif first == second:
+        elif [one.key for one in first] == [one.key for one in second]:
+            if len(second) > 1 and (host := second[-1]).kind is ProcessKind.HOST:
+                return Identity(pid=host.pid, start=host.start, boot=table.boot, space=table.space, name=host.name)
             break
     sentence = "Could not verify parent process start time, session resume disabled for this instance"
     log_event(logging.WARNING, "token.no_parent", sentence)
     return None
 
 
-def _parents(processes: Processes, pid: int) -> list[tuple[int, int, int]] | None:
-    """Pid, parent and start from this process to the host; empty if there is no host.
-
-    None if a parent has no command line at this moment, so that a launcher cannot be told from a host.
-    """
-    chain = [(found.pid, found.parent, found.start)] if (found := processes.look(pid)) else []
-    while chain and len(chain) <= MAX_LAUNCHERS + 1:
-        above = chain[-1][1]
-        if (parent := processes.look(above) if above > 1 else None) is None:
-            return []
-        if not parent.words:
-            return None
-        chain.append((parent.pid, parent.parent, parent.start))
-        kind = classify(name=parent.name, words=parent.words)
-        if kind is not ProcessKind.LAUNCHER:
-            return chain if kind is ProcessKind.HOST else []
-    return []
+def parents(processes: Processes, pid: int) -> list[ProcessInfo]:
+    """Return a process and those above it, to the first that is not a launcher, as far as they can be read."""
+    chain: list[ProcessInfo] = []
+    found = processes.look(pid)
+    while found is not None and len(chain) <= MAX_LAUNCHERS + 1:
+        chain.append(found)
+        if len(chain) > 1 and found.kind is not ProcessKind.LAUNCHER:
+            break
+        found = processes.look(found.parent) if found.parent > 1 else None
+    return chain

@@ -77,7 +77,7 @@ class KeysFile:
         self._left: list[KeptKey] = []
         self._lock: int | None = None
         self._writer = StateWriter(self._save, _on_failing)
-        kind = "" if target is None else f"{target.digest[:32]}{target.hint}"
+        kind = "" if target is None else target.digest[:40]
         self._prefix, self._name = f"{kind}-", f"{kind}-{secrets.token_hex(8)}"
         if folder is not None:
             self._take_over_all()

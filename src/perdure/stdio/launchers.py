@@ -60,6 +60,7 @@ _PREPARATIONS = frozenset({"cd", "export", "unset", "source", ".", "umask", "uli
 
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "ash", "fish")
 _ENV_VALUED = frozenset({"-u", "--unset", "-C", "--chdir", "-P"})
+_PYTHON_VALUED = frozenset({"-X", "-W", "--check-hash-based-pycs"})
 _NODE_VALUED = frozenset({"-r", "--require", "--import", "--loader", "--experimental-loader", "-C", "--conditions"})
 _SHELL_VALUED = frozenset({"-o", "+o", "-O", "+O", "--rcfile", "--init-file"})
 
@@ -109,18 +110,9 @@ def _python(words: Sequence[str]) -> bool:
     rest = list(words)
     while rest and rest[0].startswith("-"):
         option = rest.pop(0)
-        if option.startswith("--"):
-            rest = rest[1:] if option == "--check-hash-based-pycs" else rest
-            continue
-        for place, letter in enumerate(option[1:], start=2):
-            glued = option[place:]
-            if letter == "m":
-                return _script([glued, *rest] if glued else rest)
-            if letter == "c":
-                return False
-            if letter in "XW":
-                rest = rest if glued else rest[1:]
-                break
+        if option[-1] in "mc" and not option.startswith("--"):
+            return option[-1] == "m" and _script(rest)
+        rest = rest[1:] if option in _PYTHON_VALUED else rest
     return _script(rest)
 
 

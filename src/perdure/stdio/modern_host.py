@@ -20,19 +20,9 @@ from typing import Any
 import anyio
 
 from perdure._core import splice
-from perdure._core.codes import INVALID_REQUEST, NO_SERVER, TOO_MANY_AT_ONCE, UNREACHABLE, UNSUPPORTED_VERSION
-from perdure._core.envelope import (
-    CAPABILITIES,
-    DISCOVER,
-    KEY,
-    LISTEN,
-    TASKS,
-    declares,
-    envelope_in,
-    headers_of,
-    with_tasks,
-)
-from perdure._core.jsonrpc import JsonObject, Notification, Request
+from perdure._core.codes import NO_SERVER, UNREACHABLE, UNSUPPORTED_VERSION
+from perdure._core.envelope import CAPABILITIES, DISCOVER, KEY, LISTEN, TASKS, VERSION, declares, headers_of, with_tasks
+from perdure._core.jsonrpc import JsonObject, Request
 from perdure._core.reconnect import Patience
 from perdure._core.revisions import REVISIONS
 from perdure.remote.call import OutgoingRequest, text_body
@@ -46,20 +36,24 @@ from perdure.remote.durable_calls import (
     offers_in,
 )
 from perdure.remote.link import Link
-from perdure.remote.message import Message, encode, error, message_of
+from perdure.remote.message import Message, error, message_of
 from perdure.remote.requests import Requests, listen
 from perdure.stdio.keys_file import BEAT_SECONDS, KeptKey, KeysFile, digest_of
 from perdure.stdio.pipes import Output
 
-#: Requests of the host that run at once, as in a session.
-MAX_RUNNING = 256
-#: Seconds for what the host cancelled last before it closed the pipe.
-FLUSH_SECONDS = 0.5
 #: Begins the state of a call whose task has asked something, before the task's handle; the host brings it back with the
 #: answers.
 STATE = "perdure-stdio."
 #: Tasks whose question the host has not answered. Beyond, the oldest is given up: a repeat of its call begins again.
 MAX_ASKING = 1_000
+
+
+def unsupported(host_id: str, params: Mapping[str, Any], sentence: str) -> Message:
+    """Return the answer that has the host fall back to a revision with sessions."""
+    meta = params.get("_meta")
+    asked = meta.get(VERSION) if isinstance(meta, Mapping) else None
+    data = {"supported": sorted(REVISIONS, reverse=True), "requested": asked}
+    return error(host_id, UNSUPPORTED_VERSION, sentence, data)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -94,59 +88,36 @@ class ModernHost:
         self._keys = keys
         self._requests = Requests(link.route)
         self._calls = DurableCalls(self._requests, link.start)
-        self._running: dict[str, HostRequest] = {}
+        self.running: dict[str, HostRequest] = {}
+        """Requests of the host, by the id that the host gave, as JSON."""
         self._asking: dict[str, HostRequest] = {}
         """Calls whose task waits for the host's answer, by its handle."""
-        self._is_beating = False
 
-    @staticmethod
-    def takes(message: object) -> bool:
-        """Whether a message is of the revision without sessions."""
-        return isinstance(message, Request | Notification) and envelope_in(message.params) is not None
+    def begin(self, message: Request, host_id: str, text: str) -> None:
+        request = HostRequest(request=message, text=text, host_id=host_id)
+        self.running[host_id] = request
+        self._link.start(self._follow, request)
 
-    async def take(self, message: Request | Notification, text: str) -> None:
-        if not self._is_beating:
-            self._is_beating = True
-            self._link.start(self._beat)
-        if isinstance(message, Request):
-            await self._begin(message, text)
-            return
-        request = self._running.get(splice.cut(text, "params", "requestId") or "")
-        if request is not None and message.method == "notifications/cancelled":
+    def cancel(self, host_id: str) -> None:
+        if (request := self.running.pop(host_id, None)) is not None:
             request.scope.cancel()
-            del self._running[request.host_id]
             self._forget(request)
             if request.call is not None:
                 self._calls.send_cancel(request.call)
 
     def stop(self) -> None:
         """The host does not listen any more. The keys of its calls stay on disk."""
-        for request in self._running.values():
+        for request in self.running.values():
             request.scope.cancel()
 
     async def flush(self) -> None:
-        """Wait until what the host has cancelled is cancelled, or `FLUSH_SECONDS` are over."""
-        with anyio.move_on_after(FLUSH_SECONDS):
-            await self._calls.flush()
+        """Wait until what the host has cancelled is cancelled."""
+        await self._calls.flush()
 
-    async def _beat(self) -> None:
+    async def beat(self) -> None:
         while True:
             await anyio.sleep(BEAT_SECONDS)
             self._keys.beat()
-
-    async def _begin(self, message: Request, text: str) -> None:
-        host_id = splice.cut(text, "id") or "null"
-        refusal = None
-        if host_id in self._running:
-            refusal = INVALID_REQUEST, f"Request id {host_id} is still in use by a running request"
-        elif len(self._running) >= MAX_RUNNING:
-            refusal = TOO_MANY_AT_ONCE, f"{MAX_RUNNING} requests run already, as many as may"
-        if refusal is not None:
-            await self._output.write(error(host_id, *refusal).text)
-            return
-        request = HostRequest(request=message, text=text, host_id=host_id)
-        self._running[host_id] = request
-        self._link.start(self._follow, request)
 
     async def _follow(self, request: HostRequest) -> None:
         with request.scope:
@@ -157,12 +128,16 @@ class ModernHost:
                     sent = request.as_sent(dict(request.params["_meta"]))
                     answer = await listen(self._requests, sent, request.host_id, self._deliver)
                 case method if method == DISCOVER:
-                    found = await self._send(request, self._link.route.limits.handshake, with_own=True)
-                    answer = self._discovered(request, found)
+                    answer = await self._send(request, self._link.route.limits.handshake, with_own=True)
+                    if not answer.is_error:
+                        self._calls.offers = offers_in(answer.result)
+                    elif answer.body["error"].get("code") not in (UNREACHABLE, NO_SERVER):
+                        sentence = "The server speaks the revisions that have sessions"
+                        answer = unsupported(request.host_id, request.params, sentence)
                 case _:
                     answer = await self._send(request)
-            if self._running.get(request.host_id) is request:
-                del self._running[request.host_id]  # a host may use an id again as soon as it has the answer
+            if self.running.get(request.host_id) is request:
+                del self.running[request.host_id]  # a host may use an id again as soon as it has the answer
             await self._output.deliver(answer.answering(request.host_id))
             if request not in self._asking.values():
                 self._forget(request)
@@ -172,18 +147,6 @@ class ModernHost:
         meta = dict(request.params["_meta"])
         sent = request.as_sent(with_tasks(meta) if with_own else meta)
         return await self._requests.send(sent, partial(self._tell, request), patience=patience)
-
-    def _discovered(self, request: HostRequest, answer: Message) -> Message:
-        """The answer to `server/discover`; a server without this revision has the host fall back to a session."""
-        if not answer.is_error:
-            self._calls.offers = offers_in(answer.result)
-            return answer
-        if answer.body["error"].get("code") in (UNREACHABLE, NO_SERVER):
-            return answer
-        meta = envelope_in(request.params) or {}
-        data = {"supported": sorted(REVISIONS, reverse=True), "requested": next(iter(meta.values()), None)}
-        sentence = "The server speaks the revisions that have sessions"
-        return error(encode(answer.body.get("id")), UNSUPPORTED_VERSION, sentence, data)
 
     # Calls of tools
 

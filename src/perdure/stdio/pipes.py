@@ -51,16 +51,16 @@ class Cutter:
 
     def feed(self, chunk: bytes) -> list[Line]:
         *ended, rest = chunk.split(b"\n")
-        lines = [line for part in ended if (line := self._end(part))]
+        lines: list[Line] = []
+        for part in ended:
+            self._keep(part)
+            if self._size > self._limit:
+                lines.append(TooLong())
+            elif line := b"".join(self._parts).strip(b" \t\r"):
+                lines.append(line)
+            self._parts, self._size = [], 0
         self._keep(rest)
         return lines
-
-    def _end(self, part: bytes) -> Line | None:
-        self._keep(part)
-        is_too_long = self._size > self._limit
-        line = b"".join(self._parts).strip(b" \t\r")
-        self._parts, self._size = [], 0
-        return TooLong() if is_too_long else line or None
 
     def _keep(self, part: bytes) -> None:
         self._size += len(part)

@@ -9,7 +9,6 @@ repeats a few log messages at worst.
 import hashlib
 import json
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,17 +60,14 @@ def digest(session: str) -> str:
 
 
 class PositionsFile:
-    """The positions of one slot, in memory and on disk; without a path, in memory alone.
+    """The positions of one slot, in memory and on disk; without a path, in memory alone."""
 
-    `where` is asked each time: a bridge whose credential the server does not take for the slot's moves to another slot.
-    """
-
-    def __init__(self, where: Callable[[], Path | None]) -> None:
-        self._where = where
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
         self.positions = Positions()
 
         def save() -> None:
-            if (path := where()) is not None:
+            if path is not None:
                 private.replace(path, encode(self.positions))
 
         def on_failing(error: Exception | None) -> None:
@@ -86,9 +82,8 @@ class PositionsFile:
         """Read the positions of an earlier process, if they are of this session."""
         self.positions = Positions(session=digest(session))
         try:
-            path = self._where()
             # Only what is this user's alone: who may write it could put words into the bridge's mouth.
-            found = None if path is None else private.read(path, limit=MAX_BYTES)
+            found = None if self._path is None else private.read(self._path, limit=MAX_BYTES)
             read_back = None if found is None else decode(found)
         except (private.Untrusted, ValueError) as error:
             sentence = f"the positions of an earlier process are not used: {error}"

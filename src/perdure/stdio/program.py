@@ -30,9 +30,9 @@ from perdure.remote.endpoint import Endpoint, Refused, checked_client, on_401, t
 from perdure.remote.message import encode, error
 from perdure.remote.route import Notice
 from perdure.stdio.bridge import Bridge, connection_log
-from perdure.stdio.identity import MAX_LAUNCHERS, Identity, Processes, ProcessInfo, here, identify
+from perdure.stdio.identity import here, identify, parents
 from perdure.stdio.keys_file import KeysFile, open_keys
-from perdure.stdio.launchers import ProcessKind, classify, is_script
+from perdure.stdio.launchers import ProcessKind, is_script
 from perdure.stdio.pipes import HostGone, Output, lines
 from perdure.stdio.positions_file import PositionsFile
 from perdure.stdio.resume_broker import ResumeBroker
@@ -40,7 +40,6 @@ from perdure.stdio.resume_slot import (
     Slot,
     SlotState,
     Target,
-    Use,
     default_directory,
     open_slot,
     resume_off,
@@ -106,9 +105,14 @@ async def _run(options: Options, arguments: list[str], environ: Mapping[str, str
     endpoint = Endpoint(client, options.url, on_401=on_401(token))
     async with client:
         place = _place(options, arguments, environ)
-        slot = place if isinstance(place, Slot) else await open_slot(place[0], _identified(), place[1])
-        keys = KeysFile() if isinstance(place, Slot) else open_keys(*place)
-        positions = PositionsFile(lambda: slot.positions)
+        slot, keys = Slot(), KeysFile()
+        if place is not None:
+            if (host := identify()) is not None:
+                log_event(
+                    logging.INFO, "token.host", f"The host is process {host.pid} ({printable(host.name, MAX_NAME)})"
+                )
+            slot, keys = await open_slot(place[0], host, place[1]), open_keys(*place)
+        positions = PositionsFile(slot.positions)
         patience = Patience(max_time=options.patience)
         bridge = Bridge(endpoint, output, ResumeBroker(endpoint, slot), positions, keys, patience=patience)
 
@@ -133,35 +137,25 @@ async def _run(options: Options, arguments: list[str], environ: Mapping[str, str
     return BY_SIGNAL + received[0] if received else 0
 
 
-def _identified() -> Identity | None:
-    processes = here()
-    if processes is not None and (host := identify(processes)) is not None:
-        found = processes.look(host.pid)
-        name = "it has ended" if found is None else printable(found.name, MAX_NAME)
-        log_event(logging.INFO, "token.host", f"The host is process {host.pid} ({name})")
-        return host
-    return None if processes is not None else identify()
-
-
 def explain(options: Options, *, arguments: list[str], environ: Mapping[str, str]) -> int:
     """Print which session a bridge would go on with that is called with these arguments, and why."""
     to_stderr(options.log_level)
     place = _place(options, arguments, environ)
-    if isinstance(place, Slot):
+    if place is None:
         print("session   a fresh one: resume is off")
     else:
         explain_session(*place, lambda name, text: print(f"{name:<9} {printable(text, MAX_TEXT)}"))
     return 0
 
 
-def _place(options: Options, arguments: list[str], environ: Mapping[str, str]) -> Slot | tuple[Path | None, Target]:
-    """The directory for what the next bridge needs, and the target that it is for; an empty slot if resume is off."""
+def _place(options: Options, arguments: list[str], environ: Mapping[str, str]) -> tuple[Path | None, Target] | None:
+    """Return the directory for what the next bridge needs, and the target that it is for; None if resume is off."""
     if not options.resume:
-        return Slot()
+        return None
     if not HAS_FLOCK:  # Windows
         sentence = "Could not verify parent process start time, session resume disabled for this instance"
         log_event(logging.WARNING, "stdio.no_resume", sentence)
-        return Slot()
+        return None
     try:
         home = Path.home()
     except RuntimeError:  # a user without an entry and without HOME, as in some containers
@@ -170,10 +164,10 @@ def _place(options: Options, arguments: list[str], environ: Mapping[str, str]) -
     try:
         started_in = Path.cwd()
     except OSError as error:  # it was removed: the target is not known
-        return resume_off(f"the directory is gone: {error}")
-    name = options.token_env or (str(options.token_file) if options.token_file else "")
+        resume_off(f"the directory is gone: {error}")
+        return None
     secret = environ.get(options.token_env, "") if options.token_env else ""
-    return directory, Target(url=options.url, credential=name, arguments=arguments, directory=started_in, secret=secret)
+    return directory, Target(url=options.url, arguments=arguments, directory=started_in, secret=secret)
 
 
 async def _refuse(url: str, output: Output, refused: Refused) -> int:
@@ -240,13 +234,6 @@ def to_file(path: Path) -> None:
 
 # --explain
 
-_USES = {
-    Use.ALIKE: "of this address, these options and this directory",
-    Use.OURS: "of this address, these options and this directory, of another credential",
-    Use.BLANK: "of no bridge",
-    Use.OTHER: "of another address, of other options or of another directory",
-    Use.FOREIGN: "of another machine or container",
-}
 _KINDS = {
     ProcessKind.HOST: "the host: it is not a launcher that is known",
     ProcessKind.LAUNCHER: "a launcher",
@@ -257,15 +244,14 @@ _KINDS = {
 def explain_session(directory: Path | None, target: Target, say: Callable[[str, str], None]) -> None:
     """Call `say` with each fact, as a name and a text. Nothing is taken, written or asked for."""
     processes = here()
-    chain = [] if processes is None else _chain(processes)
+    chain = [] if processes is None else parents(processes, os.getpid())
     for place, found in enumerate(chain):
-        kind = _KINDS[classify(name=found.name, words=found.words)] if place else "this bridge"
-        say("process", f"{found.pid} {found.name}: {kind}")
+        say("process", f"{found.pid} {found.name}: {_KINDS[found.kind] if place else 'this bridge'}")
     identity = identify(processes)
     if identity is None:
         say("session", "a fresh one: no host process is known, so none can be found again")
         return
-    say("host", f"process {identity.pid} ({chain[-1].name}): its bridges go on with their sessions while it runs")
+    say("host", f"process {identity.pid} ({identity.name}): its bridges go on with their sessions while it runs")
     if is_script(chain[-1].words):
         say("", "If your host started this script, let the script start the bridge with `exec`: it is another process")
         say("", "each time, and no session is found again by it.")
@@ -280,16 +266,15 @@ def explain_session(directory: Path | None, target: Target, say: Callable[[str, 
         say("session", f"a fresh one: the directory cannot be used: {error}")
         return
     for state in states:
-        what = "a bridge uses it" if state.is_held else "a session waits" if state.is_known else "no session waits"
-        say("slot", f"{state.name}: {_USES[state.use]}; {what}")
+        what = "a bridge uses it" if state.is_held else "a session waits" if state.has_token else "no session waits"
+        say("slot", f"{state.name}: {what}")
     say("session", outcome(states))
 
 
 def outcome(states: Sequence[SlotState]) -> str:
-    """What a bridge does that finds these slots; `slot` has the table."""
-    ours = [state for state in states if state.use is Use.ALIKE] or [state for state in states if state.use is Use.OURS]
-    waiting = [state for state in ours if state.is_known and not state.is_held]
-    held = [state for state in ours if state.is_held]
+    """Return what a bridge does that finds these slots; `resume_slot` has the table."""
+    waiting = [state for state in states if state.has_token and not state.is_held]
+    held = [state for state in states if state.is_held]
     if len(waiting) > 1:
         return f"a fresh one: {len(waiting)} wait and cannot be told apart; give each bridge a name with --instance"
     if waiting:
@@ -297,15 +282,3 @@ def outcome(states: Sequence[SlotState]) -> str:
     if held:
         return f"a fresh one, unless slot {held[0].name} becomes free within a second: its bridge still runs"
     return "a fresh one: none of this host waits for this address, these options and this directory"
-
-
-def _chain(processes: Processes) -> list[ProcessInfo]:
-    """This process and those above it, to the first that is not a launcher."""
-    found = processes.look(os.getpid())
-    chain: list[ProcessInfo] = []
-    while found is not None and len(chain) <= MAX_LAUNCHERS + 1:
-        chain.append(found)
-        if len(chain) > 1 and classify(name=found.name, words=found.words) is not ProcessKind.LAUNCHER:
-            break
-        found = processes.look(found.parent) if found.parent > 1 else None
-    return chain

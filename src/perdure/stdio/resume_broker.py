@@ -65,16 +65,14 @@ class ResumeBroker:
                     # says 404.
                     self._without_broker()
                 except _Rejected:
-                    self._slot.on_rejected()
+                    sentence = "Broker rejected resume token, starting fresh session"
+                    log_event(logging.WARNING, "token.rejected", sentence)
+                    self._slot.forget()
                 else:
                     await self._keep(renewed)
                     self._session = session
             self._is_asked = True
             return self._session
-
-    def on_resumed(self) -> None:
-        """The host's handshake goes on with the session."""
-        self._slot.on_resumed()
 
     async def get_first_token(self, session: str) -> bool:
         """Ask for the first token of a new session, once; False if asking again may help.

@@ -31,16 +31,9 @@ NODE = shutil.which("node", path=os.pathsep.join([str(Path(sys.executable).paren
 #: what they start last; `2>` or a second word of `dash` keeps most of them.
 LAUNCHED: dict[str, tuple[Sequence[str], int]] = {
     "nothing": (US, 0),
-    "env": (["env", "A=1", *US], 0),
-    "a shell": (["sh", "-c", "perdure stdio URL"], 0),
-    "a shell that becomes us": (["sh", "-c", "exec perdure stdio URL"], 0),
-    "a shell with a variable": (["sh", "-c", "A=1 perdure stdio URL"], 0),
     "a shell that prepares": (["bash", "-c", "cd /; perdure stdio URL 2>/dev/null"], 1),
-    "a shell with options": (["bash", "-euo", "pipefail", "-c", "cd /; perdure stdio URL 2>/dev/null"], 1),
     "a shell in a shell": (["bash", "-c", "cd /; bash -c 'cd /; perdure stdio URL 2>/dev/null' 2>/dev/null"], 2),
     "a shell script of our name": (["ROOT/wrapped/shell/perdure", "stdio", "URL"], 1),
-    "a shell script that becomes us": (["sh", "exec.sh"], 0),
-    "Python with our script": (["PYTHON", "-S", "ROOT/wrapped/python/perdure", "stdio", "URL"], 1),
     "Python with our module": (["PYTHON", "-S", "-m", "perdure", "stdio", "URL"], 1),
     "Python as pipx": (["pipx", "run", *US], 1),
     "Node with our script": (["node", "ROOT/wrapped/node/perdure.js", "stdio", "URL"], 1),
@@ -50,13 +43,9 @@ LAUNCHED: dict[str, tuple[Sequence[str], int]] = {
 #: A command line whose process is a host, since it may start other things than us.
 HOSTS: dict[str, Sequence[str]] = {
     "Python": ["PYTHON", "-S", "host.py", *US],
-    "a Python module": ["PYTHON", "-S", "-m", "host", *US],
     "Python with code": ["PYTHON", "-S", "-c", "import subprocess as s; s.run(['perdure', 'stdio', 'URL'])"],
     "Node": ["node", "host.js", *US],
     "a shell script": ["bash", "start.sh"],
-    "a shell with more to do": ["bash", "-c", "perdure stdio URL; true"],
-    "a shell with a job": ["bash", "-c", "perdure stdio URL <&0 & wait"],
-    "a shell with a pipe": ["bash", "-c", "perdure stdio URL | cat"],
     "a shell with an alternative": ["bash", "-c", "perdure stdio URL || true"],
 }
 
@@ -104,14 +93,12 @@ def test_what_is_called_uv_and_runs_something_is_skipped(command: Sequence[str],
     "command",
     [
         ["uv", "run", "--offline", "--no-project", *US],
-        ["uvx", "--offline", "--no-index", "--from", "ROOT/perdure-1.0.0-py3-none-any.whl", *US],
-        [
-            "sh",
-            "-c",
-            "cd / && uv tool run --offline --no-index --from ROOT/perdure-1.0.0-py3-none-any.whl perdure stdio URL",
-        ],
+        pytest.param(
+            ["uvx", "--offline", "--no-index", "--from", "ROOT/perdure-1.0.0-py3-none-any.whl", *US],
+            marks=pytest.mark.long,
+        ),
     ],
-    ids=["uv run", "uvx", "uv tool run in a shell"],
+    ids=["uv run", "uvx"],
 )
 def test_the_real_uv_is_skipped(command: Sequence[str], workshop: ProcessTree) -> None:
     """T11."""
@@ -133,14 +120,11 @@ def test_a_host_is_not_skipped(way: str, workshop: ProcessTree) -> None:
         assert pid_of(identify(Psutil(), pid=bridge)) == below
 
 
-@pytest.mark.parametrize(
-    "name", ["systemd", "init", "dumb-init", "tini", "docker-init", "sshd", "gnome-session-binary"]
-)
-def test_a_manager_is_no_identity(name: str, workshop: ProcessTree, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_manager_is_no_identity(workshop: ProcessTree, caplog: pytest.LogCaptureFixture) -> None:
     """T2."""
-    program = workshop.root / name
+    program = workshop.root / "systemd"
     program.symlink_to("/bin/sh")
-    with workshop.started([name, "-c", "perdure stdio URL; exit $?"], program=str(program)) as (_, bridge):
+    with workshop.started(["systemd", "-c", "perdure stdio URL; exit $?"], program=str(program)) as (_, bridge):
         assert identify(ProcFs(), pid=bridge) is None
     assert [record.getMessage() for record in caplog.records] == [NO_IDENTITY]
 
@@ -159,7 +143,7 @@ def test_whose_parent_is_gone_has_no_identity(workshop: ProcessTree) -> None:
 def test_a_launcher_that_dies_while_we_look_is_never_an_identity(workshop: ProcessTree) -> None:
     """T7: whatever the moment, it is the host or none."""
     seen = set()
-    for delay in range(12):
+    for delay in range(7):
         with workshop.started(["bash", "-c", "cd /; perdure stdio URL 2>/dev/null"]) as (launcher, bridge):
             table = ProcFs()
             with killed_after(launcher, looks=delay, table=table) as watched:

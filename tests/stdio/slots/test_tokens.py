@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from perdure._files.private import Folder
-from perdure.stdio.resume_slot import SlotName, default_directory, open_slot, read_label, this_machine
-from tests.support.processes.fake_hosts import kept, opened, said, target, token
+from perdure.stdio.resume_slot import default_directory, open_slot
+from tests.support.processes.fake_hosts import kept, opened, place, said, target, token
 
 NOT_FOUND = "Token file not found (first run or clean slate)"
 
@@ -27,20 +27,17 @@ def test_a_bridge_that_is_started_again_finds_its_token(folder: Path, caplog: py
     second = opened(folder)
     assert second.token() == token(2)
     assert said(caplog) == []
-    second.on_resumed()
-    assert said(caplog) == ["Session resumed successfully"]
-    assert (folder / "token-7-70").read_bytes() == token(2).encode()
+    assert (place(folder) / "token-7-70").read_bytes() == token(2).encode()
     assert second.holder == first.holder
 
 
-def test_a_rejected_token_is_deleted(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_token_is_deleted_with_the_positions_of_its_session(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """T3."""
     kept(folder)
     slot = opened(folder)
     assert slot.positions is not None
     slot.positions.write_text("of the session that is gone")
-    slot.on_rejected()
-    assert said(caplog) == ["Broker rejected resume token, starting fresh session"]
+    slot.forget()
     assert not slot.positions.exists()
     assert slot.token() is None
     assert said(caplog) == [NOT_FOUND]
@@ -56,10 +53,9 @@ def test_files_and_folder_are_this_users_alone(folder: Path) -> None:
         assert slot.keep(token())
     finally:
         os.umask(before)
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder.parent, folder)] == [0o700, 0o700]
-    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder.parent, folder, place(folder))] == [0o700] * 3
+    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in place(folder).iterdir()} == {
         "token-7-70": 0o600,
-        "target-7-70": 0o600,
         "lock-7-70": 0o600,
         "lock": 0o600,
     }
@@ -69,8 +65,7 @@ def test_without_an_identity_nothing_is_read_or_written(folder: Path, caplog: py
     """T2, T6: the driver of the session sees no difference."""
     slot = asyncio.run(open_slot(folder, None, target()))
     assert (slot.token(), slot.keep(token()), slot.holder, slot.positions) == (None, False, "", None)
-    slot.on_resumed()
-    slot.on_rejected()
+    slot.forget()
     slot.release()
     assert not folder.parent.exists()
     assert said(caplog) == []
@@ -83,8 +78,7 @@ def test_a_slot_that_was_released_touches_nothing_more(folder: Path, caplog: pyt
     old.release()
     new = opened(folder)
     assert not old.keep(token(2))
-    old.on_rejected()
-    old.on_resumed()
+    old.forget()
     old.release()
     assert old.token() is None
     assert said(caplog) == []
@@ -92,20 +86,6 @@ def test_a_slot_that_was_released_touches_nothing_more(folder: Path, caplog: pyt
 
 
 # Small things
-
-
-@pytest.mark.parametrize("data", [None, b"", b"[]", b"{}", b"1", b'{"machine": "m"}', b"[" * 1_000, b"[" * 5_000])
-def test_what_is_no_label(folder: Path, data: bytes | None) -> None:
-    place, name = Folder(folder), SlotName(pid=7, start=70)
-    if data is not None:
-        place.write("target-7-70", data)
-    assert read_label(place, name) is None
-
-
-def test_a_machine_is_known_without_a_machine_id(tmp_path: Path) -> None:
-    assert this_machine(tmp_path / "missing") == this_machine(tmp_path / "missing")
-    (tmp_path / "id").write_text("abc\n")
-    assert this_machine(tmp_path / "id") != this_machine(tmp_path / "missing")
 
 
 def test_where_tokens_are_kept() -> None:

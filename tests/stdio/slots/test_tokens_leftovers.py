@@ -7,12 +7,12 @@ from pathlib import Path
 
 from perdure.stdio.identity import Identity, ProcFs
 from perdure.stdio.resume_slot import FORGOTTEN, parse_name
-from tests.support.processes.fake_hosts import Living, host, opened, target, token
+from tests.support.processes.fake_hosts import Living, host, opened, place, target, token
 
 
 def test_files_of_dead_hosts_are_removed_and_those_of_living_ones_stay(folder: Path) -> None:
     living = Living({(7, 70), (8, 80)})
-    for who in (host(pid=10, boot="before"), host(pid=8, start=80), host(pid=9, start=90), host(pid=11, space="else")):
+    for who in (host(pid=8, start=80), host(pid=9, start=90), host(pid=11, space="else")):
         slot = opened(folder, who, target(), processes=living)
         assert slot.keep(token())
         assert slot.positions is not None
@@ -24,13 +24,13 @@ def test_files_of_dead_hosts_are_removed_and_those_of_living_ones_stay(folder: P
     assert busy.keep(token())
     foreign = ["token-1", "token-9-90.1", "token-9-90.x", "a token-9-90", "token-0-1", "token-09-90", "positions"]
     for name in foreign:
-        (folder / name).write_text("another's")
-    (folder / "token-13-130").symlink_to("token-1")
+        (place(folder) / name).write_text("another's")
+    (place(folder) / "token-13-130").symlink_to("token-1")
 
     opened(folder, host(), target(), processes=living)
-    left = {path.name.split("-")[1] for path in folder.iterdir() if parse_name(path.name)}
+    left = {path.name.split("-")[1] for path in folder.glob("*/*") if parse_name(path.name)}
     assert left == {"7", "8", "11", "12", "13"}
-    assert all((folder / name).read_text() == "another's" for name in foreign)
+    assert all((place(folder) / name).read_text() == "another's" for name in foreign)
 
 
 def test_a_link_in_the_place_of_a_dead_hosts_file_stays(folder: Path) -> None:
@@ -38,20 +38,21 @@ def test_a_link_in_the_place_of_a_dead_hosts_file_stays(folder: Path) -> None:
     dead = opened(folder, host(pid=9, start=90))
     assert dead.keep(token())
     dead.release()
-    (folder / "positions-9-90").symlink_to("elsewhere")
+    (place(folder) / "positions-9-90").symlink_to("elsewhere")
     opened(folder).release()
-    assert [path.name for path in folder.glob("*-9-90")] == ["positions-9-90"]
+    assert [path.name for path in folder.glob("*/*-9-90")] == ["positions-9-90"]
 
 
 def test_files_of_hosts_that_cannot_be_seen_are_removed_when_they_are_very_old(folder: Path) -> None:
-    slot = opened(folder, host(pid=11, space="another container"))
+    there = host(pid=11, space="another container")
+    slot = opened(folder, there)
     assert slot.keep(token())
     slot.release()
-    written = (folder / "lock-11-70").stat().st_mtime
+    written = place(folder, there).stat().st_mtime
     opened(folder, now=written + FORGOTTEN - 60).release()
-    assert (folder / "token-11-70").exists()
+    assert (place(folder, there) / "token-11-70").exists()
     opened(folder, now=written + FORGOTTEN + 60).release()
-    assert not list(folder.glob("*-11-70*"))
+    assert not place(folder, there).exists()
 
 
 def test_a_real_dead_process_is_known_as_dead(folder: Path) -> None:
@@ -66,7 +67,7 @@ def test_a_real_dead_process_is_known_as_dead(folder: Path) -> None:
         slot.release()
         mine = host(boot=table.boot, space=table.space)
         opened(folder, mine, target("another"), processes=table).release()
-        assert (folder / f"token-{who.pid}-{who.start}").exists()
+        assert (place(folder, who) / f"token-{who.pid}-{who.start}").exists()
         child.kill()
     opened(folder, mine, target("another"), processes=table).release()
-    assert not (folder / f"token-{who.pid}-{who.start}").exists()
+    assert not (place(folder, who) / f"token-{who.pid}-{who.start}").exists()

@@ -104,7 +104,7 @@ def test_a_schema_name_of_forty_characters_is_allowed() -> None:
 def test_without_the_driver_the_command_that_installs_it_is_named(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['asyncpg'] = None\n"
-        "from perdure.cli.main import main; main(['sessions', '--store', 'postgresql://here/db'])"
+        "from perdure.cli.entry import main; main(['sessions', '--store', 'postgresql://here/db'])"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -163,7 +163,7 @@ async def test_the_servers_certificate_is_checked_as_far_as_the_address_says(
             (address("localhost", sslmode="verify-full", sslrootcert=tmp_path / "none"), "No such file"),
             (address("127.0.0.1", sslmode="disable"), "cannot be opened: "),
         ):
-            assert sentence in await refused(tmp_path, url)
+            assert sentence in await refused(url)
 
 
 @KINDS
@@ -179,10 +179,10 @@ async def test_a_client_shows_its_certificate(
 
         async with open_store(address(right), busy_timeout=20.0) as store:
             await probe(store, 1)
-        assert "cannot be opened: " in await refused(tmp_path, address(wrong))
-        assert "cannot be opened: " in await refused(tmp_path, f"{base}&sslrootcert={right.authority}")
+        assert "cannot be opened: " in await refused(address(wrong))
+        assert "cannot be opened: " in await refused(f"{base}&sslrootcert={right.authority}")
 
 
 async def test_a_server_without_tls_is_refused_where_the_address_demands_it(tmp_path: Path) -> None:
     url = f"{server_url()}?schema={new_schema()}&sslmode=require"
-    assert "rejected SSL upgrade" in await refused(tmp_path, url)
+    assert "rejected SSL upgrade" in await refused(url)

@@ -59,7 +59,7 @@ def die_at(module: str, qualname: str, edge: str, nth: int, *, armed: bool = Tru
 
 
 if __name__ == "__main__":
-    from perdure.cli.main import main
+    from perdure.cli.entry import main
 
     die_at(**json.loads(sys.argv[1]))
     del sys.argv[1]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perdure.stdio.identity import Identity, Processes, ProcessInfo
-from perdure.stdio.resume_slot import Slot, Target, open_slot
+from perdure.stdio.resume_slot import Slot, Target, folder_name, open_slot
 
 
 def host(*, pid: int = 7, start: int = 70, boot: str = "boot", space: str = "space") -> Identity:
@@ -18,6 +18,11 @@ def host(*, pid: int = 7, start: int = 70, boot: str = "boot", space: str = "spa
 
 def target(name: str = "server") -> Target:
     return Target(url=f"https://example.com/{name}/mcp")
+
+
+def place(folder: Path, who: Identity | None = None, what: Target | None = None) -> Path:
+    """The folder of a target."""
+    return folder / folder_name(who or host(), what or target())
 
 
 def token(number: int = 0) -> str:
@@ -65,7 +70,7 @@ def kept(folder: Path, text: str | None = None) -> Path:
     slot = opened(folder)
     assert slot.keep(text or token())
     slot.release()
-    return folder / "token-7-70"
+    return place(folder) / "token-7-70"
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:

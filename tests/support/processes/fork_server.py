@@ -28,7 +28,11 @@ from typing import Any
 #: Imported before the fork, so that no program has to.
 PRELOADED = (
     "perdure.cli.tool_calls",
-    "perdure.cli.main",
+    "perdure.cli.console",
+    "perdure.cli.dev",
+    "perdure.cli.entry",
+    "perdure.cli.sessions",
+    "perdure.cli.store",
     "perdure.console.app",
     "perdure.http.app",
     "perdure.serve.uvicorn_server",
