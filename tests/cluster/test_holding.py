@@ -273,7 +273,7 @@ async def test_what_is_said_to_another_process_is_refused_when_no_more_can_be_he
         answer = {"action": "accept", "content": {"answer": "this one"}}
         refused = await twin.answer(ask, answer)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-        assert refused.json()["error"]["message"] == "The log cannot be written at the moment"
+        assert refused.json()["error"]["message"] == "The log cannot be used at the moment"
         full.works()
         assert progress_of(await flooding.rest()) == list(range(11, 31))
         await recovered(b)

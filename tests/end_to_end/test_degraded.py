@@ -228,7 +228,7 @@ async def test_beyond_the_bound_calls_wait_and_new_requests_are_refused(tmp_path
             refused = await peer.call("count", n=1, id="refused")
             assert (refused.status, refused.header("retry-after")) == (503, "1")
             assert refused.json["id"] == "refused"
-            assert refused.error == {"code": -31005, "message": "The log cannot be written at the moment"}
+            assert refused.error == {"code": -31005, "message": "The log cannot be used at the moment"}
             assert (await served.initialize()).status == 503
             health = await served.ask("GET", path="/healthz")
             assert (health.status, health.json) == (503, {"status": "degraded"})
@@ -321,7 +321,7 @@ async def test_a_resume_that_cannot_be_read_is_refused_for_the_moment(fault: Fau
             async with await peer.resume(position) as refused:
                 answer = await refused.answer()
             assert (answer.status, answer.header("retry-after")) == (503, "1")
-            assert answer.error == {"code": -31005, "message": "The log cannot be read at the moment"}
+            assert answer.error == {"code": -31005, "message": "The log cannot be used at the moment"}
         assert await served.health() == "ok"
         store.works()
         async with await peer.resume(over.events[0].id) as again:

@@ -55,19 +55,14 @@ async def served() -> AsyncIterator[Live]:
 # Bodies
 
 
-@pytest.mark.parametrize("digits", [8, 18, 4_301, 5_000])
-async def test_a_content_length_of_any_number_of_digits_is_too_large(served: Live, digits: int) -> None:
+@pytest.mark.parametrize(
+    ("declared", "status"), [*((b"9" * digits, 413) for digits in (8, 4_301)), (b"0" * 5_000 + b"2", 400)]
+)
+async def test_a_content_length_of_any_number_of_digits_is_judged(served: Live, declared: bytes, status: int) -> None:
     """Asked of the application itself, because not every HTTP server stops such a number as llhttp does."""
-    sent = await asked_with_length(served, b"9" * digits)
-    assert sent[0]["status"] == 413
-    assert b"The body is larger than 4194304 bytes" in sent[1]["body"]
-
-
-@pytest.mark.parametrize("zeros", [1, 5_000])
-async def test_zeros_in_front_do_not_make_a_content_length_larger(served: Live, zeros: int) -> None:
-    sent = await asked_with_length(served, b"0" * zeros + b"2")
-    assert sent[0]["status"] == 400
-    assert b"larger" not in sent[1]["body"]
+    sent = await asked_with_length(served, declared)
+    assert sent[0]["status"] == status
+    assert (b"The body is larger than 4194304 bytes" in sent[1]["body"]) == (status == 413)
 
 
 async def asked_with_length(served: Live, declared: bytes) -> list[Any]:
@@ -93,7 +88,7 @@ async def asked_with_length(served: Live, declared: bytes) -> list[Any]:
 async def test_sessions_in_all() -> None:
     async with live(max_sessions=2) as served:
         first, second = await served.session(), await served.session()
-        refused(await served.initialize(), 503, LIMIT, "holds 2 sessions, as many as it may (max_sessions)")
+        refused(await served.initialize(), 503, LIMIT, "has 2 sessions, its limit (max_sessions)")
         assert (await second.call("count", n=1)).status == 200
         await first.delete()
         third = await served.session()
@@ -115,7 +110,7 @@ async def test_a_handshake_that_fails_takes_no_room() -> None:
 async def test_sessions_of_one_principal() -> None:
     async with live(auth=Names(), max_principal_sessions=2) as served:
         ann = [await served.session(**bearer("ann")) for _ in range(2)]
-        refused(await served.initialize(**bearer("ann")), 429, LIMIT, "You hold 2 sessions")
+        refused(await served.initialize(**bearer("ann")), 429, LIMIT, "You have 2 sessions")
         await served.session(**bearer("bob"))
         await ann[0].delete()
         await served.session(**bearer("ann"))
@@ -142,7 +137,7 @@ async def test_running_calls_of_a_session() -> None:
         for call in running:
             assert await call.head() == 200
         beyond = await peer.call("count", n=1, id="beyond")
-        refused(beyond, 429, LIMIT, "has 2 requests running, as many as it may (max_calls)")
+        refused(beyond, 429, LIMIT, "has 2 running requests, its limit (max_calls)")
         assert beyond.json["id"] == "beyond"
         assert (await other.call("count", n=1)).status == 200
         assert (await peer.ask("POST", message("notifications/cancelled", {"requestId": 1}))).status == 202
@@ -191,7 +186,7 @@ async def test_readers_in_all() -> None:
         assert await standalone.head() == 200
         call = await other.begin_call("wait", gate="readers")
         assert await call.head() == 200
-        words = "holds 2 event streams, as many as it may (max_readers)"
+        words = "has 2 event streams, its limit (max_readers)"
         refused(await other.ask("GET"), 503, LIMIT, words)
         refused(await peer.call("count", n=1), 503, LIMIT, words)
         refused(await served.initialize(), 503, LIMIT, words)
@@ -210,7 +205,7 @@ async def test_readers_in_all() -> None:
 async def test_a_reader_that_left_makes_room() -> None:
     async with live(max_readers=1) as served:
         peer = await served.session()
-        for _ in range(5):
+        for _ in range(2):
             standalone = await peer.resume("")
             assert await standalone.head() == 200
             assert (await peer.call("count", n=1)).status == 503
@@ -224,24 +219,18 @@ async def test_a_reader_that_left_makes_room() -> None:
 
 
 async def test_the_size_of_a_body() -> None:
+    """Also of one that does not tell it."""
     async with live(max_body=2_000) as served:
         peer = await served.session()
         for size, status in ((2_000, 200), (2_001, 413)):
             answer = await peer.ask("POST", _padded(size))
-            assert answer.status == status
-        refused(answer, 413, LIMIT, "larger than 2000 bytes")
-
-
-async def test_the_size_of_a_body_that_does_not_tell_it() -> None:
-    async with live(max_body=2_000) as served:
-        peer = await served.session()
-        for size, status in ((2_000, 200), (2_001, 413)):
             chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in _parts(_padded(size), 100))
             head = peer.request("POST", headers={"transfer-encoding": "chunked", "content-type": "application/json"})
             async with await peer.open(head + chunks + b"0\r\n\r\n") as exchange:
-                answer = await exchange.answer()
-            assert answer.status == status
+                chunked = await exchange.answer()
+            assert (answer.status, chunked.status) == (status, status)
         refused(answer, 413, LIMIT, "larger than 2000 bytes")
+        refused(chunked, 413, LIMIT, "larger than 2000 bytes")
 
 
 async def test_a_body_that_never_ends_is_refused_at_the_limit() -> None:
@@ -266,13 +255,12 @@ async def test_a_body_that_stops_coming_is_let_go() -> None:
             refused(await exchange.answer(), 408, LIMIT, "did not arrive within 0.2 seconds")
 
 
-@pytest.mark.parametrize("max_headers", [1_024, 32_768])
-async def test_the_size_of_the_headers(max_headers: int) -> None:
-    async with live(max_headers=max_headers) as served:
+async def test_the_size_of_the_headers() -> None:
+    async with live(max_headers=1_024) as served:
         peer = await served.session()
         assert (await peer.ask("POST", peer.call_body("count", n=1), headers={"x-pad": "x" * 200})).status == 200
-        answer = await peer.ask("POST", peer.call_body("count", n=1), headers={"x-pad": "x" * max_headers})
-        refused(answer, 431, LIMIT, f"larger than {max_headers} bytes")
+        answer = await peer.ask("POST", peer.call_body("count", n=1), headers={"x-pad": "x" * 1_024})
+        refused(answer, 431, LIMIT, "larger than 1024 bytes")
 
 
 def _padded(size: int) -> bytes:
@@ -295,26 +283,20 @@ async def test_the_size_of_a_batch(served: Live) -> None:
     refused(await peer.ask("POST", json.dumps(pings).encode()), 400, INVALID, f"more than {MAX_BATCH}")
 
 
-@pytest.mark.parametrize(
-    ("within", "beyond", "words"),
-    [
-        ("i" * MAX_ID_CHARS, "i" * (MAX_ID_CHARS + 1), "a string of at most 256 characters"),
+async def test_the_size_of_an_id_and_of_a_method(served: Live) -> None:
+    peer = await served.session()
+    longest = "i" * MAX_ID_CHARS
+    for within, beyond, words in (
+        (longest, longest + "i", "a string of at most 256 characters"),
         (MAX_ID, MAX_ID + 1, "a 64-bit integer"),
         (-MAX_ID - 1, -MAX_ID - 2, "a 64-bit integer"),
-    ],
-)
-async def test_the_size_of_an_id(served: Live, within: Any, beyond: Any, words: str) -> None:
-    peer = await served.session()
-    assert (await peer.ask("POST", message("ping", id=within))).messages[-1]["id"] == within
-    refused(await peer.ask("POST", message("ping", id=beyond)), 400, INVALID, words)
-
-
-async def test_the_length_of_a_method(served: Live) -> None:
-    peer = await served.session()
-    within = await peer.ask("POST", message("m" * MAX_METHOD_CHARS, id=1))
-    assert within.messages[-1]["error"]["code"] == -32601
-    beyond = await peer.ask("POST", message("m" * (MAX_METHOD_CHARS + 1), id=1))
-    refused(beyond, 400, INVALID, "a string of 1 to 256 characters")
+    ):
+        assert (await peer.ask("POST", message("ping", id=within))).messages[-1]["id"] == within
+        refused(await peer.ask("POST", message("ping", id=beyond)), 400, INVALID, words)
+    known = await peer.ask("POST", message("m" * MAX_METHOD_CHARS, id=1))
+    assert known.messages[-1]["error"]["code"] == -32601
+    too_long = await peer.ask("POST", message("m" * (MAX_METHOD_CHARS + 1), id=1))
+    refused(too_long, 400, INVALID, "a string of 1 to 256 characters")
 
 
 async def test_the_depth_of_a_message(served: Live) -> None:
@@ -341,24 +323,15 @@ def subscribing() -> Server[Any]:
 
 
 async def test_subscriptions_of_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their number, and the size of each: the record is written whole, and lives as long as the session."""
     monkeypatch.setattr(sticky, "MAX_STICKY", 3)
     async with live(server=subscribing()) as served:
         peer = await served.session()
 
-        async def subscribe(uri: str, method: str = "resources/subscribe") -> Answer:
-            return await peer.ask("POST", message(method, {"uri": uri}, id=uri))
+        async def subscribe(uri: str) -> Answer:
+            return await peer.ask("POST", message("resources/subscribe", {"uri": uri}, id=1))
 
-        for number in range(3):
-            assert (await subscribe(f"x://{number}")).messages[-1]["result"] == {}
-        assert (await subscribe("x://0")).messages[-1]["result"] == {}
+        refused(await subscribe("x://" + "y" * 1_000_000), 429, LIMIT, "subscriptions")
+        for uri in ("x://0", "x://1", "x://" + "y" * 1_000, "x://0"):
+            assert (await subscribe(uri)).messages[-1]["result"] == {}
         refused(await subscribe("x://3"), 429, LIMIT, "may hold 3 subscriptions")
-
-
-async def test_one_subscription_may_not_be_huge() -> None:
-    """The record is written whole, and lives as long as the session."""
-    async with live(server=subscribing()) as served:
-        peer = await served.session()
-        for size, status in ((1_000, 200), (1_000_000, 429)):
-            answer = await peer.ask("POST", message("resources/subscribe", {"uri": "x://" + "y" * size}, id=1))
-            assert answer.status == status
-        refused(answer, 429, LIMIT, "subscriptions")

@@ -129,16 +129,15 @@ async def test_a_clock_that_is_set_is_looked_at_again(monkeypatch: pytest.Monkey
     """Both ways: set back, the token is good again; set forward, it has expired."""
     monkeypatch.setattr(credentials, "_READ_AGAIN", 0.001)
     now, ended = 1000.0, asyncio.Event()
-    watch = Expiry(1000, lambda: now).watch(ended.set)
-    now = 500.0
-    await asyncio.sleep(0.01)
-    assert not ended.is_set()
-    now = 1000.99
-    await asyncio.sleep(0.005)
-    assert not ended.is_set()
-    now = 1001.0
-    await ended.wait()
-    watch.cancel()
+    with Expiry(1000, lambda: now).watch(ended.set):
+        now = 500.0
+        await asyncio.sleep(0.01)
+        assert not ended.is_set()
+        now = 1000.99
+        await asyncio.sleep(0.005)
+        assert not ended.is_set()
+        now = 1001.0
+        await ended.wait()
 
 
 @pytest.mark.parametrize(("now", "left"), [(999.0, 2.0), (1000.5, 0.5), (1001.0, 0.0), (2000.0, 0.0)])

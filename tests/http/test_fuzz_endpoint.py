@@ -37,7 +37,7 @@ def examples(count: int) -> settings:
     return settings(max_examples=int(count * TIMES), derandomize=TIMES == 1, database=None, deadline=None)
 
 
-@examples(200)
+@examples(60)
 @given(data=st.data())
 def test_any_request_is_answered(target: Target, data: st.DataObject) -> None:
     method, request = data.draw(http_requests(target))
@@ -46,7 +46,7 @@ def test_any_request_is_answered(target: Target, data: st.DataObject) -> None:
     target.check(answers)
 
 
-@examples(200)
+@examples(60)
 @given(body=mostly(bodies, broken_bodies()), era=st.sampled_from(["session", "session", "old", "none", "sessionless"]))
 def test_any_body_is_answered(target: Target, body: bytes, era: str) -> None:
     headers = {
@@ -60,13 +60,13 @@ def test_any_body_is_answered(target: Target, body: bytes, era: str) -> None:
     target.check(answers)
 
 
-@examples(130)
+@examples(40)
 @given(data=mangled_bytes())
 def test_garbage_is_refused_or_closed(target: Target, data: bytes) -> None:
     target.check(target.garbage(data))
 
 
-@examples(200)
+@examples(60)
 @given(data=st.data())
 def test_requests_in_a_row_are_answered_in_a_row(target: Target, data: st.DataObject) -> None:
     """Pipelining: all are sent before the first answer is read."""
@@ -78,7 +78,7 @@ def test_requests_in_a_row_are_answered_in_a_row(target: Target, data: st.DataOb
     target.check(answers)
 
 
-@examples(100)
+@examples(30)
 @given(answer=answers_to_asks, names_it=mostly(st.just(True), st.just(False)))
 def test_any_answer_to_an_ask_lets_the_call_end(target: Target, answer: dict[str, object], names_it: bool) -> None:
     """What the client answers is the client's; the call that waits for it ends, and once."""
@@ -107,8 +107,9 @@ def test_any_answer_to_an_ask_lets_the_call_end(target: Target, answer: dict[str
     target.check(answers)
 
 
-@pytest.mark.parametrize("protocol", ["h2c", "websocket", "TLS/1.0"])
-@pytest.mark.parametrize("spelling", ["upgrade", "Upgrade", "UPGRADE"])
+@pytest.mark.parametrize(
+    ("protocol", "spelling"), [("h2c", "upgrade"), ("websocket", "Upgrade"), ("TLS/1.0", "UPGRADE")]
+)
 def test_a_wish_for_another_protocol_is_not_heard(target: Target, protocol: str, spelling: str) -> None:
     """Java's HTTP client asks for HTTP/2 with every request, and means the request all the same."""
     headers = {"mcp-session-id": target.session_id, "connection": "Upgrade, HTTP2-Settings", spelling: protocol}

@@ -204,7 +204,7 @@ async def test_listeners_name_no_more_resources_than_all_may(tmp_path: Path, mon
     ):
         answer = await ask(b, wanted("board://d"))
         assert (answer.status, answer.error["code"], answer.json["id"]) == (503, -31004, "mine")
-        assert "may name 3 resources in all" in answer.error["message"]
+        assert "name 3 resources, the limit" in answer.error["message"]
         async with listening(b.port, "board://a"), listening(a.port, "board://c"):
             pass
 
@@ -217,7 +217,7 @@ async def test_a_process_serves_no_more_listeners_than_it_may() -> None:
     ):
         answer = await ask(site, wanted("tools"))
         assert (answer.status, answer.json["id"]) == (503, "mine")
-        assert answer.error["message"].endswith("serves 2 subscriptions, as many as it may (max_listeners)")
+        assert answer.error["message"].endswith("has 2 subscriptions, its limit (max_listeners)")
         assert await publish(site.port, "tools")  # calls are not counted with them
 
 
@@ -225,7 +225,7 @@ async def test_a_caller_holds_no_more_listeners_than_it_may() -> None:
     async with serve(new_server(), max_listeners=4) as site, listening(site.port, "tools"):
         answer = await ask(site, wanted("tools"))
         assert (answer.status, answer.error["code"]) == (429, -31004)
-        assert answer.error["message"] == "You take 1 of max_listeners here, as much as one caller may (max_share)"
+        assert answer.error["message"] == "You take 1 of max_listeners here, the limit for one caller (max_share)"
         async with listening(site.port, "tools", address="127.0.0.2") as ear:
             await ear.cut()
             await until(lambda: len(listening_of(site)) == 1)

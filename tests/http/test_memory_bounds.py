@@ -38,9 +38,7 @@ async def test_bodies_that_are_not_complete_are_bounded_together() -> None:
         whole = peer.request("POST", _ping(80_000))
         unfinished = [await stack.enter_async_context(await peer.open(whole[:-100])) for _ in range(2)]
         refusal = await unfinished[1].answer()
-        refused(
-            refusal, 503, LIMIT, "Bodies of 150000 bytes are on their way, as many as may be (an eighth of max_work)"
-        )
+        refused(refusal, 503, LIMIT, "take 150000 bytes, the limit (an eighth of max_work)")
         assert (await peer.ask("POST", _ping(1_000))).status == 200  # in one piece: it takes no room
         unfinished[0].cut()
 
@@ -124,7 +122,7 @@ async def test_notifications_of_a_session_that_are_being_handled(monkeypatch: py
         peer, other = await served.session(), await served.session()
         for _ in range(3):
             assert (await peer.ask("POST", _notification())).status == 202
-        words = "3 notifications of this session are being handled, as many as may be"
+        words = "3 notifications of this session run, its limit"
         refused(await peer.ask("POST", _notification()), 429, LIMIT, words)
         assert (await other.ask("POST", _notification())).status == 202
         assert (await peer.ask("POST", message("ping", id=1))).status == 200
@@ -140,7 +138,7 @@ async def test_the_bytes_of_a_sessions_notifications() -> None:
         peer = await served.session()
         for _ in range(2):
             assert (await peer.ask("POST", _notification(200_000))).status == 202
-        words = f"being handled take {2 * size} bytes, as many as they may (an eighth of max_work)"
+        words = f"messages take {2 * size} bytes, its limit (an eighth of max_work)"
         refused(await peer.ask("POST", _notification(200_000)), 429, LIMIT, words)
         it.gate.set()
         await until(lambda: it.handled == 2)
@@ -153,7 +151,7 @@ async def test_the_bytes_of_all_messages_that_are_being_handled() -> None:
         peers = [await served.session() for _ in range(3)]
         for peer in peers[:2]:
             assert (await peer.ask("POST", _notification(200_000))).status == 202
-        words = f"being handled here take {2 * size} bytes, as many as they may (max_work)"
+        words = f"in work here take {2 * size} bytes, the limit (max_work)"
         refused(await peers[2].ask("POST", _notification(200_000)), 503, LIMIT, words)
         await peers[0].delete()  # what it had running goes with it
         assert (await peers[2].ask("POST", _notification(200_000))).status == 202
@@ -190,7 +188,7 @@ async def test_the_bytes_of_a_sessions_running_calls() -> None:
         first = await peer.begin_call("wait", gate="heavy calls", unused="x" * 600_000)
         assert await first.head() == 200
         beyond = await peer.call("wait", id="beyond", **arguments)
-        refused(beyond, 429, LIMIT, "bytes, as many as they may (an eighth of max_work)")
+        refused(beyond, 429, LIMIT, "bytes, its limit (an eighth of max_work)")
         assert beyond.json["id"] == "beyond"
         second = await other.begin_call("wait", **arguments)
         assert await second.head() == 200
@@ -266,7 +264,7 @@ async def test_requests_without_a_session() -> None:
     async with live(max_sessionless=1) as served:
         running = await _running(served, "sessionless")
         refusal = await _answer(served, _modern(served, "count", n=1))
-        refused(refusal, 503, LIMIT, "handles 1 requests without a session, as many as it may (max_sessionless)")
+        refused(refusal, 503, LIMIT, "1 requests without a session run here, the limit (max_sessionless)")
         assert (await (await served.session()).call("count", n=1)).status == 200
         open_gate("sessionless")
         assert (await running.answer()).status == 200
@@ -278,7 +276,7 @@ async def test_requests_without_a_session_are_counted_among_the_readers() -> Non
     async with live(max_readers=1) as served:
         peer = await served.session()
         running = await _running(served, "sessionless reader")
-        words = "holds 1 event streams, as many as it may (max_readers)"
+        words = "has 1 event streams, its limit (max_readers)"
         refused(await peer.call("count", n=1), 503, LIMIT, words)
         refused(await _answer(served, _modern(served, "count", n=1)), 503, LIMIT, words)
         running.cut()
@@ -296,7 +294,7 @@ async def test_bodies_and_work_without_a_session_are_bounded_as_others_are() -> 
         assert (await _answer(served, _modern(served, "count", n=1, x="x" * 300_000))).status == 413
         running = await _running(served, "heavy sessionless", x="x" * 150_000)
         refusal = await _answer(served, _modern(served, "count", n=1, x="x" * 150_000))
-        refused(refusal, 503, LIMIT, "bytes, as many as they may (max_work)")
+        refused(refusal, 503, LIMIT, "bytes, the limit (max_work)")
         open_gate("heavy sessionless")
         assert (await running.answer()).status == 200
         await running.aclose()

@@ -8,34 +8,16 @@ import pytest
 
 from perdure.store.postgres.store import PostgresStore
 from tests.http.test_asks import test_an_ask_is_replayed_to_a_client_that_comes_back
-from tests.http.test_calls import (
-    test_concurrent_calls_are_independent,
-    test_dropping_a_connection_cancels_nothing,
-    test_resumes_of_several_calls_at_once,
-)
-from tests.http.test_resume import (
-    test_a_position_beyond_the_end_is_a_gap_and_the_stream_goes_on,
-    test_several_disconnects_in_a_row,
-    test_three_seen_three_while_away_one_live,
-)
-from tests.http.test_sessions import (
-    test_a_deleted_session_is_gone_in_every_method,
-    test_delete_ends_readers_and_answers_running_calls,
-)
+from tests.http.test_resume import test_three_seen_three_while_away_one_live
+from tests.http.test_sessions import test_delete_ends_readers_and_answers_running_calls
 from tests.support.servers.in_process import Site, serve
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.postgres import store_url
 from tests.support.stores.shared import BUSY_SECONDS, ON_POSTGRES
 
 __all__ = [
-    "test_a_deleted_session_is_gone_in_every_method",
-    "test_a_position_beyond_the_end_is_a_gap_and_the_stream_goes_on",
     "test_an_ask_is_replayed_to_a_client_that_comes_back",
-    "test_concurrent_calls_are_independent",
     "test_delete_ends_readers_and_answers_running_calls",
-    "test_dropping_a_connection_cancels_nothing",
-    "test_resumes_of_several_calls_at_once",
-    "test_several_disconnects_in_a_row",
     "test_three_seen_three_while_away_one_live",
 ]
 

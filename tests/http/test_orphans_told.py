@@ -591,11 +591,11 @@ async def test_an_id_of_ones_own_comes_before_a_calls_name(site: Site, shop: Too
     await until(lambda: "cancelled at old" in shop.seen)
 
 
-@pytest.mark.parametrize("name", ["1:8", "2:7", "0:7", "9" * 9 + ":7", "9" * 10 + ":7", "1:", ":7", "one:7", "-1:7"])
-async def test_a_name_of_no_call_is_ignored(shop: ToolServer, peer: Peer, name: str) -> None:
+async def test_a_name_of_no_call_is_ignored(shop: ToolServer, peer: Peer) -> None:
     call = await peer.call("wait", id=7, gate="g")
     await call.event()
-    assert (await peer.cancel(name)).status_code == 202
+    for name in ("1:8", "2:7", "0:7", "9" * 9 + ":7", "9" * 10 + ":7", "1:", ":7", "one:7", "-1:7"):
+        assert (await peer.cancel(name)).status_code == 202
     shop.open("g")
     assert text_of((await call.rest())[-1]) == "went through g"
 

@@ -123,14 +123,14 @@ async def test_only_a_post_is_answered_with_a_new_session(shop: ToolServer) -> N
         assert (await peer.send(peer.request("ping"))).headers.get("mcp-session-id") is not None
 
 
-@pytest.mark.parametrize("never_an_id", ["A" * 42, "x", "a b", "%00", "1" * 5000])
-async def test_what_is_no_id_is_not_replaced(site: Site, never_an_id: str) -> None:
+async def test_what_is_no_id_is_not_replaced(site: Site) -> None:
     """Promise 6: what is replaced is remembered, so it has the length of an id. Also by default, in memory."""
-    peer = Peer(site)
-    peer.session = never_an_id
-    response = await peer.send(peer.request("ping"))
-    assert (response.status_code, response.headers.get("mcp-session-id")) == (404, None)
-    assert response.json()["error"]["data"]["recovery"]["action"] == "initialize"
+    for never_an_id in ("A" * 42, "x", "a b", "%00", "1" * 5000):
+        peer = Peer(site)
+        peer.session = never_an_id
+        response = await peer.send(peer.request("ping"))
+        assert (response.status_code, response.headers.get("mcp-session-id")) == (404, None)
+        assert response.json()["error"]["data"]["recovery"]["action"] == "initialize"
 
 
 async def test_a_lost_session_is_replaced_once(shop: ToolServer) -> None:

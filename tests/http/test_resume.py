@@ -113,7 +113,7 @@ async def test_a_call_stream_that_the_session_does_not_have_is_told(site: Site, 
     assert site.app.counters.positions_lost == 1
 
 
-@pytest.mark.parametrize("text", ["x", "0", "_", "c", "1_2_3", "c" * 500, "s.1.1", "café", "%00", "message_1"])
+@pytest.mark.parametrize("text", ["x", "c" * 500, "s.1.1", "café"])
 async def test_what_is_no_position_is_warned_about_and_read_from_the_oldest(
     site: Site, peer: Peer, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:

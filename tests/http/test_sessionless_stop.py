@@ -43,8 +43,8 @@ async def test_an_answer_whose_head_is_on_its_way_when_the_server_stops_is_the_o
         assert "result" in json.loads(answered.body)
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"7", b'"text"', b"null", b"{", b"\xff", b"[" * 100_000])
 @pytest.mark.parametrize("listens", [True, False])
+@pytest.mark.parametrize("body", [b"", b"[]", b'"text"', b"null", b"\xff", b"[" * 100_000])
 def test_a_body_that_is_no_object_is_answered_too(body: bytes, listens: bool) -> None:
     answer = json.loads(last_word(body, listens=listens))
     if listens:

@@ -48,7 +48,7 @@ async def test_requests_without_a_session() -> None:
         other = Peer(port=served.port, address=ELSEWHERE)
         running = [await sessionless(served, "shared sessionless") for _ in range(2)]
         async with await sessionless(served) as beyond:
-            words = "You take 2 of max_sessionless here, as much as one caller may (max_share)"
+            words = "You take 2 of max_sessionless here, the limit for one caller (max_share)"
             refused(await beyond.answer(), 429, LIMIT, words)
         assert await status_of(await sessionless(other)) == 200
         open_gate("shared sessionless")
@@ -109,7 +109,7 @@ async def test_running_calls_of_all_sessions_of_a_principal() -> None:
     async with live(auth=Names(), max_principal_calls=2) as served:
         ann, annas, bob = [await served.session(**bearer(name)) for name in ("ann", "ann", "bob")]
         calls = [await begin(ann, "own calls"), await begin(annas, "own calls")]
-        words = "You have 2 requests running here, as many as you may (max_principal_calls)"
+        words = "You have 2 running requests, your limit (max_principal_calls)"
         refused(await ann.call("count", n=1), 429, LIMIT, words)
         assert (await bob.call("count", n=1)).status == 200
         async with await sessionless(Peer(port=served.port, headers=bearer("ann"))) as plain:

@@ -50,31 +50,17 @@ async def plain_uvicorn(folder: Path) -> AsyncIterator[tuple[asyncio.subprocess.
         await process.wait()
 
 
-async def stopped(process: asyncio.subprocess.Process) -> bytes:
-    """What a process prints from the stop on."""
-    process.send_signal(signal.SIGINT)
-    said, _ = await asyncio.wait_for(process.communicate(), 60)
-    return said
-
-
-async def test_a_stop_with_open_streams_prints_no_traceback(tmp_path: Path) -> None:
+async def test_a_stop_with_open_streams_listeners_and_calls_prints_no_traceback(tmp_path: Path) -> None:
     """uvicorn cancels them when its time for a graceful stop is over."""
-    async with plain_uvicorn(tmp_path) as (process, port):
-        peer = await Peer(port=port).session()
-        async with await peer.begin("GET") as standalone, await peer.begin_call("until_there", name="bread") as call:
-            assert await standalone.head() == 200
-            await call.until_messages(1)
-            said = await stopped(process)
-            assert (await standalone.answer()).status == 200  # it has its end, not only a connection that broke
-    assert b"timeout graceful shutdown exceeded" in said
-    assert b"Traceback" not in said, said.decode()
-
-
-async def test_a_stop_with_listeners_and_calls_of_2026_07_28_prints_no_traceback(tmp_path: Path) -> None:
     key = {"_meta": {"dev.perdure/key": "order-1"}}
     calls = [{}, key, key, {"_meta": {"progressToken": "p"}}]  # the third joins the second
     async with plain_uvicorn(tmp_path) as (process, port), AsyncExitStack() as stack:
         peer = Peer(port=port)
+        session = await peer.session()
+        standalone = await stack.enter_async_context(await session.begin("GET"))
+        assert await standalone.head() == 200
+        in_session = await stack.enter_async_context(await session.begin_call("until_there", name="bread"))
+        await in_session.until_messages(1)
 
         async def begin(method: str, params: dict[str, Any]) -> Exchange:
             body, headers = modern(method, params)
@@ -85,7 +71,9 @@ async def test_a_stop_with_listeners_and_calls_of_2026_07_28_prints_no_traceback
         for more in calls:
             call = await begin("tools/call", {"name": "until_there", "arguments": {"name": "bread"}} | more)
         await call.until_messages(1)
-        said = await stopped(process)
+        process.send_signal(signal.SIGINT)
+        said, _ = await asyncio.wait_for(process.communicate(), 60)
+        assert (await standalone.answer()).status == 200  # it has its end, not only a connection that broke
         await listening.answer()
         assert listening.messages[-1]["result"]["resultType"] == "complete"  # it may listen elsewhere
     assert b"timeout graceful shutdown exceeded" in said

@@ -42,7 +42,7 @@ def test_the_file_has_its_mode_and_goes_with_the_server(tmp_path: Path, mode: st
 def test_only_a_socket_on_which_no_process_listens_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "sock"
     path.write_text("precious")
-    with pytest.raises(Misuse, match="sock is there and is not a socket; remove it"), listening_at(path, mode="600"):
+    with pytest.raises(Misuse, match="sock exists and is not a socket; remove it"), listening_at(path, mode="600"):
         pass
     assert path.read_text() == "precious"
     path.unlink()

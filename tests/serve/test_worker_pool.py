@@ -30,7 +30,7 @@ from perdure.serve.worker_pool import MAX_PAUSE_SECONDS, TRIES, VARIABLE, pause_
 from tests.support.clients.raw_http import VERSION, Exchange, Peer, SessionPeer, message
 from tests.support.processes.forked_workers import is_spring
 from tests.support.processes.serving import ROOT, START_SECONDS, Line, Served, log_lines, serving
-from tests.support.processes.starting import start
+from tests.support.processes.starting import can_fork, start
 from tests.support.processes.tiny_pool import REASON
 from tests.support.servers.in_process import until
 
@@ -116,10 +116,10 @@ def is_listening(port: int) -> bool:
     return False
 
 
-async def refused(folder: Path, *options: str, target: str = STUBBORN) -> tuple[int | None, str]:
+async def refused(*options: str) -> tuple[int | None, str]:
     """Status and words of a command that does not come to serve."""
-    arguments = ("serve", target, "--port", "0", *options)
-    process = await start("perdure", *arguments, cwd=Path(__file__).parents[2], errors=STDOUT)
+    module = "tests.support.processes.forked_workers" if can_fork() else "perdure"
+    process = await start(module, "serve", STUBBORN, "--port", "0", *options, cwd=ROOT, errors=STDOUT)
     said, _ = await asyncio.wait_for(process.communicate(), START_SECONDS)
     return process.returncode, said.decode()
 
@@ -127,15 +127,26 @@ async def refused(folder: Path, *options: str, target: str = STUBBORN) -> tuple[
 # Serving
 
 
-async def test_one_line_tells_that_all_are_ready_and_a_signal_ends_all(folder: Path) -> None:
-    async with started(folder, workers=3, forks=False) as (served, peer):
-        workers = workers_of(served)
-        assert len(workers) == 3
-        assert await answering(peer, 3) == workers
-        assert served.pid not in workers
+async def test_workers_are_interpreters_of_their_own_and_one_that_dies_is_started_again(folder: Path) -> None:
+    """One line tells that all are ready, connections spread over them, programs that they start are no workers, and a
+    tool that kills its process takes no other worker down."""
+    async with started(folder, forks=False) as (served, peer):
+        before = workers_of(served)
+        assert await answering(peer, 2) == before
+        assert served.pid not in before
+        assert served.output == [f"perdure: serving on {served.url}"]
+        names = (await peer.ask("GET", path="/environment")).body.decode().split("\n")
+        assert "STUBBORN_FOLDER" in names
+        assert VARIABLE not in names
+        async with calling(peer, "die") as call:
+            await call.answer()
+        await until(lambda: len(workers_of(served) & before) == 1 and len(workers_of(served)) == 2)
+        [victim] = before - workers_of(served)
+        assert await answering(peer, 2) == workers_of(served)
         assert await served.stop() == 0
-        assert all(map(is_gone, workers))
-    assert served.output == [f"perdure: serving on {served.url}"]
+        assert all(map(is_gone, before))
+    sentence = f"worker {victim} ended with SIGKILL; another one takes its place"
+    assert Line("WARNING", "worker.ended", sentence) in log_lines(served.output)
 
 
 async def test_connections_spread_over_the_workers(folder: Path) -> None:
@@ -145,36 +156,7 @@ async def test_connections_spread_over_the_workers(folder: Path) -> None:
         assert min(spread.values()) >= 10, spread
 
 
-async def test_programs_that_a_worker_starts_are_no_workers(folder: Path) -> None:
-    async with started(folder, forks=False) as (_, peer):
-        names = (await peer.ask("GET", path="/environment")).body.decode().split("\n")
-        assert "STUBBORN_FOLDER" in names
-        assert VARIABLE not in names
-
-
 # Dying
-
-
-async def test_a_worker_that_is_killed_is_started_again(folder: Path) -> None:
-    async with started(folder, forks=False) as (served, peer):
-        victim = await pid_of(peer)
-        before = workers_of(served)
-        os.kill(victim, signal.SIGKILL)
-        await until(lambda: is_gone(victim) and len(workers_of(served)) == 2)
-        assert (await answering(peer, 2)) - before == workers_of(served) - before
-        assert len(workers_of(served) - before) == 1
-    sentence = f"worker {victim} ended with SIGKILL; another one takes its place"
-    assert Line("WARNING", "worker.ended", sentence) in log_lines(served.output)
-
-
-async def test_a_tool_that_kills_its_process_takes_nobody_else_down(folder: Path) -> None:
-    async with started(folder) as (served, peer):
-        before = await answering(peer, 2)
-        async with calling(peer, "die") as call:
-            await call.answer()
-        await until(lambda: len(workers_of(served) & before) == 1)
-        assert len(await answering(peer, 2)) == 2
-        assert await served.stop() == 0
 
 
 async def test_pauses_grow_and_are_bounded() -> None:
@@ -184,23 +166,8 @@ async def test_pauses_grow_and_are_bounded() -> None:
     assert pauses[-1] == MAX_PAUSE_SECONDS
 
 
-async def test_a_healthy_worker_serves_on_while_others_do_not_start_and_their_place_is_filled_in_the_end(
-    folder: Path,
-) -> None:
-    async with started(folder) as (served, peer):
-        (folder / "dies").touch()
-        os.kill(await pid_of(peer), signal.SIGKILL)
-        await until(lambda: len(failed_starts(served)) > 1)
-        assert (await peer.ask("GET", path="/healthz")).status == 200
-        (folder / "dies").unlink()
-        assert await answering(peer, 2) == workers_of(served)
-        assert await served.stop() == 0
-    first = log_lines(failed_starts(served))[0]
-    assert (first.level, first.action) == ("WARNING", "worker.failed")
-    assert first.sentence.startswith("a worker did not start, the next try is in 0 s: ")
-
-
-async def test_a_store_that_fails_while_a_worker_is_killed_costs_that_worker_only(folder: Path) -> None:
+async def test_a_store_that_fails_while_workers_are_killed_costs_those_workers_only(folder: Path) -> None:
+    """It is waited for, also when no worker is left."""
     async with started(folder, "--store-timeout", "100ms") as (served, peer):
         before = workers_of(served)
         victim = await pid_of(peer)
@@ -208,21 +175,16 @@ async def test_a_store_that_fails_while_a_worker_is_killed_costs_that_worker_onl
             lock.execute("BEGIN IMMEDIATE")  # as a backup does, or a process that was stopped in a transaction
             os.kill(victim, signal.SIGKILL)
             await until(lambda: len(failed_starts(served)) > 1)
-            assert {await pid_of(peer)} == before - {victim}
-        assert before - {victim} < await answering(peer, 2)
-        assert await served.stop() == 0
-    assert "log.db" in failed_starts(served)[0]
-
-
-async def test_a_store_that_fails_is_waited_for_even_if_no_worker_is_left(folder: Path) -> None:
-    async with started(folder, "--store-timeout", "100ms") as (served, peer):
-        with closing(sqlite3.connect(folder / "log.db", isolation_level=None)) as lock:
-            lock.execute("BEGIN IMMEDIATE")
-            for victim in workers_of(served):
-                os.kill(victim, signal.SIGKILL)
-            await until(lambda: len(failed_starts(served)) > 2)
+            [other] = before - {victim}
+            assert await pid_of(peer) == other
+            os.kill(other, signal.SIGKILL)
+            await until(lambda: is_gone(other) and len(failed_starts(served)) > 3)
         assert await answering(peer, 2) == workers_of(served)
         assert await served.stop() == 0
+    first = log_lines(failed_starts(served))[0]
+    assert (first.level, first.action) == ("WARNING", "worker.failed")
+    assert first.sentence.startswith("a worker did not start, the next try is in 0 s: ")
+    assert "log.db" in first.sentence
 
 
 # Failed starts, many of them: small workers that start at once
@@ -324,8 +286,13 @@ async def test_a_hangup_whose_workers_hang_keeps_the_old_ones_and_a_later_one_re
         await until(lambda: any("were not replaced" in line for line in served.output))
         assert before <= workers_of(served)
         (folder / "hangs").unlink()
-        served.send(signal.SIGHUP)
-        await until(lambda: not workers_of(served) & before and len(workers_of(served)) == 2)
+
+        async def is_replaced() -> bool:
+            served.send(signal.SIGHUP)  # again, if a busy machine lets none start in time
+            await asyncio.sleep(2)
+            return not workers_of(served) & before and len(workers_of(served)) == 2
+
+        await until(is_replaced)
         assert await served.stop() == 0
 
 
@@ -367,7 +334,7 @@ async def test_a_worker_whose_start_ends_after_the_stop_has_begun_is_told_to_end
 
 
 async def test_workers_free_the_port_and_end_when_their_parent_is_killed(folder: Path) -> None:
-    async with started(folder, forks=False) as (served, peer), calling(peer, "until_there", name="bread") as call:
+    async with started(folder) as (served, peer), calling(peer, "until_there", name="bread") as call:
         await call.until_messages(1)
         workers = workers_of(served)
         await served.kill()
@@ -404,19 +371,8 @@ async def test_hangup_replaces_all_workers_and_nobody_is_refused(folder: Path) -
     assert re.fullmatch(r"2 workers were replaced, after .* s; code and tokens were read again", line.sentence)
 
 
-async def test_a_hangup_that_goes_to_every_process_ends_no_worker(folder: Path) -> None:
-    """`systemctl kill -s HUP` sends it to the whole control group; the parent alone acts on it."""
-    async with started(folder) as (served, peer):
-        before = workers_of(served)
-        for pid in before:
-            os.kill(pid, signal.SIGHUP)
-        assert await answering(peer, 2) == before
-        assert await served.stop() == 0
-    assert len(served.output) == 1
-
-
 async def test_a_call_finishes_on_the_worker_that_was_replaced(folder: Path) -> None:
-    async with started(folder, forks=False) as (served, peer):
+    async with started(folder) as (served, peer):
         before = workers_of(served)
         async with calling(peer, "until_there", name="bread") as call:
             await call.until_messages(1)
@@ -428,25 +384,8 @@ async def test_a_call_finishes_on_the_worker_that_was_replaced(folder: Path) -> 
         assert await served.stop() == 0
 
 
-async def test_an_idle_connection_of_a_worker_that_leaves_is_answered_once_more(folder: Path) -> None:
-    """Its client may be sending in the very moment in which it would be closed."""
-    async with started(folder) as (served, peer):
-        before = workers_of(served)
-        async with await peer.begin("GET", path="/pid") as idle:
-            mine = int((await idle.answer()).body)
-            served.send(signal.SIGHUP)
-            await no_longer_accepts(peer, mine)
-            last = False
-            while not last:  # it may not have heard yet that it leaves; every request is answered until it says so
-                await idle.again(peer.request("GET", path="/pid"))
-                answer = await idle.answer()
-                assert (answer.status, int(answer.body)) == (200, mine)
-                last = answer.header("connection") == "close"
-        await until(lambda: not workers_of(served) & before)
-        assert await served.stop() == 0
-
-
 async def test_a_call_that_comes_over_an_idle_connection_of_a_worker_that_leaves_is_served(folder: Path) -> None:
+    """Its client may be sending in the very moment in which it would be closed."""
     (folder / "bread").touch()
     async with started(folder, *PATIENT) as (served, peer):
         before = workers_of(served)
@@ -511,24 +450,28 @@ async def test_workers_that_cannot_be_replaced_stay(folder: Path) -> None:
 # Ending
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-async def test_a_second_signal_reaches_workers_that_are_stuck(folder: Path, sent: signal.Signals) -> None:
+async def test_a_second_signal_reaches_workers_that_are_stuck(folder: Path) -> None:
     async with started(folder) as (served, peer), calling(peer, "until_there", name="bread") as call:
         await call.until_messages(1)
         served.send(signal.SIGTERM)
         await until(lambda: len(workers_of(served)) == 1)  # the one that has nothing to do
         told = time.monotonic()
-        served.send(sent)
+        served.send(signal.SIGINT)
         assert (await call.answer()).messages[-1]["error"]["code"] == -31001
-        assert await served.wait() in ((1,) if sent is signal.SIGINT else (0, 1))  # 1 also where 2 s are too short
+        assert await served.wait() == 1
         assert time.monotonic() - told < PROMPT_SECONDS
 
 
-async def test_a_signal_that_goes_to_every_process_is_one_stop(folder: Path) -> None:
-    """systemd sends it to the whole control group; a worker that heard of it twice would not drain."""
+async def test_a_signal_that_goes_to_every_process_is_one_signal(folder: Path) -> None:
+    """systemd sends it to the whole control group. SIGHUP concerns the parent alone, and a worker that heard of a stop
+    twice would not drain."""
     async with started(folder) as (served, peer), calling(peer, "until_there", name="bread") as call:
         await call.until_messages(1)
-        for pid in workers_of(served):
+        before = workers_of(served)
+        for pid in before:
+            os.kill(pid, signal.SIGHUP)
+        assert await answering(peer, 2) == before
+        for pid in before:
             os.kill(pid, signal.SIGTERM)
         served.send(signal.SIGTERM)
         await until(lambda: len(workers_of(served)) == 1)
@@ -548,6 +491,7 @@ async def test_a_worker_whose_event_loop_is_blocked_is_ended_by_the_second_signa
         assert time.monotonic() - told < PROMPT_SECONDS
 
 
+@pytest.mark.long
 async def test_control_c_is_heard_once_by_each_worker(folder: Path) -> None:
     """A terminal sends it to the whole group; a worker that heard it twice would not drain."""
     setsid = (sys.executable, "-c", "import os, sys; os.setpgid(0, 0); os.execv(sys.argv[1], sys.argv[1:])")
@@ -567,18 +511,28 @@ async def test_control_c_is_heard_once_by_each_worker(folder: Path) -> None:
 # What cannot be served
 
 
-async def test_a_store_of_one_process_is_refused(folder: Path) -> None:
-    status, said = await refused(folder, "--workers", "2", "--store", "memory:")
+async def test_what_cannot_be_served_is_told_once(folder: Path) -> None:
+    status, said = await refused("--workers", "2", "--store", "memory:")
     assert status == 2
     assert said == (
         "perdure: --workers 2 needs a store that processes share, and memory: is not one; use sqlite:PATH;"
         " see https://perdure.example/docs/errors.html#several-processes-need-a-shared-store\n"
     )
+    (folder / "letter.db").write_text("Dear reader, this is a letter and no database. " * 100)
+    status, said = await refused("--workers", "4", "--store", f"sqlite:{folder}/letter.db")
+    assert status == 2
+    assert "letter.db" in said
+    assert said.count("\n") == 1
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = str(busy.getsockname()[1])
+        status, said = await refused("--workers", "2", "--port", port)
+    assert status == 2
+    assert said.startswith(f"perdure: port {port} on 127.0.0.1 is in use")
 
 
 async def test_a_target_that_is_broken_is_told_once(folder: Path) -> None:
     (folder / "broken").touch()
-    status, said = await refused(folder, "--workers", "4", "--store", f"sqlite:{folder}/log.db")
+    status, said = await refused("--workers", "4", "--store", f"sqlite:{folder}/log.db")
     assert status == 2
     *frames, line = said.splitlines()
     assert line.startswith(
@@ -588,25 +542,9 @@ async def test_a_target_that_is_broken_is_told_once(folder: Path) -> None:
     assert said.count("broken on purpose") == 3  # the line of the source, the error, and the line that tells it
 
 
-async def test_a_store_that_cannot_be_opened_is_told_once(folder: Path) -> None:
-    (folder / "letter.db").write_text("Dear reader, this is a letter and no database. " * 100)
-    status, said = await refused(folder, "--workers", "4", "--store", f"sqlite:{folder}/letter.db")
-    assert status == 2
-    assert "letter.db" in said
-    assert said.count("\n") == 1
-
-
-async def test_a_port_in_use_is_told_once(folder: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as busy:
-        port = str(busy.getsockname()[1])
-        status, said = await refused(folder, "--workers", "2", "--port", port)
-    assert status == 2
-    assert said.startswith(f"perdure: port {port} on 127.0.0.1 is in use")
-
-
 async def test_workers_that_never_start_are_given_up(folder: Path) -> None:
     (folder / "dies").touch()
-    status, said = await refused(folder, "--workers", "2", "--store", f"sqlite:{folder}/log.db", "--log-level", "error")
+    status, said = await refused("--workers", "2", "--store", f"sqlite:{folder}/log.db", "--log-level", "error")
     assert status == 1
     sentence = "5 workers in a row did not start; the last one: it ended with SIGKILL"
     assert log_lines(said.splitlines()) == [Line("ERROR", "workers.gave_up", sentence)]

@@ -78,7 +78,7 @@ async def test_two_processes_run_as_many_calls_of_a_session_as_one(tmp_path: Pat
         await until(lambda: len(nodes.rows("SELECT 1 FROM call WHERE state = 'running'")) == 2)
         for peer in (here, there):
             beyond = await peer.call("count", n=1, id="beyond")
-            refused(beyond, 429, LIMIT, "has 2 requests running, as many as it may (max_calls)")
+            refused(beyond, 429, LIMIT, "has 2 running requests, its limit (max_calls)")
         # A reattach is no further call: no client is locked out of a session that is busy.
         assert (await there.initialize()).status == 200
         open_gate(tmp_path / "gate.0")
@@ -107,7 +107,7 @@ async def test_a_principal_that_is_refused_costs_nobody_a_session() -> None:
         for _ in range(2):
             await served.session(**bearer("ann"))
         for _ in range(3):
-            refused(await served.initialize(**bearer("ann")), 429, LIMIT, "You hold 2 sessions")
+            refused(await served.initialize(**bearer("ann")), 429, LIMIT, "You have 2 sessions")
         assert await is_there(replace(bob, port=served.port))
 
 
@@ -137,7 +137,7 @@ async def test_a_flood_from_one_address_costs_no_other_address_a_session() -> No
 async def test_the_sessions_of_one_address() -> None:
     async with live(max_address_sessions=2) as served:
         first, _ = [await served.session() for _ in range(2)]
-        words = "Your address holds 2 sessions, as many as it may (max_address_sessions)"
+        words = "Your address has 2 sessions, its limit (max_address_sessions)"
         refused(await served.initialize(), 429, LIMIT, words)
         await calling_from(served, "127.0.0.2").session()
         await first.delete()

@@ -32,7 +32,7 @@ from perdure.errors import Misuse, PerdureError, StoreUnavailable, TargetFailed
 from perdure.http import BESIDE
 from perdure.serve.forwarded import TrustedProxies
 from perdure.serve.log_output import FORMATS, name_node, start_log
-from perdure.serve.worker_pool import Watch, WorkerChannel, run_workers
+from perdure.serve.worker_pool import Fault, Watch, WorkerChannel, run_workers
 from perdure.settings import SECURITY, Rule
 from perdure.telemetry.log_records import MAX_LINE, MAX_LINES, log_event
 
@@ -123,8 +123,8 @@ def run_serve(
             return serve(channel.listener, channel.send_ready, channel)
         except PerdureError as error:  # the parent reports once for all workers why they do not serve
             show_frames(error)
-            is_transient, is_code = isinstance(error, StoreUnavailable), isinstance(error, TargetFailed)
-            channel.send_failed(str(error), is_transient=is_transient, is_code=is_code)
+            fault = Fault.CODE if isinstance(error, TargetFailed) else Fault.TARGET
+            channel.send_failed(str(error), Fault.STORE if isinstance(error, StoreUnavailable) else fault)
             return REFUSED
     several = "perdure dev" if watch else f"--workers {given['workers']}" if given["workers"] > 1 else None
     if several:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 
 from starlette.requests import Request as HttpRequest
 from starlette.types import Scope
@@ -10,33 +9,32 @@ from starlette.types import Scope
 from perdure._core.limits import Caller, Full, Quota
 from perdure._core.states import SessionState
 from perdure.assembly import ServerProcess
-from perdure.errors import HeldElsewhere, SessionEnded, StaleRecord, StoreError, StoreUnavailable
+from perdure.errors import HeldElsewhere, SessionEnded, StoreError, StoreUnavailable
 from perdure.http.credentials import Credentials
-from perdure.http.event_stream import EventStreamResponse
 from perdure.http.recovery import Recovery
 from perdure.http.refusals import HttpRefusal, Refusal, session_gone
 from perdure.http.request import Bodies, Headers
-from perdure.sessions.resume import Start, Stream, attach
 from perdure.sessions.session import Session
 from perdure.telemetry import tracing as spans
+from perdure.telemetry.counters import Counters
 
-_STORE_REFUSALS = (Refusal.STORE_UNREADABLE, Refusal.STORE_FAILS)
+FAILURES = (HttpRefusal, StoreError, SessionEnded)
+"""What a handler may raise: `refusal_of` turns it into the answer."""
 
 
 class SessionAccess:
     """Gives handlers the sessions of their callers, or the reason to refuse a request."""
 
     def __init__(self, process: ServerProcess, is_draining: Callable[[], bool]) -> None:
+        """`is_draining`: whether the process takes no new work."""
         self.context = process.context
         self.settings = process.context.settings
         self.sessions = process.sessions
         self.waiting = process.settler.waiting
         self.bodies = Bodies(self.settings)
         self.credentials = Credentials()
+        self.is_draining = is_draining
         self._recovery = Recovery(process.context, process.sessions)
-        self._is_draining = is_draining
-        self.refusing = {otherwise: _Refusing(self, otherwise) for otherwise in _STORE_REFUSALS}
-        """Turn errors of a block into refusals (`refusal_of`)."""
 
     async def find(self, headers: Headers, owner: str, scope: Scope, *, checked_later: bool = False) -> Session:
         """Find the session that a request names, if it is the caller's. A foreign session and none are answered alike.
@@ -47,12 +45,9 @@ class SessionAccess:
         text = headers.get(b"mcp-session-id")
         if not text:
             raise HttpRefusal(Refusal.NO_SESSION_ID)
-        try:
-            session = await self.sessions.find(text.decode("latin-1"), owner, checked_later=checked_later)
-            if session is None or session.keeper.record.state is SessionState.OPENING:
-                raise await self._recovery.gone(headers, owner, scope)
-        except (SessionEnded, StoreError) as error:
-            raise self.refusal_of(error, Refusal.STORE_UNREADABLE) from None
+        session = await self.sessions.find(text.decode("latin-1"), owner, checked_later=checked_later)
+        if session is None or session.keeper.record.state is SessionState.OPENING:
+            raise await self._recovery.gone(headers, owner, scope)
         return session
 
     async def come_back(self, session: Session, scope: Scope, *, resume: bool = True) -> None:
@@ -60,12 +55,9 @@ class SessionAccess:
         this request."""
         spans.add_attributes(session=session.name)
         self.credentials.bring(session.id, scope)
-        try:
-            await session.come_back()
-            if session.waits and resume:
-                await self.waiting.resume(session, HttpRequest(scope))
-        except (SessionEnded, StoreError) as error:
-            raise self.refusal_of(error, Refusal.STORE_UNREADABLE) from None
+        await session.come_back()
+        if session.waits and resume:
+            await self.waiting.resume(session, HttpRequest(scope))
 
     async def check(self, session: Session, headers: Headers, owner: str, scope: Scope) -> None:
         """Refuse if a session that was `checked_later` no longer exists. While the store fails, the session in memory
@@ -73,11 +65,6 @@ class SessionAccess:
         with suppress(StoreUnavailable):
             if await self.sessions.load(session.id) is None:
                 raise await self._recovery.gone(headers, owner, scope)
-
-    @property
-    def is_draining(self) -> bool:
-        """The process takes no new work."""
-        return self._is_draining()
 
     def refuse_readers(self, caller: Caller) -> None:
         """Refuse an event stream beyond `max_readers`."""
@@ -97,27 +84,8 @@ class SessionAccess:
             raise HttpRefusal(Refusal.TOO_MANY_OWN_CALLS, limit=self.settings.max_principal_calls)
 
     def refuse_if_draining(self) -> None:
-        if self._is_draining():
+        if self.is_draining():
             raise HttpRefusal(Refusal.STOPPING)
-
-    def refusal_of(self, error: SessionEnded | StoreError, otherwise: Refusal) -> Exception:
-        """The refusal that an error means: the session has ended, another node holds events, or the store fails
-        (`otherwise`). `StaleRecord` is left to the handler."""
-        if isinstance(error, StaleRecord):
-            return error
-        if isinstance(error, SessionEnded):
-            return self.gone()
-        return HttpRefusal(Refusal.HELD_ELSEWHERE if isinstance(error, HeldElsewhere) else otherwise)
-
-    def gone(self) -> HttpRefusal:
-        """The refusal where a session ended while a request for it was on its way."""
-        self.context.counters.sessions_not_found += 1
-        return session_gone()
-
-    def read(self, session: Session, stream: Stream, start: Start, arrival: int | None = None) -> EventStreamResponse:
-        if session.keeper.record.state is SessionState.ENDED:
-            raise self.gone()
-        return EventStreamResponse(session, attach(session, stream, start, arrival=arrival))
 
 
 def refuse_full(full: Full | None, for_all: Refusal, quota: Quota, what: str) -> None:
@@ -128,18 +96,14 @@ def refuse_full(full: Full | None, for_all: Refusal, quota: Quota, what: str) ->
         raise HttpRefusal(Refusal.OWN_SHARE, limit=quota.each, what=what)
 
 
-class _Refusing:
-    """One of `SessionAccess.refusing`. (A generator takes six times as long.)"""
-
-    __slots__ = ("_access", "_otherwise")
-
-    def __init__(self, access: SessionAccess, otherwise: Refusal) -> None:
-        self._access = access
-        self._otherwise = otherwise
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
-        if isinstance(error, SessionEnded | StoreError) and not isinstance(error, StaleRecord):
-            raise self._access.refusal_of(error, self._otherwise) from None
+def refusal_of(failure: Exception, request_id: int | str | None, counters: Counters) -> HttpRefusal:
+    """Return the refusal of a request that failed: its session has ended, or the store fails, unless it was refused."""
+    counters.requests_refused += 1
+    if isinstance(failure, SessionEnded):
+        counters.sessions_not_found += 1
+        failure = session_gone()
+    elif not isinstance(failure, HttpRefusal):
+        failure = HttpRefusal(Refusal.HELD_ELSEWHERE if isinstance(failure, HeldElsewhere) else Refusal.STORE_FAILS)
+    if failure.id is None:
+        failure.id = request_id
+    return failure

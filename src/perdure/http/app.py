@@ -5,6 +5,7 @@ endpoint is replaced.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import secrets
@@ -20,6 +21,7 @@ from mcp.server.auth.provider import TokenVerifier
 from starlette.applications import Starlette
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from perdure._core.ids import RecordKind
@@ -28,13 +30,14 @@ from perdure._core.states import LogState, SessionState
 from perdure.assembly import ServerProcess, doing, running
 from perdure.errors import Misuse, NodeBuried, StoreError, StoreLost, StoreReplaced
 from perdure.http import BESIDE, HEALTH, METRICS
+from perdure.http.access import FAILURES, refusal_of
 from perdure.http.credentials import EXPIRY, client_without_subject, expiry_of, principal_of
 from perdure.http.durable_calls import CANCEL_METHOD, TASK_METHODS
 from perdure.http.endpoint import ALLOW, READ_AFTER_ANSWER, Endpoint
-from perdure.http.event_stream import BREAK_OFF, EventStreamResponse
-from perdure.http.refusals import Answer, HttpRefusal, Refusal
-from perdure.http.request import ClientGone, Headers, HostAndOrigin
-from perdure.http.resume_tokens import ALLOW_POST, RESUME, resume_paths
+from perdure.http.event_stream import EventStreamResponse
+from perdure.http.refusals import HttpRefusal, Refusal, json_answer
+from perdure.http.request import REQUEST_ID, ClientGone, Headers, HostAndOrigin
+from perdure.http.resume_tokens import ALLOW_POST, resume_paths
 from perdure.http.sdk_passthrough import SdkPassthrough
 from perdure.runtime.server import authenticates, endpoint_of, host, is_bare
 from perdure.sessions.ledger import name_of
@@ -49,15 +52,12 @@ from perdure.telemetry import tracing as spans
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.log_records import log_event
 
-SCRAPE = "perdure.scrape"
-"""In the scope of a request for the metrics that passed the endpoint's authentication."""
-
 CALL_KEYS = "call-keys"
 CALL_KEY_BYTES = 32
 """The name and the length of the secret of which the ids of calls with a key are made."""
 
 _ENTERED = "perdure.entered"
-"""In the scope of a request that passed the endpoint's authentication."""
+"""In the scope of a request that needs the endpoint's authentication: the path that it was sent to."""
 
 
 class App:
@@ -81,13 +81,9 @@ class App:
         if self.path in BESIDE:
             raise Misuse(f"path is {path!r}, where {BESIDE[self.path]}")
         self._settings = settings
-        self._side_doors: dict[str, tuple[str, str]] = {}
-        """Paths beside the endpoint that need its authentication, each with the mark that the request gets in its scope
-        and the mark's value."""
-        if settings.broker:
-            self._side_doors |= {path: (RESUME, action) for path, action in resume_paths(self.path).items()}
-        if settings.metrics:
-            self._side_doors[METRICS] = SCRAPE, METRICS
+        self._resume_actions = resume_paths(self.path) if settings.broker else {}
+        self._entrances = {self.path, *self._resume_actions, *([METRICS] if settings.metrics else [])}
+        """The endpoint's path, and the paths beside it that need its authentication."""
         self._store = open_store(store, busy_timeout=settings.store_timeout) if isinstance(store, str) else store
         self._store_address = without_password(store) if isinstance(store, str) else "ADDRESS"
         self._hosted = host(server, settings, path=self.path)
@@ -104,29 +100,24 @@ class App:
         self._ending: asyncio.Future[None] | None = None
         self._lost: StoreLost | None = None
         self._on_lost: Callable[[StoreLost], None] | None = None
-        self._entry = self._make_entry(auth)
-        # With `auth` the served server's own routes need a token as the endpoint does: an operator who asks for tokens
-        # does not expect a way in without one.
-        web: ASGIApp = self._hosted.web or _not_found
-        self._beside = web if auth is None or web is _not_found else _protected(web, auth)
-
-    def _make_entry(self, auth: TokenVerifier | None) -> ASGIApp:
-        """Wrap the endpoint in authentication, and in CORS where it is wanted."""
-        web = self._hosted.web
-        entry: ASGIApp = self._serve if web is None or is_bare(web) else web
+        entry: ASGIApp = self._serve if self._hosted.web is None or is_bare(self._hosted.web) else self._hosted.web
         if auth is not None:
-            if web is not None and authenticates(web):
+            if self._hosted.web is not None and authenticates(self._hosted.web):
                 raise Misuse("this server brings its own authentication; `auth` and --tokens cannot replace it")
             entry = _protected(entry, auth)
-        if self._settings.cors_origins:
+        if settings.cors_origins:
             entry = CORSMiddleware(
                 entry,
-                allow_origins=self._settings.cors_origins,
+                allow_origins=settings.cors_origins,
                 allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
                 expose_headers=["Mcp-Session-Id", "WWW-Authenticate", "Retry-After"],
             )
-        return entry
+        self._entry = entry
+        # With `auth` the served server's own routes need a token as the endpoint does: an operator who asks for tokens
+        # does not expect a way in without one.
+        web: ASGIApp = self._hosted.web or _not_found
+        self._beside = web if auth is None or web is _not_found else _protected(web, auth)
 
     # Starting and stopping
 
@@ -248,16 +239,17 @@ class App:
     def _stop(self) -> asyncio.Future[None]:
         """Refuse new requests from now on. Running calls end as soon as it is known which of them the next process may
         run again; the end of the lifespan waits for that."""
-        assert self._process is not None
+        process = self._process
+        assert process is not None
+
+        async def end() -> None:
+            await process.stop()
+            self._end_sessionless()
+
         self._stopping = True
         if self._ending is None:
-            self._ending = self._process.loop.create_task(self._end())
+            self._ending = process.loop.create_task(end())
         return self._ending
-
-    async def _end(self) -> None:
-        assert self._process is not None
-        await self._process.stop()
-        self._end_sessionless()
 
     def _end_sessionless(self) -> None:
         for handler in self._sessionless:
@@ -278,60 +270,60 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            return await self._shell(scope, receive, send)
+            await self._shell(scope, receive, send)
+            return
         if scope["type"] != "http":
-            return await send({"type": "websocket.close", "code": 1003})
+            await send({"type": "websocket.close", "code": 1003})
+            return
         path = scope["path"].removeprefix(scope.get("root_path", "")).rstrip("/") or "/"
-        if path == self.path:
-            scope[_ENTERED] = True
-            return await self._entry(scope, receive, send)
-        if path in self._side_doors:
-            mark, value = self._side_doors[path]
-            inside = scope["path"].rstrip("/").removesuffix(path) + self.path
-            scope = {**scope, "path": inside, "raw_path": inside.encode(), _ENTERED: True, mark: value}
-            return await self._entry(scope, receive, send)
         if path == HEALTH:
-            return await self._health(scope, receive, send)
-        return await self._serve_beside(self._beside, scope, receive, send)
+            await self._health()(scope, receive, send)
+        elif path in self._entrances:
+            scope[_ENTERED] = path
+            if path != self.path:  # so that the server's own router finds its way to the endpoint
+                inside = scope["path"].rstrip("/").removesuffix(path) + self.path
+                scope = {**scope, "path": inside, "raw_path": inside.encode()}
+            await self._entry(scope, receive, send)
+        else:
+            await self._serve_beside(self._beside, scope, receive, send)
 
     async def _serve_beside(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request beside the endpoint, if it comes from no other site."""
         try:
             self._host_and_origin.check(scope["headers"], dict(scope["headers"]), beside=True)
         except HttpRefusal as refused:
-            self.counters.requests_refused += 1
-            await refused.answer.send(receive, send)
-        else:
-            await app(scope, receive, send)
+            app = refusal_of(refused, None, self.counters).answer
+        await app(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request at the endpoint. Nothing of the request is kept while its stream is served."""
-        if SCRAPE in scope:
-            return await self._serve_beside(self._answer_scrape, scope, receive, send)
-        expiry = scope[EXPIRY] = expiry_of(scope, self._wall_clock) if "user" in scope else None
+        """Answer a request that passed the authentication. Nothing of it is kept while its stream is served."""
+        if scope[_ENTERED] == METRICS:
+            await self._serve_beside(self._metrics, scope, receive, send)
+            return
+        response: Response | EventStreamResponse | None
+        scope[EXPIRY] = expiry_of(scope, self._wall_clock) if "user" in scope else None
         with spans.request(scope["method"], scope["headers"]) as span:
             try:
                 response = await self._respond(scope, receive, send)
                 if isinstance(response, EventStreamResponse):
-                    response.abort, response.expiry = scope.get(BREAK_OFF), expiry
-                    response.watch(span, scope, self.counters)
-                if response is not None:
-                    await response.send(receive, send)
-            except HttpRefusal as refused:
-                self.counters.requests_refused += 1
+                    reader, session = response.reader, response.session.name
+                    resumes = scope["method"] == "GET"
+                    replay = span.reads(reader, session=session, resumes=resumes, counters=self.counters)
+                    if replay is not None:
+                        reader.watch(replay)
+            except FAILURES as failure:
+                refused = refusal_of(failure, scope.get(REQUEST_ID), self.counters)
                 span.refused(refused.refusal.name.lower(), refused.refusal.status, refused.sentence)
-                await refused.answer.send(receive, send)
+                response = refused.answer
             except ClientGone:
-                pass
+                return
+            if response is not None:
+                await response(scope, receive, send)
 
-    async def _answer_scrape(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = await _scrape(scope["method"], self._process)
-        await answer.send(receive, send)
-
-    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> Answer | EventStreamResponse | None:
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> Response | EventStreamResponse | None:
         # Blanks around a header's value are no part of it (RFC 9110, 5.5); httptools leaves those at its end.
         if any(value[-1:].isspace() for _, value in scope["headers"]):
-            scope = {**scope, "headers": [(name, value.strip(b" \t")) for name, value in scope["headers"]]}
+            scope["headers"] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         headers: Headers = dict(scope["headers"])
         # Lines of a list are one list (RFC 9110, 5.3); the only list that matters here is Accept.
         accept = [value for name, value in scope["headers"] if name == b"accept"]
@@ -346,15 +338,16 @@ class App:
             self._has_logged_no_subject = True
             why = "each of them owns its sessions, tasks and keys alone, and a renewed one begins again"
             log_event(logging.WARNING, "auth.no_subject", f"tokens of client {client} have no subject: {why}")
+        resume = self._resume_actions.get(scope[_ENTERED])
         if scope["method"] == "OPTIONS":
-            return Answer(status=204, headers=ALLOW_POST if RESUME in scope else ALLOW)
-        if RESUME not in scope and (handler := self._without_session(headers)) is not None:
+            return Response(status_code=204, headers=ALLOW if resume is None else ALLOW_POST)
+        if resume is None and (handler := self._without_session(headers)) is not None:
             await handler(scope, receive, send, headers)
             return None
         endpoint = self._started()
         if self._process is not None and not self._process.context.journal.may_show:
             raise HttpRefusal(Refusal.FROZEN)
-        return await endpoint(scope, receive, headers, principal_of(scope))
+        return await endpoint(scope, receive, headers, principal_of(scope), resume=resume)
 
     def _started(self) -> Endpoint:
         if self._endpoint is None:
@@ -381,7 +374,7 @@ class App:
                 return handler
         raise HttpRefusal(Refusal.BAD_VERSION, seen=version, data={"supported": list(REVISIONS), "requested": version})
 
-    async def _health(self, _: Scope, receive: Receive, send: Send) -> None:
+    def _health(self) -> Response:
         """`ok`, `degraded`, `stopping` or how the store was lost; 503 whenever new work should go elsewhere."""
         journal = None if self._process is None else self._process.context.journal
         stopping = self._stopping or self._draining
@@ -393,7 +386,37 @@ class App:
             status, word = 503 if journal.refuses else 200, "degraded"
         else:
             status, word = 200, "ok"
-        await Answer(status=status, body=json.dumps({"status": word}).encode()).send(receive, send)
+        return json_answer(json.dumps({"status": word}).encode(), status=status)
+
+    async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The metrics: this node's numbers in any case; those of other nodes and of the store itself while it
+        answers."""
+        process = self._process
+        if process is None or scope["method"] not in ("GET", "HEAD"):
+            allow = Response(status_code=405, headers={"allow": "GET, HEAD"})
+            await (self._health() if process is None else allow)(scope, receive, send)
+            return
+        others: tuple[NodeRecord, ...] = ()
+        stored: Mapping[SessionState, int] | None = None
+        stored_calls: Mapping[SessionState, int] | None = None
+        survey: Survey | None = None
+        store = process.context.store
+        if process.context.journal.state is LogState.HEALTHY:
+            # A scrape is not what finds out that the store fails, and must not fail with it.
+            with contextlib.suppress(StoreError):
+                others = tuple(await store.nodes())
+                stored = await store.count_states()
+                stored_calls = await store.count_states(RecordKind.CALL)
+                survey = await survey_of(store)
+        text = metrics.render(
+            numbers(process.context, process.sessions),
+            others,
+            process.liveness.ages(),
+            stored=stored,
+            stored_calls=stored_calls,
+            survey=survey,
+        )
+        await Response(text, headers={"content-type": metrics.CONTENT_TYPE})(scope, receive, send)
 
     # Questions
 
@@ -429,35 +452,5 @@ def _protected(app: ASGIApp, auth: TokenVerifier) -> ASGIApp:
     return AuthenticationMiddleware(required, backend=BearerAuthBackend(auth))
 
 
-async def _not_found(_: Scope, receive: Receive, send: Send) -> None:
-    await Answer(status=404, body=b'{"error":"not found"}').send(receive, send)
-
-
-async def _scrape(method: str, process: ServerProcess | None) -> Answer:
-    """The metrics: this node's numbers in any case; those of other nodes and of the store itself while it answers."""
-    if method not in ("GET", "HEAD"):
-        return Answer(status=405, headers=((b"allow", b"GET, HEAD"),))
-    if process is None:
-        return Answer(status=503, body=b'{"status":"starting"}')
-    others: tuple[NodeRecord, ...] = ()
-    stored: Mapping[SessionState, int] | None = None
-    stored_calls: Mapping[SessionState, int] | None = None
-    survey: Survey | None = None
-    journal, store = process.context.journal, process.context.store
-    if journal.state is LogState.HEALTHY:
-        try:
-            others = tuple(await store.nodes())
-            stored = await store.count_states()
-            stored_calls = await store.count_states(RecordKind.CALL)
-            survey = await survey_of(store)
-        except StoreError:
-            pass  # a scrape is not what finds out that the store fails, and must not fail with it
-    text = metrics.render(
-        numbers(process.context, process.sessions),
-        others,
-        process.liveness.ages(),
-        stored=stored,
-        stored_calls=stored_calls,
-        survey=survey,
-    )
-    return Answer(status=200, body=text.encode(), content_type=metrics.CONTENT_TYPE)
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    await json_answer(b'{"error":"not found"}', status=404)(scope, receive, send)

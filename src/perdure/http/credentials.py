@@ -8,7 +8,8 @@ this process: a call that runs in another one keeps the token that it knows.
 
 import asyncio
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
@@ -35,8 +36,8 @@ EXPIRY = "perdure.expiry"
 
 
 class Expiry:
-    """When the token of one request expires, by the rule of the SDK's bearer check: at the end of its last second.
-    Nothing is shown to that request afterwards, also if other requests bring newer tokens: another client may have
+    """The time at which the token of a request expires, by the rule of the SDK's bearer check: the end of its last
+    second. That request gets nothing afterwards, also if other requests bring newer tokens: another client may have
     shown this one."""
 
     __slots__ = ("_clock", "_expires_at")
@@ -50,28 +51,27 @@ class Expiry:
     def seconds_left(self) -> float:
         return max(0.0, self._expires_at + 1 - self._clock())
 
-    def watch(self, end: Callable[[], None]) -> "Watch":
-        """Call `end` once the token has expired, unless the watch is cancelled before."""
-        return Watch(self, end)
-
-
-class Watch:
-    """Waits for a token's expiry."""
-
-    __slots__ = ("_end", "_expiry", "_timer")
-
-    def __init__(self, expiry: Expiry, end: Callable[[], None]) -> None:
-        self._expiry = expiry
-        self._end = end
-        self._read_clock()
-
-    def _read_clock(self) -> None:
-        left = self._expiry.seconds_left
+    @contextmanager
+    def watch(self, end: Callable[[], None]) -> Iterator[None]:
+        """Call `end` if the token expires within the block."""
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(min(left, _READ_AGAIN), self._read_clock) if left else loop.call_soon(self._end)
+        timers: list[asyncio.Handle] = []
 
-    def cancel(self) -> None:
-        self._timer.cancel()
+        def read_clock() -> None:
+            left = self.seconds_left
+            timers[:] = [loop.call_later(min(left, _READ_AGAIN), read_clock) if left else loop.call_soon(end)]
+
+        read_clock()
+        try:
+            yield
+        finally:
+            timers[0].cancel()
+
+
+def ending_with_token(scope: Scope, end: Callable[[], None]) -> AbstractContextManager[None]:
+    """Call `end` if the token of a request expires within the block."""
+    expiry: Expiry | None = scope[EXPIRY]
+    return nullcontext() if expiry is None else expiry.watch(end)
 
 
 def expiry_of(scope: Scope, clock: Callable[[], float]) -> Expiry | None:

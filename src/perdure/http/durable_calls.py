@@ -10,13 +10,12 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from operator import attrgetter
 
 from mcp.shared.inbound import (
     MCP_NAME_HEADER,
-    InboundLadderRejection,
     decode_header_value,
     validate_mcp_param_headers,
 )
@@ -28,7 +27,6 @@ from perdure._core.durable_calls import (
     MAX_KEY,
     PROGRESS_TOKEN,
     STATE_PREFIX,
-    CallClient,
     TaskFacts,
     TaskSupport,
     call_digest,
@@ -45,7 +43,7 @@ from perdure._core.jsonrpc import JsonObject, error_payload
 from perdure._core.limits import Caller
 from perdure._core.states import CallState, LogState, SessionStep
 from perdure.errors import StoreError, TooManySessions
-from perdure.http.access import SessionAccess
+from perdure.http.access import FAILURES, SessionAccess, refusal_of
 from perdure.http.credentials import caller_of, while_good
 from perdure.http.event_stream import Ending, EventStream
 from perdure.http.refusals import HttpRefusal, Refusal
@@ -97,7 +95,7 @@ _ASK = b'{"jsonrpc":"2.0","id":"ask-'
 
 
 class CallReader:
-    """The connection of a reader: picks what the client is shown before the answer, and notices what ends that."""
+    """The connection of a reader: selects the events that the client sees before the answer, and ends the wait."""
 
     def __init__(self, stream: EventStream, *, token: bool) -> None:
         """`token`: the client wants progress."""
@@ -214,7 +212,8 @@ class DurableCallEndpoint:
 
     async def __call__(self, request: ModernRequest, receive: Receive, send: Send) -> bool:
         """Answer a request; `False` if it is one for the SDK's own handler."""
-        is_call = request.message.method == CALL_METHOD.decode()
+        message = request.message
+        is_call = message.method == CALL_METHOD.decode()
         response = EventStream(receive, send, streams=is_call and not self._settings.json_response)
         try:
             if not self._context.journal.may_show:
@@ -222,14 +221,12 @@ class DurableCallEndpoint:
             if is_call:
                 self._access.refuse_if_draining()
                 return await self._answer_call(request, response)
-            result = await (self._cancel if request.message.method == CANCEL else self._task)(request)
-            await response.result(request.message.id, self._stamped({"resultType": "complete", **result}))
-        except HttpRefusal as refused:
-            refused.answering(request.message.id)
+            result = await (self._cancel if message.method == CANCEL else self._task)(request)
+            await response.result(message.id, self._stamped({"resultType": "complete", **result}))
+        except FAILURES as failure:
             if not response.has_begun:
                 raise
-            self._context.counters.requests_refused += 1
-            await response.answer(refused.answer.body)
+            await response.answer(refusal_of(failure, message.id, self._context.counters).body)
         return True
 
     async def _cancel(self, request: ModernRequest) -> JsonObject:
@@ -238,12 +235,11 @@ class DurableCallEndpoint:
         if not is_key(given):
             raise HttpRefusal(Refusal.BAD_KEY, where="key", limit=MAX_KEY, seen=repr(given))
         name = self._names(request, given)[0]
-        with self._access.refusing[Refusal.STORE_FAILS]:
-            record = await self._calls.find(name, request.owner)
-            if record is not None:
-                await self._calls.cancel(record, "it was cancelled by its key")
-            elif await self._calls.given_up(name, request.owner) is None:
-                raise HttpRefusal(Refusal.NO_KEY)
+        record = await self._calls.find(name, request.owner)
+        if record is not None:
+            await self._calls.cancel(record, "it was cancelled by its key")
+        elif await self._calls.given_up(name, request.owner) is None:
+            raise HttpRefusal(Refusal.NO_KEY)
         return {}
 
     # Tasks
@@ -256,8 +252,7 @@ class DurableCallEndpoint:
         header = request.http.headers.get(MCP_NAME_HEADER)
         if header is not None and decode_header_value(header) != task_id:
             raise HttpRefusal(Refusal.NAME_MISMATCH, message=f"{MCP_NAME_HEADER} header does not match params.taskId")
-        with self._access.refusing[Refusal.STORE_UNREADABLE]:
-            found = await self._calls.look(task_id, request.owner)
+        found = await self._calls.look(task_id, request.owner)
         if found is None:
             await self._refuse_given_up(task_id, request.owner)
         if found is None or not found[0].initialized:
@@ -271,27 +266,25 @@ class DurableCallEndpoint:
                     raise HttpRefusal(Refusal.BAD_RESPONSES, seen="nothing")
                 await self._take_responses(record, request)
             case _:
-                with self._access.refusing[Refusal.STORE_FAILS]:
-                    await self._calls.cancel(record, "it was cancelled as a task")
+                await self._calls.cancel(record, "it was cancelled as a task")
         return {}
 
     async def _poll(self, record: SessionRecord, facts: TaskFacts, request: ModernRequest) -> TaskFacts:
-        """The state of a task. A client that repeats what breaks is answered as soon as its task needs it, and within
-        `task_hold`, or the life of its token, in any case. Any other client is answered at once: it would end with a
-        poll that is open when this process dies, and a poll that is held is nearly always open."""
+        """Return the state of a task. A client that repeats what breaks is answered as soon as its task needs it, and
+        within `task_hold`, or the life of its token. Any other client is answered at once: it would end with a poll
+        that is open when this process dies, and a poll that is held is nearly always open."""
+
+        def may_answer(facts: TaskFacts) -> bool:
+            # A process that stops holds no poll: the next one may go elsewhere.
+            return needs_its_client(facts) or self._access.is_draining() or self._context.waiters.is_over
+
         hold = while_good(self._settings.task_hold, request.http.scope) if request.client.repeats else 0.0
         if needs_its_client(facts) or not (hold or facts.state is CallState.WAITING):
             return facts
-        caller = caller_of(request.owner, request.http.scope)
-        with self._access.refusing[Refusal.STORE_UNREADABLE]:
-            if facts.state is CallState.WAITING:
-                await self._run_again(record, request)
-            with self._context.work.holding(caller, request.size):
-                return await self._calls.wait(record, self._may_answer_poll, seconds=hold) or facts
-
-    def _may_answer_poll(self, facts: TaskFacts) -> bool:
-        """Whether a poll is answered at once. A process that stops holds none: the next poll may go elsewhere."""
-        return needs_its_client(facts) or self._access.is_draining or self._context.waiters.is_over
+        if facts.state is CallState.WAITING:
+            await self._run_again(record, request)
+        with self._context.work.holding(caller_of(request.owner, request.http.scope), request.size):
+            return await self._calls.wait(record, may_answer, seconds=hold) or facts
 
     # Calls
 
@@ -301,20 +294,25 @@ class DurableCallEndpoint:
         if isinstance(state, str) and state.startswith(STATE_PREFIX):
             await self._next_round(request, state.removeprefix(STATE_PREFIX), response)
             return True
-        name = str(request.params.get("name"))
-        if key is None and self._is_plain(name, request.client):
-            return False
-        tool = await self._tools.tool(name, request.owner, request.client, request.http)
+        name, client = str(request.params.get("name")), request.client
+        if key is None and not client.takes_asks:
+            rule = TaskSupport.NEVER if self._tools.serves_tasks else self._rules.get(name, self._rules.get("*"))
+            if rule is TaskSupport.NEVER or (rule is TaskSupport.OPTIONAL and not client.takes_tasks):
+                return False  # it needs no log, whatever the server declares of its tool
+        tool = await self._tools.tool(name, request.owner, client, request.http)
         support = task_support(name, self._rules, tool)
         if self._tools.serves_tasks:
             support = TaskSupport.NEVER  # they are its own
-        if support is TaskSupport.REQUIRED and not request.client.takes_tasks:
+        if support is TaskSupport.REQUIRED and not client.takes_tasks:
             raise needs_tasks()
-        as_task = request.client.takes_tasks and support is not TaskSupport.NEVER
-        if key is None and not as_task and not request.client.takes_asks:
+        as_task = client.takes_tasks and support is not TaskSupport.NEVER
+        if key is None and not as_task and not client.takes_asks:
             return False
-        if tool is not None and (wrong := _check_param_headers(request, tool)) is not None:
-            raise HttpRefusal(Refusal.NAME_MISMATCH, message=wrong.message)
+        arguments = request.params.get("arguments") or {}
+        if tool is not None and isinstance(arguments, Mapping):
+            wrong = validate_mcp_param_headers(tool.get("inputSchema"), arguments, request.http.headers)
+            if wrong is not None:
+                raise HttpRefusal(Refusal.NAME_MISMATCH, message=wrong.message)
         after = while_good(self._settings.task_after, request.http.scope)
         if support is TaskSupport.REQUIRED:
             after = min(after, REQUIRED_AFTER)
@@ -326,43 +324,8 @@ class DurableCallEndpoint:
             raise
         return True
 
-    def _is_plain(self, name: str, client: CallClient) -> bool:
-        """Whether a call without a key needs no log, whatever the server declares of its tool."""
-        rule = TaskSupport.NEVER if self._tools.serves_tasks else self._rules.get(name, self._rules.get("*"))
-        no_task = rule is TaskSupport.NEVER or (rule is TaskSupport.OPTIONAL and not client.takes_tasks)
-        return no_task and not client.takes_asks
-
     async def _serve(self, request: ModernRequest, key: str | None, after: float | None, response: EventStream) -> None:
         """Begin a call, or join the one with the same key. `after`: when its client gets a handle, if it may."""
-        call = self._as_call(request)
-        if key is not None:
-            call = replace(call, names=self._names(request, key))
-        record = None
-        for _ in range(BEGIN_MOST):
-            begun = await self._begin(call)
-            if begun is not None:
-                await self._show(request, *begun, after, response)
-                return
-            assert call.names is not None, "a call without a key is always new"
-            with self._access.refusing[Refusal.STORE_UNREADABLE]:
-                record = await self._calls.find(call.names[0], request.owner)
-                row = None if record is None else await self._calls.row(record)
-            if record is not None and row is not None:
-                if row.digest != call.digest:
-                    raise HttpRefusal(Refusal.KEY_TAKEN)
-                self._context.counters.calls_joined += 1
-                await self._join(request, record, after, response)
-                return
-            await self._refuse_given_up(call.names[0], request.owner, call.digest)
-        if record is not None:  # without a row
-            raise HttpRefusal(Refusal.ANSWER_GIVEN_UP)
-        raise HttpRefusal(Refusal.STORE_UNREADABLE)  # the client tries again
-
-    def _names(self, request: ModernRequest, key: str) -> tuple[SessionId, StreamId]:
-        state = request.params.get("requestState")
-        return key_names(self._secret, request.owner, key, state if isinstance(state, str) else None)
-
-    def _as_call(self, request: ModernRequest) -> NewCall:
         params, client = request.params, request.client
         message, body = request.message, request.body
         if len(body) > MAX_CLIENT and len(encode(client.told)) > MAX_CLIENT:
@@ -373,15 +336,37 @@ class DurableCallEndpoint:
             message, body = replace(message, params=params, raw=raw), encode(raw)
         if self._asks_in_session and client.takes_asks:
             client = replace(client, version=AS_IN_SESSION)
-        return NewCall(
+        call = NewCall(
             request=message,
             body=body,
             caller=caller_of(request.owner, request.http.scope),
             client=client,
-            names=None,
+            names=None if key is None else self._names(request, key),
             digest=call_digest(message.method, params),
             size=request.size,
         )
+        record = None
+        for _ in range(BEGIN_MOST):
+            begun = await self._begin(call)
+            if begun is not None:
+                await self._show(request, *begun, after, response)
+                return
+            assert call.names is not None, "a call without a key is always new"
+            record = await self._calls.find(call.names[0], request.owner)
+            row = None if record is None else await self._calls.row(record)
+            if record is not None and row is not None:
+                if row.digest != call.digest:
+                    raise HttpRefusal(Refusal.KEY_TAKEN)
+                self._context.counters.calls_joined += 1
+                await self._join(request, record, after, response)
+                return
+            await self._refuse_given_up(call.names[0], request.owner, call.digest)
+        # A record is without a row; without a record the client tries again.
+        raise HttpRefusal(Refusal.STORE_FAILS if record is None else Refusal.ANSWER_GIVEN_UP)
+
+    def _names(self, request: ModernRequest, key: str) -> tuple[SessionId, StreamId]:
+        state = request.params.get("requestState")
+        return key_names(self._secret, request.owner, key, state if isinstance(state, str) else None)
 
     async def _begin(self, call: NewCall) -> tuple[Session, Call] | None:
         """Accept a call, which then runs in the same turn of the event loop, or `None` if its key is taken."""
@@ -406,18 +391,17 @@ class DurableCallEndpoint:
             await self._give_up_round(call.caller)
         self._access.refuse_calls(call.caller, 1)
         try:
-            with self._access.refusing[Refusal.STORE_FAILS]:
-                with contextlib.suppress(TooManySessions):
-                    return await self._calls.begin(call)
-                async with self._making_room:  # one after the other, or all would give up the same call
-                    of_caller = False
-                    for _ in range(MAKE_ROOM_MOST):
-                        try:
-                            return await self._calls.begin(call)
-                        except TooManySessions as full:
-                            of_caller = full.of_caller
-                        if not await self._calls.make_room(call.caller) and not await self._give_up_round(call.caller):
-                            break
+            with contextlib.suppress(TooManySessions):
+                return await self._calls.begin(call)
+            async with self._making_room:  # one after the other, or all would give up the same call
+                of_caller = False
+                for _ in range(MAKE_ROOM_MOST):
+                    try:
+                        return await self._calls.begin(call)
+                    except TooManySessions as full:
+                        of_caller = full.of_caller
+                    if not await self._calls.make_room(call.caller) and not await self._give_up_round(call.caller):
+                        break
         except TooManyKeys as full:
             raise HttpRefusal(Refusal.TOO_MANY_KEYS, limit=full.limit) from None
         if of_caller:
@@ -432,9 +416,8 @@ class DurableCallEndpoint:
         if not own:
             return False
         record = min(own, key=attrgetter("seen")).record
-        with self._access.refusing[Refusal.STORE_FAILS]:
-            await self._calls.cancel(record, "its client did not answer, and there was no room for others")
-            await self._calls.wait(record, attrgetter("is_over"), seconds=GIVEN_UP_SECONDS)
+        await self._calls.cancel(record, "its client did not answer, and there was no room for others")
+        await self._calls.wait(record, attrgetter("is_over"), seconds=GIVEN_UP_SECONDS)
         sentence = "a call whose client was asked something was given up for newer ones of its caller"
         self._context.peers.log_event(logging.WARNING, "round.given_up", sentence, session=record.id[:8])
         return True
@@ -445,59 +428,43 @@ class DurableCallEndpoint:
         self, request: ModernRequest, session: Session, call: Call, after: float | None, response: EventStream
     ) -> None:
         has_key = session.record.initialized
+        has_begun = False
         try:
             with session.in_use(), call.stream.pinned():
                 self._access.credentials.bring(session.id, request.http.scope)
-                ending = await self._read(request, session, call, after, response, begins=True)
-                if ending is Ending.LATE and not await self._end_late(session, call, response):
-                    # The store fails, and cannot keep what a handle stands for: the answer itself is waited for.
-                    after, ending = None, await self._read(request, session, call, None, response)
-                match ending:
-                    case Ending.WRITTEN | Ending.LATE:
-                        pass
-                    case _ if await self._answer_unkept(session, call, response):
-                        pass
-                    case Ending.LEFT:
+                while True:
+                    connection = CallReader(response, token=progress_token(request.message) is not None)
+                    start = Start(call.stream.readers.delivered)
+                    reader = attach(session, call.stream, start, frame=connection.frame)
+                    if not has_begun:
+                        has_begun = True
+                        session.link.start(call, request.http)
+                    self._shown.add(connection)
+                    try:
+                        ending = await connection.read(reader, after=after)
+                    finally:
+                        self._shown.discard(connection)
+                    if ending is Ending.WRITTEN or await self._answer_unkept(session, call, response):
+                        return
+                    if ending is Ending.LEFT:
                         # The client cancels the call by closing the connection, unless it can ask for it again.
                         if not session.record.initialized:
                             reason = {"reason": "the client has left"}
                             session.link.cancel(call.request.id, incarnation=1, params=reason)
-                    case _ if after is not None and await self._give_handle(session, call, response):
-                        pass
-                    case Ending.ASKED:
-                        with self._access.refusing[Refusal.STORE_FAILS]:
-                            await session.show_to_client()
-                            facts = await self._calls.facts(session.record)
-                        await self._write_round(request, session.record, facts, response)
-                    case _:
-                        await self._answer_stopped(request, response, is_kept=has_key)
+                        return
+                    if after is not None and await self._give_handle(session, call, response):
+                        return
+                    if ending is not Ending.LATE:
+                        break
+                    after = None  # the store fails, and cannot keep what a handle stands for: wait for the answer
+                if ending is Ending.ASKED:
+                    await session.show_to_client()
+                    facts = await self._calls.facts(session.record)
+                    await self._write_round(request, session.record, facts, response)
+                else:
+                    await self._answer_stopped(request, response, is_kept=has_key)
         finally:
             self._access.sessions.let_go(session)
-
-    async def _read(
-        self,
-        request: ModernRequest,
-        session: Session,
-        call: Call,
-        after: float | None,
-        response: EventStream,
-        *,
-        begins: bool = False,
-    ) -> Ending:
-        """Show a call to its client, on from where the last reader was. `begins`: its tool runs from now on."""
-        connection = CallReader(response, token=progress_token(request.message) is not None)
-        reader = attach(session, call.stream, Start(call.stream.readers.delivered), frame=connection.frame)
-        if begins:
-            session.link.start(call, request.http)
-        self._shown.add(connection)
-        try:
-            return await connection.read(reader, after=after)
-        finally:
-            self._shown.discard(connection)
-
-    async def _end_late(self, session: Session, call: Call, response: EventStream) -> bool:
-        """Write the answer, if it came in this moment, or else a handle. Returns whether the client has one of them."""
-        return await self._answer_unkept(session, call, response) or await self._give_handle(session, call, response)
 
     async def _answer_unkept(self, session: Session, call: Call, response: EventStream) -> bool:
         """Write the answer that came in the same moment in which its reader ended, and that is not kept. Returns
@@ -516,8 +483,7 @@ class DurableCallEndpoint:
             return False
         if self._context.journal.state is LogState.DEGRADED:
             return False
-        with self._access.refusing[Refusal.STORE_FAILS]:
-            facts = await self._calls.facts(session.record)
+        facts = await self._calls.facts(session.record)
         if facts is None:
             raise HttpRefusal(Refusal.NO_TASK)
         self._context.counters.tasks_handed_out += 1
@@ -528,9 +494,8 @@ class DurableCallEndpoint:
 
     async def _next_round(self, request: ModernRequest, handle: str, response: EventStream) -> None:
         """A further round of a call: its client brings the answers to what it was asked."""
-        with self._access.refusing[Refusal.STORE_UNREADABLE]:
-            record = await self._calls.find(handle, request.owner)
-            row = None if record is None else await self._calls.row(record)
+        record = await self._calls.find(handle, request.owner)
+        row = None if record is None else await self._calls.row(record)
         begun = {name: value for name, value in request.params.items() if name != "inputResponses"}
         if record is None or row is None or row.digest != call_digest(request.message.method, begun):
             raise HttpRefusal(Refusal.BAD_STATE)
@@ -544,41 +509,32 @@ class DurableCallEndpoint:
         after: float | None,
         response: EventStream,
         *,
-        gone: Refusal = Refusal.STORE_UNREADABLE,
+        gone: Refusal = Refusal.STORE_FAILS,
     ) -> None:
         """Wait for the answer of a call, wherever it runs; until this process stops, or the client leaves. `gone`: the
         refusal if the call's time passes in this moment."""
-        # What this request answers may still be on its way to the node that asked: its client is not asked that again.
-        responses = request.params.get("inputResponses")
-        answered = frozenset(responses) if isinstance(responses, Mapping) else frozenset()
-        waiting = asyncio.create_task(self._write_outcome(request, record, after, response, answered, gone))
+        waiting = asyncio.create_task(self._write_outcome(request, record, after, response, gone))
         self._joined.add(waiting)
-        caller = caller_of(request.owner, request.http.scope)
-        self._context.work.take(caller, request.size)
         try:
-            ending = await response.serve(waiting, end=waiting.cancel)
-            if waiting.cancelled() and ending is not Ending.LEFT:
-                await self._answer_stopped(request, response, is_kept=True)
+            with self._context.work.holding(caller_of(request.owner, request.http.scope), request.size):
+                ending = await response.serve(waiting, end=waiting.cancel)
+                if waiting.cancelled() and ending is not Ending.LEFT:
+                    await self._answer_stopped(request, response, is_kept=True)
         finally:
             self._joined.discard(waiting)
-            self._context.work.take(caller, -request.size)
 
     async def _write_outcome(
-        self,
-        request: ModernRequest,
-        record: SessionRecord,
-        after: float | None,
-        response: EventStream,
-        answered: Collection[str],
-        gone: Refusal,
+        self, request: ModernRequest, record: SessionRecord, after: float | None, response: EventStream, gone: Refusal
     ) -> None:
+        # What this request answers may still be on its way to the node that asked: its client is not asked that again.
+        responses = request.params.get("inputResponses")
+        answered = frozenset(responses) if isinstance(responses, Mapping) else frozenset[str]()
         loop, interval = asyncio.get_running_loop(), self._settings.keepalive_interval
         deadline, silent = None if after is None else loop.time() + after, min(FIRST_SIGN, interval)
         while True:
             seconds = silent if deadline is None else max(0.0, min(silent, deadline - loop.time()))
-            with self._access.refusing[Refusal.STORE_UNREADABLE]:
-                await self._run_again(record, request)
-                facts = await self._calls.follow(record, answered=answered, seconds=seconds)
+            await self._run_again(record, request)
+            facts = await self._calls.follow(record, answered=answered, seconds=seconds)
             if facts is None:
                 await self._refuse_given_up(record.id, request.owner)
                 raise HttpRefusal(gone)
@@ -588,7 +544,7 @@ class DurableCallEndpoint:
                 return await response.result(request.message.id, self._handle(facts))
             if facts.asks:
                 return await self._write_round(request, record, facts, response)
-            await response.keep_alive()
+            await response.write(sse.KEEP_ALIVE)
             silent = interval
 
     async def _run_again(self, record: SessionRecord, request: ModernRequest) -> None:
@@ -605,15 +561,12 @@ class DurableCallEndpoint:
             raise HttpRefusal(Refusal.BAD_RESPONSES, seen=repr(responses))
         if len(responses) > MAX_RESPONSES:
             raise HttpRefusal(Refusal.TOO_MANY_RESPONSES, limit=MAX_RESPONSES, seen=len(responses))
-        with self._access.refusing[Refusal.STORE_FAILS]:
-            await self._calls.answer(record, responses, request.http)
-        with self._access.refusing[Refusal.STORE_UNREADABLE]:
-            await self._calls.wait_answered(record, responses.keys())
+        await self._calls.answer(record, responses, request.http)
+        await self._calls.wait_answered(record, responses.keys())
 
     async def _refuse_given_up(self, text: object, owner: str, digest: bytes | None = None) -> None:
         """Refuse if the answer of a caller's own call was given up. `digest`: of the request, if it is a call."""
-        with self._access.refusing[Refusal.STORE_UNREADABLE]:
-            key = await self._calls.given_up(text, owner)
+        key = await self._calls.given_up(text, owner)
         if key is not None:
             if digest is not None and key.digest != digest:
                 raise HttpRefusal(Refusal.KEY_TAKEN)
@@ -648,10 +601,3 @@ class DurableCallEndpoint:
 
     def _stamped(self, result: JsonObject) -> JsonObject:
         return {**result, "_meta": {**(result.get("_meta") or {}), **self._tools.server_info}}
-
-
-def _check_param_headers(request: ModernRequest, tool: JsonObject) -> InboundLadderRejection | None:
-    arguments = request.params.get("arguments") or {}
-    if not isinstance(arguments, Mapping):
-        return None
-    return validate_mcp_param_headers(tool.get("inputSchema"), arguments, request.http.headers)

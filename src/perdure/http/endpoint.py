@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 
 from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 from starlette.types import Receive, Scope
 
 from perdure._core import sticky
@@ -19,24 +20,24 @@ from perdure._core.limits import Caller, weigh
 from perdure._core.losses import numbers_of
 from perdure._core.states import SessionState, SessionStep
 from perdure.assembly import ServerProcess
-from perdure.errors import IdTaken, SessionEnded, StaleRecord, StoreError, TooManyCalls, TooManySessions
-from perdure.http.access import SessionAccess
+from perdure.errors import IdTaken, SessionEnded, StaleRecord, TooManyCalls, TooManySessions
+from perdure.http.access import FAILURES, SessionAccess
 from perdure.http.credentials import caller_of
 from perdure.http.durable_calls import DurableCallEndpoint
 from perdure.http.event_stream import EventStreamResponse
 from perdure.http.listening import ListeningHandler
-from perdure.http.refusals import Answer, HttpRefusal, Refusal
-from perdure.http.request import Headers, accepts, parse, replayed, require_accept, require_json
-from perdure.http.resume_tokens import RESUME, ResumeTokenEndpoint
+from perdure.http.refusals import HttpRefusal, Refusal, json_answer
+from perdure.http.request import REQUEST_ID, Headers, parse, replayed, require_accept, require_json
+from perdure.http.resume_tokens import ResumeTokenEndpoint
 from perdure.http.sdk_passthrough import SdkPassthrough
 from perdure.runtime.server import Started
 from perdure.sessions.durable_calls import DurableCalls
 from perdure.sessions.ledger import Call, Duplicate
-from perdure.sessions.resume import NothingMore, ReplayOff, Resume, Start, Stream, read_answers
+from perdure.sessions.resume import NothingMore, ReplayOff, Resume, Start, Stream, attach, read_answers
 from perdure.sessions.session import Intake, Session
 from perdure.telemetry import tracing as spans
 
-ALLOW = ((b"allow", b"GET, POST, DELETE, OPTIONS"),)
+ALLOW = {"allow": "GET, POST, DELETE, OPTIONS"}
 
 MAX_HANDSHAKE = 64 << 10
 """Bytes of an `initialize` request: its params are kept in memory for as long as the session lives."""
@@ -61,7 +62,7 @@ MAX_NOTIFICATIONS = 1_000
 
 
 class Endpoint:
-    """Answers requests; raises `HttpRefusal` for every one that it does not take."""
+    """Answers requests. Raises one of `FAILURES` for a request that it refuses."""
 
     def __init__(
         self,
@@ -74,7 +75,6 @@ class Endpoint:
         """`call_secret`: of the store; the ids of calls with a key are made with it."""
         self._access = access = SessionAccess(process, is_draining)
         self._post = PostHandler(access)
-        self._get = GetHandler(access)
         self._resume = ResumeTokenEndpoint(access)
         self.sessionless: SdkPassthrough | None = None
         if started.sessionless is not None:
@@ -89,28 +89,74 @@ class Endpoint:
             self.sessionless = SdkPassthrough(started.sessionless, access, durable_calls, listening)
 
     async def __call__(
-        self, scope: Scope, receive: Receive, headers: Headers, owner: str
-    ) -> Answer | EventStreamResponse:
-        if RESUME in scope:
-            return await self._resume(scope, receive, headers, owner)
+        self, scope: Scope, receive: Receive, headers: Headers, owner: str, *, resume: str | None
+    ) -> Response | EventStreamResponse:
+        """`resume`: the action of a request to the resume broker."""
+        if resume is not None:
+            return await self._resume(resume, scope, receive, headers, owner)
         match scope["method"]:
             case "POST":
                 return await self._post(scope, receive, headers, owner)
             case "GET":
-                return await self._get(scope, headers, owner)
+                try:
+                    return await self._get(scope, headers, owner)
+                except FAILURES as failure:
+                    is_complete = isinstance(failure, HttpRefusal) and failure.refusal is Refusal.NOTHING_MORE
+                    if headers.get(b"last-event-id") and not is_complete:
+                        self._access.context.counters.replays_refused += 1
+                    raise
             case "DELETE":
                 session = await self._access.find(headers, owner, scope)
                 with session.in_use():
                     await self._access.come_back(session, scope, resume=False)
                     why = "The session was deleted by its client"
                     await self._access.sessions.end(session, SessionStep.CLIENT_DELETED, why)
-                    return Answer(status=200)
+                    return Response()
             case method:
-                raise HttpRefusal(Refusal.METHOD, method=method, headers=ALLOW)
+                raise HttpRefusal(Refusal.METHOD, method=method, allowed="POST, GET or DELETE", headers=ALLOW)
+
+    async def _get(self, scope: Scope, headers: Headers, owner: str) -> EventStreamResponse:
+        """Attach a reader to a stream; where it begins is decided by `sessions.resume`."""
+        access, context = self._access, self._access.context
+        require_accept(headers, json=False)
+        text = headers.get(b"last-event-id", b"").decode("latin-1")
+        position = parse_position(text)
+        # The store returns the revision of the session's record together with a call's stream.
+        of_call = position is not None and position.kind is Kind.CALL and access.settings.enable_replay
+        # Before anything is waited for: of two that come, the store may answer the later one first.
+        arrival = context.hub.arrive()
+        session = await access.find(headers, owner, scope, checked_later=of_call)
+        with session.in_use():
+            await access.come_back(session, scope)
+            if text:
+                context.counters.resumes += 1
+            resume = Resume(session, text, position)
+            try:
+                found = await resume.find()
+                with contextlib.nullcontext() if found is None else found.stream.pinned():
+                    read = None if found is None else found.read
+                    if of_call and (read is None or read.revision != session.record.revision):
+                        await access.check(session, headers, owner, scope)
+                    if session.state is SessionState.ENDED:
+                        raise SessionEnded
+                    if found is None:
+                        resume.log_unknown()
+                        raise HttpRefusal(Refusal.POSITION_UNKNOWN)
+                    if found.stream is session.standalone:
+                        access.refuse_if_draining()
+                    start = await resume.start(found)
+                    if found.stream.readers.reader is None:
+                        access.refuse_readers(session.link.calls.caller)
+                    resume.begin(found, start)
+                    return _show(session, found.stream, start, arrival)
+            except ReplayOff:
+                raise HttpRefusal(Refusal.REPLAY_OFF) from None
+            except NothingMore:
+                raise HttpRefusal(Refusal.NOTHING_MORE, headers={"allow": "POST, DELETE"}) from None
 
 
 class PostHandler:
-    """Takes messages."""
+    """Accepts the messages of a POST: requests get a stream, the rest a 202."""
 
     def __init__(self, access: SessionAccess) -> None:
         self._access = access
@@ -119,33 +165,30 @@ class PostHandler:
 
     async def __call__(
         self, scope: Scope, receive: Receive, headers: Headers, owner: str
-    ) -> Answer | EventStreamResponse:
+    ) -> Response | EventStreamResponse:
         require_json(headers)
-        require_accept(headers, json_only=self._settings.json_response)
+        require_accept(headers, events=not self._settings.json_response)
         body = await self._access.bodies.read(receive, headers)
-        parsed = parse(body)
+        parsed = parse(scope, body)
         http = HttpRequest(scope, replayed(body))
-        try:
-            if isinstance(parsed, Request) and parsed.method == "initialize":
+        if isinstance(parsed, Request):
+            if parsed.method == "initialize":
                 return await self._initialize(parsed, body, http, headers, owner)
-            if isinstance(parsed, Request):
-                # If another process has changed the session, or forwarded something, the record is read now, once.
-                with contextlib.suppress(StaleRecord):
-                    session = await self._access.find(headers, owner, scope, checked_later=True)
-                    with session.in_use():
-                        await self._access.come_back(session, scope)
-                        return await self._take(session, parsed, body, http, seen=session.keeper.record.revision)
-            session = await self._access.find(headers, owner, scope)
-            with session.in_use():
-                # A notification may cancel a call that would run again.
-                await self._access.come_back(session, scope, resume=isinstance(parsed, Request | Batch))
-                return await self._take(session, parsed, body, http)
-        except HttpRefusal as refused:
-            raise refused.answering(parsed.id if isinstance(parsed, Request) else None) from None
+            # If another process has changed the session, or forwarded something, the record is read now, once.
+            with contextlib.suppress(StaleRecord):
+                session = await self._access.find(headers, owner, scope, checked_later=True)
+                with session.in_use():
+                    await self._access.come_back(session, scope)
+                    return await self._take(session, parsed, body, http, seen=session.keeper.record.revision)
+        session = await self._access.find(headers, owner, scope)
+        with session.in_use():
+            # A notification may cancel a call that would run again.
+            await self._access.come_back(session, scope, resume=isinstance(parsed, Request | Batch))
+            return await self._take(session, parsed, body, http)
 
     async def _take(
         self, session: Session, parsed: Envelope | Batch, body: bytes, http: HttpRequest, seen: int | None = None
-    ) -> Answer | EventStreamResponse:
+    ) -> Response | EventStreamResponse:
         messages = parsed.messages if isinstance(parsed, Batch) else (parsed,)
         requests = [message for message in messages if isinstance(message, Request)]
         if isinstance(parsed, Batch):
@@ -153,58 +196,44 @@ class PostHandler:
                 raise HttpRefusal(Refusal.INITIALIZE_IN_BATCH)
             if not session.keeper.revision.batches:
                 raise HttpRefusal(Refusal.BATCH, version=session.record.version)
-        size = weigh(body)
-        if requests:  # also where no other node is known yet: a new one may have begun and answered a call meanwhile
+        size, notifications = weigh(body), 0
+        if requests:
+            http.scope[REQUEST_ID] = requests[0].id
+            # Also if no other node is known yet: a new one may have begun and answered a call meanwhile.
             await session.home.come_first(ORDER_SECONDS, looks=seen is None)
-        try:
-            self._check_work(session, messages, len(requests), size)
-            with self._access.refusing[Refusal.STORE_FAILS]:
-                calls = await self._accept(session, requests, body, size, seen) if requests else []
-        except HttpRefusal as refused:
-            raise refused.answering(requests[0].id if requests else None) from None
-        if not calls:
-            await self._pass_on(session, messages, (), http, size)
-            return Answer(status=202, headers=_session_header(session))
-        await self._pass_on(session, messages, calls, http, 0)
-        return await self._answer(session, calls[0].stream, batch=isinstance(parsed, Batch))
-
-    def _check_work(self, session: Session, messages: Sequence[Envelope], requests: int, size: int) -> None:
-        """Refuse messages beyond the limits of what is handled at once. A cancellation and the answer to an ask are
-        always taken, because they end work. `requests`: how many of the messages are requests."""
-        notifications = 0
-        if requests < len(messages):
+        if len(requests) < len(messages):
             notifications = sum(isinstance(m, Notification) and m.method != "notifications/cancelled" for m in messages)
-        if not notifications and not requests:
-            return
-        link, most = session.link, self._settings.session_work
-        if notifications and link.runtime.notifications + notifications > MAX_NOTIFICATIONS:
-            raise HttpRefusal(Refusal.TOO_MANY_NOTIFICATIONS, limit=MAX_NOTIFICATIONS)
-        if link.work and link.work + size > most:
-            raise HttpRefusal(Refusal.TOO_MUCH_OF_SESSION, limit=most)
-        self._access.refuse_work(link.calls.caller, size)
-
-    async def _pass_on(
-        self, session: Session, messages: Sequence[Envelope], calls: Sequence[Call], http: HttpRequest, size: int
-    ) -> None:
-        """Hand messages to the runtime in their order. `size`: the bytes of memory that are not counted yet."""
+        # A cancellation and the answer to an ask are always taken, because they end work.
+        if requests or notifications:
+            link, most = session.link, self._settings.session_work
+            if notifications and link.runtime.notifications + notifications > MAX_NOTIFICATIONS:
+                raise HttpRefusal(Refusal.TOO_MANY_NOTIFICATIONS, limit=MAX_NOTIFICATIONS)
+            if link.work and link.work + size > most:
+                raise HttpRefusal(Refusal.TOO_MUCH_OF_SESSION, limit=most)
+            self._access.refuse_work(link.calls.caller, size)
+        calls = await self._accept(session, requests, body, size, seen) if requests else []
+        if calls:
+            size = 0  # it is counted with the calls
         waiting = iter(calls)
         for message in messages:
             if isinstance(message, Request):
                 session.link.start(next(waiting), http)
-                continue
-            share = size // len(messages) or 1
-            with self._access.refusing[Refusal.STORE_FAILS]:
+            else:
+                share = size // len(messages) or 1
                 await session.receive(message, http, size=share, cancel_waiting=self._access.waiting.cancel)
-
-    # Requests
+        if not calls:
+            return Response(status_code=202, headers=_session_header(session))
+        return await self._answer(session, calls[0].stream, batch=isinstance(parsed, Batch))
 
     async def _accept(
         self, session: Session, requests: Sequence[Request], body: bytes, size: int, seen: int | None
     ) -> list[Call]:
         settings, calls = self._settings, session.link.calls
         self._check_room(calls.caller, is_read=all(request.method == READ_AFTER_ANSWER for request in requests))
-        if any(request.method == "tools/call" and _has_key(request) for request in requests):
-            raise HttpRefusal(Refusal.KEY_IN_SESSION, where=f"_meta[{KEY!r}]", extension=CALLS)
+        for request in requests:
+            meta = (request.params or {}).get("_meta") if request.method == "tools/call" else None
+            if isinstance(meta, dict) and KEY in meta:
+                raise HttpRefusal(Refusal.KEY_IN_SESSION, where=f"_meta[{KEY!r}]", extension=CALLS)
         if calls.load + len(requests) > settings.max_calls:
             raise HttpRefusal(Refusal.TOO_MANY_CALLS, limit=settings.max_calls)
         self._access.refuse_calls(calls.caller, len(requests))
@@ -240,35 +269,34 @@ class PostHandler:
         if not self._settings.json_response:
             self._access.refuse_readers(caller)
 
-    async def _answer(self, session: Session, stream: Stream, *, batch: bool = False) -> Answer | EventStreamResponse:
+    async def _answer(self, session: Session, stream: Stream, *, batch: bool = False) -> Response | EventStreamResponse:
         """The response that shows a stream: its events or, where the server is set so, its answers as JSON."""
         if not self._settings.json_response:
-            return self._access.read(session, stream, Start(0))
+            return _show(session, stream, Start(0))
         spans.add_attributes(stream=stream.id)
         with stream.pinned():
             await stream.wait_over()
             answers = await _answers(stream)
         body = b"[%b]" % b",".join(answers) if batch else answers[0]
-        return Answer(status=200, body=body, headers=_session_header(session))
+        return json_answer(body, headers=_session_header(session))
 
     # The handshake
 
     async def _initialize(
         self, request: Request, body: bytes, http: HttpRequest, headers: Headers, owner: str
-    ) -> Answer | EventStreamResponse:
+    ) -> Response | EventStreamResponse:
         """Go on with the session that the client names, or open one."""
         if len(body) > MAX_HANDSHAKE:
-            raise HttpRefusal(Refusal.HANDSHAKE_TOO_LARGE, limit=MAX_HANDSHAKE)
+            raise HttpRefusal(Refusal.HANDSHAKE_TOO_LARGE, limit=MAX_HANDSHAKE, where="")
         if weigh(body) > MAX_HANDSHAKE_MEMORY:
-            raise HttpRefusal(Refusal.HANDSHAKE_TOO_RICH, limit=MAX_HANDSHAKE_MEMORY)
+            raise HttpRefusal(Refusal.HANDSHAKE_TOO_LARGE, limit=MAX_HANDSHAKE_MEMORY, where=" in memory")
         self._check_room(caller_of(owner, http.scope))
-        with self._access.refusing[Refusal.STORE_FAILS]:
-            reattached = await self._reattach(request, body, http, headers, owner)
+        reattached = await self._reattach(request, body, http, headers, owner)
         return await self._open(request, body, http, owner) if reattached is None else reattached
 
     async def _reattach(
         self, request: Request, body: bytes, http: HttpRequest, headers: Headers, owner: str
-    ) -> Answer | EventStreamResponse | None:
+    ) -> Response | EventStreamResponse | None:
         """A client that runs its handshake again on its own session gets the recorded result, and keeps everything
         (R10). With another version or other capabilities it is another client: `None`."""
         text = headers.get(b"x-mcp-reconnect-session") or headers.get(b"mcp-session-id")
@@ -293,7 +321,9 @@ class PostHandler:
             session.link.answer_recorded(call)
             return await self._answer(session, call.stream)
 
-    async def _open(self, request: Request, body: bytes, http: HttpRequest, owner: str) -> Answer | EventStreamResponse:
+    async def _open(
+        self, request: Request, body: bytes, http: HttpRequest, owner: str
+    ) -> Response | EventStreamResponse:
         """Open a session. Its id leaves only with a successful answer, so the response waits for it."""
         sessions, caller = self._access.sessions, caller_of(owner, http.scope)
         try:
@@ -306,7 +336,7 @@ class PostHandler:
             elif full.of_caller:
                 refusal, limit = Refusal.TOO_MANY_FROM_THERE, settings.max_address_sessions
             raise HttpRefusal(refusal, limit=limit) from None
-        except (StoreError, SessionEnded):  # ended: the store took longer than a handshake may
+        except SessionEnded:  # the store took longer than a handshake may
             raise HttpRefusal(Refusal.STORE_FAILS) from None
         with call.stream.pinned():
             session.link.start(call, http)
@@ -314,68 +344,14 @@ class PostHandler:
             if session.state is not SessionState.ACTIVE:
                 answers = await _answers(call.stream)
                 await sessions.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake failed")
-                return Answer(status=200, body=answers[0])
+                return json_answer(answers[0])
             return await self._answer(session, call.stream)
 
 
-class GetHandler:
-    """Attaches readers to streams; where each begins is decided by `sessions.resume`."""
-
-    def __init__(self, access: SessionAccess) -> None:
-        self._access = access
-        self._context = access.context
-
-    async def __call__(self, scope: Scope, headers: Headers, owner: str) -> EventStreamResponse:
-        try:
-            return await self._attach(scope, headers, owner)
-        except HttpRefusal as refused:
-            if headers.get(b"last-event-id") and refused.refusal is not Refusal.NOTHING_MORE:
-                self._context.counters.replays_refused += 1
-            raise
-
-    async def _attach(self, scope: Scope, headers: Headers, owner: str) -> EventStreamResponse:
-        if not accepts(headers)[1]:
-            raise HttpRefusal(Refusal.NOT_ACCEPTABLE_GET)
-        text = headers.get(b"last-event-id", b"").decode("latin-1")
-        position = parse_position(text)
-        # The store returns the revision of the session's record together with a call's stream.
-        of_call = position is not None and position.kind is Kind.CALL and self._access.settings.enable_replay
-        # Before anything is waited for: of two that come, the store may answer the later one first.
-        arrival = self._context.hub.arrive()
-        session = await self._access.find(headers, owner, scope, checked_later=of_call)
-        with session.in_use():
-            await self._access.come_back(session, scope)
-            if text:
-                self._context.counters.resumes += 1
-            resume = Resume(session, text, position)
-            with self._access.refusing[Refusal.STORE_UNREADABLE]:
-                try:
-                    found = await resume.find()
-                    with contextlib.nullcontext() if found is None else found.stream.pinned():
-                        read = None if found is None else found.read
-                        if of_call and (read is None or read.revision != session.record.revision):
-                            await self._access.check(session, headers, owner, scope)
-                        if session.state is SessionState.ENDED:
-                            raise self._access.gone()
-                        if found is None:
-                            resume.log_unknown()
-                            raise HttpRefusal(Refusal.POSITION_UNKNOWN)
-                        if found.stream is session.standalone:
-                            self._access.refuse_if_draining()
-                        start = await resume.start(found)
-                        if found.stream.readers.reader is None:
-                            self._access.refuse_readers(session.link.calls.caller)
-                        resume.begin(found, start)
-                        return self._access.read(session, found.stream, start, arrival)
-                except ReplayOff:
-                    raise HttpRefusal(Refusal.REPLAY_OFF) from None
-                except NothingMore:
-                    raise HttpRefusal(Refusal.NOTHING_MORE, headers=((b"allow", b"POST, DELETE"),)) from None
-
-
-def _has_key(request: Request) -> bool:
-    meta = (request.params or {}).get("_meta")
-    return isinstance(meta, dict) and KEY in meta
+def _show(session: Session, stream: Stream, start: Start, arrival: int | None = None) -> EventStreamResponse:
+    if session.keeper.record.state is SessionState.ENDED:
+        raise SessionEnded
+    return EventStreamResponse(session, attach(session, stream, start, arrival=arrival))
 
 
 async def _answers(stream: Stream) -> list[bytes]:
@@ -384,5 +360,5 @@ async def _answers(stream: Stream) -> list[bytes]:
     return answers
 
 
-def _session_header(session: Session) -> tuple[tuple[bytes, bytes], ...]:
-    return ((b"mcp-session-id", session.record.id.encode()),)
+def _session_header(session: Session) -> dict[str, str]:
+    return {"mcp-session-id": session.record.id}

@@ -5,6 +5,7 @@ import contextlib
 import enum
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS
 from starlette.types import Receive, Scope, Send
@@ -12,13 +13,11 @@ from starlette.types import Receive, Scope, Send
 from perdure._core import sse
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.states import ReaderState
-from perdure.http.credentials import Expiry
-from perdure.http.refusals import Answer
+from perdure.http.credentials import ending_with_token
+from perdure.http.refusals import json_answer
 from perdure.sessions.ledger import encode
 from perdure.sessions.resume import Connection, Reader
 from perdure.sessions.session import Session
-from perdure.telemetry.counters import Counters
-from perdure.telemetry.tracing import Request
 
 BREAK_OFF = "perdure.break_off"
 """In the scope of a request: a function that breaks its connection off. A peer that takes nothing cannot be ended
@@ -92,15 +91,15 @@ class EventStream:
                 await self._send({"type": "http.response.start", "status": 200, "headers": headers})
             await self._send(message)  # also where it is empty: the server that runs us may hold the head until then
 
-    async def keep_alive(self) -> None:
-        await self.write(sse.KEEP_ALIVE)
-
     async def answer(self, payload: bytes, status: int | None = None) -> None:
         """Write a response as the last frame; or as JSON, if nothing came before it."""
         if self.has_begun:
             await self.write(sse.encode_message(payload), last=True)
         else:
-            await Answer(status=status or _status(payload), body=payload).send(self._receive, self._send)
+            if status is None:
+                error = json.loads(payload).get("error") if b'"error"' in payload else None
+                status = 200 if error is None else ERROR_CODE_HTTP_STATUS.get(error["code"], 200)
+            await json_answer(payload, status=status)({"type": "http"}, self._receive, self._send)
 
     async def result(self, request_id: int | str, result: JsonObject) -> None:
         await self.answer(encode({"jsonrpc": "2.0", "id": request_id, "result": result}), 200)
@@ -151,7 +150,9 @@ class EventStream:
         failure = None if writing.cancelled() else writing.exception()
         if isinstance(failure, TimeoutError) and self._abort is not None:
             self._abort()
-            await left(self._receive)
+            with contextlib.suppress(OSError):
+                while (await self._receive())["type"] != "http.disconnect":
+                    pass
         elif failure is not None and not isinstance(failure, OSError):
             raise failure
         return ending
@@ -170,50 +171,21 @@ class EventStream:
             self._abort()
 
 
-async def left(receive: Receive) -> None:
-    """Wait until the client has left."""
-    with contextlib.suppress(OSError):
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-
-def _status(payload: bytes) -> int:
-    if b'"error"' not in payload:
-        return 200  # as nearly always
-    error = json.loads(payload).get("error")
-    return 200 if error is None else ERROR_CODE_HTTP_STATUS.get(error["code"], 200)
-
-
+@dataclass(frozen=True, slots=True, eq=False)
 class EventStreamResponse:
     """Shows a stream of a session. At rest it waits for its client to leave."""
 
-    __slots__ = ("_reader", "_session", "abort", "expiry")
+    session: Session
+    reader: Reader
 
-    def __init__(self, session: Session, reader: Reader) -> None:
-        self._session = session
-        self._reader = reader
-        self.abort: Callable[[], None] | None = None
-        """Breaks the connection off, where the server that runs us can do that."""
-        self.expiry: Expiry | None = None
-        """Of the token that the request showed: its client comes back with another."""
-
-    def watch(self, span: Request, scope: Scope, counters: Counters) -> None:
-        """Let a span know what this response is, and time and count what it missed."""
-        resumes = scope["method"] == "GET"
-        replay = span.reads(self._reader, session=self._session.name, resumes=resumes, counters=counters)
-        if replay is not None:
-            self._reader.watch(replay)
-
-    async def send(self, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve until the stream is over, another reader takes it, the token expires, or the client leaves."""
-        headers = ((b"mcp-session-id", self._session.id.encode()),)
-        stream = EventStream(receive, send, abort=self.abort, headers=headers)
-        watch = None if self.expiry is None else self.expiry.watch(self._reader.end)
+        headers = ((b"mcp-session-id", self.session.id.encode()),)
+        stream = EventStream(receive, send, abort=scope.get(BREAK_OFF), headers=headers)
         try:
-            if await stream.wait(self._reader) is Ending.STOPPED:
-                with contextlib.suppress(OSError):
-                    await stream.write(self._reader.preamble, last=True)
+            with ending_with_token(scope, self.reader.end):
+                if await stream.wait(self.reader) is Ending.STOPPED:
+                    with contextlib.suppress(OSError):
+                        await stream.write(self.reader.preamble, last=True)
         finally:
-            if watch is not None:
-                watch.cancel()
-            self._session.touch()
+            self.session.touch()

@@ -1,10 +1,10 @@
 """Answers requests for sessions that are gone (H2, H3, H6): 404, in all methods, with what to do in `data.recovery`.
 
-With `recover="reissue"` a new session is made first, and its id stands in the 404: a client that goes on with that id
+With `recover="reissue"` a new session is opened first, and the 404 names its id: a client that continues with that id
 at once finds a session whose handshake is done. A lost session is replaced once: no two callers share the new one, so
-an id that leaked is worth nothing, and a client that asks for the lost session again makes no more. Text that is no id
-of Perdure's is no lost session. Most clients never read the new id. A caller that left a new session unused gets no
-other, because it would leave that unused as well.
+an id that leaked is worth nothing, and a client that asks for the lost session again opens no more. Text that is not a
+session id is not a lost session. Most clients never read the new id. A caller that left a new session unused gets no
+other one, because it would leave that one unused as well.
 """
 
 import asyncio

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-from starlette.types import Receive, Send
+from starlette.responses import Response
 
 from perdure._core.codes import (
     ANSWER_GIVEN_UP,
@@ -49,24 +49,20 @@ class Refusal(enum.Enum):
         f" {see('errors', 'a-page-gets-cors-errors')}",
     )
     HEADERS_TOO_LARGE = (431, LIMIT_REACHED, "The request's headers are larger than {limit} bytes")
-    METHOD = (405, INVALID_REQUEST, "Method {method} is not served here; use POST, GET or DELETE")
-    RESUME_METHOD = (405, INVALID_REQUEST, "Method {method} is not served here; use POST")
+    METHOD = (405, INVALID_REQUEST, "Method {method} is not served here; use {allowed}")
     RESUME_FIELD = (400, INVALID_REQUEST, "{field}: {reason}")
     TOO_MANY_RESUMES = (429, LIMIT_REACHED, "More than {limit} requests to the resume broker came from you in a row")
     BODY_TOO_LARGE = (413, LIMIT_REACHED, "The body is larger than {limit} bytes")
-    HANDSHAKE_TOO_LARGE = (413, LIMIT_REACHED, "An initialize request may not be larger than {limit} bytes")
-    HANDSHAKE_TOO_RICH = (413, LIMIT_REACHED, "An initialize request may not take more than {limit} bytes in memory")
+    HANDSHAKE_TOO_LARGE = (413, LIMIT_REACHED, "An initialize request may not take more than {limit} bytes{where}")
     BODY_TOO_SLOW = (408, LIMIT_REACHED, "The body did not arrive within {limit} seconds (stream_timeout)")
     BODY_STALLED = (408, LIMIT_REACHED, "The body brought less than {least} bytes in {seconds} seconds")
     TOO_MANY_BODIES = (
         503,
         LIMIT_REACHED,
-        "Bodies of {limit} bytes are on their way, as many as may be (an eighth of max_work)",
+        "Bodies that are not complete take {limit} bytes, the limit (an eighth of max_work)",
     )
     MEDIA_TYPE = (415, INVALID_REQUEST, "Content-Type must be application/json, not {seen}")
-    NOT_ACCEPTABLE_POST = (406, INVALID_REQUEST, "Accept must allow application/json and text/event-stream")
-    NOT_ACCEPTABLE_JSON = (406, INVALID_REQUEST, "Accept must allow application/json")
-    NOT_ACCEPTABLE_GET = (406, INVALID_REQUEST, "Accept must allow text/event-stream")
+    NOT_ACCEPTABLE = (406, INVALID_REQUEST, "Accept must allow {kinds}")
     BAD_VERSION = (400, UNSUPPORTED_VERSION, "MCP-Protocol-Version {seen} is not supported")
     LED_TO_SESSION = (
         400,
@@ -87,56 +83,39 @@ class Refusal(enum.Enum):
         f"This session has no stream for the given Last-Event-ID; {see('errors', 'a-position-is-lost')}",
     )
     REPLAY_OFF = (400, POSITION_LOST, "Replay is switched off on this server (enable_replay)")
-    TOO_MANY_SESSIONS = (503, LIMIT_REACHED, "This server holds {limit} sessions, as many as it may (max_sessions)")
-    TOO_MANY_OF_YOURS = (429, LIMIT_REACHED, "You hold {limit} sessions, as many as you may (max_principal_sessions)")
-    TOO_MANY_FROM_THERE = (
-        429,
-        LIMIT_REACHED,
-        "Your address holds {limit} sessions, as many as it may (max_address_sessions)",
-    )
-    TOO_MANY_CALLS = (429, LIMIT_REACHED, "This session has {limit} requests running, as many as it may (max_calls)")
-    TOO_MANY_OWN_CALLS = (
-        429,
-        LIMIT_REACHED,
-        "You have {limit} requests running here, as many as you may (max_principal_calls)",
-    )
-    OWN_SHARE = (429, LIMIT_REACHED, "You take {limit} of {what} here, as much as one caller may (max_share)")
-    TOO_MANY_NOTIFICATIONS = (
-        429,
-        LIMIT_REACHED,
-        "{limit} notifications of this session are being handled, as many as may be",
-    )
+    TOO_MANY_SESSIONS = (503, LIMIT_REACHED, "This server has {limit} sessions, its limit (max_sessions)")
+    TOO_MANY_OF_YOURS = (429, LIMIT_REACHED, "You have {limit} sessions, your limit (max_principal_sessions)")
+    TOO_MANY_FROM_THERE = (429, LIMIT_REACHED, "Your address has {limit} sessions, its limit (max_address_sessions)")
+    TOO_MANY_CALLS = (429, LIMIT_REACHED, "This session has {limit} running requests, its limit (max_calls)")
+    TOO_MANY_OWN_CALLS = (429, LIMIT_REACHED, "You have {limit} running requests, your limit (max_principal_calls)")
+    OWN_SHARE = (429, LIMIT_REACHED, "You take {limit} of {what} here, the limit for one caller (max_share)")
+    TOO_MANY_NOTIFICATIONS = (429, LIMIT_REACHED, "{limit} notifications of this session run, its limit")
     TOO_MUCH_OF_SESSION = (
         429,
         LIMIT_REACHED,
-        "This session's messages that are being handled take {limit} bytes, as many as they may (an eighth of"
-        " max_work)",
+        "This session's messages take {limit} bytes, its limit (an eighth of max_work)",
     )
-    TOO_MUCH_WORK = (
-        503,
-        LIMIT_REACHED,
-        "The messages that are being handled here take {limit} bytes, as many as they may (max_work)",
-    )
+    TOO_MUCH_WORK = (503, LIMIT_REACHED, "The messages in work here take {limit} bytes, the limit (max_work)")
     TOO_MANY_SESSIONLESS = (
         503,
         LIMIT_REACHED,
-        "This server handles {limit} requests without a session, as many as it may (max_sessionless)",
+        "{limit} requests without a session run here, the limit (max_sessionless)",
     )
-    TOO_MANY_TASKS = (429, LIMIT_REACHED, "You have {limit} tasks running, as many as you may (max_principal_tasks)")
+    TOO_MANY_TASKS = (429, LIMIT_REACHED, "You have {limit} running tasks, your limit (max_principal_tasks)")
     TOO_MANY_TASKS_IN_ALL = (
         503,
         LIMIT_REACHED,
-        "This server keeps {limit} tasks, as many as it may (max_tasks), and none that has ended is yours",
+        "This server has {limit} tasks, its limit (max_tasks), and none of yours has ended",
     )
     TOO_MANY_KEYS = (
         429,
         LIMIT_REACHED,
-        "The keys of {limit} calls of yours are kept, as many as may be; try again later, or without a key",
+        "The keys of {limit} calls of yours are kept, your limit; try again later, or without a key",
     )
     CLIENT_TOO_LARGE = (
         413,
         LIMIT_REACHED,
-        "clientInfo and clientCapabilities in _meta may not be larger than {limit} bytes together",
+        "clientInfo and clientCapabilities in _meta may not take more than {limit} bytes together",
     )
     BAD_KEY = (
         400,
@@ -161,28 +140,19 @@ class Refusal(enum.Enum):
     NO_TASK = (400, INVALID_PARAMS, "Task not found: it is not one of yours, or it has expired")
     BAD_STATE = (400, INVALID_PARAMS, "Invalid or expired requestState")
     BAD_RESPONSES = (400, INVALID_PARAMS, "inputResponses must be an object with an object for each key, not {seen}")
-    TOO_MANY_RESPONSES = (
-        400,
-        INVALID_PARAMS,
-        "inputResponses may hold {limit} answers, not {seen}; send more than once",
-    )
+    TOO_MANY_RESPONSES = (400, INVALID_PARAMS, "inputResponses may hold {limit} answers, not {seen}; send more later")
     NEEDS_TASKS = (400, MISSING_CAPABILITY, "This needs the client's capability {capability}")
     NAME_MISMATCH = (400, HEADER_MISMATCH, "{message}")
-    TOO_MANY_LISTENERS = (
-        503,
-        LIMIT_REACHED,
-        "This process serves {limit} subscriptions, as many as it may (max_listeners)",
-    )
+    TOO_MANY_LISTENERS = (503, LIMIT_REACHED, "This process has {limit} subscriptions, its limit (max_listeners)")
     TOO_MANY_RESOURCES = (
         503,
         LIMIT_REACHED,
-        "The subscriptions to this server may name {limit} resources in all; name fewer, or try again later",
+        "The subscriptions here name {limit} resources, the limit; name fewer, or try again later",
     )
     BAD_FILTER = (400, INVALID_PARAMS, "The filter cannot be served: {reason}")
     TOO_MANY_SUBSCRIPTIONS = (429, LIMIT_REACHED, "This session may hold {limit} subscriptions of {size} bytes in all")
-    TOO_MANY_READERS = (503, LIMIT_REACHED, "This server holds {limit} event streams, as many as it may (max_readers)")
-    STORE_FAILS = (503, STORE_UNAVAILABLE, "The log cannot be written at the moment")
-    STORE_UNREADABLE = (503, STORE_UNAVAILABLE, "The log cannot be read at the moment")
+    TOO_MANY_READERS = (503, LIMIT_REACHED, "This server has {limit} event streams, its limit (max_readers)")
+    STORE_FAILS = (503, STORE_UNAVAILABLE, "The log cannot be used at the moment")
     FROZEN = (503, STORE_UNAVAILABLE, "This server has had no answer from its log for too long, and waits for one")
     HELD_ELSEWHERE = (
         503,
@@ -208,8 +178,8 @@ _RECOVERIES = {
     "continue": "Go on with the session in Mcp-Session-Id: its handshake is done.",
 }
 
-RETRY_AFTER = {429: b"1", 503: b"1"}
-"""Seconds after which a client may try again, for refusals that end by themselves."""
+_RETRY_AFTER = {429: {"retry-after": "1"}, 503: {"retry-after": "1"}}
+"""A client may try again after a second where a refusal ends by itself."""
 
 
 class HttpRefusal(Exception):
@@ -222,55 +192,36 @@ class HttpRefusal(Exception):
         id: int | str | None = None,  # noqa: A002 - JSON-RPC's word
         code: int | None = None,
         data: object = None,
-        headers: tuple[tuple[bytes, bytes], ...] = (),
+        headers: Mapping[str, str] | None = None,
         **seen: object,
     ) -> None:
         self.refusal = refusal
         self.id = id
-        self.code = refusal.code if code is None else code
+        self._code = refusal.code if code is None else code
         # What was seen may be a peer's text: made safe, and short enough for a sentence.
         self.sentence = refusal.sentence.format(**{name: printable(str(value), 80) for name, value in seen.items()})
-        self.data = data
-        self.headers = headers
+        self._data = data
+        self._headers = headers or {}
         super().__init__(self.sentence)
 
-    def answering(self, request_id: int | str | None) -> HttpRefusal:
-        """The same refusal as the answer to a request, unless it names one already."""
-        if self.id is None:
-            self.id = request_id
-        return self
+    @property
+    def body(self) -> bytes:
+        return error_payload(self.id, self._code, self.sentence, self._data)
 
     @property
-    def answer(self) -> Answer:
-        body = error_payload(self.id, self.code, self.sentence, self.data)
+    def answer(self) -> Response:
         status = self.refusal.status
-        wait = ((b"retry-after", RETRY_AFTER[status]),) if status in RETRY_AFTER else ()
-        return Answer(status=status, body=body, headers=(*self.headers, *wait))
+        return json_answer(self.body, status=status, headers={**self._headers, **_RETRY_AFTER.get(status, {})})
 
 
 def session_gone(action: str = "initialize", why: str | None = None, *, session: str = "") -> HttpRefusal:
-    """The answer for a session that is gone, with what a client does about it and, where there is one, a new session.
+    """The refusal for a session that is gone, with what a client does about it and, if there is one, a new session.
     `why` it is gone is for its owner alone."""
     data: dict[str, object] = {"recovery": {"action": action, "detail": _RECOVERIES[action]}}
     if why is not None:
         data["reason"] = why
-    return HttpRefusal(
-        Refusal.SESSION_GONE, data=data, headers=((b"mcp-session-id", session.encode()),) if session else ()
-    )
+    return HttpRefusal(Refusal.SESSION_GONE, data=data, headers={"mcp-session-id": session} if session else None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """A whole response."""
-
-    status: int
-    body: bytes = b""
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    content_type: bytes = b"application/json"
-
-    async def send(self, _: Receive, send: Send) -> None:
-        headers = [*self.headers, (b"content-length", b"%d" % len(self.body))]
-        if self.body:
-            headers.append((b"content-type", self.content_type))
-        await send({"type": "http.response.start", "status": self.status, "headers": headers})
-        await send({"type": "http.response.body", "body": self.body})
+def json_answer(body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(body, status_code=status, headers=headers, media_type="application/json" if body else None)

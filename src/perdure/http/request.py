@@ -3,6 +3,7 @@
 The SDK's own functions judge what 2026-07-28 asks of headers."""
 
 import asyncio
+import contextlib
 import ipaddress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -25,6 +26,12 @@ PACE_BYTES = 10_000
 """A body must bring so many bytes in so much time, as long as it is not complete: what Apache asks for by default
 (`RequestReadTimeout body=20,MinRate=500`), and less than the slowest telephone line brings."""
 
+
+_JSON_KINDS = frozenset({b"*/*", b"application/*", b"application/json"})
+_EVENT_KINDS = frozenset({b"*/*", b"text/*", b"text/event-stream"})
+
+REQUEST_ID = "perdure.request_id"
+"""In the scope of a request whose message was read: the id that a refusal answers."""
 
 _THIS_MACHINE = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
@@ -55,8 +62,12 @@ class HostAndOrigin:
         host = headers.get(b"host", b"").decode("latin-1").lower()
         bare = _without_port(host)
         # Listed as it is, without its port, with any port (`name:*`), or everything is (`*`).
-        is_known = bare in _THIS_MACHINE or {"*", host, bare, f"{bare}:*"} & self._hosts
-        if not is_known and not (beside and _is_address(bare)):
+        is_known = bare in _THIS_MACHINE or bool({"*", host, bare, f"{bare}:*"} & self._hosts)
+        if not is_known and beside:
+            with contextlib.suppress(ValueError):
+                ipaddress.ip_address(bare.strip("[]"))
+                is_known = True
+        if not is_known:
             raise HttpRefusal(Refusal.TEST_HOST if bare == "testserver" else Refusal.BAD_HOST, host=host or "(none)")
         if (given := headers.get(b"origin")) is None:
             return
@@ -75,21 +86,13 @@ class HostAndOrigin:
             raise HttpRefusal(Refusal.BAD_ORIGIN, origin=given.decode("latin-1"))
 
 
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return False
-    return True
-
-
 def _without_port(value: str) -> str:
     head, colon, port = value.rpartition(":")
     return head if colon and port.isascii() and port.isdigit() else value
 
 
 class Bodies:
-    """Reads bodies, of all requests together no more at once than memory should carry."""
+    """Reads bodies, and limits the memory that all incomplete bodies take together."""
 
     def __init__(self, settings: Settings) -> None:
         self._limit = settings.max_body
@@ -108,38 +111,33 @@ class Bodies:
             raise HttpRefusal(Refusal.BODY_TOO_LARGE, limit=self._limit)
         now = asyncio.get_running_loop().time
         end = now() + self._timeout
+        chunks: list[bytes] = []
+        size = lately = 0
         try:
             async with asyncio.timeout_at(min(end, now() + PACE_SECONDS)) as pace:
-                return await self._collect(receive, pace, end)
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        raise ClientGone
+                    chunk: bytes = message.get("body", b"")
+                    chunks.append(chunk)
+                    if size + len(chunk) > self._limit:
+                        raise HttpRefusal(Refusal.BODY_TOO_LARGE, limit=self._limit)
+                    if not message.get("more_body", False):
+                        return b"".join(chunks)
+                    if self._held + len(chunk) > self._most:
+                        raise HttpRefusal(Refusal.TOO_MANY_BODIES, limit=self._most)
+                    size += len(chunk)
+                    self._held += len(chunk)
+                    lately += len(chunk)
+                    if lately >= PACE_BYTES:
+                        lately = 0
+                        pace.reschedule(min(end, now() + PACE_SECONDS))
         except TimeoutError:
             if now() < end:
                 refusal = Refusal.BODY_STALLED
                 raise HttpRefusal(refusal, least=PACE_BYTES, seconds=f"{PACE_SECONDS:g}") from None
             raise HttpRefusal(Refusal.BODY_TOO_SLOW, limit=f"{self._timeout:g}") from None
-
-    async def _collect(self, receive: Receive, pace: asyncio.Timeout, end: float) -> bytes:
-        now = asyncio.get_running_loop().time
-        chunks: list[bytes] = []
-        size = lately = 0
-        try:
-            while True:
-                message = await receive()
-                if message["type"] != "http.request":
-                    raise ClientGone
-                chunk: bytes = message.get("body", b"")
-                chunks.append(chunk)
-                if size + len(chunk) > self._limit:
-                    raise HttpRefusal(Refusal.BODY_TOO_LARGE, limit=self._limit)
-                if not message.get("more_body", False):
-                    return b"".join(chunks)
-                if self._held + len(chunk) > self._most:
-                    raise HttpRefusal(Refusal.TOO_MANY_BODIES, limit=self._most)
-                size += len(chunk)
-                self._held += len(chunk)
-                lately += len(chunk)
-                if lately >= PACE_BYTES:
-                    lately = 0
-                    pace.reschedule(min(end, now() + PACE_SECONDS))
         finally:
             self._held -= size
 
@@ -165,22 +163,14 @@ def replayed_first(body: bytes, receive: Receive) -> Receive:
     return receive_again
 
 
-def accepts(headers: Headers) -> tuple[bool, bool]:
-    """Whether the client takes JSON, and whether it takes event streams."""
+def require_accept(headers: Headers, *, json: bool = True, events: bool = True) -> None:
+    """Raise `HttpRefusal` unless the client takes the media types of the response."""
     accept = headers.get(b"accept", b"").lower()
-    kinds = {kind.partition(b";")[0].strip() for kind in accept.split(b",")}
-    everything = b"*/*" in kinds
-    return (
-        everything or bool(kinds & {b"application/json", b"application/*"}),
-        everything or bool(kinds & {b"text/event-stream", b"text/*"}),
-    )
-
-
-def require_accept(headers: Headers, *, json_only: bool) -> None:
-    """Raise `HttpRefusal` unless the client takes what a POST is answered with. `json_only`: never an event stream."""
-    takes_json, takes_events = accepts(headers)
-    if not takes_json or not (takes_events or json_only):
-        raise HttpRefusal(Refusal.NOT_ACCEPTABLE_JSON if json_only else Refusal.NOT_ACCEPTABLE_POST)
+    given = {kind.partition(b";")[0].strip() for kind in accept.split(b",")}
+    lacks_json = json and given.isdisjoint(_JSON_KINDS)
+    if lacks_json or (events and given.isdisjoint(_EVENT_KINDS)):
+        kinds = ["application/json"] * json + ["text/event-stream"] * events
+        raise HttpRefusal(Refusal.NOT_ACCEPTABLE, kinds=" and ".join(kinds))
 
 
 def require_json(headers: Headers) -> None:
@@ -190,12 +180,15 @@ def require_json(headers: Headers) -> None:
         raise HttpRefusal(Refusal.MEDIA_TYPE, seen=content_type.decode("latin-1") or "(none)")
 
 
-def parse(body: bytes) -> Envelope | Batch:
-    """The message, or the messages, in a body."""
+def parse(scope: Scope, body: bytes) -> Envelope | Batch:
+    """Parse the message, or the messages, in a body."""
     try:
-        return parse_body(body)
+        message = parse_body(body)
     except InvalidMessage as error:
         raise HttpRefusal(Refusal.BAD_MESSAGE, id=error.id, code=error.code, reason=error.reason) from None
+    if isinstance(message, Request):
+        scope[REQUEST_ID] = message.id
+    return message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,8 +200,8 @@ class ModernRequest:
     client: CallClient
     owner: str
     http: HttpRequest
-    headers: Headers
     size: int
+    """Bytes of memory that it takes, estimated."""
 
     @property
     def params(self) -> JsonObject:
@@ -220,8 +213,8 @@ def read_modern(scope: Scope, headers: Headers, body: bytes, *, size: int, json_
 
     A body that only our parser refuses is refused here, as one of a session is: the SDK's handler would run the call,
     and a key in it would mean nothing."""
-    require_accept(headers, json_only=json_only)
-    message = parse(body)
+    require_accept(headers, events=not json_only)
+    message = parse(scope, body)
     named = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
     if not isinstance(message, Request) or find_duplicated_routing_header(named) is not None:
         return None
@@ -235,7 +228,6 @@ def read_modern(scope: Scope, headers: Headers, body: bytes, *, size: int, json_
         client=CallClient(version=route.protocol_version, info=route.client_info, capabilities=capabilities),
         owner=principal_of(scope),
         http=HttpRequest(scope, replayed(body)),
-        headers=headers,
         size=size,
     )
 
@@ -249,10 +241,11 @@ def read_key(request: ModernRequest) -> str | None:
     """The key of a call, from its `_meta` or its header."""
     meta = request.params.get("_meta") or {}
     given = {f"_meta[{KEY!r}]": meta[KEY]} if KEY in meta else {}
-    if (header := request.headers.get(KEY_HEADER.lower().encode())) is not None:
-        if (count := len(request.http.headers.getlist(KEY_HEADER))) > 1:  # a gateway may have added another one
-            raise HttpRefusal(Refusal.REPEATED_HEADER, count=count, name=KEY_HEADER)
-        given[KEY_HEADER] = header.decode("latin-1")
+    headers = request.http.headers.getlist(KEY_HEADER)
+    if len(headers) > 1:  # a gateway may have added another one
+        raise HttpRefusal(Refusal.REPEATED_HEADER, count=len(headers), name=KEY_HEADER)
+    if headers:
+        given[KEY_HEADER] = headers[0]
     for where, key in given.items():
         if not is_key(key):
             raise HttpRefusal(Refusal.BAD_KEY, where=where, limit=MAX_KEY, seen=repr(key))

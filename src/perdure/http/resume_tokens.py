@@ -4,25 +4,22 @@ Every rejection is the same answer, byte for byte, so that a caller that guesses
 that cannot be read, too many requests, or a store that fails are refused as at the endpoint.
 """
 
-import json
 import re
 
 from pydantic_core import from_json
+from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope
 
 from perdure._core.chains import TOKEN_LENGTH
 from perdure._core.limits import RateLimit
 from perdure.http.access import SessionAccess
-from perdure.http.refusals import Answer, HttpRefusal, Refusal
+from perdure.http.refusals import HttpRefusal, Refusal
 from perdure.http.request import Headers, require_json
 from perdure.sessions.broker import Broker, Rejected, TokenUser
 
 ACTIONS = ("open", "resume", "confirm", "revoke")
 
-RESUME = "perdure.resume"
-"""In the scope of a request for the broker that passed the endpoint's authentication: the action."""
-
-ALLOW_POST = ((b"allow", b"POST, OPTIONS"),)
+ALLOW_POST = {"allow": "POST, OPTIONS"}
 
 REQUESTS = 600
 REQUESTS_A_SECOND = 10.0
@@ -32,8 +29,8 @@ second, is more than a desktop starts."""
 
 _HOLDER = re.compile(r"[0-9a-f]{64}")
 
-_NO_STORE = ((b"cache-control", b"no-store"),)
-REJECTED = Answer(status=403, body=b'{"error":"rejected"}', headers=_NO_STORE)
+_NO_STORE = {"cache-control": "no-store"}
+REJECTED = JSONResponse({"error": "rejected"}, 403, _NO_STORE)
 
 
 def resume_paths(endpoint: str) -> dict[str, str]:
@@ -50,9 +47,9 @@ class ResumeTokenEndpoint:
         self._broker = Broker(access.context, access.sessions)
         self._limit = RateLimit[tuple[str, str]](REQUESTS, per_second=REQUESTS_A_SECOND)
 
-    async def __call__(self, scope: Scope, receive: Receive, headers: Headers, owner: str) -> Answer:
+    async def __call__(self, action: str, scope: Scope, receive: Receive, headers: Headers, owner: str) -> JSONResponse:
         if scope["method"] != "POST":
-            raise HttpRefusal(Refusal.RESUME_METHOD, method=scope["method"], headers=ALLOW_POST)
+            raise HttpRefusal(Refusal.METHOD, method=scope["method"], allowed="POST", headers=ALLOW_POST)
         self._access.refuse_if_draining()
         client = scope.get("client")
         name = ("principal", owner) if owner else ("address", client[0] if client else "")
@@ -66,13 +63,6 @@ class ResumeTokenEndpoint:
             raise _bad("body", "it is not JSON") from None
         if not isinstance(fields, dict):
             raise _bad("body", "it is not a JSON object")
-        try:
-            with self._access.refusing[Refusal.STORE_FAILS]:
-                return await self._answer(scope[RESUME], fields, headers, owner)
-        except Rejected:
-            return REJECTED
-
-    async def _answer(self, action: str, fields: dict[str, object], headers: Headers, owner: str) -> Answer:
         holder, token = fields.get("holder"), fields.get("token")
         if not isinstance(holder, str) or not _HOLDER.fullmatch(holder):
             how = "it is missing" if holder is None else "it is not a SHA-256 in 64 lower-case hex digits"
@@ -82,24 +72,26 @@ class ResumeTokenEndpoint:
             session = headers.get(b"mcp-session-id")
             if not session:
                 raise _bad("Mcp-Session-Id", "the header is missing: it names the session to open a chain for")
-            return _answer(token=await self._broker.open(session.decode("latin-1"), caller))
-        if not isinstance(token, str) or len(token) != TOKEN_LENGTH:
+            token = session.decode("latin-1")
+        elif not isinstance(token, str) or len(token) != TOKEN_LENGTH:
             how = "it is missing" if token is None else f"it is not a string of {TOKEN_LENGTH} characters"
             raise _bad("token", how)
-        match action:
-            case "resume":
-                resumed = await self._broker.resume(token, caller)
-                return _answer(session=resumed.session, token=resumed.token)
-            case "confirm":
-                await self._broker.confirm(token, caller)
-            case "revoke":
-                await self._broker.revoke(token, caller)
-        return _answer()
+        answer: dict[str, str] = {}
+        try:
+            match action:
+                case "open":
+                    answer = {"token": await self._broker.open(token, caller)}
+                case "resume":
+                    resumed = await self._broker.resume(token, caller)
+                    answer = {"session": resumed.session, "token": resumed.token}
+                case "confirm":
+                    await self._broker.confirm(token, caller)
+                case "revoke":
+                    await self._broker.revoke(token, caller)
+        except Rejected:
+            return REJECTED
+        return JSONResponse(answer, headers=_NO_STORE)
 
 
 def _bad(field: str, reason: str) -> HttpRefusal:
     return HttpRefusal(Refusal.RESUME_FIELD, field=field, reason=reason, data={"field": field})
-
-
-def _answer(**fields: str) -> Answer:
-    return Answer(status=200, body=json.dumps(fields).encode(), headers=_NO_STORE)

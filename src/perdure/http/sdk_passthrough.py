@@ -17,7 +17,7 @@ from perdure._core.limits import Quota, share_of, weigh
 from perdure._core.revisions import REVISIONS
 from perdure._core.states import EXCHANGE, ExchangeState, ExchangeStep, advance
 from perdure.http.access import SessionAccess, refuse_full
-from perdure.http.credentials import EXPIRY, caller_of, principal_of
+from perdure.http.credentials import caller_of, ending_with_token, principal_of
 from perdure.http.durable_calls import DurableCallEndpoint
 from perdure.http.event_stream import EventStream
 from perdure.http.listening import ListeningHandler, hearing_changes
@@ -150,51 +150,51 @@ class SdkPassthrough:
             self._durable_calls.end_all()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
-        listens = headers.get(b"mcp-method") == LISTEN.encode()
-        if headers.get(b"mcp-method") != DISCOVER.encode():
+        method = headers.get(b"mcp-method")
+        if method != DISCOVER.encode():
             self._log_served()
-        if listens and self._listening is not None and scope["method"] == "POST":
+        if method == LISTEN.encode() and self._listening is not None and scope["method"] == "POST":
             await self._listening(scope, receive, send, headers, otherwise=self._pass_on)
         else:
             await self._pass_on(scope, receive, send, headers)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
         """Have the SDK answer a request, unless it is one for `durable_calls`."""
-        caller = caller_of(principal_of(scope), scope)
+        caller, method = caller_of(principal_of(scope), scope), headers.get(b"mcp-method")
+        settings, context = self._access.settings, self._access.context
         refuse_full(self._quota.lacks(caller), Refusal.TOO_MANY_SESSIONLESS, self._quota, "max_sessionless")
         self._access.refuse_readers(caller)
-        size, work = 0, self._access.context.work
-        running = PassedOn(send, listens=headers.get(b"mcp-method") == LISTEN.encode())
+        running = PassedOn(send, listens=method == LISTEN.encode())
         self._running.add(running)
         try:
-            with self._quota.holding(caller), self._access.context.hub.open.holding(caller):
-                if scope["method"] == "POST":
-                    running.body = body = await self._access.bodies.read(receive, headers)
-                    self._access.refuse_work(caller, weight := weigh(body))
-                    if headers.get(b"mcp-method") == DISCOVER.encode():
-                        self._lead(scope, headers, body)
-                    if self._durable_calls is not None and self._durable_calls.wants(headers):
-                        self._running.discard(running)
-                        request = self._read(scope, headers, body, size=weight)
-                        if request is not None and await self._durable_calls(request, receive, send):
-                            return
-                        if self._ended:
-                            raise HttpRefusal(Refusal.STOPPING)
-                        self._running.add(running)
-                    work.take(caller, size := weight)
-                    receive = replayed_first(body, receive)
-                await self._handle(running, scope, receive, headers)
+            with self._quota.holding(caller), context.hub.open.holding(caller):
+                if scope["method"] != "POST":
+                    await self._handle(running, scope, receive, headers)
+                    return
+                running.body = body = await self._access.bodies.read(receive, headers)
+                self._access.refuse_work(caller, size := weigh(body))
+                durable = self._durable_calls
+                durable = None if durable is None or not durable.wants(headers) else durable
+                request = None
+                if durable is not None or (method == DISCOVER.encode() and settings.eras == "auto"):
+                    request = read_modern(scope, headers, body, size=size, json_only=settings.json_response)
+                if method == DISCOVER.encode():
+                    self._lead(request)
+                if durable is not None:
+                    self._running.discard(running)
+                    if request is not None and await durable(request, receive, send):
+                        return
+                    if self._ended:
+                        raise HttpRefusal(Refusal.STOPPING)
+                    self._running.add(running)
+                with context.work.holding(caller, size):
+                    await self._handle(running, scope, replayed_first(body, receive), headers)
         finally:
             self._running.discard(running)
-            work.take(caller, -size)
 
-    def _read(self, scope: Scope, headers: Headers, body: bytes, *, size: int) -> ModernRequest | None:
-        return read_modern(scope, headers, body, size=size, json_only=self._access.settings.json_response)
-
-    def _lead(self, scope: Scope, headers: Headers, body: bytes) -> None:
+    def _lead(self, request: ModernRequest | None) -> None:
         """Lead a client to a session if it asks which revisions there are and declares neither tasks nor keys: it would
-        lose a call with its connection. With `both` every client is served."""
-        request = self._read(scope, headers, body, size=0) if self._access.settings.eras == "auto" else None
+        lose a call with its connection. `request`: what the client declares, unless every client is served."""
         if request is None or request.client.takes_tasks or request.client.repeats:
             self._log_served()
             return
@@ -204,7 +204,7 @@ class SdkPassthrough:
             log_event(logging.INFO, "era.session", sentence, client=request.client.name)
         seen = request.client.version
         data = {"supported": list(REVISIONS), "requested": seen}
-        raise HttpRefusal(Refusal.LED_TO_SESSION, id=request.message.id, seen=seen, tasks=TASKS, keys=CALLS, data=data)
+        raise HttpRefusal(Refusal.LED_TO_SESSION, seen=seen, tasks=TASKS, keys=CALLS, data=data)
 
     def _log_served(self) -> None:
         """Log once that a client has no session."""
@@ -224,10 +224,11 @@ class SdkPassthrough:
         if not running.listens:
             running.send = hearing_changes(running.send, self._access.context.changed.tell)
         begun = time.perf_counter()
-        expiry = scope[EXPIRY] if running.listens else None  # a call has its answer: its client could not come back
-        watch = None if expiry is None else expiry.watch(running.stop)
+        # A call has its answer: its client could not come back.
+        until = ending_with_token(scope, running.stop) if running.listens else contextlib.nullcontext()
         try:
-            await self._manager.handle_request(scope, receive, running.pass_on)
+            with until:
+                await self._manager.handle_request(scope, receive, running.pass_on)
             if headers.get(b"mcp-method") == b"tools/call":
                 name, took = headers.get(b"mcp-name", b"").decode("latin-1"), time.perf_counter() - begun
                 log_event(logging.INFO, "call.answered", f"{name} has answered after {took:.3g} s")
@@ -239,8 +240,5 @@ class SdkPassthrough:
                 raise
             if running.task is not None:
                 running.task.uncancel()
-        finally:
-            if watch is not None:
-                watch.cancel()
         if running.is_owing:
             await running.finish(receive)

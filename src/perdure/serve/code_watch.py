@@ -11,7 +11,7 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +22,6 @@ QUIET_SECONDS = 0.2
 """Longer than an editor takes to write a file and format it, and too short to be waited for."""
 MAX_QUIET_SECONDS = 3.0
 """The longest wait for a rest, for a program that writes code all the time."""
-STEP_MS = 50
-"""The interval in which the watcher polls for further changes; `QUIET_SECONDS` is several of these."""
 ALWAYS = ("*.py",)
 """Which files are code, whatever else is included."""
 
@@ -43,16 +41,14 @@ class WatchedCode:
     def is_code(self, path: Path, is_ignored: Callable[[str], bool]) -> bool:
         """`is_ignored` knows the caches and lock files of common tools, by paths below the watched folder."""
         below = next((path.relative_to(folder) for folder in self.folders if path.is_relative_to(folder)), None)
-        if below is None or is_ignored(str(below)) or self._is_of_store(path):
+        is_store = self.store is not None and (path == self.store or str(path).startswith(f"{self.store}-"))
+        if below is None or is_ignored(str(below)) or is_store:
             return False
         if any(entry.match(pattern) for pattern in self.excludes for entry in (below, *below.parents)):
             return False
         if any(path.is_relative_to(Path(pattern).resolve()) for pattern in self.excludes if os.sep in pattern):
             return False
         return any(below.match(pattern) for pattern in (*ALWAYS, *self.includes))
-
-    def _is_of_store(self, path: Path) -> bool:
-        return self.store is not None and (path == self.store or str(path).startswith(f"{self.store}-"))
 
 
 def code_folder(target: str) -> Path:
@@ -71,56 +67,20 @@ def code_folder(target: str) -> Path:
 
 
 def need_watchfiles() -> None:
-    """It is an extra."""
+    """Raise `Misuse` if watchfiles, an extra, is not installed."""
     try:
         import watchfiles  # noqa: F401
     except ModuleNotFoundError as error:
         raise Misuse("perdure dev needs watchfiles: pip install 'perdure[dev]'") from error
 
 
-async def watch_code(
-    code: WatchedCode,
-    on_change: Callable[[str], None],
-    *,
-    quiet: float = QUIET_SECONDS,
-    longest: float = MAX_QUIET_SECONDS,
-) -> None:
+async def watch_code(code: WatchedCode, on_change: Callable[[str], None], *, quiet: float = QUIET_SECONDS) -> None:
     """Report each change of the code, with the names of the files, until this task is cancelled."""
+    from watchfiles import Change, DefaultFilter, awatch
+
     logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it counts changes, also those that are no code
     names = ", ".join(map(str, code.folders))
     log_event(logging.INFO, "code.watched", f"the code in {names} is watched, and loaded again when it changes")
-    changed: set[Path] = set()
-    news = asyncio.Event()
-
-    async def collect() -> None:
-        while True:
-            async for paths in _changes(code):
-                changed.update(paths)
-                news.set()
-            while not all(folder.is_dir() for folder in code.folders):  # noqa: ASYNC110 - no event says so
-                await asyncio.sleep(QUIET_SECONDS)
-            changed.update(code.folders)  # as after a checkout of another branch
-            news.set()
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(collect())
-            while True:
-                await news.wait()
-                await _rest(news, quiet, longest)
-                forget_bytecode(changed)
-                on_change(describe(changed))
-                changed.clear()
-    except* (OSError, RuntimeError) as failed:
-        reason = failed.exceptions[0]
-        raise Misuse(f"the code cannot be watched: {reason}; choose what is watched with --reload-dir") from reason
-
-
-async def _changes(code: WatchedCode) -> AsyncIterator[Iterable[Path]]:
-    """Yield the files of code that have changed, until a watched folder is deleted: this watch is not notified of a
-    folder that is made in its place."""
-    from watchfiles import Change, DefaultFilter, awatch
-
     common, deleted = DefaultFilter(), asyncio.Event()
 
     def is_wanted(change: Change, path: str) -> bool:
@@ -128,19 +88,24 @@ async def _changes(code: WatchedCode) -> AsyncIterator[Iterable[Path]]:
             deleted.set()
         return code.is_code(Path(path), lambda below: not common(change, below))
 
-    # A store in a watched folder changes all the time, so the watcher's own wait for a rest would not end.
-    wait = 2 * STEP_MS
-    async for batch in awatch(*code.folders, watch_filter=is_wanted, stop_event=deleted, step=STEP_MS, debounce=wait):
-        yield [Path(path) for _, path in batch]
+    def report(changed: Collection[Path]) -> None:
+        forget_bytecode(changed)
+        on_change(describe(changed))
 
-
-async def _rest(news: asyncio.Event, quiet: float, longest: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(longest):
-            while news.is_set():
-                news.clear()
-                await asyncio.sleep(quiet)
-    news.clear()
+    step, longest = int(quiet * 1000), int(MAX_QUIET_SECONDS * 1000)
+    while True:
+        deleted.clear()
+        try:
+            async for batch in awatch(
+                *code.folders, watch_filter=is_wanted, stop_event=deleted, step=step, debounce=longest
+            ):
+                report({Path(path) for _, path in batch})
+        except (OSError, RuntimeError) as reason:
+            raise Misuse(f"the code cannot be watched: {reason}; choose what is watched with --reload-dir") from reason
+        # The watch is not notified of a folder that is made in the place of a deleted one.
+        while not all(folder.is_dir() for folder in code.folders):  # noqa: ASYNC110 - no event says so
+            await asyncio.sleep(QUIET_SECONDS)
+        report(code.folders)  # as after a checkout of another branch
 
 
 def describe(changed: Iterable[Path]) -> str:

@@ -92,8 +92,8 @@ class Connection(HttpToolsProtocol):
     unread_timer: asyncio.TimerHandle | None = None
     #: The end of the last segment, if it may be the beginning of an upgrade header.
     held = b""
-    #: The socket to the process with newer code, which gets this connection as soon as it is idle.
-    successor: socket.socket | None = None
+    #: The socket to the processes with newer code, one of which gets this connection as soon as it is idle.
+    giving: socket.socket | None = None
     #: Requests that were not answered yet when another one came after them on the same connection.
     overtaken: tuple[RequestResponseCycle, ...] = ()
 
@@ -108,24 +108,24 @@ class Connection(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_started:
             self.cycle.keep_alive = False
 
-    def hand_over(self, successor: socket.socket) -> None:
+    def hand_over(self, giving: socket.socket) -> None:
         """Give this connection to another process as soon as it is idle. Its peer does not notice.
 
         Nothing is lost: what the peer sends from now on waits in the system until the other process reads it.
         """
-        self.successor = successor
+        self.giving = giving
         self._hand_over_if_idle()
 
     def _hand_over_if_idle(self) -> None:
-        if self.successor is None or not self._is_between_requests:
+        if self.giving is None or not self._is_between_requests:
             return
         self.flow.pause_reading()
         if self.transport.get_write_buffer_size():
             self.loop.call_later(FLUSH_SECONDS, self._hand_over_if_idle)
             return
         try:
-            socket.send_fds(self.successor, [b"c"], [self.transport.get_extra_info("socket").fileno()])
-        except OSError:  # that process has ended, or has not read what was sent before: it is served here
+            socket.send_fds(self.giving, [b"c"], [self.transport.get_extra_info("socket").fileno()])
+        except OSError:  # no process has read what was sent before: the connection is served here
             self.flow.resume_reading()
         else:
             self.transport.close()  # this process's part of it

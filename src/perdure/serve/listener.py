@@ -66,12 +66,18 @@ def listening_at(path: Path, *, mode: str, sleep: Callable[[float], None] = time
                 os.umask(mask)
             listener.listen(BACKLOG)
             made = path.lstat()
-    except OSError as error:
+    except (OSError, Misuse) as error:
         listener.close()
-        raise Misuse(_reason(path, error)) from error
-    except Misuse:
-        listener.close()
-        raise
+        if isinstance(error, Misuse):
+            raise
+        reason = f"cannot listen at {path}: {error.strerror or error}"
+        if "too long" in str(error):
+            reason = (
+                f"cannot listen at {str(path)!r}: its {len(os.fsencode(path))} bytes are too long for a Unix socket"
+            )
+        elif error.errno == errno.EADDRINUSE:
+            reason = f"{path} is in use; choose another path with --uds"
+        raise Misuse(reason) from error
     try:
         with listener:
             yield listener
@@ -80,14 +86,6 @@ def listening_at(path: Path, *, mode: str, sleep: Callable[[float], None] = time
         with contextlib.suppress(OSError, Misuse), _locked(path, sleep):
             if os.path.samestat(path.lstat(), made):
                 path.unlink()
-
-
-def _reason(path: Path, error: OSError) -> str:
-    if "too long" in str(error):
-        return f"cannot listen at {str(path)!r}: its {len(os.fsencode(path))} bytes are too long for a Unix socket"
-    if error.errno == errno.EADDRINUSE:
-        return f"{path} is in use; choose another path with --uds"
-    return f"cannot listen at {path}: {error.strerror or error}"
 
 
 @contextlib.contextmanager
@@ -113,7 +111,7 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
-        raise Misuse(f"{path} is there and is not a socket; remove it, or choose another path with --uds")
+        raise Misuse(f"{path} exists and is not a socket; remove it, or choose another path with --uds")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:

@@ -16,7 +16,7 @@ import logging
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TextIO
 
@@ -67,36 +67,29 @@ class SharedStream(logging.StreamHandler[TextIO]):
     _patience = TURN_SECONDS
 
     def emit(self, record: logging.LogRecord) -> None:
-        with _turn(self.stream.fileno(), self._patience) as is_ours:
-            self._patience = TURN_SECONDS if is_ours else 0.0
-            super().emit(record)
-
-
-@contextlib.contextmanager
-def _turn(file: int, patience: float) -> Iterator[bool]:
-    """Hold the lock of a file, a pipe or a terminal. Yields whether the lock was free in time."""
-    is_ours = _lock(file, patience)
-    try:
-        yield is_ours
-    finally:
-        if is_ours:
-            with contextlib.suppress(OSError):
-                fcntl.lockf(file, fcntl.LOCK_UN)
-
-
-def _lock(file: int, patience: float) -> bool:
-    until = time.monotonic() + patience
-    while True:
+        is_locked = self._lock()
+        self._patience = TURN_SECONDS if is_locked else 0.0
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= until:
+            super().emit(record)
+        finally:
+            if is_locked:
+                with contextlib.suppress(OSError):
+                    fcntl.lockf(self.stream, fcntl.LOCK_UN)
+
+    def _lock(self) -> bool:
+        """Lock the file, pipe or terminal. Returns whether the lock was free in time."""
+        until = time.monotonic() + self._patience
+        while True:
+            try:
+                fcntl.lockf(self.stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    return False
+                time.sleep(TURN_LOOK)
+            except OSError:  # the system has no locks for such a file, so waiting is of no use
                 return False
-            time.sleep(TURN_LOOK)
-        except OSError:  # the system has no locks for such a file, so waiting is of no use
-            return False
-        else:
-            return True
+            else:
+                return True
 
 
 class ShownRecords:
@@ -115,18 +108,14 @@ class ShownRecords:
         self._is_library = is_library
 
     def __call__(self, record: logging.LogRecord) -> bool:
-        if record.levelno >= logging.WARNING or record.name.partition(".")[0] == _OURS:
+        is_ours = record.name.partition(".")[0] == _OURS
+        if record.levelno >= logging.WARNING or is_ours or not self._is_library(record.pathname):
             return True
-        return not self._is_library(record.pathname) or _has_level(logging.getLogger(record.name))
-
-
-def _has_level(logger: logging.Logger | None) -> bool:
-    """Whether code has set a level for this logger, or for one above it that is not the root."""
-    while logger is not None and logger.parent is not None:
-        if logger.level:
-            return True
-        logger = logger.parent
-    return False
+        # The user's code may have set a level for this logger, or for one above it that is not the root.
+        logger: logging.Logger | None = logging.getLogger(record.name)
+        while logger is not None and logger.parent is not None and not logger.level:
+            logger = logger.parent
+        return logger is not None and logger.parent is not None
 
 
 def name_call(record: logging.LogRecord) -> bool:
@@ -173,76 +162,50 @@ class AccessLog:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        response = _Response(scope, send)
         began = time.monotonic()
+        session, kind = _header(scope, _SESSION), ""
+        status: int | None = None
+        size, is_complete = 0, False
+
+        async def send_on(message: Message) -> None:
+            nonlocal session, kind, status, size, is_complete
+            await send(message)
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                kind = _header(message, b"content-type").partition(";")[0]
+                session = session or _header(message, _SESSION)
+            elif message["type"] == "http.response.body":
+                size += len(message.get("body", b""))
+                is_complete = not message.get("more_body", False)
+
         try:
-            await self._app(scope, receive, response.send)
+            return await self._app(scope, receive, send_on)
         except Exception:
-            response.fail()
+            if status is None:  # the server that runs the application answers in its place, if it can
+                status, is_complete = 500, True
             raise
         finally:
-            response.write_record(time.monotonic() - began)
-
-
-class _Response:
-    """One response: its status, its size and whether it has ended."""
-
-    __slots__ = ("_content_type", "_ended", "_scope", "_send", "_sent", "_session", "_status")
-
-    def __init__(self, scope: Scope, send: Send) -> None:
-        self._scope = scope
-        self._send = send
-        self._status: int | None = None
-        self._content_type = ""
-        self._session = _header(scope, _SESSION)
-        self._sent = 0
-        self._ended = False
-
-    async def send(self, message: Message) -> None:
-        await self._send(message)
-        if message["type"] == "http.response.start":
-            self._status = message["status"]
-            self._content_type = _header(message, b"content-type").partition(";")[0]
-            self._session = self._session or _header(message, _SESSION)
-        elif message["type"] == "http.response.body":
-            self._sent += len(message.get("body", b""))
-            self._ended = not message.get("more_body", False)
-
-    def fail(self) -> None:
-        """The application raised an exception. The server that runs it answers in its place, if it can."""
-        if self._status is None:
-            self._status, self._ended = 500, True
-
-    def write_record(self, seconds: float) -> None:
-        scope = self._scope
-        method, path = (printable(scope[name], MAX_WORD) for name in ("method", "path"))
-        sent = 0 if method == "HEAD" else self._sent
-        kind = printable(self._content_type, MAX_WORD)
-        how = "" if self._ended else ", cut off"
-        _access_log.info(
-            "%s %s %s in %.3f s, %d bytes%s%s",
-            *(
-                method,
-                path.replace(" ", "%20"),
-                self._status or "unanswered",
-                seconds,
-                sent,
-                kind and f" of {kind}",
-                how,
-            ),
-            extra={
-                "action": "http.request",
-                "method": method,
-                "path": path,
-                "status": self._status,
-                "duration": round(seconds, 6),
-                "bytes": sent,
-                "content_type": kind or None,
-                "complete": self._ended,
-                **({"client": scope["client"][0]} if scope.get("client") else {}),
-                **({"session": printable(self._session, SHORT)[:SHORT]} if self._session else {}),
-            },
-        )
+            seconds = time.monotonic() - began
+            method, path = (printable(scope[name], MAX_WORD) for name in ("method", "path"))
+            size, kind = 0 if method == "HEAD" else size, printable(kind, MAX_WORD)
+            of_kind, how = f" of {kind}" if kind else "", "" if is_complete else ", cut off"
+            shown = (method, path.replace(" ", "%20"), status or "unanswered", seconds, size, of_kind, how)
+            _access_log.info(
+                "%s %s %s in %.3f s, %d bytes%s%s",
+                *shown,
+                extra={
+                    "action": "http.request",
+                    "method": method,
+                    "path": path,
+                    "status": status,
+                    "duration": round(seconds, 6),
+                    "bytes": size,
+                    "content_type": kind or None,
+                    "complete": is_complete,
+                    **({"client": scope["client"][0]} if scope.get("client") else {}),
+                    **({"session": printable(session, SHORT)[:SHORT]} if session else {}),
+                },
+            )
 
 
 def _header(message: Scope | Message, name: bytes) -> str:

@@ -17,12 +17,12 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from perdure.errors import Misuse, NodeBuried, PerdureError, StoreLost, StoreReplaced, TargetFailed
 from perdure.serve.connection import Connection
@@ -30,7 +30,7 @@ from perdure.serve.forwarded import ForwardedClients, TrustedProxies
 from perdure.serve.listener import BACKLOG
 from perdure.serve.log_output import AccessLog, last_line
 from perdure.serve.target import blame, own_traceback
-from perdure.serve.worker_pool import ADOPT, AT_ONCE, GONE, LEAVE, RELOAD, RELOAD_SECONDS, WorkerChannel, own_socket
+from perdure.serve.worker_pool import AT_ONCE, GONE, HANDING_OVER, LEAVE, RELOAD, RELOAD_SECONDS, WorkerChannel
 from perdure.settings import Settings
 from perdure.telemetry.log_records import log_event
 
@@ -97,7 +97,7 @@ def serve(
     uvicorn_log = logging.getLogger("uvicorn.error")
     uvicorn_log.addFilter(is_shown)
     # uvicorn ends the program when the app does not start; the app's own error says why.
-    with _handling_hangups(server), contextlib.suppress(SystemExit):
+    with contextlib.suppress(SystemExit):
         server.run(sockets=[listener])
     uvicorn_log.removeFilter(is_shown)
     if server.started:
@@ -108,28 +108,8 @@ def serve(
     if isinstance(cause, PerdureError):
         raise cause
     if cause is None:
-        raise Misuse(f"the server did not start: {server.message or 'it gave no reason'}")
+        raise Misuse("the server did not start: it gave no reason")
     raise TargetFailed(f"the server did not start: {blame(cause)}", traceback=own_traceback(cause)) from cause
-
-
-def _config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        interface="asgi3",
-        http=Connection,
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        # Its warnings are about what peers do wrong; they would let any peer fill our log.
-        log_level="error",
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=STOP_SECONDS,
-        h11_max_incomplete_event_size=settings.max_headers,
-    )
 
 
 class _Server(uvicorn.Server):
@@ -146,7 +126,25 @@ class _Server(uvicorn.Server):
         on_failure: Callable[[str], None],
     ) -> None:
         """`answer` takes the requests: the app, or what logs them before it."""
-        super().__init__(_config(self.run_app, settings))
+        super().__init__(
+            uvicorn.Config(
+                self.run_app,
+                interface="asgi3",
+                http=Connection,
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                # Its warnings are about what peers do wrong; they would let any peer fill our log.
+                log_level="error",
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=STOP_SECONDS,
+                h11_max_incomplete_event_size=settings.max_headers,
+            )
+        )
         self.app = app
         self.answer = answer
         self.channel = channel
@@ -160,12 +158,10 @@ class _Server(uvicorn.Server):
         """The store was lost, or Ctrl-C did not wait for the drain."""
         self.failure: BaseException | None = None
         """Why the app's lifespan failed: uvicorn would only print a traceback."""
-        self.message = ""
-        """The app's message when it did not start."""
         self.draining: asyncio.Task[None] | None = None
         self.leaving: asyncio.Task[None] | None = None
-        self.successor: socket.socket | None = None
-        """Leads to the worker that has newer code."""
+        self.giving: socket.socket | None = None
+        """Leads to the workers that have newer code, once there are any."""
         self.taking: set[asyncio.Task[None]] = set()
         """Connections of a worker with older code that are on their way to this one."""
         self.deadline = _Deadline()
@@ -175,16 +171,11 @@ class _Server(uvicorn.Server):
         return 1 if self.failed or self.failure else 0
 
     def run_app(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        run = self.watch_lifespan if scope["type"] == "lifespan" else self.answer
-        return run(scope, receive, send)
+        return (self.run_lifespan if scope["type"] == "lifespan" else self.answer)(scope, receive, send)
 
-    async def watch_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_on(message: Message) -> None:
-            self.message = message.get("message") or self.message
-            await send(message)
-
+    async def run_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self.app(scope, receive, send_on)
+            await self.app(scope, receive, send)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
@@ -193,11 +184,20 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.loop = asyncio.get_running_loop()
+        # SIGHUP would end the process without a drain. One that was started with SIGHUP ignored (nohup) ignores it.
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            has_terminal = False
+            with contextlib.suppress(OSError):  # it cannot be opened any more once it has sent the signal
+                os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+                has_terminal = True
+            self.loop.add_signal_handler(signal.SIGHUP, self.on_hangup, has_terminal)
         self.app.when_lost(self.on_store_lost)
         await super().startup(sockets)
         gc.freeze()  # what is loaded stays: looking for garbage in it would hold up all calls for 50 ms, each time
         if self.channel is not None:
             self.loop.add_reader(self.channel.fileno(), self.on_parent_word)
+            for taking in self.channel.idle[1:]:
+                self.loop.add_reader(taking, self.take_connection, taking)
         self.on_ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -213,19 +213,32 @@ class _Server(uvicorn.Server):
         else:
             self.loop.call_soon_threadsafe(self.stop_at_once if again else self.drain)
 
+    def on_hangup(self, has_terminal: bool) -> None:
+        """A terminal that goes away sends SIGHUP, and then the user expects a drain. In a process without a terminal a
+        service manager sends it to have new code loaded: only a parent of workers can do that, so the process logs that
+        and goes on. A worker leaves SIGHUP to its parent."""
+        if self.channel is not None:
+            return
+        if has_terminal:
+            self.handle_exit(signal.SIGHUP, None)
+        else:
+            log_event(
+                logging.WARNING,
+                "serve.hangup",
+                "SIGHUP does nothing here: only with --workers is new code loaded while serving; restart this process",
+            )
+
     def on_parent_word(self) -> None:
         assert self.channel is not None
-        words, sent = self.channel.receive()
+        words = self.channel.receive()
         if GONE in words:
             asyncio.get_running_loop().remove_reader(self.channel.fileno())
         if AT_ONCE in words:
             self.deadline.set(CUT_SECONDS, status=1)
             self.stop_at_once()
         elif RELOAD in words:
-            self.hand_over(sent[0])
-            self.channel.send_handing_over()
-        elif ADOPT in words:
-            asyncio.get_running_loop().add_reader(sent[0], self.take_connections, sent[0])
+            self.hand_over(*self.channel.idle)
+            self.channel.send(HANDING_OVER)
         elif LEAVE in words or GONE in words:
             self.leave()
         elif words:
@@ -243,52 +256,48 @@ class _Server(uvicorn.Server):
             self.announce_close()
             self.leaving = asyncio.create_task(self.run_leave())
 
-    def hand_over(self, successor: socket.socket) -> None:
-        """Leave for a worker that has newer code, which gets every connection as soon as the connection is idle."""
+    def hand_over(self, giving: socket.socket, taking: socket.socket) -> None:
+        """Leave for workers that have newer code, which get every connection as soon as the connection is idle."""
         self.drain_timeout = max(self.drain_timeout, RELOAD_SECONDS)
         self.longest_drain = max(self.longest_drain, RELOAD_SECONDS)
-        before, self.successor = self.successor, successor
+        asyncio.get_running_loop().remove_reader(taking)
+        self.giving = giving
         self.leave()
         self.hand_over_connections()
-        if before is not None:
-            before.close()
 
     def hand_over_connections(self) -> None:
         """Hand over all connections, also one that was just being accepted when this worker was told to do so."""
         for connection in self._connections():
-            if self.successor is not None and connection.successor is not self.successor:
-                connection.hand_over(self.successor)
+            if self.giving is not None and connection.giving is None:
+                connection.hand_over(self.giving)
 
-    def take_connections(self, older: socket.socket) -> None:
-        """Go on with the connections of a worker that has older code."""
+    def take_connection(self, taking: socket.socket) -> None:
+        """Go on with a connection of a worker that has older code."""
         try:
-            data, files, _, _ = socket.recv_fds(older, 1, 1)
-        except BlockingIOError:
+            _, files, _, _ = socket.recv_fds(taking, 1, 1)
+        except OSError:  # another worker was faster
             return
-        except OSError:
-            data, files = b"", []
-        loop = asyncio.get_running_loop()
+
+        async def take(peer: socket.socket) -> None:
+            peer.set_inheritable(False)
+            peer.setblocking(False)
+            loop, state = asyncio.get_running_loop(), self.server_state
+            try:
+                _, connection = await loop.connect_accepted_socket(
+                    lambda: Connection(config=self.config, server_state=state, app_state=self.lifespan.state), peer
+                )
+            except OSError:  # the peer has left meanwhile
+                peer.close()
+                return
+            if self.draining is not None:
+                connection.shutdown()
+            elif self.giving is not None:
+                connection.hand_over(self.giving)
+
         for file in files:
-            task = loop.create_task(self.take_connection(own_socket(file)))
+            task = asyncio.get_running_loop().create_task(take(socket.socket(fileno=file)))
             self.taking.add(task)
             task.add_done_callback(self.taking.discard)
-        if not data:
-            loop.remove_reader(older)
-            older.close()
-
-    async def take_connection(self, peer: socket.socket) -> None:
-        def make() -> Connection:
-            return Connection(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
-
-        try:
-            _, connection = await asyncio.get_running_loop().connect_accepted_socket(make, peer)
-        except OSError:  # the peer has left meanwhile
-            peer.close()
-            return
-        if self.draining is not None:
-            connection.shutdown()
-        elif self.successor is not None:
-            connection.hand_over(self.successor)
 
     def announce_close(self) -> None:
         """From now on answers say that their connection closes, so that clients go elsewhere."""
@@ -406,41 +415,3 @@ class _Deadline:
             # Not through the log: what is stuck may hold its lock.
             os.write(2, last_line("serve.cut", "ended without waiting for what does not stop"))
         os._exit(status)
-
-
-@contextlib.contextmanager
-def _handling_hangups(server: _Server) -> Iterator[None]:
-    """Handle SIGHUP, which would end the process without a drain.
-
-    A terminal that goes away sends it, and then the user expects a drain. In a process without a terminal a service
-    manager sends it to have new code loaded: only a parent of workers can do that, so the process says so and goes on.
-    A worker leaves it to its parent. A process that was started with SIGHUP ignored (nohup) goes on ignoring it.
-    """
-    if not hasattr(signal, "SIGHUP") or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        yield
-        return
-    has_terminal = False
-    with contextlib.suppress(OSError):
-        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-        has_terminal = True
-
-    def log_no_reload() -> None:
-        log_event(
-            logging.WARNING,
-            "serve.hangup",
-            "SIGHUP does nothing here: only with --workers is new code loaded while serving; restart this process",
-        )
-
-    def on_signal(sig: int, frame: FrameType | None) -> None:
-        if server.channel is not None:
-            return
-        if has_terminal:
-            server.handle_exit(sig, frame)
-        elif server.loop is not None:
-            server.loop.call_soon_threadsafe(log_no_reload)
-
-    before = signal.signal(signal.SIGHUP, on_signal)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, before)

@@ -5,13 +5,14 @@ that die, tells them when to stop, and replaces all of them one by one at SIGHUP
 what is wrong with the target or the store is found, and shown, once.
 
 Where the code is watched (`perdure dev`), a change of it replaces the workers as well. Code that fails is then waited
-for: its next change may mend it. The worker that was replaced keeps its running calls, and hands each connection on to
-the new one as soon as it is idle (`connection.py`), so that every later request reaches the new code and none is lost.
+for: its next change may mend it. The worker that was replaced keeps its running calls, and gives each connection away
+as soon as it is idle (`connection.py`), so that every later request reaches the new code and none is lost. All workers
+inherit one pair of sockets for that: a worker that was replaced sends idle connections, the others take them.
 
-Each worker and the parent have a channel, a pair of sockets beside the listening socket. The worker says on it that it
-is ready, or why it does not start, so that the parent shows one reason once. The parent says on it how the worker is to
-end. When the channel closes, the worker knows that the parent is gone, however that happened: nothing has to run in the
-parent for it.
+Each worker and the parent have a channel, a pair of sockets beside the listening socket. The worker reports on it that
+it is ready, or why it does not start, so that the parent shows one reason once. The parent sends on it how the worker
+is to end. When the channel closes, the worker knows that the parent is gone, however that happened: nothing has to run
+in the parent for it.
 
 The parent uses words and not signals because a terminal or systemd often sends a signal to all processes: a worker
 would learn of one stop twice, and the second time means *at once*.
@@ -21,37 +22,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import logging
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence, Set
+from functools import partial
+from typing import Any
 
 from perdure.errors import Misuse
 from perdure.telemetry.log_records import log_event
 
 VARIABLE = "PERDURE_WORKER_FDS"
-"""The environment variable that makes a process a worker: the numbers of the two sockets that it inherits."""
+"""The environment variable that makes a process a worker: the numbers of the sockets that it inherits."""
 
-READY = b"ready\n"
-FAILED = b"failed "
-WAITS = b"waits_ "
-"""The store fails; another start may go well. As long as `FAILED`."""
-BROKEN = b"broken "
-"""The target's own code failed; another start may go well once it is changed. As long as `FAILED`."""
+READY = "ready"
 HANDING_OVER = b"w"
-"""The worker has heard `RELOAD`: from now on it answers no request that comes over an idle connection."""
+"""The worker has received `RELOAD`: from now on it answers no request that comes over an idle connection."""
 
-# What the parent says; each word is one byte, so that words cannot run together.
+
+class Fault(enum.StrEnum):
+    """What is wrong if a worker does not start."""
+
+    TARGET = "target"
+    STORE = "store"
+    """The store fails; another start may go well."""
+    CODE = "code"
+    """The target's own code failed; another start may go well once it is changed."""
+
+
+# What the parent sends; each word is one byte, so that words cannot run together.
 DRAIN = b"d"
 """The server stops: drain, and go on listening to answer clients."""
 LEAVE = b"l"
 """Other workers go on: let them have the port, and end once no client uses a connection any more."""
 RELOAD = b"r"
-"""As `LEAVE`, for new code: idle connections go to the newest worker, over the socket that comes with this word, and
-running calls may take `RELOAD_SECONDS`. It comes again with each newer worker."""
-ADOPT = b"a"
-"""Take the connections that come over the socket that comes with this word."""
+"""As `LEAVE`, for new code: idle connections go to other workers, and running calls may take `RELOAD_SECONDS`."""
 AT_ONCE = b"n"
 KILL = b"k"
 """Never sent: the process is killed, as one that does not listen needs it."""
@@ -88,73 +95,55 @@ Watch = Callable[[Callable[[str], None]], Coroutine[None, None, None]]
 
 
 class WorkerChannel:
-    """The worker's end of the channel."""
+    """The worker's end of the channel, and the sockets that it shares with other workers."""
 
-    def __init__(self, listener: socket.socket, parent: socket.socket) -> None:
+    def __init__(self, parent: socket.socket, listener: socket.socket, *idle: socket.socket) -> None:
+        """`idle`: where idle connections are given away, and taken from."""
         self.listener = listener
+        self.idle = idle
         self._parent = parent
-        parent.setblocking(False)
+        for inherited in (parent, listener, *idle):
+            inherited.set_inheritable(False)
+            inherited.setblocking(False)
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str]) -> WorkerChannel | None:
         """Return the channel of this process, if it is a worker. Programs that a worker starts are not workers."""
         numbers = environment.pop(VARIABLE, None)
-        if numbers is None:
-            return None
-        listener, parent = (socket.socket(fileno=int(number)) for number in numbers.split(","))
-        for inherited in (listener, parent):
-            inherited.set_inheritable(False)
-        return cls(listener, parent)
+        return None if numbers is None else cls(*(socket.socket(fileno=int(number)) for number in numbers.split(",")))
 
     def fileno(self) -> int:
         return self._parent.fileno()
 
     def send_ready(self) -> None:
-        self._send(READY)
+        self.send(f"{READY}\n".encode())
 
-    def send_handing_over(self) -> None:
-        self._send(HANDING_OVER)
-
-    def send_failed(self, reason: str, *, is_transient: bool = False, is_code: bool = False) -> None:
-        """The worker does not start. `is_transient`: another start may go well, because the store fails. `is_code`: the
-        target's own code failed."""
+    def send_failed(self, reason: str, fault: Fault = Fault.TARGET) -> None:
+        """Report why the worker does not start."""
         line = " ".join(reason.split()).encode(errors="replace")
-        self._send((WAITS if is_transient else BROKEN if is_code else FAILED) + line[:MAX_REASON] + b"\n")
+        self.send(f"{fault} ".encode() + line[:MAX_REASON] + b"\n")
 
-    def _send(self, word: bytes) -> None:
+    def send(self, word: bytes) -> None:
         with contextlib.suppress(OSError):  # `receive` notices that the parent is gone
             self._parent.sendall(word)
 
-    def receive(self) -> tuple[bytes, list[socket.socket]]:
-        """Return the words that the parent has sent since, and the socket that came with one of them."""
+    def receive(self) -> bytes:
+        """Return the words that the parent has sent since."""
         try:
-            words, files, _, _ = socket.recv_fds(self._parent, 64, 1)
+            return self._parent.recv(64) or GONE
         except BlockingIOError:
-            return b"", []
+            return b""
         except OSError:
-            return GONE, []
-        return words or GONE, [own_socket(file) for file in files]
-
-
-def own_socket(file: int) -> socket.socket:
-    """Return a socket that another process has sent. Programs that this process starts do not get it."""
-    sent = socket.socket(fileno=file)
-    sent.set_inheritable(False)
-    sent.setblocking(False)
-    return sent
+            return GONE
 
 
 class NotReady(Exception):
     """A worker ended, or reported why it cannot serve, before it was ready."""
 
-    def __init__(self, reason: str, *, is_explained: bool, is_transient: bool = False, is_code: bool = False) -> None:
+    def __init__(self, reason: str, fault: Fault | None = None) -> None:
+        """`fault`: what is wrong, if the worker reported it."""
         super().__init__(reason)
-        self.is_explained = is_explained
-        """The worker reported the reason itself: the target or the store is wrong."""
-        self.is_transient = is_transient
-        """The store fails, so another start may go well. Otherwise the program is broken, or is killed."""
-        self.is_code = is_code
-        """The target's own code failed."""
+        self.fault = fault
 
 
 class Worker:
@@ -171,17 +160,19 @@ class Worker:
         self.ended.add_done_callback(lambda _: channel.close())
 
     @classmethod
-    async def start(cls, command: Sequence[str], environment: Mapping[str, str], listener: socket.socket) -> Worker:
-        """Start a new interpreter, which has nothing of the parent's state but the two sockets."""
+    async def start(
+        cls, command: Sequence[str], environment: Mapping[str, str], shared: Sequence[socket.socket]
+    ) -> Worker:
+        """Start a new interpreter, which has nothing of the parent's state but the sockets."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
-            sockets = (listener.fileno(), theirs.fileno())
+            files = [one.fileno() for one in (theirs, *shared)]
             try:
                 process = await asyncio.create_subprocess_exec(
                     *command,
-                    env={**environment, VARIABLE: ",".join(map(str, sockets))},
-                    pass_fds=sockets,
+                    env={**environment, VARIABLE: ",".join(map(str, files))},
+                    pass_fds=files,
                     stdin=asyncio.subprocess.DEVNULL,
                     # Ctrl-C goes to the whole group of a terminal; while a worker starts it would end with a traceback.
                     process_group=0,
@@ -193,49 +184,42 @@ class Worker:
 
     async def get_ready(self) -> None:
         """Wait until it serves, for `START_SECONDS` at most. Raises `NotReady`."""
-
-        async def read_word() -> bytes:
-            word = b""
-            with contextlib.suppress(OSError):
-                while not word.endswith(b"\n") and (data := await loop.sock_recv(self._channel, MAX_REASON)):
-                    word += data
-            return word
-
         loop = asyncio.get_running_loop()
-        reading = asyncio.create_task(read_word())
+
+        async def read_line() -> str:
+            line = b""
+            with contextlib.suppress(OSError):
+                while not line.endswith(b"\n") and (data := await loop.sock_recv(self._channel, MAX_REASON)):
+                    line += data
+            return line.decode(errors="replace")
+
+        def log_slow() -> None:
+            slow = f"worker {self.pid} is still starting after {SLOW_SECONDS:g} s"
+            log_event(logging.WARNING, "worker.slow", f"{slow}; it is ended after {START_SECONDS:g} s")
+
+        slow = loop.call_later(SLOW_SECONDS, log_slow)
+        reading = asyncio.create_task(read_line())
         try:
             # Both: a program that the worker started may hold its end of the channel open.
-            for seconds in (SLOW_SECONDS, START_SECONDS - SLOW_SECONDS):
-                done, _ = await asyncio.wait(
-                    {reading, self.ended}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
-                )
-                if done:
-                    break
-                if seconds == SLOW_SECONDS:
-                    slow = f"worker {self.pid} is still starting after {SLOW_SECONDS:g} s"
-                    log_event(logging.WARNING, "worker.slow", f"{slow}; it is ended after {START_SECONDS:g} s")
-            else:
-                self.end(AT_ONCE)
-                raise NotReady(f"it was not ready after {START_SECONDS:g} s", is_explained=False)
-            word = reading.result() if reading.done() else b""
+            done = await _first({reading, self.ended}, START_SECONDS)
+            word, _, reason = (reading.result() if reading.done() else "").strip().partition(" ")
         finally:
+            slow.cancel()
             reading.cancel()
-        if word.startswith((FAILED, WAITS, BROKEN)):
-            reason = word[len(FAILED) :].decode(errors="replace").strip()
-            transient, code = word.startswith(WAITS), word.startswith(BROKEN)
-            raise NotReady(reason, is_explained=True, is_transient=transient, is_code=code)
+        if not done:
+            self.end(AT_ONCE)
+            raise NotReady(f"it was not ready after {START_SECONDS:g} s")
+        if word in list(Fault):
+            raise NotReady(reason, Fault(word))
         if word != READY:
-            raise NotReady(f"it ended with {format_status(await asyncio.shield(self.ended))}", is_explained=False)
+            raise NotReady(f"it ended with {format_status(await asyncio.shield(self.ended))}")
         self.is_ready = True
 
-    async def hand_over_to(self, newer: Worker) -> None:
-        """Tell it to leave, and to give its connections to a newer worker; wait until it has begun with that."""
-        giving, taking = socket.socketpair()
-        with giving, taking, contextlib.suppress(OSError):
-            socket.send_fds(newer._channel, [ADOPT], [taking.fileno()])
-            socket.send_fds(self._channel, [RELOAD], [giving.fileno()])
+    async def hand_over(self) -> None:
+        """Tell it to leave, and to give its connections away; wait until it has begun with that."""
+        self.end(RELOAD)
         answer = asyncio.create_task(asyncio.get_running_loop().sock_recv(self._channel, len(HANDING_OVER)))
-        await asyncio.wait({answer, self.ended}, timeout=HAND_OVER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        await _first({answer, self.ended}, HAND_OVER_SECONDS)
         answer.cancel()
         with contextlib.suppress(OSError, asyncio.CancelledError):
             await answer
@@ -250,6 +234,12 @@ class Worker:
             else:
                 asyncio.get_running_loop().call_later(KILL_SECONDS, self.end, KILL)
                 self._process.terminate()
+
+
+async def _first(tasks: Set[asyncio.Task[Any]], seconds: float | None = None) -> bool:
+    """Wait until one of the tasks is done. Returns whether one is, after so many seconds."""
+    done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    return bool(done)
 
 
 def format_status(status: int) -> str:
@@ -286,8 +276,11 @@ def run_workers(
     """
     # The longest a worker takes that leaves.
     patience = max(longest_drain, RELOAD_SECONDS if watch else 0.0) + RETIRE_SECONDS
-    pool = WorkerPool(lambda: Worker.start(command, environment, listener), count=count, patience=patience, watch=watch)
-    return asyncio.run(pool.run(listener, on_ready))
+    with contextlib.ExitStack() as stack:
+        idle = () if watch is None else socket.socketpair()
+        shared = [listener, *map(stack.enter_context, idle)]
+        start = partial(Worker.start, command, environment, shared)
+        return asyncio.run(WorkerPool(start, count=count, patience=patience, watch=watch).run(listener, on_ready))
 
 
 class WorkerPool:
@@ -305,11 +298,11 @@ class WorkerPool:
         self._places = [asyncio.Lock() for _ in range(count)]
         """Held while the worker at a place changes: while one that died is started again, and when one that SIGHUP asks
         for has started."""
+        self._quick_deaths = [0] * count
+        """Workers in a row at a place that ended soon after their start."""
         self._hangup = asyncio.Event()
         self._asked = 0.0
         """When the workers were last to be replaced; those that were started since need not be."""
-        self._replaced = asyncio.Event()
-        """Set when a worker was replaced, which may take long to end, and then replaced by another one."""
         self._change = asyncio.Event()
         """Set at the next change of the code, and then replaced by another one."""
         self._ending = asyncio.Event()
@@ -326,7 +319,7 @@ class WorkerPool:
             loop.add_signal_handler(signal.SIGHUP, self._on_signal, signal.SIGHUP)
         work = asyncio.create_task(self._work(on_ready))
         ending = asyncio.create_task(self._ending.wait())
-        await asyncio.wait({work, ending}, return_when=asyncio.FIRST_COMPLETED)
+        await _first({work, ending})
         ending.cancel()
         work.cancel()
         failure: BaseException | None = (await asyncio.gather(work, return_exceptions=True))[0]
@@ -357,21 +350,29 @@ class WorkerPool:
             self._serving += [other.result() for other in others]
             self._begun = True
             on_ready()
-            group.create_task(self._replace_at_hangups())
-            for place in range(len(self._places)):
-                group.create_task(self._keep(place))
+            for place, worker in enumerate(self._serving):
+                group.create_task(self._keep(group, place, worker))
+            await self._replace_at_hangups(group)
 
     # Starting and restarting
 
     async def _start(self) -> Worker:
         """Start a worker and wait until it is ready. If the code changes meanwhile, its newest state is started: what
-        was begun may hang, or fail for a reason that is no longer there."""
+        was begun may hang, or fail for a reason that no longer exists."""
         while True:
             change = asyncio.create_task(self._change.wait())
-            worker = await self._start_one()
+            try:
+                worker = await self._start_process()
+            except OSError as error:  # too many processes, or too little memory, at the moment
+                change.cancel()
+                raise NotReady(f"it could not be started: {error}") from error
+            self._alive.add(worker)
+            worker.ended.add_done_callback(partial(self._on_ended, worker))
+            if self._ending.is_set():  # it did not exist yet when the others were told to end
+                worker.end(DRAIN)
             ready = asyncio.create_task(worker.get_ready())
             try:
-                await asyncio.wait({ready, change}, return_when=asyncio.FIRST_COMPLETED)
+                await _first({ready, change})
                 if ready.done():
                     ready.result()
                     return worker
@@ -380,22 +381,10 @@ class WorkerPool:
                 change.cancel()
                 ready.cancel()
 
-    async def _start_one(self) -> Worker:
-        try:
-            worker = await self._start_process()
-        except OSError as error:  # too many processes, or too little memory, at the moment
-            raise NotReady(f"it could not be started: {error}", is_explained=False) from error
-
-        def on_ended(ended: asyncio.Task[int]) -> None:
-            self._alive.discard(worker)
-            if self._ending.is_set() and worker.is_ready and ended.result():
-                self._ended_badly = True
-
-        self._alive.add(worker)
-        worker.ended.add_done_callback(on_ended)
-        if self._ending.is_set():  # it was not there yet when the others were told to end
-            worker.end(DRAIN)
-        return worker
+    def _on_ended(self, worker: Worker, ended: asyncio.Task[int]) -> None:
+        self._alive.discard(worker)
+        if self._ending.is_set() and worker.is_ready and ended.result():
+            self._ended_badly = True
 
     async def _start_with_retries(self) -> Worker:
         """Start a worker, after failed tries if need be, and wait until it is ready.
@@ -410,77 +399,72 @@ class WorkerPool:
             try:
                 return await self._start()
             except NotReady as failure:
-                if failure.is_code and self._watch is not None:
+                is_transient = failure.fault is Fault.STORE
+                if failure.fault is Fault.CODE and self._watch is not None:
                     log_event(logging.ERROR, "code.broken", f"the next change of the code is waited for: {failure}")
                     await self._change.wait()
                     continue
-                if failure.is_explained and not (self._begun or (failure.is_transient and self._is_serving)):
+                is_serving = any(worker.is_ready for worker in self._alive)
+                if failure.fault is not None and not (self._begun or (is_transient and is_serving)):
                     raise
-                broken = 0 if failure.is_transient or (self._begun and self._is_serving) else broken + 1
+                broken = 0 if is_transient or (self._begun and is_serving) else broken + 1
                 if broken == TRIES:
                     raise _GaveUp(f"{TRIES} workers in a row did not start; the last one: {failure}") from None
                 deaths += 1
                 again = f"the next try is in {pause_after(deaths):g} s"
                 log_event(logging.WARNING, "worker.failed", f"a worker did not start, {again}: {failure}")
 
-    @property
-    def _is_serving(self) -> bool:
-        """Whether a worker was ready and has not ended."""
-        return any(worker.is_ready for worker in self._alive)
-
-    async def _keep(self, place: int) -> None:
-        """Start the worker of a place again whenever it ends."""
-        quick = 0
-        while True:
-            worker, replaced = self._serving[place], asyncio.create_task(self._replaced.wait())
-            await asyncio.wait({worker.ended, replaced}, return_when=asyncio.FIRST_COMPLETED)
-            replaced.cancel()
-            if not worker.ended.done():
-                continue
-            async with self._places[place]:
-                if self._serving[place] is not worker:
-                    continue  # it ended because it was replaced
-                pid, how = worker.pid, format_status(worker.ended.result())
-                log_event(
-                    logging.WARNING, "worker.ended", f"worker {pid} ended with {how}; another one takes its place"
-                )
-                quick = quick + 1 if time.monotonic() - worker.began < QUICK_SECONDS else 0
-                await asyncio.sleep(pause_after(quick))
-                self._serving[place] = await self._start_with_retries()
+    async def _keep(self, group: asyncio.TaskGroup, place: int, worker: Worker) -> None:
+        """When a worker ends, start another one at its place, unless that is taken by the one that replaced it."""
+        await asyncio.wait({worker.ended})
+        async with self._places[place]:
+            if self._serving[place] is not worker:
+                return
+            how = format_status(worker.ended.result())
+            sentence = f"worker {worker.pid} ended with {how}; another one takes its place"
+            log_event(logging.WARNING, "worker.ended", sentence)
+            was_quick = time.monotonic() - worker.began < QUICK_SECONDS
+            self._quick_deaths[place] = self._quick_deaths[place] + 1 if was_quick else 0
+            await asyncio.sleep(pause_after(self._quick_deaths[place]))
+            self._serving[place] = await self._start_with_retries()
+            group.create_task(self._keep(group, place, self._serving[place]))
 
     # Being replaced
 
     def _on_change(self, what: str) -> None:
         log_event(logging.INFO, "code.changed", f"{what} changed; loading the new code")
         self._ask_replacement()
+        self._change.set()
+        self._change = asyncio.Event()
 
     def _ask_replacement(self) -> None:
         self._asked = time.monotonic()
         self._hangup.set()
-        if self._watch is not None:
-            self._change.set()
-            self._change = asyncio.Event()
 
-    async def _replace_at_hangups(self) -> None:
+    async def _replace_at_hangups(self, group: asyncio.TaskGroup) -> None:
         """At SIGHUP or a change: replace the workers one by one, each by one that is ready before the old leaves."""
         while True:
             await self._hangup.wait()
             self._hangup.clear()
             asked, began = self._asked, time.monotonic()
             try:
-                replaced = [await self._replace(place, asked) for place in range(len(self._places))]
+                replaced = [await self._replace(group, place, asked) for place in range(len(self._places))]
             except NotReady as failure:
-                self._log_kept(failure)
-            else:
-                took = f"{time.monotonic() - began:.1f} s"
-                if self._watch is None:  # a warning, so that the sender of the signal sees it at the default level
-                    sentence = f"{sum(replaced)} workers were replaced, after {took}; code and tokens were read again"
-                    log_event(logging.WARNING, "workers.replaced", sentence)
-                elif any(replaced):
-                    sentence = f"the new code serves, after {took}; calls that run go on with the code they began with"
-                    log_event(logging.INFO, "code.loaded", sentence)
+                if self._watch is None:
+                    sentence = f"the workers were not replaced, the old ones stay: {failure}"
+                    log_event(logging.ERROR, "workers.kept", sentence)
+                else:
+                    log_event(logging.ERROR, "code.kept", f"the old code goes on serving: {failure}")
+                continue
+            took = f"{time.monotonic() - began:.1f} s"
+            if self._watch is None:  # a warning, so that the sender of the signal sees it at the default level
+                sentence = f"{sum(replaced)} workers were replaced, after {took}; code and tokens were read again"
+                log_event(logging.WARNING, "workers.replaced", sentence)
+            elif any(replaced):
+                sentence = f"the new code serves, after {took}; calls that run go on with the code they began with"
+                log_event(logging.INFO, "code.loaded", sentence)
 
-    async def _replace(self, place: int, asked: float) -> bool:
+    async def _replace(self, group: asyncio.TaskGroup, place: int, asked: float) -> bool:
         """Replace the worker of a place, unless another one was started there since that was asked for."""
         if self._serving[place].began > asked:
             return False
@@ -488,21 +472,13 @@ class WorkerPool:
         fresh = await self._start()
         async with self._places[place]:
             old, self._serving[place] = self._serving[place], fresh
-            self._replaced.set()
-            self._replaced = asyncio.Event()
+            group.create_task(self._keep(group, place, fresh))
             if self._watch is None:
                 old.end(LEAVE)
-            else:  # those that were replaced before it may have running calls still
-                replaced = [worker for worker in self._alive.difference(self._serving) if worker.is_ready]
-                await asyncio.gather(*(worker.hand_over_to(fresh) for worker in replaced))
+            else:
+                await old.hand_over()
             asyncio.get_running_loop().call_later(self._patience, old.end, KILL)
             return True
-
-    def _log_kept(self, failure: NotReady) -> None:
-        if self._watch is None:
-            log_event(logging.ERROR, "workers.kept", f"the workers were not replaced, the old ones stay: {failure}")
-        else:
-            log_event(logging.ERROR, "code.kept", f"the old code goes on serving: {failure}")
 
     # Ending
 

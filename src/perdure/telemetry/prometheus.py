@@ -18,7 +18,7 @@ from perdure._core.states import SessionState
 from perdure.store.records import Measures, NodeRecord, Survey
 from perdure.telemetry.counters import BUCKETS, CALL_BUCKETS, HELP, OUTCOMES, Counters
 
-CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _VERSION = version("perdure")
 

@@ -1,7 +1,7 @@
 """`perdure ARGUMENTS` with workers that start at once: `python -m tests.support.processes.forked_workers ARGUMENTS`.
 
 A worker is a new interpreter, and importing the SDK takes it more than a second of processor time. Here it is a fork of
-a process that has everything imported (the spring), and goes on as the new interpreter would: with the two sockets, the
+a process that has everything imported (the spring), and goes on as the new interpreter would: with the sockets, the
 environment, a process group of its own, and nothing of the parent's state. It is the parent's child in every respect:
 the process between the spring and the worker ends at once, and the parent takes over what it leaves.
 
@@ -77,12 +77,13 @@ def main() -> None:
     its.close()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
-    async def start(command: Sequence[str], environment: Mapping[str, str], listener: socket.socket) -> Worker:
+    async def start(command: Sequence[str], environment: Mapping[str, str], shared: Sequence[socket.socket]) -> Worker:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
             order = {"command": command, "environment": dict(environment)}
-            socket.send_fds(orders, [json.dumps(order).encode()], [listener.fileno(), theirs.fileno()])
+            files = [one.fileno() for one in (theirs, *shared)]
+            socket.send_fds(orders, [json.dumps(order).encode()], files)
             pid = int(orders.recv(64))
         return Worker(cast(asyncio.subprocess.Process, ForkedWorker(pid)), ours)
 
@@ -97,7 +98,7 @@ def _spring(orders: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     for sig in (signal.SIGINT, signal.SIGHUP):  # for the parent
         signal.signal(sig, signal.SIG_IGN)
     while True:
-        data, files, _, _ = socket.recv_fds(orders, LONGEST_ORDER, 2)
+        data, files, _, _ = socket.recv_fds(orders, LONGEST_ORDER, 4)
         if not data:
             return None
         told, telling = os.pipe()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure.serve import worker_pool
-from perdure.serve.worker_pool import LEAVE, Worker, WorkerChannel, WorkerPool
+from perdure.serve.worker_pool import LEAVE, Fault, Worker, WorkerChannel, WorkerPool
 
 REASON = "the store fails"
 
@@ -36,10 +36,10 @@ def work(folder: Path, channel: WorkerChannel) -> int:
     if (folder / "dies").exists():
         os.kill(os.getpid(), signal.SIGKILL)
     if (folder / "waits").exists():
-        channel.send_failed(REASON, is_transient=True)
+        channel.send_failed(REASON, Fault.STORE)
         return 2
     channel.send_ready()
-    while not (words := channel.receive()[0]) or (words == LEAVE and (folder / "stays").exists()):
+    while not (words := channel.receive()) or (words == LEAVE and (folder / "stays").exists()):
         if words:
             (folder / "told").touch()
         select.select([channel], [], [])

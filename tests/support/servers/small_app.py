@@ -78,15 +78,13 @@ class SmallApp:
                 raise KeyError("DATABASE")
             case "start-refuses":
                 raise ExceptionGroup("two", [ExceptionGroup("one", [StoreTooNew("log.db is too new")])])
-            case "start-fails":
-                return await send({"type": "lifespan.startup.failed", "message": "no wind\nno water"})
         if self.mode == "stuck-thread":
             threading.Thread(target=time.sleep, args=(3600,)).start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
         if self.mode == "stop-raises":
             raise OSError("disk full")
-        return await send({"type": "lifespan.shutdown.complete"})
+        await send({"type": "lifespan.shutdown.complete"})
 
     async def stream(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -128,7 +126,7 @@ def channel_of_worker(listener: socket.socket) -> WorkerChannel:
     """The channel of a worker whose parent is this process: it tells the worker to leave at SIGUSR1."""
     ours, theirs = socket.socketpair()
     signal.signal(signal.SIGUSR1, lambda *_: ours.send(LEAVE))
-    return WorkerChannel(listener, theirs)
+    return WorkerChannel(theirs, listener)
 
 
 if __name__ == "__main__":
