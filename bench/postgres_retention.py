@@ -24,7 +24,7 @@ import asyncpg
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
-from perdure.store.postgres import sql_files
+from perdure.store.postgres import layout
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.connections import Connections, Connector
 from perdure.store.postgres.store import PostgresStore
@@ -75,7 +75,7 @@ class Day:
         self.calls = 0
         self.times = Times()
         address = parse_address(self.url)
-        self.queries = sql_files.queries(address.schema)
+        self.queries = layout.queries(address.schema)
         self.sweeper = Connections(Connector(address.dsn, address.shown, timeout=10), TimeLimit(60.0), size=1)
         self.sweeps = Sweeps()
 

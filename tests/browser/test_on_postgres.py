@@ -13,7 +13,7 @@ from tests.support.processes.cluster import cluster
 from tests.support.servers.gate_file_tools import diary, open_gate
 from tests.support.stores.postgres import store_url
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 OUTCOME_UNKNOWN = -31001
 

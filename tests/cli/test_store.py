@@ -16,7 +16,7 @@ import pytest
 
 from perdure.store import open_store
 from perdure.store.notes import probe
-from perdure.store.postgres.sql_files import VERSION
+from perdure.store.postgres.layout import VERSION
 from perdure.store.postgres.sweep import SLOTS
 from perdure.store.sqlite.sql_files import schema_version
 from perdure.store.steps import PutSession

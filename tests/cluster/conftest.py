@@ -14,7 +14,10 @@ from perdure.store.interface import Store
 from tests.support.clients.wire_client import Peer
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.postgres_roles import operator
 from tests.support.stores.shared import SharedStore, shared_address
+
+__all__ = ["operator"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,10 +16,7 @@ from tests.cluster.conftest import Start
 from tests.cluster.test_order import test_a_home_that_moves_while_tools_speak_changes_nothing_in_their_order
 from tests.cluster.test_two_nodes import (
     test_a_call_is_resumed_live_through_the_other_node,
-    test_a_cancellation_reaches_the_call_that_runs_elsewhere,
     test_an_answer_to_an_ask_reaches_the_call_that_waits_elsewhere,
-    test_the_newest_reader_wins_wherever_it_is,
-    test_what_a_call_sends_to_the_standalone_stream_reaches_it_from_any_node,
 )
 from tests.support.clients.wire_client import Web, progress_of
 from tests.support.processes.serving import BASIC_TOOLS, serving
@@ -32,11 +29,8 @@ from tests.support.stores.shared import BUSY_SECONDS
 
 __all__ = [
     "test_a_call_is_resumed_live_through_the_other_node",
-    "test_a_cancellation_reaches_the_call_that_runs_elsewhere",
     "test_a_home_that_moves_while_tools_speak_changes_nothing_in_their_order",
     "test_an_answer_to_an_ask_reaches_the_call_that_waits_elsewhere",
-    "test_the_newest_reader_wins_wherever_it_is",
-    "test_what_a_call_sends_to_the_standalone_stream_reaches_it_from_any_node",
 ]
 
 pytestmark = pytest.mark.anyio

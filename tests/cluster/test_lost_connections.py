@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import asyncpg
 import pytest
 
 from tests.support.processes.nodes_behind_proxies import ProxiedNodes, town
 from tests.support.proxies.postgres_proxy import Role, When
 from tests.support.servers.in_process import until
-from tests.support.stores.postgres import server_url
+from tests.support.stores.postgres_roles import Operator
 
 pytestmark = pytest.mark.anyio
 
@@ -24,33 +22,28 @@ LEAST = {Role.WRITER: 8, Role.READER: 10, Role.EAR: 3, Role.NEW: 2}
 """Requests of each role in one story, at the least. With fewer of them there would be little to lose."""
 
 
-@pytest.fixture
-async def operator() -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    connection = await asyncpg.connect(server_url().partition("?")[0])
-    yield connection
-    await connection.close()
-
-
 def assert_no_node_died(it: ProxiedNodes) -> None:
     assert [node.site.app.counters.nodes_settled for node in it.nodes] == [0] * len(it.nodes)
 
 
+@pytest.mark.parametrize("turn", [tuple(When), pytest.param((*When,)[::-1], marks=pytest.mark.long)])
 @pytest.mark.parametrize("role", Role)
-async def test_a_connection_that_is_lost_at_any_statement_of_a_call_costs_nothing(tmp_path: Path, role: Role) -> None:
-    """Promises 1 to 5: before the server has the statement, and when it is done and the answer is lost."""
+async def test_a_connection_that_is_lost_at_any_statement_of_a_call_costs_nothing(
+    tmp_path: Path, role: Role, turn: tuple[When, ...]
+) -> None:
+    """Promises 1 to 5: before the server has the statement, or when it is done and the answer is lost, in turn."""
     async with town(tmp_path) as it:
         near, far = await it.add(lease=LEASE), await it.add(lease=LEASE)
-        for when in When:
-            for number in itertools.count(1):
-                if role in (Role.NEW, Role.EAR):
-                    near.proxy.cut(*([role] if role is Role.EAR else []))  # they are made again in the story
-                cut = near.proxy.cut_at(role, number, when)
-                await it.tell(near, far)
-                near.proxy.forget_cuts()
-                await until(near.is_well)
-                if not cut.happened.is_set():
-                    break
-            assert number > LEAST[role], "so many statements were lost, each in a story of its own"
+        for number in itertools.count(1):
+            if role in (Role.NEW, Role.EAR):
+                near.proxy.cut(*([role] if role is Role.EAR else []))  # they are made again in the story
+            cut = near.proxy.cut_at(role, number, turn[number % len(turn)])
+            await it.tell(near, far)
+            near.proxy.forget_cuts()
+            await until(near.is_well)
+            if not cut.happened.is_set():
+                break
+        assert number > LEAST[role], "so many statements were lost, each in a story of its own"
         assert_no_node_died(it)
 
 
@@ -64,7 +57,7 @@ KILL = """
 
 
 async def test_backends_that_an_operator_ends_again_and_again_are_made_again(
-    tmp_path: Path, operator: asyncpg.Connection[asyncpg.Record]
+    tmp_path: Path, operator: Operator
 ) -> None:
     """`pg_terminate_backend`, while one call runs: of the writer, of readers, of the ear, each several times."""
     async with town(tmp_path) as it:
@@ -76,7 +69,7 @@ async def test_backends_that_an_operator_ends_again_and_again_are_made_again(
 
             async def kill(role: str = role) -> None:
                 nonlocal killed
-                while killed < 10:
+                while killed < 5:
                     killed += await operator.fetchval(KILL, name, role)
                     await asyncio.sleep(0.02)
 

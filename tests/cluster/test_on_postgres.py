@@ -13,23 +13,15 @@ import pytest
 from perdure.store.postgres.store import PostgresStore
 from tests.cluster.conftest import Start
 from tests.cluster.test_following import test_a_killed_process_is_settled_live_to_a_reader_at_the_other
-from tests.cluster.test_order import (
-    test_a_home_that_moves_while_tools_speak_changes_nothing_in_their_order,
-    test_what_a_call_said_at_another_node_comes_before_what_the_next_one_says,
-)
+from tests.cluster.test_order import test_a_home_that_moves_while_tools_speak_changes_nothing_in_their_order
 from tests.cluster.test_reattach_elsewhere import (
-    test_a_client_begins_again_through_the_other_node,
     test_a_session_at_rest_is_loaded_elsewhere_with_its_sticky_requests_once,
     test_an_ask_of_one_node_is_asked_again_and_answered_through_the_other,
 )
 from tests.cluster.test_two_nodes import (
     test_a_call_is_resumed_live_through_the_other_node,
     test_a_cancellation_reaches_the_call_that_runs_elsewhere,
-    test_a_session_that_is_deleted_at_one_node_is_gone_at_the_other,
-    test_an_answer_to_an_ask_reaches_the_call_that_waits_elsewhere,
-    test_an_id_in_use_at_one_node_is_refused_at_the_other,
     test_the_newest_reader_wins_wherever_it_is,
-    test_what_a_call_sends_to_the_standalone_stream_reaches_it_from_any_node,
 )
 from tests.support.stores.postgres import new_schema, store_url
 from tests.support.stores.shared import BUSY_SECONDS, ON_POSTGRES

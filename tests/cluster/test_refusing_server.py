@@ -9,7 +9,6 @@ from asyncio.subprocess import STDOUT
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TypeAlias
 
 import asyncpg
 import pytest
@@ -23,22 +22,13 @@ from tests.support.processes.serving import BASIC_TOOLS
 from tests.support.processes.starting import start
 from tests.support.proxies.postgres_proxy import Role
 from tests.support.servers.in_process import until
-from tests.support.stores.postgres import Server, server_url
-from tests.support.stores.postgres_roles import role_with
+from tests.support.stores.postgres import Server
+from tests.support.stores.postgres_roles import Operator, role_with
 
 pytestmark = pytest.mark.anyio
 
 LEASE = 60.0
 """Long: what is told here is over before any lease is."""
-
-Operator: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
-
-
-@pytest.fixture
-async def operator() -> AsyncIterator[Operator]:
-    connection = await asyncpg.connect(server_url().partition("?")[0])
-    yield connection
-    await connection.close()
 
 
 def outages(it: ProxiedNodes) -> list[int]:
@@ -54,7 +44,7 @@ async def go_on(client: Client) -> None:
 # --- Statements that the server ends --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("setting", ["statement_timeout", "lock_timeout"])
+@pytest.mark.parametrize("setting", ["statement_timeout", pytest.param("lock_timeout", marks=pytest.mark.long)])
 async def test_a_statement_that_the_server_ends_early_is_named_and_made_again(
     tmp_path: Path, operator: Operator, setting: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -77,7 +67,10 @@ async def test_a_statement_that_the_server_ends_early_is_named_and_made_again(
         assert any(reason in record.getMessage() for record in caplog.records if record.levelname == "ERROR")
 
 
-@pytest.mark.parametrize("setting", ["idle_session_timeout", "idle_in_transaction_session_timeout"])
+@pytest.mark.parametrize(
+    "setting",
+    ["idle_session_timeout", pytest.param("idle_in_transaction_session_timeout", marks=pytest.mark.long)],
+)
 async def test_connections_that_rest_for_longer_than_the_server_allows_stay(
     tmp_path: Path, operator: Operator, setting: str
 ) -> None:
@@ -153,7 +146,7 @@ async def test_a_commit_that_a_deadlock_undoes_is_made_again_and_done_once(tmp_p
         assert outages(it) == [0, 0], "the store has made it again by itself"
 
 
-@pytest.mark.parametrize("level", ["serializable", "repeatable read"])
+@pytest.mark.parametrize("level", ["serializable", pytest.param("repeatable read", marks=pytest.mark.long)])
 async def test_a_stricter_isolation_of_a_role_is_not_the_stores(tmp_path: Path, operator: Operator, level: str) -> None:
     """Statements wait for locks and look then: with the view from before the wait they would see what is over."""
     async with role_with(operator, default_transaction_isolation=level) as url, town(tmp_path, url) as it:
@@ -192,6 +185,7 @@ async def others_hold_the_rest(url: str) -> AsyncIterator[None]:
         yield
 
 
+@pytest.mark.long
 async def test_a_server_without_a_connection_left_is_told_at_the_start_and_outlived_later(
     tmp_path: Path, small: str
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from perdure.store.postgres.sql_files import VERSION
+from perdure.store.postgres.layout import VERSION
 from tests.cli.test_sessions import ended
 from tests.support.clients.wire_client import Web, progress_of, text_of
 from tests.support.processes.serving import BASIC_TOOLS, serving

@@ -12,7 +12,7 @@ from tests.support.processes.stdio_bridges import a_host
 from tests.support.servers.gate_file_tools import diary, open_gate
 from tests.support.stores.postgres import store_url
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.long]
 
 
 async def test_the_next_bridge_goes_on_at_the_node_that_lives(folder: Path) -> None:

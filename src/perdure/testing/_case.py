@@ -1,4 +1,4 @@
-"""A fresh store for each check of the contract, and a few ways to say what was promised."""
+"""A fresh store for each check of the contract, and a few ways to express a promise."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from perdure._core.ids import Fence, Kind, NodeId, StreamId
-from perdure.errors import Behind, StaleFence
+from perdure.errors import Behind, StaleFence, TooManySessions
 from perdure.store.interface import Store, stream_by_id
 from perdure.store.records import Event, SessionRecord, StreamRecord
 from perdure.store.steps import Append, OpenStream, PutSession, Refusals, Step, StepRejected
 from perdure.testing import _values as values
-from perdure.testing._values import NODE, SESSION, STREAM, a_call, a_session, a_stream
+from perdure.testing._values import NODE, OTHER, SESSION, STREAM, a_call, a_session, a_stream, an_end
 
 
 @dataclass(kw_only=True)
@@ -56,6 +56,14 @@ class Case:
         """Commit steps of which none is refused."""
         accepted(await self.put(*steps))
 
+    @asynccontextmanager
+    async def neighbour(self) -> AsyncIterator[Store]:
+        """The store of another process, whose node `OTHER` has joined and leaves at the end."""
+        async with self.elsewhere() as store:
+            await store.join(OTHER)
+            yield store
+            await store.leave(OTHER)
+
     def append(
         self, first: int = 0, last: int = 0, *, fence: Fence | None = None, stream: str = STREAM, **more: Any
     ) -> Append:
@@ -71,6 +79,17 @@ class Case:
             ids: tuple[int | str, ...] = (1, "one") if name == STREAM else (f"{name} 1", f"{name} 2")
             calls = tuple(a_call(id_, stream=name) for id_ in ids) if kind is Kind.CALL else ()
             await self.accept(OpenStream(record=a_stream(self.fence, name, kind=kind), calls=calls))
+
+    async def open_call(self, record: SessionRecord, stream: str = STREAM, **more: Any) -> OpenStream:
+        """Open a durable call: its record, and its stream with one call."""
+        opened = a_stream(self.fence, stream, session=record.id)
+        step = OpenStream(record=opened, calls=(a_call(session=record.id, stream=stream),), **more)
+        await self.accept(PutSession(record=record), step)
+        return step
+
+    def answer(self, seq: int = 1, **more: Any) -> Append:
+        """The step that answers request 1 with an event, and seals the stream."""
+        return self.append(seq, final=True, ends=(an_end(),), seal=True, **more)
 
     async def numbers(self, stream: str = STREAM) -> list[int]:
         return await values.numbers(self.store, stream)
@@ -116,6 +135,12 @@ class StreamCase(Case):
         await self.open_stream()
 
 
+def too_many(refusals: Refusals, *, of_caller: bool) -> None:
+    """The only step is refused by a limit of sessions: of its caller, or of all."""
+    refused(refusals, 0, why=TooManySessions)
+    same("whether it is the caller's limit", getattr(refusals[0], "of_caller", None), of_caller)
+
+
 def same(what: str, seen: object, wanted: object) -> None:
     if seen != wanted:
         raise AssertionError(f"{what}: {seen!r}, where {wanted!r} was promised")
@@ -126,12 +151,12 @@ def accepted(refusals: Refusals) -> None:
 
 
 def behind(refusals: Refusals, last: int) -> None:
-    """The only step, because the store has nothing behind that number."""
+    """The only step is refused, because the store has nothing after that number."""
     refused(refusals, 0, why=Behind)
     same("the last that the store has", [refusal.last for refusal in refusals if isinstance(refusal, Behind)], [last])
 
 
 def refused(refusals: Refusals, *places: int, why: type[StepRejected] = StaleFence) -> None:
-    """These steps for this reason, and no other step."""
+    """These steps are refused for this reason, and no other step."""
     seen = {place: type(refusal).__name__ for place, refusal in enumerate(refusals) if refusal is not None}
     same("refused steps", seen, dict.fromkeys(places, why.__name__))

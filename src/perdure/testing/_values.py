@@ -13,7 +13,7 @@ from perdure.store.records import AskRecord, CallRecord, Event, ReaderRecord, Se
 from perdure.store.steps import Append, CallEnd, PutCall, Refusals, Step
 
 Make = Callable[[str], Store]
-"""Gives a store that is not open yet. Called with the same name again, it gives one on the same data."""
+"""Returns a store that is not open yet; with the same name again, one on the same data."""
 
 NODE = NodeId("node")
 OTHER = NodeId("other")
@@ -155,7 +155,7 @@ async def count_open(store: Store) -> int:
 
 
 async def together(store: Store, asked: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
-    """Give several answers of a store by name.
+    """Return several answers of a store by name.
 
     A store that others share is somewhere else: it is asked for all at once, which takes as long as asking for a few.
     """

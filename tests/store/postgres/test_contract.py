@@ -43,7 +43,7 @@ class Stores:
 
 
 @pytest.mark.anyio
-@pytest.mark.timeout(300)  # a schema for each of sixty checks takes 90 s where ten processes share a core
+@pytest.mark.timeout(300)  # a schema for each of a hundred checks takes 90 s where ten processes share a core
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_the_postgres_store_keeps_the_promises(version: int | None) -> None:
     stores = Stores(version)
@@ -53,4 +53,4 @@ async def test_the_postgres_store_keeps_the_promises(version: int | None) -> Non
 @pytest.mark.parametrize("version", VERSIONS)
 def test_histories_on_postgres_show_what_the_model_shows(version: int | None) -> None:
     machine = store_machine(Stores(version).make)
-    run_state_machine_as_test(machine, settings=settings(max_examples=10, stateful_step_count=25))
+    run_state_machine_as_test(machine, settings=settings(max_examples=5, stateful_step_count=25))

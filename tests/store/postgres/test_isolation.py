@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
-from typing import TypeAlias
 
 import asyncpg
 import pytest
@@ -18,21 +17,12 @@ from perdure.testing._values import NODE, a_session
 from tests.support.proxies.postgres_proxy import postgres_proxy
 from tests.support.servers.in_process import until
 from tests.support.stores.postgres import server_url, store_url
-from tests.support.stores.postgres_roles import role_with
+from tests.support.stores.postgres_roles import Operator, role_with
 
 pytestmark = pytest.mark.anyio
 
-Operator: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
-
-@pytest.fixture
-async def operator() -> AsyncIterator[Operator]:
-    connection = await asyncpg.connect(server_url().partition("?")[0])
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture(params=["serializable", "repeatable read"])
+@pytest.fixture(params=["serializable", pytest.param("repeatable read", marks=pytest.mark.long)])
 async def strict(request: pytest.FixtureRequest, operator: Operator) -> AsyncIterator[str]:
     """The address of a store for a role with this isolation."""
     async with role_with(operator, default_transaction_isolation=request.param) as url:

@@ -7,7 +7,7 @@ import pytest
 from perdure._core.ids import NodeId
 from perdure.errors import StoreError
 from perdure.store import existing_store, maintenance_of, open_store
-from perdure.store.postgres import sql_files
+from perdure.store.postgres import layout
 from perdure.store.postgres.maintenance import RECENTLY
 from perdure.store.postgres.wakeups import CROWD
 from perdure.testing._values import NODE, OTHER
@@ -19,18 +19,18 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def next_release(monkeypatch: pytest.MonkeyPatch) -> None:
     """A release with one more migration."""
-    migration = sql_files.migration
+    migration = layout.migration
 
     def with_another(version: int, schema: str) -> str:
-        if version < sql_files.VERSION:
+        if version < layout.VERSION:
             return migration(version, schema)
         return f"CREATE TABLE {schema}.more (a int); UPDATE {schema}.version SET version = {version};"
 
-    monkeypatch.setattr(sql_files, "migration", with_another)
-    monkeypatch.setattr(sql_files, "VERSION", sql_files.VERSION + 1)
+    monkeypatch.setattr(layout, "migration", with_another)
+    monkeypatch.setattr(layout, "VERSION", layout.VERSION + 1)
 
 
-OLD = sql_files.VERSION
+OLD = layout.VERSION
 
 
 async def test_an_older_schema_is_told_printed_and_migrated(request: pytest.FixtureRequest) -> None:

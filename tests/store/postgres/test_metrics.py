@@ -6,7 +6,6 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import TypeAlias
 
 import asyncpg
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from perdure._core.ids import NodeId
 from perdure._core.retention import Cutoffs
 from perdure.errors import StoreUnavailable
-from perdure.store.postgres import metrics
+from perdure.store.postgres import store as postgres_store
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.store import READERS, PostgresStore
 from perdure.store.postgres.sweep import SLOTS
@@ -26,22 +25,13 @@ from tests.cluster.conftest import Node, Pair
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.postgres import Server, server_url, store_url
+from tests.support.stores.postgres_roles import Operator
 from tests.support.stores.shared import BUSY_SECONDS
 from tests.telemetry.test_metrics import Numbers, numbers, of, scraped
 
 pytestmark = pytest.mark.anyio
 
-Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
-
 OF_STORE = {metric.name for metric in METRICS if metric.help.endswith("(Stores on a server.)")}
-
-
-@pytest.fixture
-async def other() -> AsyncIterator[Connection]:
-    """An operator's connection."""
-    connection = await asyncpg.connect(server_url().partition("?")[0])
-    yield connection
-    await connection.close()
 
 
 async def page_of(site: Site) -> Numbers:
@@ -69,8 +59,8 @@ async def test_whichever_node_is_scraped_it_shows_how_the_store_fares_for_both()
     url = store_url()
     shops = ToolServer(), ToolServer()
     async with (
-        serve(shops[0].server, store=PostgresStore(url, timeout=BUSY_SECONDS), lease=1.0) as a,
-        serve(shops[1].server, store=PostgresStore(url, timeout=BUSY_SECONDS), lease=1.0) as b,
+        serve(shops[0].server, store=PostgresStore(url, timeout=BUSY_SECONDS), lease=4.0) as a,
+        serve(shops[1].server, store=PostgresStore(url, timeout=BUSY_SECONDS), lease=4.0) as b,
     ):
         pair = Pair(a=Node(site=a, shop=shops[0]), b=Node(site=b, shop=shops[1]))
         await until(lambda: a.app.other_nodes() and b.app.other_nodes())
@@ -139,19 +129,19 @@ async def test_sizes_are_looked_at_once_a_minute_however_often_a_scrape_comes(mo
         before = (await store.survey()).sizes
         await store.commit([an_append(fence, some_events(1, 2_000))])
         assert (await store.survey()).sizes == before
-        monkeypatch.setattr(metrics, "SURVEY_SECONDS", 0.0)
+        monkeypatch.setattr(postgres_store, "SURVEY_SECONDS", 0.0)
         assert (await store.survey()).sizes["event_0"] > before["event_0"]
 
 
 # --- Connections ----------------------------------------------------------------------------------------------------
 
 
-async def test_work_that_waits_for_a_connection_is_counted(other: Connection) -> None:
+async def test_work_that_waits_for_a_connection_is_counted(operator: Operator) -> None:
     url = store_url()
     async with PostgresStore(url, timeout=BUSY_SECONDS) as store:
         await store.join(NODE)
-        async with other.transaction():
-            await other.execute(f"LOCK TABLE {parse_address(url).schema}.stream IN ACCESS EXCLUSIVE MODE")
+        async with operator.transaction():
+            await operator.execute(f"LOCK TABLE {parse_address(url).schema}.stream IN ACCESS EXCLUSIVE MODE")
             reads = [asyncio.create_task(store.read(STREAM, after=0, limit=1)) for _ in range(READERS + 3)]
             await until(lambda: figures(store)["waiting"] == 3)
             assert figures(store)["connections_busy"] == READERS
@@ -164,14 +154,14 @@ async def test_work_that_waits_for_a_connection_is_counted(other: Connection) ->
         )  # to join: the ear's own word, and the row
 
 
-async def test_connections_that_are_lost_are_counted(other: Connection) -> None:
-    name = f"lost_{STREAM}_{id(other)}"
+async def test_connections_that_are_lost_are_counted(operator: Operator) -> None:
+    name = f"lost_{STREAM}_{id(operator)}"
     async with PostgresStore(f"{store_url()}&application_name={name}", timeout=BUSY_SECONDS) as store:
         fence = await store.join(NODE)
         await store.commit([PutSession(record=a_session()), OpenStream(record=a_stream(fence))])
         await store.read(STREAM, after=0, limit=1)
         cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1"
-        count = await other.fetchval(cut, name)
+        count = await operator.fetchval(cut, name)
         assert count == 3  # the writer's, a reader's, the ear's
 
         async def works() -> bool:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from perdure.store.postgres import sql_files
+from perdure.store.postgres import layout
 from perdure.store.postgres.store import PostgresStore
 from tests.support.stores.postgres import connection, new_schema, store_url
 from tests.support.stores.shared import BUSY_SECONDS
@@ -26,7 +26,7 @@ VALUES = {
 
 def changes_of_calls(schema: str) -> list[str]:
     """The statements of a commit that change a call which they find by its stream."""
-    found = re.findall(r"UPDATE perdure\.call SET.*?;", sql_files.migration(1, "perdure"), re.DOTALL)
+    found = re.findall(r"UPDATE perdure\.call SET.*?;", layout.migration(1, "perdure"), re.DOTALL)
     statements = [statement for statement in found if re.search(r"WHERE stream = ", statement)]
     for variable, value in VALUES.items():
         statements = [re.sub(variable, value, statement) for statement in statements]
@@ -69,7 +69,7 @@ async def test_what_was_not_used_for_long_is_found_by_its_time(schema: str) -> N
     """A sweep that finds nothing does not look at a million calls."""
     with connection(store_url(schema)) as run:
         run("SET enable_seqscan = off")
-        stale = sql_files.queries(schema)["stale_sessions"]
+        stale = layout.queries(schema)["stale_sessions"]
         run(f"PREPARE stale (float8, float8, text, bigint) AS {stale}")
         plan = " ".join(row[0] for row in run("EXPLAIN EXECUTE stale (1, 1, '', 100)"))
         for condition in (

@@ -36,19 +36,12 @@ from perdure.testing._values import (
 from tests.support.proxies.cutting_proxy import cutting_proxy
 from tests.support.servers.in_process import until
 from tests.support.stores.postgres import Server, server_url, store_url
+from tests.support.stores.postgres_roles import Operator
 
 pytestmark = pytest.mark.anyio
 
 LEASE = 1_000.0
 FREE = FREE_SHARE * LEASE
-
-
-@pytest.fixture
-async def other() -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    """An operator's connection."""
-    connection = await asyncpg.connect(server_url().partition("?")[0])
-    yield connection
-    await connection.close()
 
 
 async def opened(store: PostgresStore) -> Fence:
@@ -99,7 +92,7 @@ async def test_a_process_that_lives_on_the_same_machine_is_dead_by_its_lease_onl
 
 
 async def test_a_process_that_lost_its_ear_takes_its_lock_again_and_hears_again(
-    other: asyncpg.Connection[asyncpg.Record],
+    operator: Operator,
 ) -> None:
     url, now = store_url(), 0.0
     async with PostgresStore(url, timeout=20.0) as here, PostgresStore(url, timeout=20.0) as there:
@@ -109,9 +102,9 @@ async def test_a_process_that_lost_its_ear_takes_its_lock_again_and_hears_again(
         there.subscribe(OTHER, lambda streams: told.put_nowait(streams))
         mine = here.liveness(NODE, lease=LEASE, monotonic=lambda: now)
         schema = parse_address(url).schema
-        lock = await other.fetchval(f"SELECT lock FROM {schema}.node WHERE id = $1", OTHER)
+        lock = await operator.fetchval(f"SELECT lock FROM {schema}.node WHERE id = $1", OTHER)
         cut = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objid = $1::bigint::oid"
-        assert await other.fetchval(cut, lock & 0xFFFFFFFF)
+        assert await operator.fetchval(cut, lock & 0xFFFFFFFF)
         assert await told.get() == ()  # it has missed what was said meanwhile
         for _ in range(2):
             now += FREE
@@ -152,7 +145,11 @@ async def has_risen(number: Callable[[], Awaitable[int]], before: int) -> bool:
 # --- Nodes that were buried -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at", ["commit", "claim", "bury", "beat"])
+MOMENTS = ["commit", "beat", *(pytest.param(at, marks=pytest.mark.long) for at in ("claim", "bury"))]
+"""Where a process learns that the store does not know its node."""
+
+
+@pytest.mark.parametrize("at", MOMENTS)
 async def test_a_process_whose_node_was_buried_writes_nothing_more_and_knows_why(at: str) -> None:
     """Promise 11: it lives, and its lease lasts; but no node would settle what it accepts now."""
     url = store_url()
@@ -182,9 +179,9 @@ async def test_a_process_whose_node_was_buried_writes_nothing_more_and_knows_why
         assert list(await there.commit([PutSession(record=a_session("goes on"))])) == [None]
 
 
-@pytest.mark.parametrize("at", ["commit", "claim", "bury", "beat"])
+@pytest.mark.parametrize("at", MOMENTS)
 async def test_a_process_whose_node_the_server_has_lost_joins_again_and_goes_on(
-    other: asyncpg.Connection[asyncpg.Record], at: str, caplog: pytest.LogCaptureFixture
+    operator: Operator, at: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Promise 11: no node has buried it, so none has settled its calls. The server came back without its last moments,
     in which the node had joined."""
@@ -194,8 +191,8 @@ async def test_a_process_whose_node_the_server_has_lost_joins_again_and_goes_on(
         fence = await opened(here)
         mine = here.liveness(NODE, lease=LEASE, monotonic=lambda: 0.0)
         await there.join(OTHER)
-        await other.execute(f"DELETE FROM {schema}.node WHERE id = $1", NODE)
-        await other.execute(f"DELETE FROM {schema}.mailbox WHERE node = $1", NODE)
+        await operator.execute(f"DELETE FROM {schema}.node WHERE id = $1", NODE)
+        await operator.execute(f"DELETE FROM {schema}.mailbox WHERE node = $1", NODE)
         attempts: dict[str, Callable[[], Awaitable[object]]] = {
             "commit": lambda: here.commit([OpenStream(record=a_stream(fence, "late"))]),
             "claim": lambda: here.claim(STREAM, node=NODE, held=fence),
@@ -211,22 +208,21 @@ async def test_a_process_whose_node_the_server_has_lost_joins_again_and_goes_on(
         assert await dead_nodes(theirs) == [], "its lock is the one that it holds"
 
 
-@pytest.mark.parametrize(("burials", "is_known"), [(999, True), (1_000, False)])
-async def test_the_last_thousand_burials_are_remembered(
-    other: asyncpg.Connection[asyncpg.Record], burials: int, is_known: bool
-) -> None:
+async def test_the_last_thousand_burials_are_remembered(operator: Operator) -> None:
     url = store_url()
     schema = parse_address(url).schema
     async with PostgresStore(url, timeout=20.0) as store:
         await store.join(OTHER)
         await store.bury(OTHER, heir=NODE)
-        await other.execute(f"SELECT {schema}.note_buried_1('node ' || n) FROM generate_series(1, {burials}) AS n")
-        rows = await other.fetch(f"SELECT node FROM {schema}.buried WHERE node = $1", OTHER)
-        assert bool(rows) is is_known
-        assert await other.fetchval(f"SELECT count(*) FROM {schema}.buried") == 1_000
+        for first, last, is_known in ((1, 999, True), (1_000, 1_000, False)):
+            burials = f"SELECT {schema}.note_buried_1('node ' || n) FROM generate_series({first}, {last}) AS n"
+            await operator.execute(burials)
+            rows = await operator.fetch(f"SELECT node FROM {schema}.buried WHERE node = $1", OTHER)
+            assert bool(rows) is is_known
+            assert await operator.fetchval(f"SELECT count(*) FROM {schema}.buried") == 1_000
 
 
-async def test_a_burial_waits_for_the_commit_that_is_on_its_way(other: asyncpg.Connection[asyncpg.Record]) -> None:
+async def test_a_burial_waits_for_the_commit_that_is_on_its_way(operator: Operator) -> None:
     """So what it accepts is there when the one that buries looks for it again, or is refused."""
     url = store_url()
     schema = parse_address(url).schema
@@ -235,8 +231,8 @@ async def test_a_burial_waits_for_the_commit_that_is_on_its_way(other: asyncpg.C
         fence = await opened(here)
         await there.join(OTHER)
         looker = await asyncpg.connect(server_url().partition("?")[0])
-        async with other.transaction():
-            await other.execute(f"LOCK TABLE {schema}.stream IN EXCLUSIVE MODE")
+        async with operator.transaction():
+            await operator.execute(f"LOCK TABLE {schema}.stream IN EXCLUSIVE MODE")
             accepting = asyncio.create_task(here.commit([OpenStream(record=a_stream(fence, "late"))]))
             await until(lambda: looker.fetchval(waits, schema, "commit_1%"))
             burying = asyncio.create_task(there.bury(NODE, heir=OTHER))
@@ -326,16 +322,16 @@ async def test_a_direct_address_for_listening_hears_past_what_is_between() -> No
 # --- Commits --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_commit_that_is_in_a_deadlock_is_tried_again(other: asyncpg.Connection[asyncpg.Record]) -> None:
+async def test_a_commit_that_is_in_a_deadlock_is_tried_again(operator: Operator) -> None:
     url = store_url()
     schema = parse_address(url).schema
     touch = f"UPDATE {schema}.session SET active = 1 WHERE id = $1"
     async with PostgresStore(url, timeout=20.0) as store:
         await store.commit([PutSession(record=a_session(name)) for name in ("a", "b")])
-        rival = other.transaction()
+        rival = operator.transaction()
         await rival.start()
-        await other.execute("SET LOCAL deadlock_timeout = '60s'")  # the store's commit is to be undone
-        await other.execute(touch, "b")
+        await operator.execute("SET LOCAL deadlock_timeout = '60s'")  # the store's commit is to be undone
+        await operator.execute(touch, "b")
         steps = [ChangeSession(session=SessionId(name), active=9.0) for name in ("a", "b")]
         commit = asyncio.create_task(store.commit(steps))
         waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%' || $1 || '.commit%'"
@@ -343,14 +339,14 @@ async def test_a_commit_that_is_in_a_deadlock_is_tried_again(other: asyncpg.Conn
             looker = await asyncpg.connect(server_url().partition("?")[0])
             stack.push_async_callback(looker.close)
             await until(lambda: looker.fetchval(waits, schema))
-        await other.execute(touch, "a")
+        await operator.execute(touch, "a")
         await rival.commit()
         assert list(await commit) == [None, None]
         assert [session.active for session in await store.sessions(after=None, limit=9)] == [9.0, 9.0]
 
 
 async def test_what_was_given_up_does_not_happen_behind_what_came_later(
-    other: asyncpg.Connection[asyncpg.Record],
+    operator: Operator,
 ) -> None:
     """A commit that did not answer in time is over on the server before the next one of its process begins."""
     url = store_url()
@@ -359,8 +355,8 @@ async def test_what_was_given_up_does_not_happen_behind_what_came_later(
         store_fence = await store.join(NODE)
         steps = [PutSession(record=a_session()), OpenStream(record=a_stream(store_fence))]
         assert list(await store.commit(steps)) == [None, None]
-        async with other.transaction():
-            await other.execute(f"LOCK TABLE {schema}.session IN EXCLUSIVE MODE")
+        async with operator.transaction():
+            await operator.execute(f"LOCK TABLE {schema}.session IN EXCLUSIVE MODE")
             with pytest.raises(StoreUnavailable):
                 await store.commit([ChangeSession(session=SESSION, version="given up")])
 
@@ -371,37 +367,16 @@ async def test_what_was_given_up_does_not_happen_behind_what_came_later(
 
         await until(later)
         busy = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%' || $1 || '.commit%'"
-        assert await other.fetchval(busy, schema) == 0
+        assert await operator.fetchval(busy, schema) == 0
         record = await store.session(SESSION)
         assert record is not None
         assert record.version == "later"
 
 
-async def test_mail_of_several_senders_is_never_seen_out_of_its_order() -> None:
-    """Promise 10: a key that becomes visible later is higher, or the receiver would pass it over."""
-    url = store_url()
-    async with contextlib.AsyncExitStack() as stack:
-        stores = [await stack.enter_async_context(PostgresStore(url, timeout=20.0)) for _ in range(4)]
-        await stores[0].join(NODE)
-        seen: list[int] = []
-
-        async def send(store: PostgresStore, name: int) -> None:
-            for number in range(25):
-                mails = [SendMail(node=NODE, message=b"%d %d" % (name, number))] * 3
-                assert list(await store.commit(mails)) == [None] * 3
-
-        sending = [asyncio.create_task(send(store, name)) for name, store in enumerate(stores[1:])]
-        while not all(task.done() for task in sending) or len(seen) < 225:
-            seen += [mail.key for mail in await stores[0].mail(NODE, after=seen[-1] if seen else 0)]
-        await asyncio.gather(*sending)
-        assert seen == sorted(seen)
-        assert len(seen) == 225
-
-
 # --- The server's own life ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["fast", "immediate"])
+@pytest.mark.parametrize("mode", [pytest.param("fast", marks=pytest.mark.long), "immediate"])
 async def test_a_server_that_restarts_has_everything_and_is_found_again(tmp_path: Path, mode: str) -> None:
     """Promise 3: `immediate` is what a crash leaves."""
     server = Server(tmp_path)

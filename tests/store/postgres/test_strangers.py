@@ -17,7 +17,7 @@ import pytest
 
 from perdure._core.ids import NodeId
 from perdure.errors import StoreError
-from perdure.store.postgres import sql_files
+from perdure.store.postgres import layout
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.listen_connection import channel_of
 from perdure.store.postgres.store import PostgresStore
@@ -28,25 +28,18 @@ from tests.support.processes.nodes_behind_proxies import town
 from tests.support.proxies.pgbouncer import bouncing
 from tests.support.servers.in_process import until
 from tests.support.stores.postgres import server_url
-from tests.support.stores.postgres_roles import role_with
+from tests.support.stores.postgres_roles import Operator, role_with
 
 pytestmark = pytest.mark.anyio
 
 if TYPE_CHECKING:
-    Connection = asyncpg.Connection[asyncpg.Record]
+    Connection = Operator
 
 LEASE = 1_000.0
 
 
-@pytest.fixture
-async def operator() -> AsyncIterator[Connection]:
-    connection = await asyncpg.connect(server_url().partition("?")[0])
-    yield connection
-    await connection.close()
-
-
 @asynccontextmanager
-async def stranger(operator: Connection, *grants: str) -> AsyncIterator[Connection]:
+async def stranger(operator: Operator, *grants: str) -> AsyncIterator[Connection]:
     """A connection of a role that may connect to the database, and no more than what is granted to it."""
     role = f"stranger_{secrets.token_hex(6)}"
     await operator.execute(f"CREATE ROLE {role} LOGIN")
@@ -84,7 +77,7 @@ TRAPS = """
 
 
 @asynccontextmanager
-async def trapped(operator: Connection) -> AsyncIterator[tuple[str, str]]:
+async def trapped(operator: Operator) -> AsyncIterator[tuple[str, str]]:
     """The address of a store whose role searches a schema in which a stranger has put its functions; and that
     schema."""
     schema = f"common_{secrets.token_hex(6)}"
@@ -100,7 +93,7 @@ async def trapped(operator: Connection) -> AsyncIterator[tuple[str, str]]:
         await operator.execute(f"DROP SCHEMA {schema} CASCADE")
 
 
-async def test_no_function_of_another_role_runs_as_the_stores(operator: Connection) -> None:
+async def test_no_function_of_another_role_runs_as_the_stores(operator: Operator) -> None:
     """Neither in the store's functions nor in its statements."""
     async with trapped(operator) as (url, schema):
         async with PostgresStore(url, timeout=20.0) as store:
@@ -114,7 +107,7 @@ async def test_no_function_of_another_role_runs_as_the_stores(operator: Connecti
         assert await operator.fetch(f"SELECT * FROM {schema}.loot") == []
 
 
-async def test_every_function_of_the_store_says_where_it_looks(operator: Connection) -> None:
+async def test_every_function_of_the_store_says_where_it_looks(operator: Operator) -> None:
     """So it does what it does, whoever calls it and however that role is set."""
     async with role_with(operator) as url:
         async with PostgresStore(url):
@@ -123,13 +116,13 @@ async def test_every_function_of_the_store_says_where_it_looks(operator: Connect
             "SELECT proname, proconfig FROM pg_proc WHERE pronamespace = to_regnamespace($1)::oid",
             parse_address(url).schema,
         )
-        assert {name for name, _ in found} <= sql_files.made()
+        assert {name for name, _ in found} <= layout.made()
         assert {name: config for name, config in found if config != ["search_path=pg_catalog, pg_temp"]} == {}
         await operator.execute(f"DROP SCHEMA {parse_address(url).schema} CASCADE")
 
 
 async def test_a_store_behind_a_pooler_refuses_to_search_where_others_may_create(
-    operator: Connection, tmp_path: Path
+    operator: Operator, tmp_path: Path
 ) -> None:
     """A pooler takes no settings, so the role must have them."""
     async with trapped(operator) as (url, _), bouncing(tmp_path) as bouncer:
@@ -150,7 +143,7 @@ async def test_a_store_behind_a_pooler_refuses_to_search_where_others_may_create
 # --- Notifications of another role
 
 
-async def test_an_answer_that_another_role_has_made_up_is_not_shown(operator: Connection, tmp_path: Path) -> None:
+async def test_an_answer_that_another_role_has_made_up_is_not_shown(operator: Operator, tmp_path: Path) -> None:
     """It may read the tables, so it knows the nodes and the stream. A hint brings nothing that is believed."""
     async with town(tmp_path) as it:
         schema = parse_address(it.url).schema
@@ -186,7 +179,7 @@ async def test_an_answer_that_another_role_has_made_up_is_not_shown(operator: Co
         assert client.call.answers[0]["result"]["content"][0]["text"] == f"reply to {client.key}"
 
 
-async def test_another_role_cannot_say_that_a_node_holds_nothing(operator: Connection) -> None:
+async def test_another_role_cannot_say_that_a_node_holds_nothing(operator: Operator) -> None:
     """Promise 15: a node that does not answer counts as a holder, whoever answers in its place."""
     async with role_with(operator) as url:
         schema = parse_address(url).schema
@@ -223,7 +216,7 @@ async def test_another_role_cannot_say_that_a_node_holds_nothing(operator: Conne
 # --- Locks of another role
 
 
-async def test_another_role_cannot_keep_a_node_from_writing_by_its_locks(operator: Connection) -> None:
+async def test_another_role_cannot_keep_a_node_from_writing_by_its_locks(operator: Operator) -> None:
     """Who may connect sees which locks are held, and may take each of them as well."""
     async with role_with(operator) as url:
         schema = parse_address(url).schema

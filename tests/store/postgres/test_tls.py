@@ -18,7 +18,7 @@ import pytest
 
 from perdure.store import open_store
 from perdure.store.notes import probe
-from tests.cli.test_store_refusals import refused
+from tests.store.postgres.test_refused import refused
 from tests.support.stores.postgres import Server, new_schema, programs, server_url
 
 pytestmark = [

@@ -7,7 +7,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import asyncpg
 import pytest
@@ -21,11 +21,9 @@ from perdure.store.steps import ChangeSession, EndSession, OpenStream, PutSessio
 from perdure.testing._values import NODE, OTHER, SESSION, a_call, a_session, a_sticky, a_stream
 from tests.support.servers.in_process import until
 from tests.support.stores.postgres import server_url
-from tests.support.stores.postgres_roles import role_with
+from tests.support.stores.postgres_roles import Operator, role_with
 
 pytestmark = pytest.mark.anyio
-
-Operator: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 
 @dataclass(frozen=True, kw_only=True)

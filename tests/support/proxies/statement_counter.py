@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from perdure.store.postgres import sql_files
+from perdure.store.postgres import layout
 from perdure.store.postgres.address import parse_address
 
 _FIRST_WORDS = 60
@@ -74,7 +74,7 @@ async def counting(url: str) -> AsyncIterator[tuple[str, Statements]]:
     """Another address of the same store, and what is asked there."""
     address = parse_address(url)
     host, _, port = address.dsn.partition("@")[2].partition("/")[0].partition(":")
-    statements = Statements(sql_files.queries(address.schema))
+    statements = Statements(layout.queries(address.schema))
 
     async def back(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):

@@ -10,7 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from perdure.store.postgres.sql_files import VERSION
+from perdure.store.postgres.layout import VERSION
 from perdure.store.sqlite.sql_files import schema_version
 from tests.support.processes.starting import ROOT
 
@@ -47,7 +47,7 @@ def build(folder: Path, *, oldest: int = VERSION, migrates_files: bool = True) -
     arguments = ", ".join(f"${number}" for number in range(1, parameters.count(",") + 2))
     (sql / f"schema_{NEXT}.sql").write_text(TABLES + STEPS.format(parameters=parameters, arguments=arguments))
     _edit(sql / "queries.sql", re.escape(commit), f"perdure.commit_{NEXT}(")
-    _edit(sql.parent / "sql_files.py", r"(?<=^OLDEST: Mapping\[int, int\] = \{\n)", f"    {NEXT}: {oldest},\n")
+    _edit(sql.parent / "layout.py", r"(?<=^OLDEST: Mapping\[int, int\] = \{\n)", f"    {NEXT}: {oldest},\n")
     if migrates_files:
         (package / "store" / "sqlite" / "sql" / f"schema_{schema_version() + 1}.sql").write_text(SQLITE)
     return ("env", f"PYTHONPATH={folder}", sys.executable, "-m", "perdure")

@@ -1,22 +1,23 @@
-"""Connects to the server, and gives its connections to one statement at a time.
+"""Connects to the server, and lends its connections to one piece of work at a time.
 
-A statement that was given up may still run on the server. Its connection is closed, which has the driver ask the server
-to cancel it; whether it was done is not known, and need not be, because steps are repeatable (promise 5).
+A statement that was given up may still run on the server. Its connection is closed, and the driver then asks the server
+to cancel the statement. Whether it was applied is not known, and need not be, because steps are repeatable (promise 5).
 """
 
 import asyncio
+import contextlib
 import time
 import warnings
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import asyncpg
 
 from perdure._core.histograms import Histogram
-from perdure.errors import StoreUnavailable
+from perdure.errors import StoreError, StoreUnavailable
 from perdure.store.postgres.address import each_host
-from perdure.store.postgres.failures import NAMED, NOT_POSTGRES, failure
+from perdure.store.postgres.failures import NAMED, NOT_POSTGRES, named
 from perdure.store.time_limit import TimeLimit
 
 T = TypeVar("T")
@@ -31,34 +32,35 @@ _SETTINGS = {
     "enable_seqscan": "off",
     "max_parallel_workers_per_gather": "0",
 }
-"""Every statement looks up a few rows by their keys, so one plan fits all values. To plan a read of all slots each time
-takes longer than the read. A plan that was made while a table was small is kept while it grows, so no plan may read a
-whole table where there is a key. A sweep, which reads more, must not take more than its share of the server."""
+"""Every statement reads a few rows by their keys, so one plan fits all values, and planning a read of all slots takes
+longer than the read. A plan that was made while a table was small is kept while it grows, so no plan may read a whole
+table that has a key. A sweep, which reads more, must not take more than its share of the server."""
 
 ISOLATION = "read committed"
-"""A statement of the store waits for locks, and looks then what is so. At a stricter level it would see what was so
-before it waited: a commit would not notice that its node has been buried meanwhile."""
+"""A statement of the store waits for locks and reads after that. At a stricter level it would see the state before the
+wait: a commit would not notice that its node was buried meanwhile."""
 
 SEARCH_PATH = "pg_catalog, pg_temp"
-"""Where names without a schema are looked for: a function of another role that fits a call better than the server's own
-would run with the store's rights. The store's own names have their schema."""
+"""The schemas of names without a schema. A function of another role that fits a call better than the server's own would
+run with the store's rights. The store's own names have their schema."""
 
 _OWN = {"default_transaction_isolation": ISOLATION, "idle_session_timeout": "0", "search_path": SEARCH_PATH}
-"""What a role or a database may have set otherwise. Connections rest: the listen connection between two beats, readers
-for long."""
+"""Settings that a role or a database may have changed. Connections are idle: the listen connection between two beats,
+readers for long."""
 
 _READ_ONLY = {"default_transaction_read_only": "on"}
-"""For an operator's commands: the server itself refuses what would write."""
+"""For an operator's commands: the server refuses every write."""
 
 HOST_SECONDS = 0.2
-"""How long a host has, of several, before the next one is asked too. A server on the same network answers sooner; all
-of a few are asked within `store_timeout`, which is a second."""
-# The driver only warns of a password file that others can read, and goes on without it: the server would then refuse an
-# empty password, and the reason would stand in another line.
+"""Seconds that each of several hosts has before the next one is tried too. A server on the same network answers sooner,
+and a few hosts are all tried within `store_timeout`, which is a second."""
+
+# The driver only warns of a password file that others can read, and continues without it: the server would then refuse
+# an empty password, and the log would not name the reason.
 warnings.filterwarnings("error", message="password file", category=UserWarning)
 
 CLOSE_SECONDS = 2.0
-"""How long a connection that is closed waits for the server; then it is cut."""
+"""Seconds that closing a connection waits for the server before the connection is cut."""
 
 
 class Connector:
@@ -71,17 +73,17 @@ class Connector:
         self._reads_only = reads_only
         self._timeout = timeout
         self.is_pooled = False
-        """A pooler answers, and not the server itself: the number of the process that was told when the connection was
-        made is not the one that works for it."""
+        """A pooler answers instead of the server: the backend that the connection was told of is not the one that works
+        for it."""
         self.lost = 0
         """Connections that were lost or given up."""
         self._closing: set[asyncio.Task[None]] = set()
 
     async def connect(self) -> Connection:
-        """Make a connection to the first host that is fit, or raise what the driver raises.
+        """Connect to the first fit host, or raise the driver's exception.
 
-        The driver by itself would wait for each host in turn, and a machine that lost its power never answers: another
-        host gets its turn soon, and the first connection that comes is used.
+        The driver alone would wait for each host in turn, and a machine that lost its power never answers. So the next
+        host is tried soon, and the first connection is used.
         """
         if len(self._hosts) == 1:
             return await self._connect(self._hosts[0])
@@ -106,7 +108,7 @@ class Connector:
             for late in await asyncio.gather(*trying, return_exceptions=True):
                 if not isinstance(late, BaseException):
                     self.discard(late)
-        # What a server says tells more than that another one cannot be reached.
+        # The reason of a server helps more than that another one cannot be reached.
         raise next((failure for failure in failures if not isinstance(failure, OSError)), failures[-1])
 
     async def _connect(self, dsn: str) -> Connection:
@@ -126,16 +128,17 @@ class Connector:
         except asyncpg.ConnectionDoesNotExistError as error:
             raise ConnectionError(f"the connection was closed before it was made; {NOT_POSTGRES}") from error
 
-    async def try_out(self) -> None:
-        """Find out whether a server answers, and what."""
+    @contextlib.asynccontextmanager
+    async def connected(self) -> AsyncIterator[Connection]:
+        """Lend a connection of its own, and close it."""
         connection = await self.connect()
         try:
-            await self.look_for_pooler(connection)
+            yield connection
         finally:
             await self.aclose([connection])
 
-    async def look_for_pooler(self, connection: Connection) -> None:
-        """Find out, on a connection that was made without prepared statements, what answers."""
+    async def detect_pooler(self, connection: Connection) -> None:
+        """Find out what answers, on a connection that was made without prepared statements."""
         self.is_pooled = await connection.fetchval("SELECT pg_backend_pid()") != connection.get_server_pid()
 
     def give_up(self, connection: Connection) -> None:
@@ -173,10 +176,10 @@ class Connections:
         self._size = size
         self._idle: list[Connection] = []
         self.took = Histogram()
-        """How long work takes on a connection."""
+        """Seconds that work takes on a connection."""
         self._is_open = False
         self._asked = 0
-        """Work that is done or waits."""
+        """Pieces of work that run or wait."""
 
     @property
     def busy(self) -> int:
@@ -194,7 +197,7 @@ class Connections:
         self._is_open = True
 
     async def aclose(self) -> None:
-        """Do what waits, then close."""
+        """Finish the work that waits, then close."""
         self._is_open = False
         for _ in range(self._size):
             await self._room.acquire()
@@ -203,7 +206,7 @@ class Connections:
         await self._connector.aclose(idle)
 
     async def run(self, doing: str, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """Work on a connection that has no other work. `doing` says what, for the failure's sentence."""
+        """Do `work` on a connection that has no other work. `doing` is the verb in a failure's sentence."""
         if not self._is_open:
             raise StoreUnavailable(f"the database {self._connector.shown} is closed")
         self._asked += 1
@@ -217,29 +220,23 @@ class Connections:
 
     async def _run(self, doing: str, work: Callable[[Connection], Awaitable[T]]) -> T:
         async with self._room:
-            connection: Connection | None = None
-            try:
-                connection = await self._connection()
+            with named(self._connector.shown, doing):
+                while self._idle and self._idle[-1].is_closed():
+                    self._connector.give_up(self._idle.pop())
+                connection = self._idle.pop() if self._idle else await self._connector.connect()
                 began = time.perf_counter()
-                result = await work(connection)
-                self.took.observe(time.perf_counter() - began)
-            except BaseException as error:
-                # After an answer, even a bad one, a connection goes on; after anything else its state is not known.
-                if connection is not None:
-                    if isinstance(error, asyncpg.PostgresError) and not connection.is_closed():
+                is_usable = False
+                try:
+                    result = await work(connection)
+                    self.took.observe(time.perf_counter() - began)
+                    is_usable = True
+                    return result
+                except (asyncpg.PostgresError, StoreError):
+                    is_usable = not connection.is_closed()  # the server answered, or was not asked
+                    raise
+                finally:
+                    # After anything else, as a cancellation, the state of the connection is not known.
+                    if is_usable:
                         self._idle.append(connection)
                     else:
                         self._connector.give_up(connection)
-                if isinstance(error, NAMED):
-                    raise failure(error, self._connector.shown, doing) from error
-                raise
-            self._idle.append(connection)
-            return result
-
-    async def _connection(self) -> Connection:
-        while self._idle:
-            connection = self._idle.pop()
-            if not connection.is_closed():
-                return connection
-            self._connector.give_up(connection)
-        return await self._connector.connect()

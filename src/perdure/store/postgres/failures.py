@@ -16,17 +16,17 @@ NAMED = (
     TypeError,
     UserWarning,
 )
-"""What may come out of the driver; each leaves the store as a `StoreError`. (`TimeoutError` is an `OSError`; values
-that cannot be encoded are a `ValueError` or a `TypeError`; a password file that others can read is a `UserWarning`.)"""
+"""The driver's exceptions; each leaves the store as a `StoreError`. (`TimeoutError` is an `OSError`; values that cannot
+be encoded are a `ValueError` or a `TypeError`; a password file that others can read is a `UserWarning`.)"""
 
 AGAIN = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
-"""Two transactions were in each other's way, and nothing was done: the same is tried again."""
+"""Two transactions conflicted, and nothing was done: the statement is tried again."""
 
 BURIED = "PD001"
-"""What `refuse_buried_1` raises, with the names of the nodes."""
+"""The code that `refuse_buried_1` raises, with the names of buried nodes."""
 
 UNKNOWN = "PD002"
-"""The same for nodes that the server has lost, with what came after they had joined."""
+"""The same for nodes that the server has lost with its last moments."""
 
 _OF_THE_SERVER = ("08", "25", "40", "53", "55", "57", "58", BURIED, UNKNOWN)
 """Classes of conditions that may pass: connection, a transaction's state (the server only reads: another one has become
@@ -34,7 +34,7 @@ the primary), rollback, resources, lock, operator's intervention, system error, 
 
 _OF_AN_OPERATOR = ("28", "3D", "3F", "42501", "42883", "42P01")
 """What an operator takes away and gives back while processes serve: the role's login or password, the database, the
-schema, rights, functions and tables (a dump is put back, for example). It is not of the steps that it meets."""
+schema, rights, functions and tables (a dump is restored, for example). The steps themselves are right."""
 
 _OF_THE_MOMENT = (*_OF_THE_SERVER, *_OF_AN_OPERATOR)
 
@@ -54,29 +54,26 @@ _ADVICE = {
     "statement pooling mode": "the pooler takes no transactions: make or migrate the schema with `perdure store init`"
     " or `migrate` at an address past it",
 }
-"""What to do about sentences of the driver and of PgBouncer, by a part of each."""
-
-
-def failure(error: BaseException, shown: str, doing: str) -> StoreError:
-    """Give the named failure for a driver's exception: unavailable where trying again may help, else refused."""
-    reason = " ".join(str(error).split()) or type(error).__name__
-    advice = "".join(f"; {advice}" for part, advice in _ADVICE.items() if part in reason)
-    sentence = f"the database {shown} cannot be {doing}: {reason}{advice}"
-    state = getattr(error, "sqlstate", None) or ""
-    if isinstance(error, asyncpg.PostgresError) and state:
-        return (StoreUnavailable if state.startswith(_OF_THE_MOMENT) else StoreError)(sentence)
-    is_of_values = isinstance(error, asyncpg.DataError | ValueError | TypeError) and not isinstance(
-        error, asyncpg.ClientConfigurationError
-    )
-    return StoreError(sentence) if is_of_values else StoreUnavailable(sentence)
+"""Advice for errors of the driver and of PgBouncer, by a part of their text."""
 
 
 @contextlib.contextmanager
 def named(shown: str, doing: str) -> Iterator[None]:
-    """Let the driver's exceptions leave as ours, with their cause."""
+    """Raise the driver's exceptions as named failures, with their cause: `StoreUnavailable` where trying again may
+    help, else `StoreError`."""
     try:
         yield
     except StoreError:
         raise
     except NAMED as error:
-        raise failure(error, shown, doing) from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        advice = "".join(f"; {advice}" for part, advice in _ADVICE.items() if part in reason)
+        state = getattr(error, "sqlstate", None) or ""
+        if isinstance(error, asyncpg.PostgresError) and state:
+            may_pass = state.startswith(_OF_THE_MOMENT)
+        else:
+            may_pass = isinstance(error, asyncpg.ClientConfigurationError) or not isinstance(
+                error, asyncpg.DataError | ValueError | TypeError
+            )
+        sentence = f"the database {shown} cannot be {doing}: {reason}{advice}"
+        raise (StoreUnavailable if may_pass else StoreError)(sentence) from error

@@ -1,31 +1,50 @@
-"""Makes the store's schema in a database, migrates it, and refuses what this release cannot use."""
+"""Makes the store's schema in a database, migrates it, and refuses what this release cannot use.
+
+A version of the schema is what a release needs: its tables and its functions. Two releases write at once while a
+deployment is being replaced, so the functions of a release have its version in their names (`commit_1`), and a later
+release adds others beside them (`commit_2`). A later migration drops what no running release uses.
+"""
 
 import asyncio
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
 
 import asyncpg
 
 from perdure._core.text import see
 from perdure.errors import StoreError, StoreTooNew, StoreUnavailable
-from perdure.store.postgres import sql_files
-from perdure.store.postgres.address import Address
+from perdure.store.postgres.address import DEFAULT_SCHEMA, Address
 from perdure.store.postgres.connections import ISOLATION, Connection
 from perdure.store.postgres.failures import AGAIN
+from perdure.store.rows import statements_by_name
+
+OLDEST: Mapping[int, int] = {
+    1: 1,
+}
+"""For each version, which has a file `schema_N.sql`: the oldest version whose releases can use the schema afterwards.
+Older ones refuse it when they start, so all their processes have to be stopped before."""
+
+VERSION = max(OLDEST)
 
 OLDEST_SERVER = 15
 """The oldest major version of PostgreSQL that is tested."""
 
 MADE_MEANWHILE = (asyncpg.DuplicateSchemaError, asyncpg.DuplicateTableError, asyncpg.UniqueViolationError)
-"""Of several that make a schema one succeeds; the others wait for it, and find it then."""
+"""Of several processes that make a schema one succeeds; the others wait for it and then find it."""
 
 SHORT_LOCKS = "SET LOCAL lock_timeout = '500ms'"
-"""A migration that waits for a table, behind a backup for example, keeps all commits waiting behind itself. So it gives
-up before they fail (the default of `store_timeout` is a second), lets them pass, and tries again."""
+"""A migration that waits for a table, for example during a backup, keeps all commits waiting. So it gives up before
+they fail (the default of `store_timeout` is a second), lets them pass, and tries again."""
 
 PAUSE = 0.5
 """Seconds between two tries: as long as commits were kept waiting."""
 
 TRIES = 60
-"""About a minute. What is in the way for longer is for people to look at."""
+"""About a minute. People have to look at what holds a lock for longer."""
+
+_MADE = re.compile(rf"^CREATE (?:UNLOGGED )?(?:TABLE|VIEW|FUNCTION) {DEFAULT_SCHEMA}\.(\w+)", re.MULTILINE)
 
 IN_THE_WAY = "another program keeps it locked; find it in pg_stat_activity, and start again when it has ended"
 
@@ -33,12 +52,13 @@ _STRANGE = """
 SELECT min(relname) FROM pg_class
 WHERE relnamespace = to_regnamespace($1)::oid AND relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
 """
-"""A table of another program in the schema. (Functions may be there: extensions put theirs into any schema.)"""
+"""A table of another program in the schema. (Functions are allowed: extensions put theirs into any schema.)"""
 
 _MISSING = """
 SELECT right_ || ' on ' || relname
 FROM pg_class, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) AS right_
-WHERE relname = ANY ($2) AND relnamespace = to_regnamespace($1)::oid AND NOT has_table_privilege(pg_class.oid, right_)
+WHERE (relname = ANY ($2) OR relname ~ '^(event|answer)_[0-9]+$') AND relnamespace = to_regnamespace($1)::oid
+    AND NOT has_table_privilege(pg_class.oid, right_)
     AND (relkind IN ('r', 'p') OR relkind = 'v' AND right_ = 'SELECT')
     AND (right_ <> 'TRUNCATE' OR relname ~ '^(event|answer)_')
 UNION ALL
@@ -46,7 +66,6 @@ SELECT 'EXECUTE on ' || proname FROM pg_proc
 WHERE proname = ANY ($2) AND pronamespace = to_regnamespace($1)::oid AND NOT has_function_privilege(oid, 'EXECUTE')
 ORDER BY 1
 """
-
 
 _OPEN_TO_OTHERS = """
 SELECT min(nspname) FROM pg_namespace, aclexplode(nspacl) AS a
@@ -56,21 +75,61 @@ WHERE nspname = ANY (current_schemas(false)) AND a.privilege_type = 'CREATE'
 """A schema of the search path in which roles besides its owner and this one may create."""
 
 
+@cache
+def queries(schema: str) -> Mapping[str, str]:
+    """Return the statements of `queries.sql` by name, for one schema."""
+    return statements_by_name(_read("queries.sql", schema))
+
+
+@cache
+def checks(schema: str) -> Mapping[str, str]:
+    """Return the statements of `checks.sql` by name, for one schema."""
+    return statements_by_name(_read("checks.sql", schema))
+
+
+def migration(version: int, schema: str) -> str:
+    """Return the script that leads to a version, and records the version."""
+    return f"""{_read(f"schema_{version}.sql", schema)}
+INSERT INTO {schema}.version (version, oldest) VALUES ({version}, {OLDEST[version]})
+ON CONFLICT (one) DO UPDATE SET version = excluded.version, oldest = excluded.oldest;
+"""
+
+
+@cache
+def made() -> frozenset[str]:
+    """Return the names of the tables, views and functions that this release makes."""
+    scripts = (migration(version, DEFAULT_SCHEMA) for version in OLDEST)
+    return frozenset(name for script in scripts for name in _MADE.findall(script))
+
+
+def _read(name: str, schema: str) -> str:
+    """Read a file. The files are written for the schema `perdure`; nothing else in them is spelled like that."""
+    text = files("perdure.store.postgres").joinpath("sql", name).read_text(encoding="utf-8")
+    return text.replace(f"{DEFAULT_SCHEMA}.", f"{schema}.")
+
+
 async def prepare(connection: Connection, address: Address, *, makes: bool, writes: bool = True) -> None:
     """Check the database, and bring its schema to this release's version. Without `makes` nothing is made or changed;
-    without `writes` a server that only reads will do.
+    without `writes` a server that only reads is enough.
 
-    Several processes may do this at once: the first makes, the others wait for it.
+    Several processes may do this at once: the first makes the schema, the others wait for it.
     """
     try:
         async with asyncio.timeout(address.patience):
-            version = await _check(connection, address, writes=writes)
+            await _check_server(connection, address, writes=writes)
+            version = await schema_version(connection, address)
+            missing = await missing_rights(connection, address.schema) if version == VERSION and writes else ""
     except TimeoutError as error:
         raise StoreUnavailable(
             f"the schema {address.schema} of {address.shown} could not be read within {address.patience:g} s:"
             f" {IN_THE_WAY}"
         ) from error
-    if version == sql_files.VERSION:
+    if missing:
+        raise StoreError(
+            f"the role may not serve from the schema {address.schema} of {address.shown}: it lacks {missing}; let"
+            " the schema's owner run `perdure store init --grant ROLE`"
+        )
+    if version == VERSION:
         return
     if not makes:
         raise StoreError(
@@ -78,7 +137,7 @@ async def prepare(connection: Connection, address: Address, *, makes: bool, writ
             " one"
             if version == 0
             else f"the schema {address.schema} of {address.shown} has version {version}, written by an older release; a"
-            f" server of this one brings it to version {sql_files.VERSION} when it starts, and so does `perdure store"
+            f" server of this one brings it to version {VERSION} when it starts, and so does `perdure store"
             " migrate`"
         )
     try:
@@ -103,21 +162,9 @@ async def prepare(connection: Connection, address: Address, *, makes: bool, writ
         ) from error
 
 
-async def _check(connection: Connection, address: Address, *, writes: bool) -> int:
-    """Raise unless this release can use the server and, where the schema is of its version, may. Gives the version."""
-    await _check_server(connection, address, writes=writes)
-    version = await schema_version(connection, address)
-    if version == sql_files.VERSION and writes and (missing := await missing_rights(connection, address.schema)):
-        raise StoreError(
-            f"the role may not serve from the schema {address.schema} of {address.shown}: it lacks {missing}; let"
-            " the schema's owner run `perdure store init --grant ROLE`"
-        )
-    return version
-
-
 async def _migrate(connection: Connection, address: Address) -> None:
-    """Make the schema, or bring it further, as one transaction, while processes of the release before it serve."""
-    # At a stricter level, what another process has made while this one waited would not be seen.
+    """Make or migrate the schema as one transaction, while processes of the previous release serve."""
+    # At a stricter level this process would not see what another one has made while it waited.
     async with connection.transaction(isolation="read_committed"):
         await connection.execute(SHORT_LOCKS)
         before = await schema_version(connection, address)
@@ -131,8 +178,8 @@ async def _migrate(connection: Connection, address: Address) -> None:
             raise StoreError(_not_a_store(address, f"it holds {strange}"))
         if not await connection.fetchval("SELECT to_regnamespace($1)::oid", address.schema):
             await connection.execute(f"CREATE SCHEMA {address.schema}")
-        for number in range(before + 1, sql_files.VERSION + 1):
-            await connection.execute(sql_files.migration(number, address.schema))
+        for number in range(before + 1, VERSION + 1):
+            await connection.execute(migration(number, address.schema))
 
 
 async def _check_server(connection: Connection, address: Address, *, writes: bool) -> None:
@@ -158,8 +205,8 @@ async def _check_server(connection: Connection, address: Address, *, writes: boo
 
 
 async def check_settings(connection: Connection, address: Address) -> None:
-    """Refuse a stricter isolation than the store's, and names that are looked for where other roles may put theirs. For
-    a pooler, to which a process cannot say what it wants."""
+    """Refuse a stricter isolation than the store's, and a search path with schemas in which other roles may create
+    functions. For a pooler, because it takes no settings of a connection."""
     level = await connection.fetchval("SELECT current_setting('default_transaction_isolation')")
     if level != ISOLATION:
         raise StoreError(
@@ -181,13 +228,13 @@ def _not_a_store(address: Address, why: str) -> str:
 
 
 async def missing_rights(connection: Connection, schema: str) -> str:
-    """Name some of the rights that the role lacks to serve; nothing if it has all."""
-    missing = [row[0] for row in await connection.fetch(_MISSING, schema, list(sql_files.made()))]
+    """Return some of the rights that the role lacks to serve; an empty text if it has all."""
+    missing = [row[0] for row in await connection.fetch(_MISSING, schema, list(made()))]
     return ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
 
 
 async def schema_version(connection: Connection, address: Address) -> int:
-    """The version of the schema; 0 if there is none. Raises `StoreTooNew` for one that this release cannot use."""
+    """Return the version of the schema; 0 without one. Raises `StoreTooNew` if this release cannot use it."""
     try:
         if not await connection.fetchval("SELECT to_regclass($1)::oid", f"{address.schema}.version"):
             return 0
@@ -199,10 +246,10 @@ async def schema_version(connection: Connection, address: Address) -> int:
         ) from error
     except (asyncpg.UndefinedColumnError, asyncpg.WrongObjectTypeError, ValueError) as error:
         raise StoreError(_not_a_store(address, f"its table of versions is another one ({error})")) from error
-    if oldest > sql_files.VERSION:
+    if oldest > VERSION:
         raise StoreTooNew(
             f"the schema {address.schema} of {address.shown} has version {version}, written by a newer release; this"
-            f" one knows versions up to {sql_files.VERSION}; {see('operating', 'upgrading-and-rolling-back')}"
+            f" one knows versions up to {VERSION}; {see('operating', 'upgrading-and-rolling-back')}"
         )
-    # A newer release may have brought it further, in a way that this one can live with.
-    return min(int(version), sql_files.VERSION)
+    # A newer release may have migrated it in a way that this release can use.
+    return min(int(version), VERSION)

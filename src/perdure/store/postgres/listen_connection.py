@@ -1,17 +1,14 @@
-"""The listen connection of a process: the one connection that keeps a session on the server.
+"""Keeps the listen connection of a process: the one connection that needs a session of its own on the server.
 
-It listens (LISTEN), it tells (NOTIFY), and it holds an advisory lock for as long as the process lives: when the process
-dies, its operating system closes the connection, and the server frees the lock. Beats and looks at the other nodes use
-it too, so they wait for no reader and no commit. If the connection is lost, they use the others, and the process beats
-more often until it has its lock again: other nodes see that it lives.
+It listens (LISTEN), it notifies (NOTIFY), and it holds an advisory lock for as long as the process lives: when the
+process dies, its operating system closes the connection, and the server frees the lock. Beats and reads of the other
+nodes use it too, so they wait for no reader and no commit. If the connection is lost, they use the others, and the
+process beats more often until it has a lock again: other nodes see that it lives.
 
-Behind a pooler that lends a session to one transaction at a time there is no such thing. LISTEN succeeds there and
-no notification ever comes, so the listen connection tries whether one comes when it opens. If none does, it has no
-notifications: it is closed, and the process polls. The lock is taken after that, because a pooler would keep it in a
-session that it lends to others.
+A pooler that lends a session to one transaction at a time delivers no notifications, although LISTEN succeeds there. So
+the listen connection tries it when it opens. If none arrives, it is closed, and the process polls. The lock is taken
+after that, because a pooler would keep it in a session that it lends to others.
 """
-
-from __future__ import annotations
 
 import asyncio
 import contextlib
@@ -24,43 +21,70 @@ from typing import Any
 import asyncpg
 
 from perdure._core.ids import NodeId
-from perdure.errors import StoreUnavailable
+from perdure.errors import StoreError, StoreUnavailable
 from perdure.store.postgres.connections import Connection, Connections, Connector
-from perdure.store.postgres.failures import NAMED, failure
+from perdure.store.postgres.failures import NAMED, named
 from perdure.store.time_limit import TimeLimit
 
-HEARING_SECONDS = 2.0
-"""How long the listen connection waits for its own word when it opens."""
+TRIAL_SECONDS = 2.0
+"""Seconds that the listen connection waits for a notification of its own when it opens."""
 
 FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0
-"""Seconds between two tries to connect again, doubled each time: other nodes take a process whose lock is free for dead
-soon."""
+"""Seconds between two attempts to connect again, doubled each time. They are short because other nodes soon take a
+process whose lock is free for dead."""
 
 SHOW_SECONDS = 0.5
-"""Seconds between two beats while there is no lock: at least three in the time after which a free lock is a dead
-process's (`_core.leases.FREE_SECONDS`)."""
+"""Seconds between two beats without a lock: at least three in the time after which a free lock means a dead process
+(`_core.leases.FREE_SECONDS`)."""
 
 _NOTIFY = """
 SELECT pg_notify(c, w) FROM set_config('synchronous_commit', 'off', true), unnest($1::text[], $2::text[]) AS x (c, w)
 """
-"""A notification is a transaction of its own, and has nothing that the disk would have to be waited for."""
+"""A notification is a transaction of its own that writes nothing, so it need not wait for the disk."""
 
 _log = logging.getLogger(__name__)
 
-Heard = Callable[[str, str], None]
-"""Called with a channel and what was said there; with two empty texts when something may have been missed."""
-
 
 def channel_of(schema: str, node: NodeId) -> str:
-    """The channel of a node, whatever its name: PostgreSQL takes 63 bytes."""
+    """Return the channel of a node. PostgreSQL takes 63 bytes, and a node's name may be longer."""
     return f"{schema}_{hashlib.sha256(node.encode()).hexdigest()[:20]}"
 
 
-class ListenConnection:
-    """Listens for the nodes of one process. `heard` is called in the event loop.
+async def delivers_notifications(connection: Connection, others: Connections, limit: TimeLimit, schema: str) -> bool:
+    """Whether a notification that another connection sends arrives on this one.
 
-    `show_life`: called when the connection, and so the lock, is lost, and again and again until it is back.
-    `show_lock`: called then with the number of its new lock. Every role can see the old one, and may have taken it.
+    This connection sends nothing meanwhile: with the answer a pooler might deliver a notification that it would keep
+    back otherwise. If a pooler was seen to lend its session to another connection, none is awaited, and nothing stays
+    in the session. (A pooler may lend it without being seen.)
+    """
+    own = await limit.wait(connection.fetchval("SELECT pg_backend_pid()"))
+    if own != connection.get_server_pid() and own == (await others.fetch("SELECT pg_backend_pid()"))[0][0]:
+        return False
+    arrived = asyncio.Event()
+    channel = f"{schema}_{secrets.token_hex(8)}"
+
+    def on_notification(*_: object) -> None:
+        arrived.set()
+
+    await limit.wait(connection.add_listener(channel, on_notification))
+    try:
+        async with asyncio.timeout(TRIAL_SECONDS):
+            await others.fetch("SELECT pg_notify($1, 'hello')", channel)
+            await arrived.wait()
+    except TimeoutError:
+        if connection.is_closed():
+            raise ConnectionError("the connection was lost") from None
+        return False
+    await connection.remove_listener(channel, on_notification)
+    return True
+
+
+class ListenConnection:
+    """Listens for the nodes of one process.
+
+    `on_notification`: called in the event loop with a channel and a payload; with two empty texts when notifications
+    may have been missed. `show_life`: called when the connection, and so the lock, is lost, and repeatedly until it is
+    back; then with the number of the new lock. (Every role can see the old number, and may have taken that lock.)
     """
 
     def __init__(
@@ -70,19 +94,17 @@ class ListenConnection:
         limit: TimeLimit,
         *,
         schema: str,
-        heard: Heard,
-        show_life: Callable[[], Awaitable[None]],
-        show_lock: Callable[[int], Awaitable[None]],
+        on_notification: Callable[[str, str], None],
+        show_life: Callable[[int | None], Awaitable[None]],
     ) -> None:
         self._connector = connector
         self._others = others
         self._limit = limit
         self._schema = schema
-        self._heard = heard
+        self._notified = on_notification
         self._show_life = show_life
-        self._show_lock = show_lock
         self.lock = 0
-        """The number of its lock, another one for each connection."""
+        """The number of the lock; each connection has another one."""
         self.has_notifications = True
         self._channels: set[str] = set()
         self._turn = asyncio.Lock()
@@ -98,31 +120,17 @@ class ListenConnection:
         return channel_of(self._schema, node)
 
     async def open(self) -> None:
-        """Open it, once."""
         async with self._turn:
             if self._is_open:
                 return
-            self._is_open = True
+            self._is_open = True  # before the connection: if it is lost at once, it is made again
             try:
-                await self._open()
-            except NAMED as error:
-                self._is_open = False
-                raise failure(error, self._connector.shown, "listened to") from error
+                with named(self._connector.shown, "listened to"):
+                    await self._connect(is_first=True)
             except BaseException:
                 self._is_open = False
                 raise
-
-    async def _open(self) -> None:
-        connection = await self._limit.wait(self._connector.connect())
-        try:
-            self.has_notifications = not await self._is_shared(connection) and await self._hears(connection)
-            if self.has_notifications:
-                await self._limit.wait(self._take_over(connection))
-        except BaseException:
-            self._connector.discard(connection)
-            raise
         if not self.has_notifications:
-            self._connector.discard(connection)
             _log.warning(
                 "the database %s delivers no notifications (a pooler is between): this process polls instead; name a"
                 " direct connection with ?listen=",
@@ -138,14 +146,14 @@ class ListenConnection:
         async with self._turn:
             connection, self._connection = self._connection, None
         if connection is not None:
-            connection.remove_termination_listener(self._lost)
+            connection.remove_termination_listener(self._on_lost)
             await self._connector.aclose([connection])
         self._channels.clear()
 
     async def listen(self, node: NodeId) -> None:
         channel = self.channel(node)
         if channel not in self._channels and self.has_notifications:
-            await self.run(lambda connection: connection.add_listener(channel, self._on_word))
+            await self._run(lambda connection: connection.add_listener(channel, self._on_notification))
         self._channels.add(channel)
 
     async def stop_listening(self, node: NodeId) -> None:
@@ -153,90 +161,64 @@ class ListenConnection:
         if channel in self._channels and self.has_notifications:
             self._channels.discard(channel)
             with contextlib.suppress(StoreUnavailable):
-                await self.run(lambda connection: connection.remove_listener(channel, self._on_word))
+                await self._run(lambda connection: connection.remove_listener(channel, self._on_notification))
 
     async def fetch(self, query: str, *values: Any) -> list[asyncpg.Record]:
-        """Ask on this connection; if there is none, on one of the others."""
+        """Read on this connection; without one, on another."""
         if not self.has_connection:
             return await self._others.fetch(query, *values)
-        found: list[asyncpg.Record] = await self.run(lambda connection: connection.fetch(query, *values))
+        found: list[asyncpg.Record] = await self._run(lambda connection: connection.fetch(query, *values))
         return found
 
     async def notify(self, words: Iterable[tuple[str, str]]) -> None:
-        """Say something on channels. Never in a transaction that writes: each such commit would wait for all others."""
-        channels, said = zip(*words, strict=True)
-        await self.fetch(_NOTIFY, list(channels), list(said))
+        """Send payloads on channels. Never in a transaction that writes: each such commit would wait for all others."""
+        channels, payloads = zip(*words, strict=True)
+        await self.fetch(_NOTIFY, list(channels), list(payloads))
 
-    async def run(self, work: Callable[[Connection], Any]) -> Any:
-        return await self._limit.wait(self._run(work))
+    async def _run(self, work: Callable[[Connection], Awaitable[Any]]) -> Any:
+        async def in_turn() -> Any:
+            async with self._turn:
+                connection = self._connection
+                if connection is None or connection.is_closed():
+                    raise StoreUnavailable(f"the database {self._connector.shown} cannot be reached at the moment")
+                with named(self._connector.shown, "reached"):
+                    try:
+                        return await work(connection)
+                    except asyncpg.PostgresError:
+                        raise
+                    except BaseException:
+                        self._connector.discard(connection)  # its state is not known
+                        raise
 
-    async def _run(self, work: Callable[[Connection], Any]) -> Any:
-        async with self._turn:
-            connection = self._connection
-            if connection is None or connection.is_closed():
-                raise StoreUnavailable(f"the database {self._connector.shown} cannot be reached at the moment")
-            try:
-                return await work(connection)
-            except BaseException as error:
-                if not isinstance(error, asyncpg.PostgresError):
-                    self._connector.discard(connection)
-                if isinstance(error, NAMED):
-                    raise failure(error, self._connector.shown, "reached") from error
-                raise
+        return await self._limit.wait(in_turn())
 
     # The connection
 
-    async def _connect(self) -> None:
-        connection = await self._connector.connect()
+    async def _connect(self, *, is_first: bool = False) -> None:
+        """Connect, and take the lock and the channels."""
+        connection = await self._limit.wait(self._connector.connect())
         try:
-            await self._take_over(connection)
+            if is_first:
+                self.has_notifications = await delivers_notifications(
+                    connection, self._others, self._limit, self._schema
+                )
+            if not self.has_notifications:
+                self._connector.discard(connection)
+                return
+            self.lock = secrets.randbits(63)
+            await self._limit.wait(connection.execute("SELECT pg_advisory_lock_shared($1)", self.lock))
+            for channel in self._channels:
+                await self._limit.wait(connection.add_listener(channel, self._on_notification))
         except BaseException:
             self._connector.discard(connection)
             raise
-
-    async def _take_over(self, connection: Connection) -> None:
-        """Make a connection the listen connection's: with its lock and its channels."""
-        self.lock = secrets.randbits(63)
-        await connection.execute("SELECT pg_advisory_lock_shared($1)", self.lock)
-        for channel in self._channels:
-            await connection.add_listener(channel, self._on_word)
-        connection.add_termination_listener(self._lost)
+        connection.add_termination_listener(self._on_lost)
         self._connection = connection
 
-    async def _is_shared(self, connection: Connection) -> bool:
-        """Whether a pooler was seen to lend the session of this connection to another one. That spares the wait for a
-        word that does not come, and leaves nothing behind in the session. (If it was not seen, it may be so.)"""
-        if not self._connector.is_pooled:
-            return False
-        own = await self._limit.wait(connection.fetchval("SELECT pg_backend_pid()"))
-        [(other,)] = await self._others.fetch("SELECT pg_backend_pid()")
-        return bool(own == other)
+    def _on_notification(self, _: object, __: int, channel: str, payload: object) -> None:
+        self._notified(channel, str(payload))
 
-    async def _hears(self, connection: Connection) -> bool:
-        """Whether a word that another connection says arrives here. Nothing is asked on this connection meanwhile: with
-        the answer a pooler might deliver the word that it would keep back otherwise."""
-        arrived = asyncio.Event()
-        channel = f"{self._schema}_{secrets.token_hex(8)}"
-
-        def on_word(*_: object) -> None:
-            arrived.set()
-
-        await self._limit.wait(connection.add_listener(channel, on_word))
-        try:
-            async with asyncio.timeout(HEARING_SECONDS):
-                await self._others.fetch("SELECT pg_notify($1, 'hello')", channel)
-                await arrived.wait()
-        except TimeoutError:
-            if connection.is_closed():
-                raise ConnectionError("the connection was lost") from None
-            return False
-        await connection.remove_listener(channel, on_word)
-        return True
-
-    def _on_word(self, _: object, __: int, channel: str, word: object) -> None:
-        self._heard(channel, str(word))
-
-    def _lost(self, connection: object) -> None:
+    def _on_lost(self, connection: object) -> None:
         if self._is_open and connection is self._connection and self._reconnecting is None:
             self._connector.lost += 1
             self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
@@ -249,21 +231,20 @@ class ListenConnection:
                 try:
                     if not self.has_connection:
                         async with self._turn:
-                            await self._limit.wait(self._connect())
-                    await self._show_lock(self.lock)
+                            await self._connect()
+                    await self._show_life(self.lock)
                     break
-                except (*NAMED, StoreUnavailable):
+                except (*NAMED, StoreError):
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, LAST_PAUSE)
         finally:
             showing.cancel()
         self._reconnecting = None
-        self._heard("", "")  # what was said meanwhile was not heard
+        self._notified("", "")
 
     async def _keep_showing(self) -> None:
         """Show by the other connections that this process lives."""
         while True:
-            # A statement that is under way when the listen connection is back comes to its end: cut off, it would cost
-            # a connection.
-            await asyncio.shield(self._show_life())
+            # A statement that runs when the listen connection is back is not cut off: that would cost a connection.
+            await asyncio.shield(asyncio.gather(self._show_life(None), return_exceptions=True))
             await asyncio.sleep(SHOW_SECONDS)

@@ -14,18 +14,17 @@ from perdure._core.leases import FREE_SECONDS
 from perdure.errors import Misuse, StoreError
 from perdure.store.invariants import COUNTED, INVARIANTS, MOST_SHOWN, OWN_WORD, Fault, Verdict, faults_of
 from perdure.store.maintenance import BackedUp, Fact
-from perdure.store.postgres import sql_files
+from perdure.store.postgres import layout
 from perdure.store.postgres.address import parse_address, without_password
 from perdure.store.postgres.connections import Connection, Connections, Connector
 from perdure.store.postgres.failures import named
-from perdure.store.postgres.layout import OLDEST_SERVER, SHORT_LOCKS, missing_rights, prepare, schema_version
-from perdure.store.postgres.listen_connection import ListenConnection
+from perdure.store.postgres.listen_connection import delivers_notifications
 from perdure.store.postgres.wakeups import CROWD
 from perdure.store.records import RECORD_VERSION
 from perdure.store.time_limit import TimeLimit
 
 RECENTLY = 60.0
-"""Seconds since its last beat for which a node without a lock counts as one that lives: longer than most leases."""
+"""Seconds since its last beat for which a node without a lock counts as alive: longer than most leases."""
 
 _GRANTS = (
     "GRANT USAGE ON SCHEMA {schema} TO {role};",
@@ -33,7 +32,7 @@ _GRANTS = (
     "GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {role};",
     "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role};",
 )
-"""What a role needs to serve. TRUNCATE is how expired events and answers go."""
+"""The rights that a role needs to serve. TRUNCATE removes expired events and answers."""
 
 _SERVER = """
 SELECT current_setting('server_version'), current_setting('server_encoding'), current_user::text,
@@ -56,23 +55,23 @@ class PostgresMaintenance:
     def __init__(self, url: str) -> None:
         self._address = parse_address(url)
         self.shown = self._address.shown
-        self.latest = sql_files.VERSION
+        self.latest = layout.VERSION
 
     @contextlib.asynccontextmanager
     async def _connected(self, doing: str) -> AsyncIterator[Connection]:
-        """A connection on which nothing is prepared, because a pooler may be between."""
-        connector = Connector(self._address.dsn, self.shown, timeout=self._address.patience)
-        connector.is_pooled = True
+        """Lend a connection on which nothing is prepared, because a pooler may be between."""
         with named(self.shown, doing):
-            connection = await connector.connect()
-            try:
+            async with self._connector(self._address.dsn).connected() as connection:
                 yield connection
-            finally:
-                await connector.aclose([connection])
+
+    def _connector(self, dsn: str) -> Connector:
+        connector = Connector(dsn, self.shown, timeout=self._address.patience)
+        connector.is_pooled = True
+        return connector
 
     async def version(self) -> int:
         async with self._connected("read") as connection:
-            return await schema_version(connection, self._address)
+            return await layout.schema_version(connection, self._address)
 
     def script(self, version: int, *, grant: str | None) -> str:
         schema = self._address.schema
@@ -80,10 +79,10 @@ class PostgresMaintenance:
             f"-- Perdure: what leads from version {version} of the schema {schema} to version {self.latest}.",
             "-- Run it in the database, as the role that is to own the schema; it is one transaction.",
             "BEGIN;",
-            f"{SHORT_LOCKS};\nLOCK TABLE {schema}.version IN EXCLUSIVE MODE;"
+            f"{layout.SHORT_LOCKS};\nLOCK TABLE {schema}.version IN EXCLUSIVE MODE;"
             if version
             else f"CREATE SCHEMA IF NOT EXISTS {schema};",
-            *(sql_files.migration(number, schema) for number in range(version + 1, self.latest + 1)),
+            *(layout.migration(number, schema) for number in range(version + 1, self.latest + 1)),
             *self._grants(grant),
             "COMMIT;",
         ]
@@ -99,20 +98,20 @@ class PostgresMaintenance:
         async with self._connected("changed") as connection:
             if grant is not None and not await connection.fetchval(_HAS_ROLE, grant):
                 raise StoreError(f'role "{grant}" does not exist in {self.shown}; nothing was made')
-            await prepare(connection, self._address, makes=True)
+            await layout.prepare(connection, self._address, makes=True)
             async with connection.transaction():
                 for statement in self._grants(grant):
                     await connection.execute(statement)
 
     async def check(self) -> Sequence[Fact]:
         async with self._connected("checked") as connection:
-            major = connection.get_server_version().major
+            is_old = connection.get_server_version().major < layout.OLDEST_SERVER
             [(server, encoding, role, reads_only, may_make)] = await connection.fetch(_SERVER)
             facts = [
                 Fact(
                     name="server",
                     value=f"PostgreSQL {server}",
-                    problem="" if major >= OLDEST_SERVER else f"Perdure needs PostgreSQL {OLDEST_SERVER} or later",
+                    problem=f"Perdure needs PostgreSQL {layout.OLDEST_SERVER} or later" if is_old else "",
                 ),
                 Fact(
                     name="encoding",
@@ -136,7 +135,7 @@ class PostgresMaintenance:
     async def _check_schema(self, connection: Connection, *, may_make: bool, writes: bool) -> list[Fact]:
         schema = self._address.schema
         try:
-            version = await schema_version(connection, self._address)
+            version = await layout.schema_version(connection, self._address)
         except StoreError as error:
             return [Fact(name="version", value=None, says="unknown", problem=str(error))]
         says = f"{version or 'none'} (this release makes {self.latest})"
@@ -146,7 +145,7 @@ class PostgresMaintenance:
             return [Fact(name="version", value=0, says=says, problem=problem)]
         older = f"it is older: `perdure store migrate` brings it to version {self.latest}"
         owns = bool(await connection.fetchval(_OWNS, schema))
-        missing = await missing_rights(connection, schema)
+        missing = await layout.missing_rights(connection, schema)
         facts = [
             Fact(name="version", value=version, says=says, problem=older if version < self.latest else ""),
             Fact(
@@ -169,27 +168,13 @@ class PostgresMaintenance:
         return facts
 
     async def _wakeups(self, nodes: int) -> dict[str, str]:
-        """Whether notifications arrive."""
         limit = TimeLimit(self._address.patience)
-        connector = Connector(self._address.dsn, self.shown, timeout=self._address.patience)
-        direct = Connector(self._address.listen, self.shown, timeout=self._address.patience)
-        connector.is_pooled = direct.is_pooled = True
-        readers = Connections(connector, limit, size=1)
-        listener = ListenConnection(
-            direct,
-            readers,
-            limit,
-            schema=self._address.schema,
-            heard=lambda *_: None,
-            show_life=_no_node,
-            show_lock=lambda _: _no_node(),
-        )
+        readers = Connections(self._connector(self._address.dsn), limit, size=1)
         readers.open()
         try:
-            await listener.open()
-            has_notifications = listener.has_notifications
+            async with self._connector(self._address.listen).connected() as direct:
+                has_notifications = await delivers_notifications(direct, readers, limit, self._address.schema)
         finally:
-            await listener.aclose()
             await readers.aclose()
         if not has_notifications:
             says = "polling: a pooler keeps notifications back; name a direct connection with ?listen="
@@ -204,11 +189,11 @@ class PostgresMaintenance:
             return await self._living(connection, patiently=patiently)
 
     async def holders(self) -> None:
-        """A node answers that to another node only."""
+        """Only another node can ask a node for that."""
 
     async def _living(self, connection: Connection, *, patiently: bool = True) -> list[NodeId]:
-        """Those whose lock is held. A process that lost its connection takes the lock again at once, so a lock that is
-        free is looked at twice. A node without a lock lives if it showed a beat lately."""
+        """Return the nodes whose lock is held. A process that lost its connection takes another lock at once, so a free
+        lock is read twice. A node without a lock is alive if it has beaten recently."""
         looked = await self._look(connection)
         if patiently and any(held is False and not gone for _, gone, held, _ in looked):
             await asyncio.sleep(FREE_SECONDS)
@@ -216,7 +201,7 @@ class PostgresMaintenance:
         return [NodeId(node) for node, gone, held, recent in looked if not gone and (recent if held is None else held)]
 
     async def _look(self, connection: Connection) -> list[asyncpg.Record]:
-        return await connection.fetch(sql_files.queries(self._address.schema)["outside_look"], RECENTLY)
+        return await connection.fetch(layout.queries(self._address.schema)["node_locks"], RECENTLY)
 
     async def verify(self) -> Verdict:
         async with (
@@ -228,7 +213,7 @@ class PostgresMaintenance:
     async def put_back(self) -> None:
         skipped = generations_skipped(secrets.randbelow)
         async with self._connected("written") as connection:
-            await connection.execute(sql_files.queries(self._address.schema)["skip_generations"], skipped)
+            await connection.execute(layout.queries(self._address.schema)["skip_generations"], skipped)
 
     def back_up(self, target: str, *, checks: bool, on_copied: Callable[[int, int], None]) -> BackedUp:
         dsn = re.sub(r"(://[^/@:?]*):\*\*\*@", r"\1@", without_password(self._address.dsn))
@@ -238,17 +223,12 @@ class PostgresMaintenance:
         )
 
 
-async def _no_node() -> None:
-    """A check has no node whose life it could show."""
-
-
 _VALUES = {"unanswered": (OWN_WORD,), "records": (RECORD_VERSION,)}
 
 
 async def check_schema(connection: Connection, schema: str) -> Verdict:
-    """Check everything within a transaction that sees one moment. What a query needs the server keeps; a few sentences
-    come back."""
-    checks = sql_files.checks(schema)
+    """Check everything within a transaction that sees one moment. The server returns a few sentences only."""
+    checks = layout.checks(schema)
     [row] = await connection.fetch(checks["counts"])
     faults: list[Fault] = []
     unnamed: list[str] = []

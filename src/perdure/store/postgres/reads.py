@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 from perdure._core.ids import RecordKind, SessionId, StreamId
 from perdure._core.states import SessionState
 from perdure.store import rows
+from perdure.store.postgres.commits import MAX_SEQ, caller_key
 from perdure.store.postgres.connections import Connections
-from perdure.store.postgres.steps import MAX_SEQ, caller_key
 from perdure.store.records import (
     READ_BYTES,
     CallRecord,
@@ -26,10 +26,10 @@ from perdure.store.rows import RecordReads
 T = TypeVar("T")
 
 MAX_READ = 500
-"""Events read in one go: more would be sized by the server for an answer that is full."""
+"""Events in one read: the server would size more of them for an answer that is full."""
 
 STREAM_COLUMNS = len(fields(StreamRecord)) + 1
-"""Of a stream's row: its record, behind the record's version."""
+"""The columns of a stream's row: the record's version, then the record."""
 
 SESSION_COLUMNS = len(fields(SessionRecord)) + 1
 CALL_COLUMNS = len(fields(CallRecord)) + 1
@@ -52,8 +52,8 @@ class Reads(RecordReads):
     _queries: Mapping[str, str]
 
     async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
-        bounds = (min(max(after, 0), MAX_SEQ), min(limit, MAX_READ), READ_BYTES, self._payloads.overhead)
-        return await self._all("read_events", Event._make, stream, *bounds)
+        followed = await self.follow({stream: after}, limit=limit)
+        return followed[stream].events or [] if stream in followed else []
 
     async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
         if not streams:
@@ -114,8 +114,7 @@ class Reads(RecordReads):
     ) -> SessionRecord | None:
         if owner is None:
             return await self._one("longest_dormant", session_record, kind.value)
-        query = "longest_delivered_of" if delivered else "longest_dormant_of"
-        return await self._one(query, session_record, caller_key(owner, address), kind.value)
+        return await self._one("longest_dormant_of", session_record, caller_key(owner, address), kind.value, delivered)
 
     async def count_of(self, owner: str, address: str, *, kind: RecordKind) -> int:
         return await self._number("count_of_caller", caller_key(owner, address), kind.value)

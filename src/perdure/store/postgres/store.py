@@ -3,18 +3,19 @@
 Durable (3) means here: what `commit` returned survives the death of this process and, with `synchronous_commit=on`
 (PostgreSQL's default), a crash of the server. A standby that is promoted has it if replication is synchronous.
 
-One commit is one statement, the function `commit_1`, so it is one round trip and one transaction. Reading has a few
-connections of its own, and so has the listen connection (`listen_connection.py`), on which nodes show that they live.
+One commit is one statement, the function `commit_1`, so it is one round trip and one transaction. Reads have a few
+connections of their own. The listen connection (`listen_connection.py`) shows that the process lives.
 
-Dead (11) means: the node has not shown a beat for a lease; or the lock that its listen connection held is free for a
-third of one, without a beat meanwhile; or its process was looked up and has ended (`_core.leases`). Such a node may
-live, cut off. So nothing is committed for a process of which a node is not in the store any more. A node that no
-other has buried was lost by the server, which came back without its last moments: it joins again first. Wake-ups (8)
-are notifications, or polling where there are none.
+Dead (11) means: the node has not beaten for a lease; or the lock of its listen connection is free for a third of a
+lease, without a beat meanwhile; or its process was looked up and has ended (`_core.leases`). Such a node may live, cut
+off. So the server commits nothing for a process if one of its nodes is not in the store. If no other node has buried
+that node, the server has lost it with its last moments, and the node joins again first. Wake-ups (8) are notifications,
+or polling where there are none.
 """
 
 import asyncio
 import contextlib
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -25,49 +26,51 @@ from perdure.errors import StoreError
 from perdure.store import records, rows
 from perdure.store.codec import PLAIN, Codec, Payloads
 from perdure.store.interface import HintListener, Liveness
-from perdure.store.postgres import sql_files
+from perdure.store.postgres import layout
 from perdure.store.postgres.address import for_writing, parse_address, without_password
+from perdure.store.postgres.commits import Writer
 from perdure.store.postgres.connections import Connections, Connector
 from perdure.store.postgres.failures import named
-from perdure.store.postgres.layout import check_settings, prepare
 from perdure.store.postgres.listen_connection import ListenConnection
-from perdure.store.postgres.metrics import Metrics
 from perdure.store.postgres.nodes import QUESTION, Holding, PostgresLiveness, process_name
 from perdure.store.postgres.reads import Reads, session_record
-from perdure.store.postgres.sweep import Sweep
+from perdure.store.postgres.sweep import SLOTS, Sweep, Sweeps, is_slot
 from perdure.store.postgres.wakeups import HINT, Hints
-from perdure.store.postgres.writer import Writer
 from perdure.store.records import (
     MAX_COUNTED,
     OLDEST_STREAMS,
     RECORD_VERSION,
     Extent,
+    Measures,
     SessionRecord,
     StreamRecord,
+    Survey,
 )
 from perdure.store.steps import Refusals, SendMail, Step
 from perdure.store.time_limit import TimeLimit
 
 READERS = 4
-"""Connections for reading and for small changes: enough that a long replay keeps no other reader waiting, few enough
-that ten processes leave room on a server with its hundred connections."""
+"""Connections for reads and small changes: enough that a long replay keeps no other reader waiting, few enough that ten
+processes leave room on a server with its hundred connections."""
 
 SWEEP_SECONDS = 60.0
-"""How long one statement of a sweep may take. It is in the way of nothing."""
+"""Seconds that one statement of a sweep may take. No other statement waits for it."""
 
 SWEEP_MOST = 600.0
-"""Seconds for which a sweep that has begun is left alone. One whose process died is taken over then; two at once do no
-harm."""
+"""Seconds after which another process may begin a sweep whose process died. Two at once do no harm."""
+
+SURVEY_SECONDS = 60.0
+"""Seconds for which the sizes of tables are kept: they change slowly, and the server reads the size of each file."""
 
 
 class PostgresStore(Reads):
     """A store at an address such as `postgresql://user@host/database?schema=perdure`.
 
-    `timeout`: seconds that one statement may take before it fails. Time in which earlier ones are answered does not
-    count. `makes`: the schema is made, and migrated, if need be. `writes`: without it the store is only read, and there
-    is no writer; the server may be a standby. `codec`: the form in which payloads are stored; all processes that share
-    the store use the same. `wall`: the time in seconds since 1970, asked when a node joins that finds no other; the
-    server's own clock, if it is not given. `process`: the name by which processes on this machine find this one.
+    `timeout`: seconds that one statement may take. Time in which earlier ones are answered does not count. `makes`: the
+    schema is made or migrated if necessary. `writes`: without it the store is only read; the server may be a standby.
+    `codec`: the form of stored payloads; all processes that share the store use the same. `wall`: the time in seconds
+    since 1970, for a node that finds no other one; by default the server's clock. `process`: the name by which
+    processes on this machine find this one.
     """
 
     shared = True
@@ -90,39 +93,35 @@ class PostgresStore(Reads):
         self._process = process()
         self._offset = (wall or time.time)() - time.monotonic()
         self._payloads = Payloads(codec)
-        self._queries = queries = sql_files.queries(address.schema)
+        self._queries = queries = layout.queries(address.schema)
         self._connector = Connector(address.dsn, address.shown, timeout=address.patience, reads_only=not writes)
         self._direct = Connector(address.listen, address.shown, timeout=address.patience)
         self._readers = Connections(self._connector, TimeLimit(timeout), size=READERS)
         self._sweeper = Connections(self._connector, TimeLimit(SWEEP_SECONDS), size=1)
+        self._committer = Connections(self._connector, TimeLimit(timeout), size=1)
         self._listener = ListenConnection(
             self._direct,
             self._readers,
             TimeLimit(timeout),
             schema=address.schema,
-            heard=self._on_word,
-            show_life=lambda: self._holding.show_life(),
-            show_lock=lambda lock: self._holding.show_lock(lock),
+            on_notification=self._on_notification,
+            show_life=lambda lock: self._holding.show_life(lock),
         )
-        # A node that the server has lost keeps its time.
-        self._holding = Holding(self._listener, queries, enter=lambda node: self._put_node(node, self.clock()))
-        self._writer = Writer(
-            self._connector, TimeLimit(timeout), payloads=self._payloads, queries=queries, holding=self._holding
-        )
-        self._hints = Hints(self._listener, look=self._look)
-        meter = Metrics(
+        self._hints = Hints(self._listener, poll=self._poll)
+        self._holding = Holding(
+            self._listener,
             queries,
-            address.schema,
-            readers=self._readers,
-            sweeper=self._sweeper,
-            writer=self._writer,
-            listener=self._listener,
-            hints=self._hints,
-            connectors=(self._connector, self._direct),
+            enter=lambda node: self._put_node(node, self.clock()),  # a node that the server has lost keeps its time
+            process=self._process,
+            clock=self.clock,
+            count=self._hints.count,
         )
-        #: What the metrics ask for (`Measured`).
-        self.measures, self.survey = meter.measures, meter.survey
-        self._sweeps = meter.sweeps
+        self._writer = Writer(self._committer, payloads=self._payloads, queries=queries, holding=self._holding)
+        self._sweeps = Sweeps()
+        self._tables: list[tuple[str, int, int]] = []
+        """The name, bytes and rows of each table."""
+        self._tables_read = -math.inf
+        """When, by the monotonic clock."""
         self._is_open = False
         self._turning = asyncio.Lock()
 
@@ -132,37 +131,36 @@ class PostgresStore(Reads):
                 return
             with named(self._address.shown, "opened"):
                 await self._prepare()
-            for part in (self._readers, self._sweeper, self._writer) if self._writes else (self._readers,):
-                part.open()
+            for connections in (self._readers, self._sweeper, self._committer) if self._writes else (self._readers,):
+                connections.open()
             self._is_open = True
 
     async def _prepare(self) -> None:
         self._connector.is_pooled = self._direct.is_pooled = True  # nothing is prepared until it is known what answers
-        connection = await self._connector.connect()
-        try:
-            if self._writes and self._address.listen != self._address.dsn:
-                # A wrong address is told before anything is made.
+        has_direct = self._address.listen != self._address.dsn
+        async with self._connector.connected() as connection:
+            if self._writes and has_direct:
+                # A wrong address is reported before anything is made.
                 with named(f"{without_password(self._address.listen)}, which `listen` names,", "opened"):
-                    await self._direct.try_out()
-            await prepare(connection, self._address, makes=self._makes, writes=self._writes)
-            await self._connector.look_for_pooler(connection)
+                    async with self._direct.connected() as direct:
+                        await self._direct.detect_pooler(direct)
+            await layout.prepare(connection, self._address, makes=self._makes, writes=self._writes)
+            await self._connector.detect_pooler(connection)
             if self._connector.is_pooled:
-                await check_settings(connection, self._address)
-        finally:
-            await self._connector.aclose([connection])
-        if self._address.listen == self._address.dsn:
+                await layout.check_settings(connection, self._address)
+        if not has_direct:
             self._direct.is_pooled = self._connector.is_pooled
 
     async def aclose(self) -> None:
-        """Write what is queued, then close. Closing twice is closing once. Nodes that have not left are dead then."""
+        """Write what is queued, then close. Nodes that have not left are dead then."""
         async with self._turning:
             if not self._is_open:
                 return
             self._is_open = False
             await self._hints.aclose()
             await self._holding.aclose()
-            await self._writer.aclose()
-            # The listen connection at the end: as long as anything is written, its node lives (11).
+            await self._committer.aclose()
+            # The listen connection later: as long as anything is written, its node lives (11).
             await self._sweeper.aclose()
             await self._listener.aclose()
             await self._readers.aclose()
@@ -170,7 +168,7 @@ class PostgresStore(Reads):
     # Writing
 
     async def commit(self, steps: Sequence[Step]) -> Refusals:
-        """Cancelling gives up waiting; the steps may be written all the same (5)."""
+        """Cancelling ends the wait; the steps may be written nevertheless (5)."""
         refusals = await self._writer.commit(steps)
         for place, step in enumerate(steps):
             if type(step) is SendMail and refusals[place] is None:
@@ -205,8 +203,51 @@ class PostgresStore(Reads):
             with contextlib.suppress(StoreError):
                 await self._readers.fetch(self._queries["end_sweep"])
 
+    async def probe(self, size: int) -> None:
+        """In two commits, because bytes that one commit writes and deletes may never be written."""
+        await self._readers.fetch(self._queries["write_ballast"], bytes(size))
+        await self._readers.fetch(self._queries["drop_ballast"])
+
+    # Figures
+
+    def measures(self) -> Measures:
+        pools = (self._readers, self._sweeper, self._committer)
+        figures: dict[str, float] = {
+            "connections_busy": sum(pool.busy for pool in pools),
+            "connections_idle": sum(pool.idle for pool in pools) + self._listener.has_connection,
+            "waiting": sum(pool.waiting for pool in pools),
+            "connections_lost": self._connector.lost + self._direct.lost,
+            "polls": int(self._hints.polls),
+            "hints_sent": self._hints.sent,
+            "hints_heard": self._hints.received,
+            "slots_emptied": self._sweeps.emptied,
+            "slots_put_off": self._sweeps.put_off,
+        }
+        return Measures(figures=figures, seconds={"commit": self._committer.took, "read": self._readers.took})
+
+    async def survey(self) -> Survey:
+        now = time.monotonic()
+        if now - self._tables_read >= SURVEY_SECONDS:
+            self._tables_read = now
+            found = await self._readers.fetch(self._queries["table_sizes"], self._address.schema)
+            self._tables = [(row[0], row[1], row[2]) for row in found]
+        rotated = await self._readers.fetch(self._queries["rotated"])
+        try:
+            standbys = await self._readers.fetch(self._queries["standbys"])
+        except StoreError:
+            standbys = []  # some services do not show this view
+        return Survey(
+            sizes={name: size for name, size, _ in self._tables},
+            rows={name: rows for name, _, rows in self._tables},
+            rotated={row[0]: row[1] for row in rotated},
+            lag_bytes={name: lag for name, lag, _ in standbys},
+            lag_seconds={name: lag for name, _, lag in standbys},
+            kept={part: sum(rows for name, _, rows in self._tables if is_slot(name, part)) for part in SLOTS},
+            kept_bytes={part: sum(size for name, size, _ in self._tables if is_slot(name, part)) for part in SLOTS},
+        )
+
     async def extent(self) -> Extent:
-        """What was trimmed counts until its slot is emptied."""
+        """Trimmed events count until their slot is emptied."""
         [(events,)] = await self._readers.fetch(self._queries["count_events"], MAX_COUNTED)
         [(oldest,)] = await self._readers.fetch(self._queries["oldest_retained"], OLDEST_STREAMS)
         size = sum((await self.survey()).sizes.values())
@@ -221,14 +262,14 @@ class PostgresStore(Reads):
         if self._is_open:
             self._hints.hint(node, streams)
 
-    def _on_word(self, channel: str, word: str) -> None:
-        kind, *streams = word.split(" ")
+    def _on_notification(self, channel: str, payload: str) -> None:
+        kind, *streams = payload.split(" ")
         if kind in ("", HINT):
             self._hints.on_hint(channel, streams)
         elif kind == QUESTION:
             self._holding.on_question()
 
-    async def _look(self) -> object:
+    async def _poll(self) -> object:
         [(written, asked)] = await self._readers.fetch(self._queries["poll"], list(self._holding.joined))
         if asked:
             await self._holding.answer()
@@ -237,23 +278,23 @@ class PostgresStore(Reads):
     # Nodes
 
     async def join(self, node: NodeId) -> Fence:
-        """The lock first: a row whose lock is free is that of a dead node."""
+        """Take the lock first, because a row whose lock is free is that of a dead node."""
         await self._listener.open()
         await self._listener.listen(node)
         wall = None if self._wall is None else self._wall()
         asked = time.monotonic()
-        told = await self._put_node(node, wall)
-        self._offset = told - (asked + time.monotonic()) / 2
+        now = await self._put_node(node, wall)
+        self._offset = now - (asked + time.monotonic()) / 2
         self._holding.join(node)
-        self._hints.poll()
+        self._hints.start_polling()
         return new_fence(1, secrets.token_bytes)
 
     async def _put_node(self, node: NodeId, wall: float | None) -> float:
-        """Write that a node is there; gives the store's time."""
+        """Write the row of a node; returns the store's time."""
         lock = self._listener.lock if self._listener.has_notifications else None
         values = (node, RECORD_VERSION, lock, self._writer.name, b"{}", wall, self._process)
-        [(told,)] = await self._readers.fetch(self._queries["join"], *values)
-        return float(told)
+        [(now,)] = await self._readers.fetch(self._queries["join"], *values)
+        return float(now)
 
     def clock(self) -> float:
         return time.monotonic() + self._offset
@@ -264,17 +305,7 @@ class PostgresStore(Reads):
         await self._listener.stop_listening(node)
 
     def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> Liveness:
-        return PostgresLiveness(
-            node,
-            listener=self._listener,
-            holding=self._holding,
-            queries=self._queries,
-            process=self._process,
-            clock=self.clock,
-            count=self._hints.count,
-            lease=lease,
-            monotonic=monotonic,
-        )
+        return PostgresLiveness(node, self._holding, lease=lease, monotonic=monotonic)
 
     async def bury(self, node: NodeId, *, heir: NodeId, beat: int | None = None) -> Sequence[StreamRecord] | None:
         [(mail, keys)] = await self._holding.as_members(

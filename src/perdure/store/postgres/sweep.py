@@ -1,8 +1,7 @@
-"""Forgets what has expired, a little at a time, so that commits get in between.
+"""Removes what has expired, a little at a time, so that commits get in between.
 
-Events and answers are not deleted: expired ones are hidden (`stream.trimmed`, `stream.forgotten`), and their rows go
-when everything in their slot has expired and the slot is emptied as a whole. Only rows of streams, calls and sessions
-are deleted, which are small.
+Events and answers are not deleted: expired ones are hidden (`stream.trimmed`, `stream.forgotten`), and a slot in which
+everything has expired is emptied as a whole. Only rows of streams, calls and sessions are deleted, which are small.
 """
 
 import math
@@ -29,7 +28,7 @@ def is_slot(table: str, part: str) -> bool:
 
 
 SPANS = 60
-"""Parts of the time for which something is kept. A statement looks for what has expired in one of them: with 3,000
+"""Parts of the time for which something is kept. A statement finds what has expired in one of them: with 3,000
 events a second, kept for an hour, that is 180,000 events and a fifth of a second."""
 
 SHORTEST = 1.0
@@ -70,11 +69,11 @@ class Sweep:
         self._now = now
 
     async def run(self) -> int:
-        """Give the number of rows that went, and were not gone with their slots. Several processes may do this at once;
-        then each does less."""
+        """Return the number of rows that were hidden or deleted, without those of emptied slots. If several processes do
+        this at once, each does less."""
         for part in self._before:
             await self._rotate(part)
-        # A stream whose answer has expired goes in most cases, which hides it.
+        # A stream whose answer has expired is deleted in most cases, which hides it.
         gone = await self._hide(EVENT)
         gone += await self._drop_streams()
         gone += await self._hide(ANSWER)
@@ -132,7 +131,7 @@ class Sweep:
 
 
 def spans(swept: float, before: float, *, now: float) -> Iterator[tuple[float, float]]:
-    """Give the times between two in short spans, behind one for all that is older: slots of then are empty by now."""
+    """Yield the times between two in short spans, after one for all older times, whose slots are empty by now."""
     kept = now - before
     begin, end = swept, before - kept / 2
     while begin < before:

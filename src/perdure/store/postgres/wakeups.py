@@ -1,13 +1,11 @@
 """Sends wake-ups between the processes of one database.
 
 A hint is a notification on the channel of its node, sent apart from any commit: a notification inside a writing
-transaction makes it wait for all others that have one. The first hint is sent at once, those that follow soon after it
-together. It names what to look at, and nothing in it is believed: any role that may connect can send one. Where nothing
-is heard, and where there are so many nodes that each notification wakes too many, every node looks instead, many times
-a second, whether anything was written.
+transaction makes it wait for all others that have one. The first hint is sent at once, and those that follow soon after
+are sent together. A hint names the streams to read, and nothing else in it is used, because any role that may connect
+can send one. Where no notifications arrive, and where each would wake too many nodes, every node polls instead, many
+times a second, whether anything was written.
 """
-
-from __future__ import annotations
 
 import asyncio
 import math
@@ -22,66 +20,62 @@ from perdure.store.postgres.listen_connection import ListenConnection
 APART = 0.01
 """Seconds between two notifications of a process: PostgreSQL takes one lock for each, on the whole server."""
 
-MAX_WORD = 7_900
-"""Bytes in a notification (PostgreSQL takes 8,000). A node that has more to look at looks at everything."""
+MAX_PAYLOAD = 7_900
+"""Bytes in a notification (PostgreSQL takes 8,000). A node with more streams to read reads everything."""
 
 CROWD = 16
 """Nodes beyond which polling costs less: PostgreSQL up to 18 wakes every listening connection for each notification."""
 
 LINGER = 1.5
-"""Seconds for which a node goes on with both, looking and telling, after a crowd has gathered or gone: others may not
+"""Seconds for which a node both polls and notifies after the number of nodes has crossed `CROWD`: other nodes may not
 have noticed yet. Nodes count each other twice a second."""
 
 POLL = 0.05
-"""Seconds between two looks. One costs about 15 µs of the server."""
+"""Seconds between two polls. One costs about 15 µs of the server."""
 
 HINT = "h"
-"""The first letter of a hint. The ids of streams follow; none: look at everything."""
+"""The first letter of a hint. The ids of streams follow; without any, the node reads everything."""
 
 Hinted = set[StreamId] | None
-"""The streams to look at; `None`: all."""
+"""The streams to read; `None`: all."""
 
 
 class Hints:
-    """Tells listeners. `look` gives a value that changes whenever a commit becomes visible. (The end of the server's
-    log would not do: a commit is written there a moment before other connections see it.)"""
+    """Notifies listeners. `poll` returns a value that changes whenever a commit becomes visible. (The end of the
+    server's log is no such value: a commit is written there a moment before other connections see it.)"""
 
-    def __init__(self, listener: ListenConnection, *, look: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, listener: ListenConnection, *, poll: Callable[[], Awaitable[object]]) -> None:
         self._listener = listener
-        self._look = look
+        self._poll = poll
         self._listeners: dict[NodeId, list[HintListener]] = {}
         self._outgoing: dict[NodeId, Hinted] = {}
         self._sending: asyncio.Task[None] | None = None
         self._polling: asyncio.Task[None] | None = None
         self._is_crowded = False
         self._changed = -math.inf
-        """When that was another way last, by the monotonic clock."""
-        self.sent = self.heard = 0
-        """Hints that were sent to other processes, and that came from them."""
+        """When `_is_crowded` changed last, by the monotonic clock."""
+        self.sent = self.received = 0
+        """Hints to other processes, and from them."""
 
     @property
     def polls(self) -> bool:
         return not self._listener.has_notifications or self._is_crowded or self._lingers
 
     @property
-    def tells(self) -> bool:
-        return not self._is_crowded or self._lingers
-
-    @property
     def _lingers(self) -> bool:
         return time.monotonic() - self._changed < LINGER
 
     def count(self, nodes: int) -> None:
-        """So many nodes are there."""
+        """Note how many nodes have joined."""
         is_crowded = nodes > CROWD
         if is_crowded != self._is_crowded:
             self._is_crowded, self._changed = is_crowded, time.monotonic()
-        self.poll()
+        self.start_polling()
 
-    def poll(self) -> None:
-        """Look from now on, if looking is due."""
+    def start_polling(self) -> None:
+        """Poll from now on, if that is necessary."""
         if self.polls and self._polling is None:
-            self._polling = asyncio.get_running_loop().create_task(self._keep_looking())
+            self._polling = asyncio.get_running_loop().create_task(self._keep_polling())
 
     async def aclose(self) -> None:
         self._listeners.clear()
@@ -105,21 +99,21 @@ class Hints:
         return stop
 
     def on_hint(self, channel: str, streams: Sequence[str]) -> None:
-        """A hint came on a channel; on none: for every node."""
-        self.heard += channel != ""
+        """Pass on a hint from a channel; from none, to every node."""
+        self.received += channel != ""
         for node in list(self._listeners):
             if channel in ("", self._listener.channel(node)):
-                self._tell(node, {StreamId(stream) for stream in streams} or None)
+                self._notify(node, {StreamId(stream) for stream in streams} or None)
 
-    def _tell(self, node: NodeId, hinted: Hinted) -> None:
+    def _notify(self, node: NodeId, hinted: Hinted) -> None:
         for listener in list(self._listeners.get(node, ())):
             listener(tuple(hinted or ()))
 
-    async def _keep_looking(self) -> None:
+    async def _keep_polling(self) -> None:
         seen: object = None
         while self.polls:
             try:
-                found = await self._look()
+                found = await self._poll()
             except StoreError:
                 found = seen  # the nodes notice by themselves that the store fails
             if found != seen:
@@ -128,17 +122,17 @@ class Hints:
             await asyncio.sleep(POLL)
         self._polling = None
 
-    # Telling
+    # Notifying
 
     def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
-        """Sent at the end of this turn of the event loop, with all that is added until then."""
+        """Send a hint at the end of this turn of the event loop, with all that are added until then."""
         known = self._outgoing.get(node, set())
         self._outgoing[node] = None if known is None or not streams else known | set(streams)
         if self._sending is None:
             try:
                 self._sending = asyncio.get_running_loop().create_task(self._send())
             except RuntimeError:
-                self._outgoing.clear()  # no event loop runs: the nodes find out by looking
+                self._outgoing.clear()  # without an event loop the nodes find out by themselves
 
     async def _send(self) -> None:
         try:
@@ -146,9 +140,13 @@ class Hints:
                 hints, self._outgoing = self._outgoing, {}
                 here = {node: hinted for node, hinted in hints.items() if self._listeners.get(node)}
                 for node, hinted in here.items():
-                    self._tell(node, hinted)
-                words = [(self._listener.channel(node), _word(hints[node])) for node in hints.keys() - here.keys()]
-                if not words or not self.tells:
+                    self._notify(node, hinted)
+                words: list[tuple[str, str]] = []
+                for node in hints.keys() - here.keys():
+                    payload = " ".join([HINT, *(hints[node] or ())])
+                    is_short = len(payload.encode()) <= MAX_PAYLOAD
+                    words.append((self._listener.channel(node), payload if is_short else HINT))
+                if not words or (self._is_crowded and not self._lingers):
                     continue
                 began = time.monotonic()
                 try:
@@ -159,8 +157,3 @@ class Hints:
                 await asyncio.sleep(max(0.0, began + APART - time.monotonic()))
         finally:
             self._sending = None
-
-
-def _word(hinted: Hinted) -> str:
-    word = " ".join([HINT, *(hinted or ())])
-    return word if len(word.encode()) <= MAX_WORD else HINT

@@ -1,35 +1,25 @@
--- The rules of `store.invariants`: a name, one line of purpose, a query that gives a sentence for each broken place.
--- Events and answers that are hidden ("trimmed", "forgotten"), or whose stream is gone, are not there: their rows wait
--- for their slot to be emptied.
+-- The rules of `store.invariants`: a name, one line of purpose, a query that returns a sentence for each broken place.
+-- Rows of events and answers that are hidden ("trimmed", "forgotten"), or whose stream was deleted, do not count: they
+-- wait for their slot to be emptied.
 
 -- counts: how much the store holds
 SELECT (SELECT count(*) FROM perdure.session), (SELECT count(*) FROM perdure.stream), (SELECT count(*) FROM perdure.call),
        (SELECT count(*) FROM perdure.event AS e JOIN perdure.stream AS s ON s.key = e.stream AND e.seq > s.trimmed),
        (SELECT count(*) FROM perdure.answer AS e JOIN perdure.stream AS s ON s.key = e.stream AND e.seq > s.forgotten);
 
--- orphaned: rows of streams that are not there
-SELECT 'ends of generations of a stream that is not there (key ' || stream || ')'
-FROM (SELECT DISTINCT stream FROM perdure.generation) AS g
-WHERE NOT EXISTS (SELECT 1 FROM perdure.stream WHERE key = g.stream)
-UNION ALL
-SELECT 'call ' || left(request_id, 20) || ' of session ' || left(session, 8) || ' is on a stream that is not there'
-FROM perdure.call AS c WHERE NOT EXISTS (SELECT 1 FROM perdure.stream WHERE key = c.stream)
-UNION ALL
-SELECT 'an ask of session ' || left(session, 8) || ' is on a stream that is not there'
-FROM perdure.ask AS a WHERE NOT EXISTS (SELECT 1 FROM perdure.stream WHERE key = a.stream)
-UNION ALL
-SELECT 'a reader of a stream that is not there (key ' || stream || ')'
-FROM perdure.reader AS r WHERE NOT EXISTS (SELECT 1 FROM perdure.stream WHERE key = r.stream)
-UNION ALL
-SELECT 'message ' || key || ' waits for a stream that is not there'
-FROM perdure.forward AS f WHERE NOT EXISTS (SELECT 1 FROM perdure.stream WHERE key = f.stream)
-UNION ALL
-SELECT 'a sender forwards to a stream that is not there (key ' || stream || ')'
-FROM perdure.sender AS x WHERE NOT EXISTS (SELECT 1 FROM perdure.stream WHERE key = x.stream);
+-- orphaned: rows of streams that do not exist
+SELECT what || ' of a stream that does not exist (key ' || stream || ')' FROM (
+    SELECT DISTINCT 'ends of generations' AS what, stream FROM perdure.generation
+    UNION ALL SELECT 'call ' || left(request_id, 20) || ' of session ' || left(session, 8), stream FROM perdure.call
+    UNION ALL SELECT 'an ask of session ' || left(session, 8), stream FROM perdure.ask
+    UNION ALL SELECT 'a reader', stream FROM perdure.reader
+    UNION ALL SELECT 'message ' || key, stream FROM perdure.forward
+    UNION ALL SELECT 'a sender', stream FROM perdure.sender) AS o
+WHERE NOT EXISTS (SELECT 1 FROM perdure.stream WHERE key = o.stream);
 
--- ownerless: streams of sessions that are not there, or have ended
+-- ownerless: streams of sessions that do not exist, or have ended
 SELECT 'stream ' || left(s.id, 8) || ' belongs to session ' || left(s.session, 8) || ', which '
-    || CASE WHEN n.id IS NULL THEN 'is not there' ELSE 'has ended' END
+    || CASE WHEN n.id IS NULL THEN 'does not exist' ELSE 'has ended' END
 FROM perdure.stream AS s LEFT JOIN perdure.session AS n ON n.id = s.session WHERE n.id IS NULL OR n.state = 'ended';
 
 -- standalone: sessions without their standalone stream, and standalone streams that are not their session's
@@ -41,14 +31,14 @@ SELECT 'stream ' || left(s.id, 8) || ' is a second standalone stream of session 
 FROM perdure.stream AS s JOIN perdure.session AS n ON n.id = s.session
 WHERE s.kind = 's' AND n.kind = 'session' AND n.state <> 'ended' AND n.standalone <> s.id;
 
--- beyond: events behind the end of their stream
-SELECT 'stream ' || left(s.id, 8) || ' ends with event ' || s.last || ', and event ' || e.newest || ' is there'
+-- beyond: events after the end of their stream
+SELECT 'stream ' || left(s.id, 8) || ' ends with event ' || s.last || ', and event ' || e.newest || ' exists'
 FROM perdure.stream AS s, LATERAL (
     SELECT greatest((SELECT max(seq) FROM perdure.event WHERE stream = s.key),
                     (SELECT max(seq) FROM perdure.answer WHERE stream = s.key)) AS newest) AS e
 WHERE e.newest > s.last;
 
--- gaps: events that are missing behind the oldest retained one; answers that have expired are not counted
+-- gaps: events that are missing after the oldest retained one; answers that have expired are not counted
 SELECT 'stream ' || left(s.id, 8) || ' lacks ' || x.missing || ' of the events ' || o.oldest || ' to ' || s.last
 FROM perdure.stream AS s, LATERAL (
     SELECT min(seq) AS oldest FROM perdure.event WHERE stream = s.key AND seq > s.trimmed) AS o, LATERAL (
@@ -59,7 +49,7 @@ FROM perdure.stream AS s, LATERAL (
 WHERE x.missing > 0;
 
 -- doubled: numbers that name two events, in different slots or as event and answer
-SELECT 'event ' || e.seq || ' of stream ' || left(s.id, 8) || ' is there ' || count(*) || ' times'
+SELECT 'event ' || e.seq || ' of stream ' || left(s.id, 8) || ' exists ' || count(*) || ' times'
 FROM (SELECT stream, seq FROM perdure.event UNION ALL SELECT stream, seq FROM perdure.answer) AS e
 JOIN perdure.stream AS s ON s.key = e.stream AND e.seq > least(s.trimmed, s.forgotten)
 GROUP BY e.stream, e.seq, s.id HAVING count(*) > 1;
@@ -95,7 +85,7 @@ SELECT 'call ' || left(c.request_id, 20) || ' on stream ' || left(s.id, 8) || CA
     WHEN c.session <> s.session THEN ' belongs to another session than the stream'
     WHEN s.kind <> 'c' THEN ' is on a standalone stream'
     WHEN c.incarnation > n.incarnation THEN ' is of incarnation ' || c.incarnation || ', which has not begun'
-    ELSE ' has ended, and its request is still there' END
+    ELSE ' has ended, and its request still exists' END
 FROM perdure.call AS c JOIN perdure.stream AS s ON s.key = c.stream JOIN perdure.session AS n ON n.id = s.session
 WHERE c.session <> s.session OR s.kind <> 'c' OR c.incarnation > n.incarnation
     OR c.state NOT IN ('running', 'waiting') AND length(c.request) > 0
@@ -108,7 +98,7 @@ FROM perdure.ask AS a JOIN perdure.stream AS s ON s.key = a.stream WHERE a.sessi
 
 -- abandoned: running calls that no node will settle
 SELECT 'call ' || left(c.request_id, 20) || ' on stream ' || left(s.id, 8) || ' runs at node '
-    || left(s.node, 8) || ', which is not there'
+    || left(s.node, 8) || ', which does not exist'
 FROM perdure.call AS c JOIN perdure.stream AS s ON s.key = c.stream
 WHERE c.state = 'running' AND NOT s.sealed AND s.node <> '' AND NOT EXISTS (SELECT 1 FROM perdure.node WHERE id = s.node);
 
@@ -124,17 +114,17 @@ WHERE g.generation >= s.generation OR g."end" > s.last OR EXISTS (
 SELECT 'stream ' || left(id, 8) || ' ends with event ' || last || ', and readers have got to ' || delivered
 FROM perdure.stream WHERE delivered > last;
 
--- mail: messages for nodes that are not there, and mailboxes whose count is wrong
-SELECT 'message ' || key || ' waits for node ' || left(node, 8) || ', which is not there'
+-- mail: messages for nodes that do not exist, and mailboxes whose count is wrong
+SELECT 'message ' || key || ' waits for node ' || left(node, 8) || ', which does not exist'
 FROM perdure.mail AS m WHERE node <> '' AND NOT EXISTS (SELECT 1 FROM perdure.node WHERE id = m.node)
 UNION ALL
 SELECT 'node ' || left(b.node, 8) || ' has ' || m.waiting || ' messages, and ' || b.waiting || ' are counted'
 FROM perdure.mailbox AS b, LATERAL (SELECT count(*) AS waiting FROM perdure.mail WHERE node = b.node) AS m
 WHERE b.waiting <> m.waiting;
 
--- notes: notes of sessions that are not there, or have ended
+-- notes: notes of sessions that do not exist, or have ended
 SELECT 'a note belongs to session ' || left(c.session, 8) || ', which '
-    || CASE WHEN n.id IS NULL THEN 'is not there' ELSE 'has ended' END
+    || CASE WHEN n.id IS NULL THEN 'does not exist' ELSE 'has ended' END
 FROM perdure.note AS c LEFT JOIN perdure.session AS n ON n.id = c.session
 WHERE c.session <> '' AND (n.id IS NULL OR n.state = 'ended');
 
@@ -151,7 +141,7 @@ SELECT 'session ' || left(id, 8) || ' has ended, and its record ' || CASE
 FROM perdure.session WHERE state = 'ended' AND (ended = '' OR length(result) > 0 OR cardinality(sticky) > 0);
 
 -- single_calls: records of single calls that have ended, or have several calls
-SELECT 'single call ' || left(id, 8) || ' has ended, and its record is there'
+SELECT 'single call ' || left(id, 8) || ' has ended, and its record exists'
 FROM perdure.session WHERE kind <> 'session' AND state = 'ended'
 UNION ALL
 SELECT 'single call ' || left(n.id, 8) || ' has ' || count(*) || ' streams'
@@ -159,11 +149,9 @@ FROM perdure.session AS n JOIN perdure.stream AS s ON s.session = n.id
 WHERE n.kind = 'call' AND s.kind = 'c' GROUP BY n.id HAVING count(*) > 1;
 
 -- records: records whose layout only a newer release knows
-SELECT 'session ' || left(id, 8) || ' has a record of version ' || record FROM perdure.session WHERE record > $1::int
-UNION ALL
-SELECT 'stream ' || left(id, 8) || ' has a record of version ' || record FROM perdure.stream WHERE record > $1
-UNION ALL
-SELECT 'call ' || left(request_id, 20) || ' of session ' || left(session, 8) || ' has a record of version ' || record
-FROM perdure.call WHERE record > $1
-UNION ALL
-SELECT 'an ask of session ' || left(session, 8) || ' has a record of version ' || record FROM perdure.ask WHERE record > $1;
+SELECT what || ' has a record of version ' || record FROM (
+    SELECT 'session ' || left(id, 8) AS what, record FROM perdure.session
+    UNION ALL SELECT 'stream ' || left(id, 8), record FROM perdure.stream
+    UNION ALL SELECT 'call ' || left(request_id, 20) || ' of session ' || left(session, 8), record FROM perdure.call
+    UNION ALL SELECT 'an ask of session ' || left(session, 8), record FROM perdure.ask) AS r
+WHERE record > $1::int;

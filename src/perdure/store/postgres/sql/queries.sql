@@ -1,27 +1,10 @@
 -- Every query of the PostgreSQL store: a name, one line of purpose, the statement.
 
--- read_events: the retained events of a stream after a number, up to the one that brings them to so many bytes
-WITH s AS MATERIALIZED (SELECT key, trimmed, forgotten FROM perdure.stream WHERE id = $1)
-SELECT seq, time, payload, final FROM (
-    SELECT seq, time, payload, final,
-           sum(greatest(0, length(payload) - $5::int)) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING)
-               - greatest(0, length(payload) - $5::int) AS before
-    FROM (
-        (SELECT seq, time, payload, false AS final FROM perdure.event
-         WHERE stream = (SELECT key FROM s) AND seq > greatest($2::int, (SELECT trimmed FROM s))
-         ORDER BY seq LIMIT $3::int)
-        UNION ALL
-        (SELECT seq, time, payload, true FROM perdure.answer
-         WHERE stream = (SELECT key FROM s) AND seq > greatest($2::int, (SELECT forgotten FROM s))
-         ORDER BY seq LIMIT $3::int)
-        ORDER BY seq LIMIT $3::int) AS page) AS sized
-WHERE before < $4::int ORDER BY seq;
-
--- streams_by_id: those of the streams that are there
+-- streams_by_id: those of the streams that exist
 SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
 FROM perdure.stream WHERE id = ANY ($1);
 
--- follow_streams: those of the streams that are there, with the revision of their session and their events after a number
+-- follow_streams: those of the streams that exist, with the revision of their session and their events after a number
 SELECT s.record, s.id, s.session, s.kind, s.node, s.fence, s.opened, s.generation, s.last, s.sealed, s.delivered, s.unread,
        (SELECT revision FROM perdure.session WHERE id = s.session AND state <> 'ended'),
        e.seqs, e.times, e.payloads, e.finals
@@ -58,7 +41,7 @@ FROM perdure.written_by_1($1);
 SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
 FROM perdure.stream WHERE key = ANY ($1) ORDER BY key;
 
--- forwarded_to: the streams for which messages wait, and which a node writes, or none that is there
+-- forwarded_to: the streams for which messages wait, and which a node writes, or no node that has joined
 SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
 FROM perdure.stream AS s WHERE key IN (SELECT stream FROM perdure.forward)
     AND (node = $1 OR NOT EXISTS (SELECT 1 FROM perdure.node WHERE id = s.node))
@@ -157,21 +140,13 @@ WHERE kind = $1 AND state = 'dormant' AND state <> 'ended'
     AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id)
 ORDER BY active LIMIT 1;
 
--- longest_dormant_of: the same of one caller's
+-- longest_dormant_of: the same of one caller's; if $3, of those whose answers their readers have seen whole
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
        active, ended, address, revision, kind, digest
 FROM perdure.session AS s
 WHERE caller = $1 AND kind = $2 AND state = 'dormant' AND state <> 'ended'
     AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id)
-ORDER BY active LIMIT 1;
-
--- longest_delivered_of: the same, of those whose answers their readers have seen whole
-SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision, kind, digest
-FROM perdure.session AS s
-WHERE caller = $1 AND kind = $2 AND state = 'dormant' AND state <> 'ended'
-    AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id)
-    AND NOT EXISTS (SELECT 1 FROM perdure.stream AS t WHERE t.session = s.id AND t.unread)
+    AND NOT ($3 AND EXISTS (SELECT 1 FROM perdure.stream AS t WHERE t.session = s.id AND t.unread))
 ORDER BY active LIMIT 1;
 
 -- count_of_caller: how many records of a kind one caller has that have not ended
@@ -243,7 +218,7 @@ FROM unnest($1::text[]) AS w (session) CROSS JOIN LATERAL (
     SELECT key, opened, last, trimmed, forgotten FROM perdure.stream WHERE session = w.session OFFSET 0) AS s
 GROUP BY w.session;
 
--- readers_of_sessions: the readers of the streams of sessions, each behind its session
+-- readers_of_sessions: the readers of the streams of sessions, each after its session
 SELECT w.session, r.record, s.id, r.reader, r.node, r.seq FROM unnest($1::text[]) AS w (session)
 CROSS JOIN LATERAL (SELECT key, id FROM perdure.stream WHERE session = w.session ORDER BY key OFFSET 0) AS s
 CROSS JOIN LATERAL (SELECT record, reader, node, seq FROM perdure.reader WHERE stream = s.key OFFSET 0) AS r;
@@ -258,29 +233,30 @@ SELECT record, id, session, kind, node, fence, opened, generation, last, sealed,
 FROM perdure.claim_1($1, $2, $3, $4, $5, $6, $7);
 
 -- commit: apply the steps of a commit
-SELECT perdure.commit_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19);
+SELECT perdure.commit_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17);
 
 -- all_nodes: the nodes that have joined and are not buried
 SELECT id, record, beat, facts FROM perdure.node ORDER BY key;
 
--- join: a node enters; gives the store's time
+-- join: a node enters; returns the store's time
 SELECT perdure.join_1($1, $2, $3, $4, $5, $6, $7);
 
 -- leave: a node stops
 SELECT perdure.leave_1($1);
 
--- bury: a dead node is forgotten; gives how many messages the heir got (NULL: it has beaten), and the streams it read
+-- bury: a dead node is deleted; returns how many messages the heir got (NULL: it has beaten), and the streams it read
 SELECT mail, keys FROM perdure.bury_1($1, $2, $3, $4);
 
--- buried: those of some nodes that were buried, or have left
-SELECT node FROM perdure.buried WHERE node = ANY ($1);
+-- missing_nodes: those of some nodes that are not in the store, and whether each was buried, or has left
+SELECT m, EXISTS (SELECT 1 FROM perdure.buried WHERE node = m) FROM unnest($1::text[]) AS m
+WHERE NOT EXISTS (SELECT 1 FROM perdure.node WHERE id = m);
 
 -- beat: a node shows that it lives
 UPDATE perdure.node SET beat = beat + 1, facts = $2, clock = $3, seen = clock_timestamp()
 WHERE id = $1 AND NOT gone RETURNING true;
 
--- show_life: nodes show that they live, and nothing else; gives those that are there
-UPDATE perdure.node SET beat = beat + 1 WHERE id = ANY ($1) RETURNING id;
+-- show_life: nodes show that they are alive, and their lock if it is another one; returns those that exist
+UPDATE perdure.node SET beat = beat + 1, lock = coalesce($2, lock) WHERE id = ANY ($1) RETURNING id;
 
 -- begin_sweep: sweep, unless another process began to within so many seconds and has not ended
 UPDATE perdure.version SET swept = clock_timestamp()
@@ -288,12 +264,6 @@ WHERE swept NOT BETWEEN clock_timestamp() - make_interval(secs => $1) AND clock_
 
 -- end_sweep: others may sweep
 UPDATE perdure.version SET swept = '-infinity';
-
--- show_lock: nodes have another lock; gives those that are there
-UPDATE perdure.node SET lock = $2 WHERE id = ANY ($1) RETURNING id;
-
--- watch_nodes: the beat of each node, whether it has left, and whether its lock is held (NULL: it has none)
-SELECT id, beat, gone, perdure.is_held_1(lock) FROM perdure.node ORDER BY key;
 
 -- overview: each node, whether it has left and holds its lock; whether mail waits for one, and anything for a stream
 SELECT id, record, beat, facts, gone, perdure.is_held_1(lock) AS held, process,
@@ -304,14 +274,11 @@ FROM perdure.node ORDER BY key;
 -- read_mail: some of a node's messages after a key, the oldest first
 SELECT key, message FROM perdure.mail WHERE node = $1 AND key > $2 ORDER BY key LIMIT $3;
 
--- ask: ask nodes whether they hold anything; gives what each must answer
+-- ask: ask nodes whether they hold anything; returns what each must answer
 UPDATE perdure.node SET asked = asked + 1 WHERE id = ANY ($1) RETURNING id, asked;
 
--- answers: how often each has answered that it holds nothing
-SELECT id, answered FROM perdure.node WHERE id = ANY ($1);
-
--- questions: how often each was asked that has not answered
-SELECT id, asked FROM perdure.node WHERE id = ANY ($1) AND answered < asked;
+-- questions: how often each was asked, and how often it has answered
+SELECT id, asked, answered FROM perdure.node WHERE id = ANY ($1);
 
 -- answer: nodes held nothing when they had read that they were asked so often
 UPDATE perdure.node AS n SET answered = greatest(n.answered, x.number)
@@ -324,7 +291,7 @@ SELECT pg_current_snapshot()::text,
 -- swept_before: up to which time events, or answers, that have expired are hidden already
 SELECT swept FROM perdure.rotation WHERE part = $1;
 
--- slots_of_span: the slots that were written in a span of time, with so many seconds before and behind it
+-- slots_of_span: the slots that were written in a span of time, with so many seconds before and after it
 SELECT s.slot FROM perdure.slot AS s JOIN perdure.rotation AS r USING (part)
 WHERE s.part = $1 AND (s.closed IS NOT NULL OR s.slot = r.slot)
     AND coalesce(s.began, '-infinity') - $4::float8 < $3::float8
@@ -348,7 +315,7 @@ SELECT perdure.hide_1($1, $2, $3);
 -- set_swept: up to which time they are hidden from now on
 UPDATE perdure.rotation SET swept = $2 WHERE part = $1 AND swept < $2;
 
--- old_streams: some streams, behind one, that are over and hold nothing any more, the oldest first
+-- old_streams: some streams, after one, that are over and hold nothing any more, the oldest first
 SELECT opened, key FROM perdure.stream AS s
 WHERE (opened, key) > ($1::float8, $2::bigint) AND opened < $3
     AND (sealed OR NOT EXISTS (SELECT 1 FROM perdure.session WHERE id = s.session))
@@ -360,7 +327,7 @@ ORDER BY opened, key LIMIT $4;
 SELECT perdure.expire_streams_1($1, $2);
 
 -- stale_sessions: some sessions and single calls that were not used since their times, which are given too. They are found
--- by their last activity: a look at all of them would take longer the more there are
+-- by their last activity: reading all of them would take longer the more there are
 SELECT id, since FROM (
     SELECT id, $2::float8 AS since FROM perdure.session
     WHERE kind IN ('call', 'key') AND active < $2 AND state <> 'ended'
@@ -396,11 +363,12 @@ SELECT application_name, max(pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn)):
        coalesce(extract(epoch FROM max(replay_lag)), 0)::float8
 FROM pg_stat_replication WHERE replay_lsn IS NOT NULL AND NOT pg_is_in_recovery() GROUP BY application_name;
 
--- outside_look: each node; whether it has left, holds its lock (NULL: it has none, or this is a standby), and beat within so many seconds
-SELECT id, gone, CASE WHEN NOT pg_is_in_recovery() THEN perdure.is_held_1(lock) END, seen > clock_timestamp() - make_interval(secs => $1)
+-- node_locks: each node; whether it has left, holds its lock (NULL: it has none, or this is a standby), and has beaten in so many seconds
+SELECT id, gone, CASE WHEN NOT pg_is_in_recovery() THEN perdure.is_held_1(lock) END,
+       seen > clock_timestamp() - make_interval(secs => $1)
 FROM perdure.node ORDER BY key;
 
--- skip_generations: the next generation of all streams that may still grow, behind some that another copy may have begun
+-- skip_generations: the next generation of all streams that may still grow, after some that another copy may have begun
 WITH ended AS (
     INSERT INTO perdure.generation (stream, generation, "end")
     SELECT key, generation, last FROM perdure.stream WHERE NOT sealed RETURNING stream)

@@ -11,6 +11,9 @@
 -- conditions it keeps parsed.
 -- The columns named "record" hold the version of the record's layout.
 
+-- Names without a schema are the server's own, whatever other roles have created.
+SET LOCAL search_path = pg_catalog, pg_temp;
+
 -- One row: the version of these tables, and the oldest version whose releases can still use them. "swept": when a process
 -- began to sweep, which others leave to it.
 CREATE TABLE perdure.version (
@@ -51,7 +54,7 @@ CREATE INDEX session_ended_of_caller ON perdure.session (caller, active) WHERE s
 CREATE INDEX session_ended ON perdure.session (active) WHERE state = 'ended';
 CREATE INDEX session_active ON perdure.session (kind, active) WHERE state <> 'ended';
 
--- Events up to "trimmed" are forgotten, and final answers up to "forgotten"; their rows go with their slot.
+-- Events up to "trimmed" are forgotten, and final answers up to "forgotten"; their rows stay until their slot is emptied.
 -- "listed": no call of it is open. What a node writes is found by its open calls, and by this.
 -- "forwarded": the key of the last message that was forwarded to it.
 CREATE TABLE perdure.stream (
@@ -80,9 +83,7 @@ CREATE INDEX stream_unread ON perdure.stream (session) WHERE unread;
 CREATE INDEX stream_opened ON perdure.stream (opened, key);
 
 -- Events that are not final answers. They are never deleted: a slot is emptied as a whole once all in it has expired,
--- and a stream that is gone, or its "trimmed", hides the rest until then.
--- A slot is written and then emptied, so to vacuum it after so many inserts would be work for nothing, and would stand
--- in the way of emptying it.
+-- and until then "trimmed", or the absence of the stream, hides the rest.
 CREATE TABLE perdure.event (
     stream  bigint NOT NULL,
     time    float8 NOT NULL,
@@ -95,45 +96,12 @@ CREATE TABLE perdure.event (
 -- Payloads are not compressed: they are small, or large and worth more CPU than room.
 ALTER TABLE perdure.event ALTER COLUMN payload SET STORAGE EXTERNAL;
 
-CREATE TABLE perdure.event_0 PARTITION OF perdure.event FOR VALUES IN (0)
-    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
-CREATE TABLE perdure.event_1 PARTITION OF perdure.event FOR VALUES IN (1)
-    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
-CREATE TABLE perdure.event_2 PARTITION OF perdure.event FOR VALUES IN (2)
-    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
-CREATE TABLE perdure.event_3 PARTITION OF perdure.event FOR VALUES IN (3)
-    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
-CREATE TABLE perdure.event_4 PARTITION OF perdure.event FOR VALUES IN (4)
-    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
-CREATE TABLE perdure.event_5 PARTITION OF perdure.event FOR VALUES IN (5)
-    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
-
 -- Summarized by autovacuum, a megabyte at a time: it takes no more than 256 requests between two of its rounds.
 CREATE INDEX event_time ON perdure.event USING brin (time) WITH (pages_per_range = 128, autosummarize = on);
 
 -- Final answers outlive the events of their streams. They are in slots of their own, hidden by "forgotten". There are
 -- fewer of them, because each slot makes each read a little slower.
-CREATE TABLE perdure.answer (
-    stream  bigint NOT NULL,
-    time    float8 NOT NULL,
-    seq     int NOT NULL,
-    slot    smallint NOT NULL,
-    payload bytea NOT NULL,
-    PRIMARY KEY (stream, seq, slot)
-) PARTITION BY LIST (slot);
-
-ALTER TABLE perdure.answer ALTER COLUMN payload SET STORAGE EXTERNAL;
-
-CREATE TABLE perdure.answer_0 PARTITION OF perdure.answer FOR VALUES IN (0)
-    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
-CREATE TABLE perdure.answer_1 PARTITION OF perdure.answer FOR VALUES IN (1)
-    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
-CREATE TABLE perdure.answer_2 PARTITION OF perdure.answer FOR VALUES IN (2)
-    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
-CREATE TABLE perdure.answer_3 PARTITION OF perdure.answer FOR VALUES IN (3)
-    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
-
-CREATE INDEX answer_time ON perdure.answer USING brin (time) WITH (pages_per_range = 128, autosummarize = on);
+CREATE TABLE perdure.answer (LIKE perdure.event INCLUDING ALL) PARTITION BY LIST (slot);
 
 -- Of events and of answers: the slot that is written, since when, and up to which time what has expired is hidden.
 CREATE TABLE perdure.rotation (
@@ -157,6 +125,19 @@ CREATE TABLE perdure.slot (
 
 INSERT INTO perdure.slot (part, slot)
 SELECT 'event', n FROM generate_series(0, 5) AS n UNION ALL SELECT 'answer', n FROM generate_series(0, 3) AS n;
+
+-- A slot is written and then emptied. To vacuum it after so many inserts would be useless work, and would delay emptying.
+DO $$
+DECLARE
+    s record;
+BEGIN
+    FOR s IN SELECT part, slot FROM perdure.slot LOOP
+        EXECUTE format(
+            'CREATE TABLE perdure.%I PARTITION OF perdure.%I FOR VALUES IN (%s)'
+            ' WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1)',
+            s.part || '_' || s.slot, s.part, s.slot);
+    END LOOP;
+END $$;
 
 CREATE TABLE perdure.generation (
     stream     bigint NOT NULL,
@@ -263,7 +244,7 @@ CREATE TABLE perdure.mail (
 
 ALTER TABLE perdure.mail ALTER COLUMN message SET STORAGE EXTERNAL;
 
--- What other nodes say on a stream waits here for its writer, whichever node that is.
+-- Messages of other nodes for a stream wait here for its writer.
 CREATE TABLE perdure.forward (
     key     bigint NOT NULL,
     stream  bigint NOT NULL,
@@ -344,12 +325,6 @@ WHERE r.node IN (SELECT id FROM perdure.node);
 -- Locks are on rows, which only roles with rights on these tables can lock. An advisory lock is shown to every role
 -- that may connect to the database, and each of them may take it and keep it.
 
--- Wait for the turn to change a session's life: opening a stream, ending the session, its notes.
-CREATE FUNCTION perdure.lock_session_1(session_ text) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    PERFORM 1 FROM perdure.session WHERE id = session_ FOR NO KEY UPDATE;
-END $$;
-
 -- Wait for the turn of a writer: its earlier commits, and the burial of its node, have come to their end. A row that is
 -- not there yet (or any more, because a crash of the server empties the table) is made; of two that make it, one waits.
 CREATE FUNCTION perdure.take_turn_1(writer_ bigint) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -382,12 +357,20 @@ BEGIN
     END IF;
 END $$;
 
--- The key of a message behind another one, as perdure/store/records.py has it. The lock of the addressee is held.
+-- The key of a message after another one, as perdure/store/records.py has it. The lock of the addressee is held.
 CREATE FUNCTION perdure.next_key_1(last_ bigint) RETURNS bigint LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     SELECT greatest(last_ + 1, floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
 $$;
 
--- Forget streams with all that is in them; their events and answers go with their slots.
+-- Lock a session and its streams; returns the keys of the streams. With the rows locked no node claims a stream, and no
+-- reader comes, between a check of the session and its end.
+CREATE FUNCTION perdure.lock_session_1(session_ text) RETURNS bigint[] LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM 1 FROM perdure.session WHERE id = session_ FOR NO KEY UPDATE;
+    RETURN array(SELECT key FROM perdure.stream WHERE session = session_ ORDER BY key FOR UPDATE);
+END $$;
+
+-- Delete streams with all that is in them, except their events and answers, which stay until their slots are emptied.
 CREATE FUNCTION perdure.drop_streams_1(keys bigint[]) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     DELETE FROM perdure.stream WHERE key = ANY (keys);
@@ -399,7 +382,7 @@ BEGIN
     DELETE FROM perdure.sender WHERE stream = ANY (keys);
 END $$;
 
--- Take back a session that was put and is one too many, the caller's limit first. Gives 'caller' or 'all' with the
+-- Take back a session that was put and is one too many, the caller's limit first. Returns 'caller' or 'all' with the
 -- number that was there; NULL if it may stay. The row of "tally" is locked since the session was put.
 CREATE FUNCTION perdure.limit_sessions_1(session_ text, has_caller bool, most_of_caller bigint, most bigint)
 RETURNS text[] LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -428,21 +411,15 @@ CREATE FUNCTION perdure.end_session_1(
     session_ text, time_ float8, reason text, unused_since float8, params bigint, most_of_caller bigint, most bigint
 ) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    keys bigint[];
+    keys bigint[] := perdure.lock_session_1(session_);
     whose bytea;
 BEGIN
-    PERFORM perdure.lock_session_1(session_);
-    -- With the rows locked no node claims one of them, and no reader comes, between the look and the end.
-    SELECT array_agg(key) INTO keys FROM (
-        SELECT key FROM perdure.stream WHERE session = session_ ORDER BY key FOR UPDATE) AS locked;
     IF unused_since IS NOT NULL AND NOT EXISTS (
         SELECT 1 FROM perdure.session AS s WHERE id = session_ AND active <= unused_since
             AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id)) THEN
         RETURN;
     END IF;
-    IF keys IS NOT NULL THEN
-        PERFORM perdure.drop_streams_1(keys);
-    END IF;
+    PERFORM perdure.drop_streams_1(keys);
     DELETE FROM perdure.session WHERE id = session_ AND kind <> 'session';
     UPDATE perdure.session SET
         state = 'ended', active = time_, ended = reason, result = '', sticky = '{}', revision = revision + 1,
@@ -460,7 +437,7 @@ BEGIN
         ORDER BY active LIMIT (SELECT greatest(0, least(100, ended - most)) FROM perdure.tally));
 END $$;
 
--- Put messages for the writer of a stream behind those that wait. Gives 'gone', 'nobody', 'behind'
+-- Put messages for the writer of a stream after those that wait. Returns 'gone', 'nobody', 'behind'
 -- or 'full' with a number.
 CREATE FUNCTION perdure.forward_1(
     stream_ text, node_ text, sender_ text, first bigint, payloads bytea[], overhead int, most int, most_bytes bigint
@@ -506,13 +483,14 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Put messages into the mailboxes of nodes. "places" are those of their steps. Gives what was refused, as commit_1 does.
+-- Put messages into the mailboxes of nodes. "places" are those of their steps. Returns what was refused, as commit_1 does.
 CREATE FUNCTION perdure.send_mail_1(places int[], nodes text[], messages bytea[], most int)
 RETURNS text[] LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     box record;
     room int;
     first bigint;
+    why text;
     refused text[] := '{}';
 BEGIN
     -- In the order of the nodes, so that two commits never wait for each other here.
@@ -521,16 +499,11 @@ BEGIN
         FROM unnest(places, nodes, messages) AS m (place, node, message) GROUP BY node ORDER BY node
     LOOP
         SELECT most - waiting, perdure.next_key_1(last) INTO room, first FROM perdure.mailbox WHERE node = box.node FOR UPDATE;
-        IF NOT FOUND THEN
-            SELECT refused || array_agg(x ORDER BY p, i) INTO refused
-            FROM unnest(box.places) AS p, unnest(ARRAY[p::text, 'nobody', box.node]) WITH ORDINALITY AS t (x, i);
-            CONTINUE;
-        END IF;
-        room := greatest(0, least(room, cardinality(box.places)));
-        IF room < cardinality(box.places) THEN
-            SELECT refused || array_agg(x ORDER BY p, i) INTO refused
-            FROM unnest(box.places[room + 1 :]) AS p, unnest(ARRAY[p::text, 'full', box.node]) WITH ORDINALITY AS t (x, i);
-        END IF;
+        why := CASE WHEN FOUND THEN 'full' ELSE 'nobody' END;
+        room := greatest(0, least(coalesce(room, 0), cardinality(box.places)));
+        FOR p IN room + 1 .. cardinality(box.places) LOOP
+            refused := refused || ARRAY[box.places[p]::text, why, box.node];
+        END LOOP;
         INSERT INTO perdure.mail (node, key, message)
         SELECT box.node, first - 1 + i, m FROM unnest(box.messages[: room]) WITH ORDINALITY AS t (m, i);
         UPDATE perdure.mailbox SET waiting = waiting + room, last = first + room - 1
@@ -539,31 +512,32 @@ BEGIN
     RETURN refused;
 END $$;
 
--- Apply the steps of a commit, all or none. "kinds" has a letter for each step; each takes what it needs from the four
--- pools, from where the one before it ended. Events and answers name the append that they belong to, counted from 1.
+-- Apply the steps of a commit, all or none. "kinds" has a letter for each step. The values of the steps are in four pools,
+-- and "begins" has four numbers for each step: where its texts, numbers, times and blobs begin. Events name the append that
+-- they belong to, counted from 1.
 -- "writer" is a number of the process: if it has given up on a commit that still runs here, the next one waits for it,
 -- so that commits happen in their order. "members" are the nodes of the process. A burial waits for the same number, so
--- none of them is buried before this is done. Gives what was refused, as place, reason and detail, one behind the other.
+-- none of them is buried before this is done. Returns what was refused, as place, reason and detail of each step.
 --
 -- Where a call is found by its stream, that it has not ended is written as NOT IN: with IN ('running', 'waiting') the
 -- index "call_open" would fit as well, and a plan that was made while the table was small reads all of it each time.
 CREATE FUNCTION perdure.commit_1(
-    writer bigint, members text[], kinds text, texts text[], numbers bigint[], times float8[], blobs bytea[],
-    event_of int[], event_seq int[], event_time float8[], event_payload bytea[],
-    answer_of int[], answer_seq int[], answer_time float8[], answer_payload bytea[],
+    writer bigint, members text[], kinds text, begins int[], texts text[], numbers bigint[], times float8[], blobs bytea[],
+    event_of int[], event_seq int[], event_time float8[], event_final bool[], event_payload bytea[],
     mail_places int[], mail_nodes text[], mail_messages bytea[], most_mail int
 ) RETURNS text[] LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     refused text[] := '{}';
-    t int := 1;  -- the next in each pool
-    n int := 1;
-    f int := 1;
-    b int := 1;
-    keys bigint[] := '{}';  -- of each append: its stream, and up to where its events are there already
+    why text[];
+    kind_ text;
+    t int;  -- the next in each pool
+    n int;
+    f int;
+    b int;
+    keys bigint[] := '{}';  -- of each append: its stream, and up to where its events are known already
     known int[] := '{}';
     k bigint;
     s record;
-    why text[];
     end_ int;
     count_ int;
     done bool;
@@ -581,14 +555,20 @@ BEGIN
     texts := array_append(texts, '');
     blobs := array_append(blobs, ''::bytea);
     FOR i IN 1 .. length(kinds) LOOP
-        CASE substr(kinds, i, 1)
+        kind_ := substr(kinds, i, 1);
+        t := begins[4 * i - 3];
+        n := begins[4 * i - 2];
+        f := begins[4 * i - 1];
+        b := begins[4 * i];
+        why := NULL;
+        CASE kind_
         WHEN 'a' THEN  -- append: stream; fence, first, last (0: no events), lost, seal, taken, ends; of each end: id, state;
             -- incarnation
             k := NULL;
             end_ := numbers[n + 2];
-            why := NULL;
+            done := numbers[n + 4] = 1;
             IF end_ > 0 AND numbers[n + 3] = 0 THEN
-                UPDATE perdure.stream SET last = end_, sealed = numbers[n + 4] = 1
+                UPDATE perdure.stream SET last = end_, sealed = done
                 WHERE id = texts[t] AND fence = numbers[n] AND last = numbers[n + 1] - 1 AND NOT sealed AND node <> ''
                 RETURNING key INTO k;
             END IF;
@@ -608,49 +588,38 @@ BEGIN
                     why := ARRAY['behind', s.last::text];
                 ELSE
                     k := s.key;
-                    UPDATE perdure.stream SET last = greatest(last, end_), sealed = sealed OR numbers[n + 4] = 1
-                    WHERE key = k AND (last < end_ OR numbers[n + 4] = 1);
+                    UPDATE perdure.stream SET last = greatest(last, end_), sealed = sealed OR done
+                    WHERE key = k AND (last < end_ OR done);
                 END IF;
                 known := array_append(known, coalesce(s.last, 0));
             END IF;
             keys := array_append(keys, coalesce(k, 0));
-            IF why IS NOT NULL THEN
-                refused := refused || ARRAY[(i - 1)::text] || why;
-            ELSIF numbers[n + 5] > 0 THEN
+            IF why IS NULL AND numbers[n + 5] > 0 THEN
                 DELETE FROM perdure.forward WHERE stream = k AND key <= numbers[n + 5];
             END IF;
-            count_ := numbers[n + 6];
-            done := numbers[n + 4] = 1;
-            t := t + 1;
-            n := n + 7;
+            count_ := CASE WHEN why IS NULL THEN numbers[n + 6] ELSE 0 END;
             FOR e IN 1 .. count_ LOOP
-                IF why IS NULL THEN
-                    UPDATE perdure.call SET state = texts[t + 1], request = ''
-                    WHERE stream = k AND incarnation = numbers[n] AND request_id = texts[t]
-                        AND state NOT IN ('answered', 'cancelled', 'settled');
-                END IF;
-                t := t + 2;
-                n := n + 1;
+                UPDATE perdure.call SET state = texts[t + 2 * e], request = ''
+                WHERE stream = k AND incarnation = numbers[n + 6 + e] AND request_id = texts[t + 2 * e - 1]
+                    AND state NOT IN ('answered', 'cancelled', 'settled');
             END LOOP;
-            IF count_ > 0 AND why IS NULL AND NOT done THEN
+            IF count_ > 0 AND NOT done THEN
                 UPDATE perdure.stream SET listed = true WHERE key = k AND NOT listed AND NOT EXISTS (
                     SELECT 1 FROM perdure.call WHERE stream = k AND state NOT IN ('answered', 'cancelled', 'settled'));
             END IF;
         WHEN 'o' THEN  -- open stream: id, session, kind, node; record, fence, generation, last, sealed, listed,
             -- most calls or -1, calls, seen or -1, unique; opened. Of each call: id, state; incarnation, attempt, has progress; progress;
             -- key, method, request, principal, digest, name
-            -- As lock_session_1 does.
             PERFORM 1 FROM perdure.session WHERE id = texts[t + 1] FOR NO KEY UPDATE;
             INSERT INTO perdure.stream (id, record, session, kind, node, fence, opened, generation, last, sealed, listed)
             SELECT texts[t], numbers[n], texts[t + 1], texts[t + 2], texts[t + 3], numbers[n + 1], times[f],
                    numbers[n + 2], numbers[n + 3], numbers[n + 4] = 1, numbers[n + 5] = 1
             FROM perdure.session WHERE id = texts[t + 1] AND state <> 'ended' AND (numbers[n + 8] = -1 OR (
-                -- What was forwarded to this node comes before what the call will say.
+                -- Messages that were forwarded to this node come before those of the call.
                 numbers[n + 8] = revision AND NOT EXISTS (
                     SELECT 1 FROM perdure.stream AS h JOIN perdure.forward AS w ON w.stream = h.key
                     WHERE h.id = session.standalone AND h.node = texts[t + 3])))
             ON CONFLICT (id) DO NOTHING RETURNING key INTO k;
-            why := NULL;
             done := k IS NULL;
             IF done THEN
                 SELECT fence, sealed INTO s FROM perdure.stream WHERE id = texts[t];
@@ -668,24 +637,18 @@ BEGIN
             record_ := numbers[n];
             most_ := numbers[n + 6];
             calls_ := numbers[n + 7];
-            t := t + 4;
-            n := n + 10;
-            f := f + 1;
             FOR c IN 1 .. calls_ LOOP
-                IF NOT done THEN
-                    INSERT INTO perdure.call VALUES (
-                        k, c, record_, session_, numbers[n], texts[t], blobs[b], blobs[b + 1], blobs[b + 2],
-                        blobs[b + 3], numbers[n + 1], CASE WHEN numbers[n + 2] = 1 THEN times[f] END, texts[t + 1],
-                        blobs[b + 4], blobs[b + 5])
-                    ON CONFLICT DO NOTHING;
-                    IF NOT FOUND THEN
-                        why := ARRAY['taken', texts[t]];
-                        done := true;
-                    END IF;
+                EXIT WHEN done;
+                INSERT INTO perdure.call VALUES (
+                    k, c, record_, session_, numbers[n + 7 + 3 * c], texts[t + 2 + 2 * c], blobs[b], blobs[b + 1],
+                    blobs[b + 2], blobs[b + 3], numbers[n + 8 + 3 * c],
+                    CASE WHEN numbers[n + 9 + 3 * c] = 1 THEN times[f + c] END, texts[t + 3 + 2 * c],
+                    blobs[b + 4], blobs[b + 5])
+                ON CONFLICT DO NOTHING;
+                IF NOT FOUND THEN
+                    why := ARRAY['taken', texts[t + 2 + 2 * c]];
+                    done := true;
                 END IF;
-                t := t + 2;
-                n := n + 3;
-                f := f + 1;
                 b := b + 6;
             END LOOP;
             IF NOT done AND most_ >= 0 THEN
@@ -695,14 +658,11 @@ BEGIN
                     why := ARRAY['calls', (count_ - calls_)::text];
                 END IF;
             END IF;
-            IF why IS NOT NULL THEN
-                refused := refused || ARRAY[(i - 1)::text] || why;
-                IF k IS NOT NULL THEN
-                    DELETE FROM perdure.call WHERE stream = k;
-                    DELETE FROM perdure.stream WHERE key = k;
-                END IF;
+            IF why IS NOT NULL AND k IS NOT NULL THEN
+                DELETE FROM perdure.call WHERE stream = k;
+                DELETE FROM perdure.stream WHERE key = k;
             END IF;
-        WHEN 'p', 'r' THEN  -- stream; fence. Put call: id, state; incarnation, attempt, has progress; progress
+        WHEN 'p', 'r' THEN  -- stream; fence. Put call: id, state; record, incarnation, attempt, has progress; progress
             SELECT key, fence, sealed, node INTO s FROM perdure.stream WHERE id = texts[t] FOR NO KEY UPDATE;
             IF NOT FOUND THEN
                 why := ARRAY['gone', ''];
@@ -710,15 +670,10 @@ BEGIN
                 why := ARRAY['fenced', s.fence::text];
             ELSIF s.sealed THEN
                 why := ARRAY['sealed', ''];
-            ELSIF s.node = '' AND substr(kinds, i, 1) = 'p' THEN
-                why := ARRAY['released', ''];
-            ELSE
-                why := NULL;
-            END IF;
-            IF why IS NOT NULL THEN
-                refused := refused || ARRAY[(i - 1)::text] || why;
-            ELSIF substr(kinds, i, 1) = 'r' THEN
+            ELSIF kind_ = 'r' THEN
                 UPDATE perdure.stream SET node = '' WHERE key = s.key;
+            ELSIF s.node = '' THEN
+                why := ARRAY['released', ''];
             ELSE
                 UPDATE perdure.call SET
                     record = numbers[n + 1], state = texts[t + 2], attempt = numbers[n + 3],
@@ -726,36 +681,20 @@ BEGIN
                 WHERE stream = s.key AND incarnation = numbers[n + 2] AND request_id = texts[t + 1]
                     AND state NOT IN ('answered', 'cancelled', 'settled');
             END IF;
-            IF substr(kinds, i, 1) = 'p' THEN
-                t := t + 3;
-                n := n + 5;
-                f := f + 1;
-            ELSE
-                t := t + 1;
-                n := n + 1;
-            END IF;
         WHEN 's' THEN  -- put session: id, state, version, standalone, ended, kind; record, initialized, incarnation, limits,
             -- has caller, most of caller, most or -1, sticky, revision; created, active; owner, address, caller, params, result, digest,
             -- sticky…
-            count_ := numbers[n + 7];
             INSERT INTO perdure.session (
                 id, state, version, standalone, ended, record, initialized, incarnation, created, active, owner, address,
                 caller, client_params, result, sticky, revision, kind, digest)
             VALUES (
                 texts[t], texts[t + 1], texts[t + 2], texts[t + 3], texts[t + 4], numbers[n], numbers[n + 1] = 1,
                 numbers[n + 2], times[f], times[f + 1], blobs[b], blobs[b + 1], blobs[b + 2], blobs[b + 3], blobs[b + 4],
-                blobs[b + 6 : b + 5 + count_], numbers[n + 8], texts[t + 5], blobs[b + 5])
+                blobs[b + 6 : b + 5 + numbers[n + 7]::int], numbers[n + 8], texts[t + 5], blobs[b + 5])
             ON CONFLICT (id) DO NOTHING;
             IF FOUND AND numbers[n + 3] = 1 THEN
                 why := perdure.limit_sessions_1(texts[t], numbers[n + 4] = 1, numbers[n + 5], nullif(numbers[n + 6], -1));
-                IF why IS NOT NULL THEN
-                    refused := refused || ARRAY[(i - 1)::text] || why;
-                END IF;
             END IF;
-            t := t + 6;
-            n := n + 9;
-            f := f + 2;
-            b := b + 6 + count_;
         WHEN 'c' THEN  -- change session: id, state or '', version; record, has version, result, initialized or -1, sticks, seen,
             -- sticky; active or -infinity; result, seen…, sticky…
             done := numbers[n + 4] = 0;
@@ -778,42 +717,28 @@ BEGIN
                 AND EXISTS (SELECT 1 FROM perdure.session WHERE id = texts[t] AND state <> 'ended') THEN
                 RAISE EXCEPTION 'the sticky requests have changed' USING ERRCODE = 'serialization_failure';
             END IF;
-            t := t + 3;
-            b := b + 1 + count_ + numbers[n + 6];
-            n := n + 7;
-            f := f + 1;
         WHEN 'e' THEN  -- end session: id, reason; has unused since, params, most of caller, most; time, unused since
             PERFORM perdure.end_session_1(
                 texts[t], times[f], texts[t + 1], CASE WHEN numbers[n] = 1 THEN times[f + 1] END,
                 numbers[n + 1], numbers[n + 2], numbers[n + 3]);
-            t := t + 2;
-            n := n + 4;
-            f := f + 2;
         WHEN 't' THEN  -- trim: stream; through
             UPDATE perdure.stream SET trimmed = least(numbers[n], last)
             WHERE id = texts[t] AND trimmed < least(numbers[n], last);
-            t := t + 1;
-            n := n + 1;
         WHEN 'd' THEN  -- drop stream: id
             SELECT key INTO k FROM perdure.stream WHERE id = texts[t] FOR UPDATE;
             IF FOUND THEN
                 PERFORM perdure.drop_streams_1(ARRAY[k]);
             END IF;
-            t := t + 1;
         WHEN 'q' THEN  -- open ask: session, id, stream, node; record; request
-            -- The lock keeps the stream from going before the ask is seen, and stops no append.
+            -- The lock keeps the stream from being deleted before the ask is seen, and stops no append.
             SELECT key INTO k FROM perdure.stream WHERE id = texts[t + 2] FOR KEY SHARE;
             IF FOUND THEN
                 INSERT INTO perdure.ask (session, id, record, stream, request, node)
                 VALUES (texts[t], texts[t + 1], numbers[n], k, blobs[b], texts[t + 3])
                 ON CONFLICT (session, id) DO NOTHING;
             END IF;
-            t := t + 4;
-            n := n + 1;
-            b := b + 1;
         WHEN 'Q' THEN  -- close ask: session, id
             DELETE FROM perdure.ask WHERE session = texts[t] AND id = texts[t + 1];
-            t := t + 2;
         WHEN 'h' THEN  -- put reader: stream, reader, node; record, seq, attaches
             SELECT key INTO k FROM perdure.stream WHERE id = texts[t] FOR KEY SHARE;
             IF FOUND AND (numbers[n + 2] = 1 OR EXISTS (
@@ -823,12 +748,9 @@ BEGIN
                 ON CONFLICT (stream) DO UPDATE SET
                     record = excluded.record, reader = excluded.reader, node = excluded.node, seq = excluded.seq;
             END IF;
-            t := t + 3;
-            n := n + 3;
         WHEN 'l' THEN  -- leave reader: stream, reader
             DELETE FROM perdure.reader
             WHERE stream = (SELECT key FROM perdure.stream WHERE id = texts[t]) AND reader = texts[t + 1];
-            t := t + 2;
         WHEN 'R' THEN  -- reached: stream; generation, through, unread
             UPDATE perdure.stream AS u SET
                 delivered = greatest(delivered, least(numbers[n + 1], CASE WHEN generation = numbers[n] THEN last ELSE
@@ -836,43 +758,34 @@ BEGIN
                               WHERE g.stream = u.key AND g.generation = numbers[n]), 0) END)),
                 unread = numbers[n + 2] = 1
             WHERE id = texts[t];
-            t := t + 1;
-            n := n + 3;
         WHEN 'f' THEN  -- forward: stream, node, sender; first, payloads, overhead, most, most bytes; payloads…
-            count_ := numbers[n + 1];
             why := perdure.forward_1(
-                texts[t], texts[t + 1], texts[t + 2], numbers[n], blobs[b : b + count_ - 1], numbers[n + 2]::int,
-                numbers[n + 3]::int, numbers[n + 4]);
-            IF why IS NOT NULL THEN
-                refused := refused || ARRAY[(i - 1)::text] || why;
-            END IF;
-            t := t + 3;
-            n := n + 5;
-            b := b + count_;
+                texts[t], texts[t + 1], texts[t + 2], numbers[n], blobs[b : b + numbers[n + 1]::int - 1],
+                numbers[n + 2]::int, numbers[n + 3]::int, numbers[n + 4]);
         WHEN 'T' THEN  -- mail received: node; through
             -- The mailbox first, as its senders do.
             PERFORM 1 FROM perdure.mailbox WHERE node = texts[t] FOR UPDATE;
             DELETE FROM perdure.mail WHERE node = texts[t] AND key <= numbers[n];
             GET DIAGNOSTICS count_ = ROW_COUNT;
             UPDATE perdure.mailbox SET waiting = greatest(0, waiting - count_) WHERE node = texts[t] AND count_ > 0;
-            t := t + 1;
-            n := n + 1;
         WHEN '-' THEN  -- a step that does nothing here: mail is sent at the end
             NULL;
         END CASE;
+        IF why IS NOT NULL THEN
+            refused := refused || ARRAY[(i - 1)::text] || why;
+        END IF;
     END LOOP;
-    IF cardinality(event_of) > 0 THEN
+    IF false = ANY (event_final) THEN
         INSERT INTO perdure.event (stream, time, seq, slot, payload)
-        SELECT keys[e.of_], e.time, e.seq, r.slot, e.payload
-        FROM perdure.rotation AS r, unnest(event_of, event_seq, event_time, event_payload) AS e (of_, seq, time, payload)
-        WHERE r.part = 'event' AND keys[e.of_] > 0 AND e.seq > known[e.of_];
+        SELECT keys[e.of_], e.time, e.seq, r.slot, e.payload FROM perdure.rotation AS r,
+            unnest(event_of, event_seq, event_time, event_final, event_payload) AS e (of_, seq, time, final, payload)
+        WHERE r.part = 'event' AND NOT e.final AND keys[e.of_] > 0 AND e.seq > known[e.of_];
     END IF;
-    IF cardinality(answer_of) > 0 THEN
+    IF true = ANY (event_final) THEN
         INSERT INTO perdure.answer (stream, time, seq, slot, payload)
-        SELECT keys[e.of_], e.time, e.seq, r.slot, e.payload
-        FROM perdure.rotation AS r,
-            unnest(answer_of, answer_seq, answer_time, answer_payload) AS e (of_, seq, time, payload)
-        WHERE r.part = 'answer' AND keys[e.of_] > 0 AND e.seq > known[e.of_];
+        SELECT keys[e.of_], e.time, e.seq, r.slot, e.payload FROM perdure.rotation AS r,
+            unnest(event_of, event_seq, event_time, event_final, event_payload) AS e (of_, seq, time, final, payload)
+        WHERE r.part = 'answer' AND e.final AND keys[e.of_] > 0 AND e.seq > known[e.of_];
     END IF;
     IF cardinality(mail_places) > 0 THEN
         refused := refused || perdure.send_mail_1(mail_places, mail_nodes, mail_messages, most_mail);
@@ -911,7 +824,7 @@ END $$;
 -- any more when this is done.
 CREATE FUNCTION perdure.reattach_1(session_ text) RETURNS SETOF perdure.session LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM perdure.lock_session_1(session_);
+    PERFORM 1 FROM perdure.session WHERE id = session_ FOR NO KEY UPDATE;
     RETURN QUERY UPDATE perdure.session SET incarnation = incarnation + 1, revision = revision + 1
     WHERE id = session_ AND state <> 'ended' RETURNING *;
 END $$;
@@ -922,8 +835,8 @@ CREATE FUNCTION perdure.change_note_1(name_ text, seen bytea, value_ bytea, sess
 RETURNS bool LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF session_ <> '' THEN
-        PERFORM perdure.lock_session_1(session_);
-        IF NOT EXISTS (SELECT 1 FROM perdure.session WHERE id = session_ AND state <> 'ended') THEN
+        PERFORM 1 FROM perdure.session WHERE id = session_ AND state <> 'ended' FOR NO KEY UPDATE;
+        IF NOT FOUND THEN
             RETURN false;
         END IF;
     END IF;
@@ -945,8 +858,8 @@ CREATE FUNCTION perdure.is_held_1(lock_ bigint) RETURNS bool LANGUAGE sql SET se
             AND classid = (lock_ >> 32 & 4294967295)::oid AND objid = (lock_ & 4294967295)::oid) END;
 $$;
 
--- Enter a node. Gives the store's time: that of a node that lives, which told it a moment ago, or else what the caller
--- says (NULL: the server's clock).
+-- Enter a node. Returns the store's time: that of a node that is alive and showed it a moment ago, or else the caller's
+-- (NULL: the server's clock).
 CREATE FUNCTION perdure.join_1(
     node_ text, record_ int, lock_ bigint, writer_ bigint, facts_ bytea, wall float8, process_ text)
 RETURNS float8 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -967,7 +880,7 @@ BEGIN
     RETURN told;
 END $$;
 
--- Note that a node is not there any more because it was buried, or has left. The last thousand are remembered: a node
+-- Note that a node was buried, or has left. The last thousand are remembered: a node
 -- learns it with its next beat, or when it is awake again, and by then a thousand others have hardly come and gone.
 CREATE FUNCTION perdure.note_buried_1(node_ text) RETURNS void LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     INSERT INTO perdure.buried (node) VALUES (node_) ON CONFLICT (node) DO NOTHING;
@@ -983,7 +896,7 @@ CREATE FUNCTION perdure.written_by_1(node_ text) RETURNS SETOF perdure.stream LA
     ORDER BY key;
 $$;
 
--- A node stops: gone at once if it leaves nothing behind, else when another one has buried it.
+-- A node stops. Its row is deleted at once if nothing of it is left to settle, else when another node buries it.
 CREATE FUNCTION perdure.leave_1(node_ text) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     DELETE FROM perdure.sender WHERE node = node_;
@@ -998,7 +911,7 @@ BEGIN
     END IF;
 END $$;
 
--- Forget a dead node, unless it has another beat than the one that was seen (NULL: whichever it has): then "mail" is
+-- Delete a dead node, unless it has another beat than the one that was seen (NULL: whichever it has): then "mail" is
 -- NULL. Else it is the number of its messages, which the heir has now, under new keys: it may have dealt with later ones
 -- already. "keys" are the streams that it read. "members" are the nodes of the caller's process: one that is buried
 -- itself inherits nothing.
@@ -1017,7 +930,7 @@ BEGIN
             RETURN NEXT;
             RETURN;
         END IF;
-        -- A commit of it that runs comes to its end; the next one finds that the node is not there.
+        -- A commit of it that runs comes to its end; the next one finds that the node does not exist.
         PERFORM perdure.take_turn_1(n.writer);
         PERFORM perdure.note_buried_1(node_);
     END IF;
@@ -1046,16 +959,13 @@ END $$;
 CREATE FUNCTION perdure.hide_1(part_ text, keys bigint[], seqs int[]) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM 1 FROM perdure.stream WHERE key = ANY (keys) ORDER BY id FOR NO KEY UPDATE;
-    IF part_ = 'event' THEN
-        UPDATE perdure.stream AS s SET trimmed = x.seq FROM unnest(keys, seqs) AS x (key, seq)
-        WHERE s.key = x.key AND s.trimmed < x.seq;
-    ELSE
-        UPDATE perdure.stream AS s SET forgotten = x.seq FROM unnest(keys, seqs) AS x (key, seq)
-        WHERE s.key = x.key AND s.forgotten < x.seq;
-    END IF;
+    UPDATE perdure.stream AS s SET
+        trimmed = CASE part_ WHEN 'event' THEN greatest(trimmed, x.seq) ELSE trimmed END,
+        forgotten = CASE part_ WHEN 'answer' THEN greatest(forgotten, x.seq) ELSE forgotten END
+    FROM unnest(keys, seqs) AS x (key, seq) WHERE s.key = x.key;
 END $$;
 
--- Forget some streams that are over and hold nothing any more; gives how many.
+-- Delete some streams that are over and hold nothing any more; returns how many.
 CREATE FUNCTION perdure.expire_streams_1(keys bigint[], answers float8) RETURNS int LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     over bigint[];
@@ -1073,27 +983,22 @@ BEGIN
     RETURN cardinality(over);
 END $$;
 
--- Forget a session that was not used for long, if it is still so; gives how many went.
+-- Delete a session that was not used for long, if it is still so; returns how many were deleted.
 CREATE FUNCTION perdure.expire_session_1(session_ text, before float8) RETURNS int LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    keys bigint[];
+    keys bigint[] := perdure.lock_session_1(session_);
 BEGIN
-    PERFORM perdure.lock_session_1(session_);
-    SELECT array_agg(key) INTO keys FROM (
-        SELECT key FROM perdure.stream WHERE session = session_ ORDER BY key FOR UPDATE) AS locked;
     DELETE FROM perdure.session AS s WHERE id = session_ AND active < before
         AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id);
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    IF keys IS NOT NULL THEN
-        PERFORM perdure.drop_streams_1(keys);
-    END IF;
+    PERFORM perdure.drop_streams_1(keys);
     RETURN 1;
 END $$;
 
 -- Empty a slot in which everything has expired. A reader in the way is waited for so long that short reads get done, and
--- not longer, because other readers wait behind this meanwhile. Commits do not: they lock only the slot that is written.
+-- not longer, because other readers wait for this meanwhile. Commits do not: they lock only the slot that is written.
 CREATE FUNCTION perdure.empty_slot_1(part_ text, slot_ smallint, expired float8) RETURNS bool LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM 1 FROM perdure.rotation WHERE part = part_ FOR UPDATE;

@@ -1,0 +1,336 @@
+"""Commits steps, each commit in one statement: the function `commit_1` gets them as a few arrays."""
+
+import hashlib
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import asyncpg
+
+from perdure._core import retention
+from perdure._core.ids import NodeId, SessionId
+from perdure._core.states import CallState
+from perdure.store import rows
+from perdure.store.codec import Payloads
+from perdure.store.postgres.connections import Connection, Connections
+from perdure.store.postgres.failures import AGAIN, is_unknown
+from perdure.store.postgres.nodes import Holding
+from perdure.store.records import MAX_FORWARDED, MAX_FORWARDED_BYTES, MAX_MAIL, RECORD_VERSION
+from perdure.store.steps import (
+    Append,
+    ChangeSession,
+    CloseAsk,
+    DropStream,
+    EndSession,
+    Forward,
+    LeaveReader,
+    MailReceived,
+    OpenAsk,
+    OpenStream,
+    PutCall,
+    PutReader,
+    PutSession,
+    Reached,
+    Refusals,
+    Release,
+    SendMail,
+    Step,
+    StepRejected,
+    Trim,
+    Why,
+    refusal,
+)
+
+_OPEN = (CallState.RUNNING, CallState.WAITING)
+
+TRIES = 20
+"""Times that a commit is tried which other commits undo: each time another one has got through."""
+
+MAX_SEQ: Final = 2**31 - 1
+"""The highest sequence number that a row can hold."""
+
+LONGEST_KEY = 200
+"""Bytes of a request's id that are compared as they are. PostgreSQL indexes 2,700 bytes; of a longer id the hash is."""
+
+
+def stored(text: str) -> bytes:
+    """Return a text of a peer as the database holds it."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def id_key(request_id: int | str) -> bytes:
+    """Return the form in which ids of requests are compared."""
+    key = rows.id_key(request_id)
+    key = key if isinstance(key, bytes) else stored(key)
+    # No text begins with this byte.
+    return key if len(key) <= LONGEST_KEY else b"\xff" + hashlib.sha256(key).digest()
+
+
+def caller_key(owner: str, address: str) -> bytes:
+    """Return the form in which callers are compared: their names may be long."""
+    return hashlib.sha256(stored(owner) + b"\0" + stored(address)).digest()[:16]
+
+
+# --- Order ----------------------------------------------------------------------------------------------------------
+
+
+def lock_order(steps: Sequence[Step]) -> list[int]:
+    """Return the places of the steps in an order in which two commits seldom wait for each other.
+
+    Rows are locked in the order of the steps, until the commit. Steps about different sessions or streams may change
+    places, so they are sorted between those that may not. A stream is opened, and a session put, after all steps
+    that came before it, because an id may have become free.
+    """
+    if len(steps) < 2:
+        return list(range(len(steps)))
+    order: list[int] = []
+    run: list[tuple[int, str, int]] = []
+
+    def end_run() -> None:
+        order.extend(place for _, _, place in sorted(run))
+        run.clear()
+
+    highest = 0
+    for place, step in enumerate(steps):
+        rank, name = _rank(step)
+        if rank < 0 or (isinstance(step, OpenStream | PutSession) and highest > rank):
+            end_run()
+            highest = 0
+        if rank < 0:
+            order.append(place)
+        else:
+            run.append((rank, name, place))
+            highest = max(highest, rank)
+    end_run()
+    return order
+
+
+def _rank(step: Step) -> tuple[int, str]:
+    """Return the table whose row a step locks first, as a number, and the row's key; -1 for a step of many rows."""
+    match step:
+        case PutSession():
+            return 0, step.record.id
+        case OpenStream() | OpenAsk():
+            return 1, step.record.session
+        case ChangeSession() | CloseAsk():
+            return 1, step.session
+        case PutReader():
+            return 2, step.record.stream
+        case Append() | Trim() | PutCall() | Release() | Reached() | LeaveReader() | Forward():
+            return 2, step.stream
+        case SendMail() | MailReceived():
+            return 3, step.node
+    return -1, ""
+
+
+# --- Arguments ------------------------------------------------------------------------------------------------------
+
+
+class CommitArguments:
+    """The arguments of one commit. `schema_1.sql` explains the letters, and the values of each in the pools."""
+
+    def __init__(self, payloads: Payloads, sticky: Mapping[SessionId, tuple[bytes, ...]]) -> None:
+        self._payloads = payloads
+        self._sticky = dict(sticky)
+        self._kinds: list[str] = []
+        self._begins: list[int] = []
+        self._texts: list[str] = []
+        self._numbers: list[int] = []
+        self._times: list[float] = []
+        self._blobs: list[bytes] = []
+        self._appends = 0
+        self._events: tuple[list[int], list[int], list[float], list[bool], list[bytes]] = ([], [], [], [], [])
+        self._mail: tuple[list[int], list[str], list[bytes]] = ([], [], [])
+
+    def values(self, writer: int, members: Sequence[NodeId]) -> tuple[Any, ...]:
+        steps = ("".join(self._kinds), self._begins, self._texts, self._numbers, self._times, self._blobs)
+        return (writer, members, *steps, *self._events, *self._mail, MAX_MAIL)
+
+    def _put(
+        self,
+        kind: str,
+        texts: Iterable[str] = (),
+        numbers: Iterable[int] = (),
+        times: Iterable[float] = (),
+        blobs: Iterable[bytes] = (),
+    ) -> None:
+        self._kinds.append(kind)
+        self._begins += [len(pool) + 1 for pool in (self._texts, self._numbers, self._times, self._blobs)]
+        self._texts.extend(texts)
+        self._numbers.extend(numbers)
+        self._times.extend(times)
+        self._blobs.extend(blobs)
+
+    def add(self, step: Step) -> None:
+        match step:
+            case Append():
+                self._append(step)
+            case OpenStream():
+                self._open_stream(step)
+            case PutCall():
+                texts = (step.stream, rows.request_id_text(step.request_id), step.state.value)
+                attempt = (RECORD_VERSION, step.incarnation, step.attempt, int(step.progress is not None))
+                self._put("p", texts, (step.fence, *attempt), (step.progress or 0.0,))
+            case Release():
+                self._put("r", (step.stream,), (step.fence,))
+            case PutSession():
+                self._put_session(step)
+            case ChangeSession():
+                self._change_session(step)
+            case EndSession():
+                keeps = retention.keeps_params(step.reason, retention.MAX_ENDED_PARAMS)
+                params = retention.MAX_ENDED_PARAMS + self._payloads.overhead if keeps else -1
+                limits = (params, retention.MAX_ENDED_OF_CALLER, retention.MAX_ENDED)
+                times = (step.time, step.unused_since or 0.0)
+                self._put("e", (step.session, step.reason), (int(step.unused_since is not None), *limits), times)
+            case Trim():
+                self._put("t", (step.stream,), (step.through,))
+            case DropStream():
+                self._put("d", (step.stream,))
+            case OpenAsk(record=ask):
+                self._put("q", (ask.session, ask.id, ask.stream, ask.node), (RECORD_VERSION,), blobs=(ask.request,))
+            case CloseAsk():
+                self._put("Q", (step.session, step.id))
+            case PutReader(record=reader):
+                texts = (reader.stream, reader.reader, reader.node)
+                self._put("h", texts, (RECORD_VERSION, reader.seq, int(step.attaches)))
+            case LeaveReader():
+                self._put("l", (step.stream, step.reader))
+            case Reached():
+                self._put("R", (step.stream,), (step.generation, step.through, int(step.unread)))
+            case Forward():
+                limits = (self._payloads.overhead, MAX_FORWARDED, MAX_FORWARDED_BYTES)
+                numbers = (step.first, len(step.payloads), *limits)
+                self._put("f", (step.stream, step.node, step.sender), numbers, blobs=step.payloads)
+            case SendMail():
+                places, nodes, messages = self._mail
+                places.append(len(self._kinds))
+                nodes.append(step.node)
+                messages.append(step.message)
+                self._put("-")
+            case MailReceived():
+                self._put("T", (step.node,), (step.through,))
+            case _:
+                raise TypeError(f"{type(step).__name__} is not a step of a commit")
+
+    def _append(self, step: Append) -> None:
+        events = step.events
+        if events and not step.lost:
+            # If the events have a hole, those after it decide: they follow the stream's end, or the step is refused.
+            tail = len(events)
+            while tail > 1 and events[tail - 2].seq == events[tail - 1].seq - 1:
+                tail -= 1
+            events = events[tail - 1 :] if tail > 1 else events
+        first, last = (events[0].seq, events[-1].seq) if events else (0, 0)
+        numbers = (step.fence, first, last, int(step.lost), int(step.seal), step.taken, len(step.ends))
+        self._put("a", (step.stream,), numbers)
+        for end in step.ends:
+            self._texts += (rows.request_id_text(end.request_id), end.state.value)
+            self._numbers.append(end.incarnation)
+        self._appends += 1
+        of, seqs, times, finals, payloads = self._events
+        for event in events:
+            of.append(self._appends)
+            seqs.append(event.seq)
+            times.append(event.time)
+            finals.append(event.final)
+            payloads.append(event.payload)
+
+    def _open_stream(self, step: OpenStream) -> None:
+        record = step.record
+        listed = not any(call.state in _OPEN for call in step.calls)
+        most = -1 if step.most_calls is None else step.most_calls
+        numbers = (RECORD_VERSION, record.fence, record.generation, record.last)
+        seen = -1 if step.seen is None else step.seen
+        flags = (int(record.sealed), int(listed), most, len(step.calls), seen, int(step.unique))
+        texts = (record.id, record.session, record.kind.value, record.node)
+        self._put("o", texts, (*numbers, *flags), (record.opened,))
+        for call in step.calls:
+            self._texts += (rows.request_id_text(call.request_id), call.state.value)
+            self._numbers += (call.incarnation, call.attempt, int(call.progress is not None))
+            self._times.append(call.progress or 0.0)
+            said = (stored(call.method), call.request, stored(call.principal))
+            self._blobs += (id_key(call.request_id), *said, call.digest, stored(call.name))
+
+    def _change_session(self, step: ChangeSession) -> None:
+        initialized = -1 if step.initialized is None else int(step.initialized)
+        flags = (int(step.version is not None), int(step.result is not None), initialized)
+        seen = after = self._sticky.get(step.session, ())  # none, if the session does not exist or has ended
+        if step.stick is not None:
+            after = self._sticky[step.session] = self._payloads.stick(seen, step.stick)
+        sticky = (int(step.stick is not None), len(seen), len(after))
+        texts = (step.session, "" if step.state is None else step.state.value, step.version or "")
+        active = float("-inf") if step.active is None else step.active
+        self._put("c", texts, (RECORD_VERSION, *flags, *sticky), (active,), (step.result or b"", *seen, *after))
+
+    def _put_session(self, step: PutSession) -> None:
+        record, limits = step.record, step.limits
+        self._sticky.setdefault(record.id, record.sticky)
+        most: tuple[int, ...] = (0, 0, 0, 0)
+        if limits is not None:
+            has_caller = int(bool(record.owner or record.address))
+            most = (1, has_caller, limits.caller, -1 if limits.total is None else limits.total)
+        texts = (record.id, record.state.value, record.version, record.standalone, record.ended, record.kind.value)
+        numbers = (RECORD_VERSION, int(record.initialized), record.incarnation, *most)
+        caller = (stored(record.owner), stored(record.address), caller_key(record.owner, record.address))
+        self._put(
+            "s",
+            texts,
+            (*numbers, len(record.sticky), record.revision),
+            (record.created, record.active),
+            (*caller, record.client_params, record.result, record.digest, *record.sticky),
+        )
+
+
+# --- Commits --------------------------------------------------------------------------------------------------------
+
+
+class Writer:
+    """Commits in the order in which commits are asked for, on a connection of its own."""
+
+    def __init__(
+        self, connections: Connections, *, payloads: Payloads, queries: Mapping[str, str], holding: Holding
+    ) -> None:
+        """`connections`: one connection."""
+        self._connections = connections
+        self._payloads = payloads
+        self._queries = queries
+        self._holding = holding
+        self.name = secrets.randbits(63)
+        """Differs from all other writers. A commit waits on the server for an earlier one of the same name that was
+        given up and still runs, so that commits happen in their order. The burial of a node of this process waits,
+        too."""
+
+    async def commit(self, steps: Sequence[Step]) -> Refusals:
+        return await self._connections.run("written", lambda connection: self._commit(connection, steps))
+
+    async def _commit(self, connection: Connection, steps: Sequence[Step]) -> Refusals:
+        encoded = self._payloads.encode_steps(steps)
+        order = lock_order(encoded)
+        sticks = list({step.session for step in encoded if type(step) is ChangeSession and step.stick is not None})
+        for attempt in range(1, TRIES + 1):
+            members = self._holding.members()
+            # Only this process can tell what a sticky request replaces, because payloads are encoded here. The server
+            # takes the result if the requests are still those that were read.
+            found = await connection.fetch(self._queries["sticky_of_sessions"], sticks) if sticks else []
+            arguments = CommitArguments(self._payloads, {session: tuple(requests) for session, requests in found})
+            for place in order:
+                arguments.add(encoded[place])
+            try:
+                refused = await connection.fetchval(self._queries["commit"], *arguments.values(self.name, members))
+                return _refusals(steps, order, refused)
+            except asyncpg.PostgresError as error:
+                self._holding.refused(error)
+                if attempt == TRIES or not (isinstance(error, AGAIN) or is_unknown(error)):
+                    raise
+                if is_unknown(error):
+                    await self._holding.join_again()
+        raise AssertionError("unreachable")
+
+
+def _refusals(steps: Sequence[Step], order: Sequence[int], found: Sequence[Any]) -> Refusals:
+    refusals: list[StepRejected | None] = [None] * len(steps)
+    for start in range(0, len(found), 3):
+        place = order[int(found[start])]
+        refusals[place] = refusal(steps[place], Why(found[start + 1]), found[start + 2])
+    return refusals
