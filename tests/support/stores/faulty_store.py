@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable, Mapping, Sequence
-from typing import Never, Self
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Never, TypeVar
 
-from perdure._core.ids import Fence, Generation, NodeId, RecordKind, SessionId, StreamId
+from perdure._core.ids import NodeId
 from perdure._core.leases import Claim
-from perdure._core.retention import Cutoffs
-from perdure._core.states import ClaimState, SessionState
+from perdure._core.states import ClaimState
 from perdure.errors import StoreUnavailable
-from perdure.store.interface import HintListener, Liveness, Store
-from perdure.store.records import (
-    AskRecord,
-    CallRecord,
-    CallSnapshot,
-    Event,
-    Followed,
-    Forwarded,
-    Loaded,
-    Mail,
-    NodeRecord,
-    Overview,
-    ReaderRecord,
-    SessionRecord,
-    StreamRecord,
-    UsageRecord,
-)
+from perdure.store import SqliteStore
+from perdure.store.interface import Liveness, Store
+from perdure.store.records import Overview, StreamRecord
 from perdure.store.steps import Refusals, Step
+
+T = TypeVar("T")
+
+WRITES = ("commit", "join", "leave", "claim", "reattach", "sweep", "probe", "change_note")
 
 
 class Fault(enum.Enum):
@@ -40,7 +30,13 @@ class Fault(enum.Enum):
     BREAKS = "raises something that a store must not raise"
 
 
-class FaultyStore:
+if TYPE_CHECKING:
+    _Base = SqliteStore
+else:
+    _Base = object
+
+
+class FaultyStore(_Base):
     """Hands everything on to a real store, unless `writes` or `reads` say otherwise."""
 
     def __init__(self, inner: Store, *, timeout: float = 0.2) -> None:
@@ -64,15 +60,18 @@ class FaultyStore:
     def works(self) -> None:
         self.writes = self.reads = Fault.NONE
 
-    async def _write_fault(self) -> bool:
-        """Raise, hang, or tell whether the answer is to be held back."""
+    async def write(self, method: Callable[..., Awaitable[T]], *arguments: Any, may_be_late: bool, **named: Any) -> T:
         self.asked += 1
-        if self.writes is Fault.NONE or self.asked % self.every:
-            return False
-        if self.writes is Fault.LATE:
-            return True
-        await self._fail(self.writes)
-        return False
+        fault = Fault.NONE if self.asked % self.every else self.writes
+        await self._fail(fault)
+        done = await method(*arguments, **named)
+        if fault is Fault.LATE and may_be_late:
+            await self._time_out()
+        return done
+
+    async def look(self, method: Callable[..., Awaitable[T]], *arguments: Any, **named: Any) -> T:
+        await self._fail(self.reads)
+        return await method(*arguments, **named)
 
     async def _time_out(self) -> Never:
         await asyncio.sleep(self._timeout)
@@ -87,178 +86,23 @@ class FaultyStore:
             case Fault.HANGS:
                 await self._time_out()
 
-    async def commit(self, steps: Sequence[Step]) -> Refusals:
-        late = await self._write_fault()
-        refusals = await self._inner.commit(steps)
-        if late:
-            await self._time_out()
-        return refusals
-
     def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
         if self.writes is not Fault.NONE:
             return None  # the other way meets the fault
         return self._inner.commit_now(steps)
 
-    async def join(self, node: NodeId) -> Fence:
-        await self._write_fault()
-        return await self._inner.join(node)
-
-    async def leave(self, node: NodeId) -> None:
-        await self._write_fault()
-        await self._inner.leave(node)
-
     async def bury(self, node: NodeId, *, heir: NodeId, beat: int | None = None) -> Sequence[StreamRecord] | None:
-        await self._write_fault()
-        self.burials += 1
-        if self.before_burial is not None:
-            await self.before_burial.wait()
-        return await self._inner.bury(node, heir=heir, beat=beat)
+        async def bury() -> Sequence[StreamRecord] | None:
+            self.burials += 1
+            if self.before_burial is not None:
+                await self.before_burial.wait()
+            return await self._inner.bury(node, heir=heir, beat=beat)
 
-    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
-        await self._write_fault()
-        return await self._inner.claim(stream, node=node, held=held, known=known)
-
-    async def reattach(self, session: SessionId) -> SessionRecord | None:
-        await self._write_fault()
-        return await self._inner.reattach(session)
-
-    async def sweep(self, cutoffs: Cutoffs) -> int:
-        await self._write_fault()
-        return await self._inner.sweep(cutoffs)
-
-    async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
-        await self._fail(self.reads)
-        return await self._inner.read(stream, after=after, limit=limit)
-
-    async def streams(self, session: SessionId, *, only_unread: bool = False) -> Sequence[StreamRecord]:
-        await self._fail(self.reads)
-        return await self._inner.streams(session, only_unread=only_unread)
-
-    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
-        await self._fail(self.reads)
-        return await self._inner.streams_by_id(streams)
-
-    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
-        await self._fail(self.reads)
-        return await self._inner.follow(after, limit=limit)
-
-    async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
-        await self._fail(self.reads)
-        return await self._inner.written_by(node)
-
-    async def forwarded(self, stream: StreamId, *, after: int = 0) -> Sequence[Forwarded]:
-        await self._fail(self.reads)
-        return await self._inner.forwarded(stream, after=after)
-
-    async def forwarded_to(self, node: NodeId) -> Sequence[StreamRecord]:
-        await self._fail(self.reads)
-        return await self._inner.forwarded_to(node)
-
-    async def kept(self, session: SessionId) -> Sequence[UsageRecord]:
-        await self._fail(self.reads)
-        return await self._inner.kept(session)
-
-    async def generations(self, stream: StreamId) -> Sequence[Generation]:
-        await self._fail(self.reads)
-        return await self._inner.generations(stream)
-
-    async def session(self, session: SessionId) -> SessionRecord | None:
-        await self._fail(self.reads)
-        return await self._inner.session(session)
-
-    async def load(self, session: SessionId) -> Loaded | None:
-        await self._fail(self.reads)
-        return await self._inner.load(session)
-
-    async def single_call(self, session: SessionId, *, recent: int) -> CallSnapshot | None:
-        await self._fail(self.reads)
-        return await self._inner.single_call(session, recent=recent)
-
-    async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
-        await self._fail(self.reads)
-        return await self._inner.sessions(after=after, limit=limit)
-
-    async def count_states(self, kind: RecordKind = RecordKind.SESSION) -> Mapping[SessionState, int]:
-        await self._fail(self.reads)
-        return await self._inner.count_states(kind)
-
-    async def longest_dormant(
-        self,
-        owner: str | None = None,
-        address: str = "",
-        *,
-        kind: RecordKind = RecordKind.SESSION,
-        delivered: bool = False,
-    ) -> SessionRecord | None:
-        await self._fail(self.reads)
-        return await self._inner.longest_dormant(owner, address, kind=kind, delivered=delivered)
-
-    async def count_of(self, owner: str, address: str, *, kind: RecordKind) -> int:
-        await self._fail(self.reads)
-        return await self._inner.count_of(owner, address, kind=kind)
-
-    async def bytes_of(self, owner: str, address: str) -> int:
-        await self._fail(self.reads)
-        return await self._inner.bytes_of(owner, address)
-
-    async def notes(self, prefix: str) -> Mapping[str, bytes]:
-        await self._fail(self.reads)
-        return await self._inner.notes(prefix)
-
-    async def change_note(self, name: str, *, seen: bytes | None, value: bytes | None, session: str = "") -> bool:
-        late = await self._write_fault()
-        changed = await self._inner.change_note(name, seen=seen, value=value, session=session)
-        if late:
-            await self._time_out()
-        return changed
-
-    async def calls(
-        self, session: SessionId, *, stream: StreamId | None = None, only_open: bool = False
-    ) -> Sequence[CallRecord]:
-        await self._fail(self.reads)
-        return await self._inner.calls(session, stream=stream, only_open=only_open)
-
-    async def asks(self, session: SessionId) -> Sequence[AskRecord]:
-        await self._fail(self.reads)
-        return await self._inner.asks(session)
-
-    async def reader(self, stream: StreamId) -> ReaderRecord | None:
-        await self._fail(self.reads)
-        return await self._inner.reader(stream)
-
-    async def nodes(self) -> Sequence[NodeRecord]:
-        await self._fail(self.reads)
-        return await self._inner.nodes()
-
-    async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[Mail]:
-        await self._fail(self.reads)
-        return await self._inner.mail(node, after=after)
-
-    def subscribe(self, node: NodeId, listener: HintListener) -> Callable[[], None]:
-        return self._inner.subscribe(node, listener)
-
-    def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
-        self._inner.hint(node, streams)
-
-    def clock(self) -> float:
-        return self._inner.clock()
-
-    def stamp(self) -> object:
-        return self._inner.stamp()
+        return await self.write(bury, may_be_late=False)
 
     def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> Liveness:
         inner = self._inner.liveness(node, lease=lease, monotonic=lambda: monotonic() + self.ahead)
         return FaultyLiveness(self, inner)
-
-    async def beat(self, inner: Liveness, facts: bytes) -> None:
-        late = await self._write_fault()
-        await inner.beat(facts)
-        if late:
-            await self._time_out()
-
-    async def look_round(self, inner: Liveness, mail_after: int) -> Overview:
-        await self._fail(self.reads)
-        return await inner.overview(mail_after=mail_after)
 
     def claim_as_told(self, claim: ClaimState) -> ClaimState:
         """A store that does not answer does not tell a node that it was buried: its lease tells it to wait."""
@@ -270,12 +114,29 @@ class FaultyStore:
     async def aclose(self) -> None:
         await self._inner.aclose()
 
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
+def _handing_on(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method of that name, which asks the real store."""
+
+    async def write(self: FaultyStore, *arguments: Any, **named: Any) -> Any:
+        may_be_late = name in ("commit", "change_note")
+        return await self.write(getattr(self._inner, name), *arguments, may_be_late=may_be_late, **named)
+
+    async def look(self: FaultyStore, *arguments: Any, **named: Any) -> Any:
+        return await self.look(getattr(self._inner, name), *arguments, **named)
+
+    def ask(self: FaultyStore, *arguments: Any, **named: Any) -> Any:
+        return getattr(self._inner, name)(*arguments, **named)
+
+    if name in WRITES:
+        return write
+    return look if inspect.iscoroutinefunction(method) else ask
+
+
+for _name, _method in vars(Store).items():
+    if inspect.isfunction(_method) and _name not in {*vars(FaultyStore), "__init__"}:
+        is_context = _name in ("__aenter__", "__aexit__")  # they open and close
+        setattr(FaultyStore, _name, _method if is_context else _handing_on(_name, _method))
 
 
 class FaultyClaim(Claim):
@@ -313,10 +174,10 @@ class FaultyLiveness:
         return self._store.claim_as_told(self._inner.own_claim)
 
     async def beat(self, facts: bytes) -> None:
-        await self._store.beat(self._inner, facts)
+        await self._store.write(self._inner.beat, facts, may_be_late=True)
 
     async def overview(self, *, mail_after: int) -> Overview:
-        return await self._store.look_round(self._inner, mail_after)
+        return await self._store.look(self._inner.overview, mail_after=mail_after)
 
     def hold(self, holding: bool) -> None:
         self._inner.hold(holding)
