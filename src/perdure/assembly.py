@@ -83,7 +83,7 @@ class ServerProcess:
             return
         try:
             async with asyncio.timeout(_LEARN_SECONDS):
-                await self.tools.learn_running()
+                await self.tools.learn_running(self.sessions)
         except Exception as failure:  # a stop goes on: calls of tools that are not known get their answer
             log_event(logging.WARNING, "stop.tools", f"it is not known which running calls may run again: {failure!r}")
 
@@ -92,7 +92,7 @@ class ServerProcess:
         `but_tasks`: those that their clients can ask for again, as tasks or by a key, run on."""
         # Whether there may be a next process that knows of this one's calls.
         outlived = self.context.store.shared and not self.context.journal.is_lost
-        self.tools.end_calls("the server is stopping", outlived=outlived, but_tasks=but_tasks)
+        self.tools.end_calls(self.sessions, "the server is stopping", outlived=outlived, but_tasks=but_tasks)
         self.context.hub.end_all()
 
 
@@ -159,7 +159,7 @@ async def running(
             context=context,
             sessions=sessions,
             settler=settler,
-            tools=ToolHints(sessions),
+            tools=ToolHints(context),
             liveness=liveness,
             loop=asyncio.get_running_loop(),
             listening=listening,

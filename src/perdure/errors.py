@@ -13,6 +13,7 @@
     │   │   ├── StoreReplaced     the file was deleted, or another one is in its place
     │   │   └── NodeBuried        other nodes took this process for dead, and have settled its calls
     │   ├── StaleFence            another writer has taken over; this one may write nothing more
+    │   ├── StaleRecord           a session's record was changed since it was read
     │   ├── Behind                the store has lost what came before; its writer, or sender, knows of it
     │   ├── IdTaken               a running request of the session has this id already
     │   ├── TooManySessions       the caller, or the store, has as many open sessions as it may

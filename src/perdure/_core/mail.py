@@ -128,13 +128,6 @@ class Subscribed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Silent:
-    """To all nodes: this node has no listeners any more."""
-
-    node: NodeId
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Joined:
     """To a node with listeners: this node does not know what they want. Announce it."""
 
@@ -154,7 +147,7 @@ class Unheard:
     """To nodes with listeners: changes may have been missed."""
 
 
-ListeningMail = Listening | Subscribed | Silent | Joined | Changed | Unheard
+ListeningMail = Listening | Subscribed | Joined | Changed | Unheard
 """Messages about listeners, which concern no session."""
 
 Message = (

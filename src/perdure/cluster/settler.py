@@ -178,7 +178,7 @@ class WaitingCalls:
     async def resume(self, session: Session, origin: object) -> None:
         """The principal is back: run again, or answer, the calls that waited for it."""
         session.waits = False
-        by = SettleRequest(occasion=Occasion.PRINCIPAL_BACK, tools=ToolHints(self._sessions), origin=origin)
+        by = SettleRequest(occasion=Occasion.PRINCIPAL_BACK, tools=ToolHints(self._context), origin=origin)
         try:
             for record in await self._waiting_streams(session.id):
                 await self._settle(record, by)
@@ -191,7 +191,7 @@ class WaitingCalls:
     async def give_up(self) -> None:
         """Answer calls that have waited here for too long."""
         now = self._monotonic()
-        by = SettleRequest(occasion=Occasion.GRACE_PASSED, tools=ToolHints(self._sessions))
+        by = SettleRequest(occasion=Occasion.GRACE_PASSED, tools=ToolHints(self._context))
         for session_id in [session_id for session_id, until in self._until.items() if until <= now]:
             with self._chores.surviving("calls that waited for too long could not be answered", session_id):
                 for record in await self._waiting_streams(session_id):
@@ -209,7 +209,7 @@ class WaitingCalls:
         record = None if row is None else await stream_by_id(context.store, row.stream)
         if row is None or record is None:
             return
-        tools, key = ToolHints(self._sessions), AbandonedCall(row=row).key
+        tools, key = ToolHints(self._context), AbandonedCall(row=row).key
         by = SettleRequest(occasion=Occasion.CALL_CANCELLED, tools=tools, cancelled=frozenset({key}))
         if row.state is CallState.WAITING and await self._settle(record, by):
             return
@@ -276,7 +276,7 @@ class Settler:
             if isinstance(message := mail.decode(raw), mail.Cancelled):
                 cancelled.add((message.session, message.incarnation, coerce_id(message.request_id)))
         occasion = Occasion.NODE_LEFT if has_left else Occasion.NODE_DIED
-        by = SettleRequest(occasion=occasion, tools=ToolHints(self._sessions), cancelled=frozenset(cancelled))
+        by = SettleRequest(occasion=occasion, tools=ToolHints(self._context), cancelled=frozenset(cancelled))
         homes: list[StreamRecord] = []
         failures: list[Exception] = []
         # All of a session are settled in one go, and reported once.
@@ -355,7 +355,7 @@ class Settler:
         if journal.state is LogState.DEGRADED or (doubts == self._doubts and now < self._looked_for_lost + _LOOK_AGAIN):
             return
         await self._repair_own()
-        by = SettleRequest(occasion=Occasion.STORE_BEHIND, tools=ToolHints(self._sessions))
+        by = SettleRequest(occasion=Occasion.STORE_BEHIND, tools=ToolHints(self._context))
         if suspects := [record.id for record in await context.store.written_by(context.node) if self._is_left(record)]:
             # Some may be about to begin: they are written, and their callers have not gone on yet. Or they have just
             # ended. Behind a step of this moment neither is so.
@@ -501,7 +501,7 @@ class Settler:
             return row[Rerun.NO]
         verdict = row[settling.rerun(call.row.method, attempt=call.row.attempt, occasion=by.occasion)]
         if verdict is Verdict.ASK:
-            verdict = row[await by.tools.ask(owner.id, call.request, by.origin)]
+            verdict = row[await by.tools.ask(owner, call.request, by.origin)]
         return verdict
 
     # What becomes of a call

@@ -97,6 +97,10 @@ class Runtimes(Protocol):
     def load(self, record: SessionRecord, outlet: Outlet) -> Runtime:
         """Start a runtime for a session that may have had others before. Must be called in an event loop."""
 
+    async def tools(self, record: SessionRecord, origin: object) -> Mapping[str, JsonObject]:
+        """The tools that the server shows a session's client, by name. `origin`: as of `Runtime.send`. Raises whatever
+        the server's handler raises."""
+
 
 class NoListening(Exception):
     """The server does not serve `subscriptions/listen`."""

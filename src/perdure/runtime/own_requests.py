@@ -76,6 +76,14 @@ class OwnRequestContext:
         """The request brings no progress token."""
 
 
+def http_request(origin: object, session: str = "") -> HttpRequest:
+    """The request that a message came with; one without credentials for a message that came with none: a sticky request
+    that is repeated, a call that runs again, mail."""
+    headers = [(b"mcp-session-id", session.encode())] if session else []
+    scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
+    return origin if isinstance(origin, HttpRequest) else HttpRequest(scope)
+
+
 async def pages(
     server: Server[Any],
     lifespan_state: object,
@@ -178,30 +186,35 @@ class ToolCatalog:
         """Read a list. If the server fails, what is known of its tools stays."""
         try:
             async with asyncio.timeout(READ_SECONDS):
-                listed.tools = await self._pages(client, origin)
+                listed.tools = await list_tools(self._server, self._lifespan_state, client, origin)
         except Exception:
             _logger.exception("the server did not list its tools", extra={"action": "tools.unlisted"})
         finally:
             listed.reading = None
 
-    async def _pages(self, client: CallClient, origin: HttpRequest) -> Mapping[str, JsonObject]:
-        tools: dict[str, JsonObject] = {}
-        if self._server.get_request_handler("tools/list") is None:
-            return tools
-        context = OwnRequestContext(
-            transport=TransportContext(kind="streamable-http", can_send_request=False, headers=origin.headers),
-            message_metadata=ServerMessageMetadata(request_context=origin),
-        )
-        told = _initialize_params(client)
 
-        def connect(context: OwnRequestContext) -> Connection:
-            connection = Connection(context, protocol_version=LISTED_AS, client_params=told)
-            connection.initialized.set()
-            return connection
-
-        async for page in pages(self._server, self._lifespan_state, "tools/list", context, connect, {}):
-            tools |= {str(tool.get("name")): tool for tool in page.get("tools", ())}
+async def list_tools(
+    server: Server[Any], lifespan_state: object, client: CallClient, origin: HttpRequest
+) -> Mapping[str, JsonObject]:
+    """The tools that `tools/list` shows a client, by name. `origin`: the request whose credentials the list is read
+    with."""
+    tools: dict[str, JsonObject] = {}
+    if server.get_request_handler("tools/list") is None:
         return tools
+    context = OwnRequestContext(
+        transport=TransportContext(kind="streamable-http", can_send_request=False, headers=origin.headers),
+        message_metadata=ServerMessageMetadata(request_context=origin),
+    )
+    told = _initialize_params(client)
+
+    def connect(context: OwnRequestContext) -> Connection:
+        connection = Connection(context, protocol_version=LISTED_AS, client_params=told)
+        connection.initialized.set()
+        return connection
+
+    async for page in pages(server, lifespan_state, "tools/list", context, connect, {}):
+        tools |= {str(tool.get("name")): tool for tool in page.get("tools", ())}
+    return tools
 
 
 def _initialize_params(client: CallClient) -> InitializeRequestParams:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,11 +39,12 @@ from mcp_types import (
 )
 from pydantic import TypeAdapter
 from pydantic_core import to_json
-from starlette.requests import Request as HttpRequest
 
+from perdure._core.durable_calls import CallClient
 from perdure._core.ids import RecordKind
-from perdure._core.jsonrpc import Envelope, Notification, Request
+from perdure._core.jsonrpc import Envelope, JsonObject, Notification, Request
 from perdure.runtime.base import CallEnded, Outlet, Runtime
+from perdure.runtime.own_requests import http_request, list_tools
 from perdure.runtime.sdk_call import CallRuntime
 from perdure.store.records import SessionRecord
 
@@ -210,10 +212,7 @@ class SdkRuntime:
         context, outlet = contextvars.copy_context(), self._outlet
         if size:
             context.run(_size.set, size)
-        if origin is None:  # a repeated sticky request, a call that runs again without credentials, mail
-            headers = [(b"mcp-session-id", (self._connection.session_id or "").encode())]
-            scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
-            origin = HttpRequest(scope)
+        origin = http_request(origin, self._connection.session_id or "")
         # What a handler sees beside a message, and what it calls.
         metadata = ServerMessageMetadata(request_context=origin, can_send_request=self._can_ask)
         sent: JSONRPCMessage
@@ -289,3 +288,9 @@ class SdkRuntimes:
 
     def load(self, record: SessionRecord, outlet: Outlet) -> Runtime:
         return (CallRuntime if record.kind is RecordKind.CALL else SdkRuntime)(self, record, outlet)
+
+    async def tools(self, record: SessionRecord, origin: object) -> Mapping[str, JsonObject]:
+        told = json.loads(record.client_params)
+        client = CallClient(version="", info=told.get("clientInfo"), capabilities=told.get("capabilities"))
+        session = "" if record.kind is RecordKind.CALL else record.id
+        return await list_tools(self.server, self.lifespan_state, client, http_request(origin, session))

@@ -43,6 +43,7 @@ from perdure._core.durable_calls import CallClient
 from perdure._core.jsonrpc import Envelope, JsonObject, Notification, Request, Response
 from perdure._core.revisions import is_sessionless
 from perdure.runtime.base import CallEnded, Flow, Outlet
+from perdure.runtime.own_requests import http_request
 from perdure.store.records import SessionRecord
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class CallRuntime:
     def send(self, message: Envelope, *, origin: object, size: int = 0) -> None:
         match message:
             case Request():
-                self._begin(message, origin)
+                self._begin(message, http_request(origin))
             case Response():
                 self._take_answer(message)
             case Notification(method="notifications/cancelled", params=params):
@@ -150,10 +151,7 @@ class CallRuntime:
 
     # Requests
 
-    def _begin(self, request: Request, origin: object) -> None:
-        if origin is None:  # a call that runs again without credentials, or a request of this process
-            origin = HttpRequest({"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": []})
-        assert isinstance(origin, HttpRequest)
+    def _begin(self, request: Request, origin: HttpRequest) -> None:
         assert isinstance(request.id, int), "the session numbers its requests"
         context = CallContext(
             self,

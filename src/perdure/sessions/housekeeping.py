@@ -112,14 +112,6 @@ class Housekeeping:
             await asyncio.sleep(self._context.settings.cleanup_interval)
             await self._sweep_once()
 
-    async def _end_expired(self) -> None:
-        """End the sessions at rest whose time has passed, so that their clients learn why and operators see it. What
-        is beyond the limit is swept with the rest."""
-        for _ in range(_EXPIRE_AT_ONCE):
-            record = await self._context.store.longest_dormant()
-            if record is None or not await self._sessions.expire(record.id):
-                return
-
     async def _sweep_once(self) -> None:
         # On its own, or `sweep` would hold on to the last session while it sleeps.
         context, settings = self._context, self._context.settings
@@ -132,7 +124,12 @@ class Housekeeping:
             task_ttl=settings.task_ttl,
         )
         try:
-            await self._end_expired()
+            # End the sessions at rest whose time has passed, so that their clients learn why and operators see it. What
+            # is beyond the limit is swept with the rest.
+            for _ in range(_EXPIRE_AT_ONCE):
+                record = await context.store.longest_dormant()
+                if record is None or not await self._sessions.expire(record.id):
+                    break
             rows = await context.store.sweep(before)
         except Exception as failure:  # whatever it is, the next time it may work
             log_event(logging.WARNING, "store.sweep", f"what has expired could not be removed: {failure}")

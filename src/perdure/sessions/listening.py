@@ -328,7 +328,7 @@ class Listening:
         self._answered = asyncio.Event()
         self._unsent: dict[NodeId, dict[Change, None]] = {}
         self._suspects: tuple[frozenset[NodeId], frozenset[NodeId]] = (frozenset(), frozenset())
-        """In the last round: nodes with listeners that are gone, and those whose announcement was missing."""
+        """In the last round: nodes without listeners any more, and those whose announcement was missing."""
         self._doubts = context.journal.doubts
         self._lists = ListDigests(server, context.hub.monotonic)
         self._subscription = ServerSubscription(
@@ -564,8 +564,6 @@ class Listening:
                 if not message.has_more:
                     self._to_answer[message.node] = message.number
                     self._subscribes.want()
-            case mail.Silent():
-                self._nodes.pop(message.node, None)
             case mail.Joined() if self._announced is not None:
                 self._send_announcement([message.node], self._announced, adds=False)
             case mail.Subscribed() if message.asker == own:  # otherwise it is mail of a node that this one has buried
@@ -610,13 +608,12 @@ class Listening:
             return
         others = {record.id: record for record in seen.nodes if record.id != self._context.node}
         if self._announced is not None and not self._begun:
-            self._announced = None
-            self._put_mail(others, mail.Silent(node=self._context.node))
+            self._announced = None  # the others see it by the next beat
         elif self._announced is not None and len(self._announced) > 2 * len(self._named) + LEFT_OVER:
             self._announced = set(self._named)
             self._announce_to_all(others, self._announced, adds=False)
-        gone = frozenset(self._nodes.keys() - others.keys())
         listening = {node: read_facts(record).listening for node, record in others.items() if node not in seen.dead}
+        gone = frozenset(node for node in self._nodes if not listening.get(node))
         known = {node: announced.number for node, announced in self._nodes.items()}
         unknown = {node for node, number in listening.items() if number > known.get(node, 0)}
         last_gone, last_unknown = self._suspects

@@ -9,13 +9,13 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 from perdure._core.ids import Kind, RecordKind, SessionId, new_session_id, parse_session_id
-from perdure._core.jsonrpc import Request
+from perdure._core.jsonrpc import JsonObject, Request
 from perdure._core.limits import Caller
 from perdure._core.settling import Occasion, Rerun, may_run_again, rerun
 from perdure._core.states import CallState, ContentState, LogState, SessionState, SessionStep
@@ -35,8 +35,8 @@ from perdure.telemetry.prometheus import Snapshot, snapshot
 _MAKE_ROOM_MOST = 8
 """Dormant sessions that are ended for a new one before it is refused: another process may take the room first."""
 
-_TOOL_PAGES = 100
-"""Pages of `tools/list` that are read to find out which tools may run again."""
+_TOOLS_SECONDS = 10.0
+"""How long a server may take to list its tools."""
 
 
 class _Seen(NamedTuple):
@@ -480,30 +480,38 @@ class ToolHints:
     """Asks the server which of its tools may run again, and ends the calls of a process that stops accordingly. Answers
     are kept for one round of settling, or one stop."""
 
-    def __init__(self, sessions: SessionRegistry) -> None:
-        self._sessions = sessions
-        self._known: dict[str, Rerun] | None = None
+    def __init__(self, context: ServerContext) -> None:
+        self._runtimes = context.runtimes
+        self._known: Mapping[str, JsonObject] | None = None
         """As callers without credentials see them."""
 
-    async def ask(self, session_id: SessionId, request: Request, origin: object) -> Rerun:
-        """Whether the tool of a request may run again."""
+    async def ask(self, record: SessionRecord, request: Request, origin: object) -> Rerun:
+        """Whether the tool of a session's request may run again."""
         if origin is not None:
-            return _of_tool(request, await self._list(session_id, origin))
+            return _of_tool(request, await self._list(record, origin))
         if self._known is None:  # asked once: a server that does not answer is not waited for with each call
             self._known = {}
-            self._known = await self._list(session_id, None)
+            self._known = await self._list(record, None)
         return _of_tool(request, self._known)
 
-    async def learn_running(self) -> None:
-        """Learn, while there is time, which of the tools that run here may run again elsewhere."""
-        for session, call in running_calls(self._sessions):
-            if call.request.method == "tools/call":
-                await self.ask(session.id, call.request, None)
+    async def _list(self, record: SessionRecord, origin: object) -> Mapping[str, JsonObject]:
+        try:
+            async with asyncio.timeout(_TOOLS_SECONDS):
+                return await self._runtimes.tools(record, origin)
+        except Exception as failure:  # whatever the server's handler raises
+            log_event(logging.WARNING, "tools.unlisted", f"the server did not list its tools: {failure!r}")
+            return {}
 
-    def end_calls(self, reason: str, *, outlived: bool, but_tasks: bool = False) -> None:
+    async def learn_running(self, sessions: SessionRegistry) -> None:
+        """Learn, while there is time, which of the tools that run here may run again elsewhere."""
+        for session, call in running_calls(sessions):
+            if call.request.method == "tools/call":
+                await self.ask(session.record, call.request, None)
+
+    def end_calls(self, sessions: SessionRegistry, reason: str, *, outlived: bool, but_tasks: bool = False) -> None:
         """Leave calls that may run again to the next process, and answer the others. `outlived`: there may be a next
         process, because the store outlives this one. `but_tasks`: let calls run on that clients can ask for again."""
-        for session, call in running_calls(self._sessions):
+        for session, call in running_calls(sessions):
             if but_tasks and session.is_task:
                 continue
             may = rerun(call.request.method, attempt=call.attempt, occasion=Occasion.NODE_LEFT)
@@ -511,25 +519,11 @@ class ToolHints:
             if not (outlived and may is Rerun.YES):
                 session.link.answer_unknown(call, reason)
 
-    async def _list(self, session_id: SessionId, origin: object) -> dict[str, Rerun]:
-        session = await self._sessions.load(session_id)
-        tools: dict[str, Rerun] = {}
-        if session is None:
-            return tools
-        with session.in_use():
-            params: dict[str, object] = {}
-            for _ in range(_TOOL_PAGES):
-                page = await session.link.runtime.ask("tools/list", params, origin) or {}
-                for tool in page.get("tools", ()):
-                    tools[str(tool.get("name"))] = Rerun.YES if may_run_again(tool) else Rerun.NO
-                if (cursor := page.get("nextCursor")) is None:
-                    break
-                params = {"cursor": cursor}
-        return tools
 
-
-def _of_tool(request: Request, tools: dict[str, Rerun]) -> Rerun:
-    return tools.get(str((request.params or {}).get("name")), Rerun.HIDDEN)
+def _of_tool(request: Request, tools: Mapping[str, JsonObject]) -> Rerun:
+    if (tool := tools.get(str((request.params or {}).get("name")))) is None:
+        return Rerun.HIDDEN
+    return Rerun.YES if may_run_again(tool) else Rerun.NO
 
 
 def numbers(context: ServerContext, sessions: SessionRegistry) -> Snapshot:

@@ -135,10 +135,14 @@ class Resume:
 
     async def _place(self, stream: Stream, *, is_read: bool) -> Start:
         """Without a position: where the readers of the standalone stream had got to, in whatever process, so that what
-        was sent while no reader was attached still arrives."""
+        was sent while no reader was attached still arrives. While the store fails, what is known here counts."""
         position = self._position
         if position is None and not self._text:
-            await self._read_marks(stream)
+            if not self._context.nodes.alone:
+                with contextlib.suppress(StoreUnavailable):
+                    record = await look_at(self._context, stream)
+                    if record is not None and record.generation == stream.generation:
+                        stream.readers.advance(record.delivered)
             return Start(stream.readers.delivered, named=False)
         if position is None:
             # The client names no position of ours: warn, then send what is retained.
@@ -215,15 +219,6 @@ class Resume:
         if stream.writer is not None:
             raise StoreUnavailable(f"another node writes stream {stream.id}, and this one is about to learn it")
         return True
-
-    async def _read_marks(self, stream: Stream) -> None:
-        """Read how far readers at other nodes have got on the standalone stream. While the store fails, what is known
-        here counts."""
-        if not self._context.nodes.alone:
-            with contextlib.suppress(StoreUnavailable):
-                record = await look_at(self._context, stream)
-                if record is not None and record.generation == stream.generation:
-                    stream.readers.advance(record.delivered)
 
 
 async def _before_oldest(stream: Stream) -> int:

@@ -47,10 +47,6 @@ from perdure.telemetry.log_records import CallIds, current_call, is_logged, log_
 _ASK = re.compile(r"ask-([A-Za-z0-9_-]{22})-[0-9]+")
 """The id of an ask names the node that waits. The letters in front keep it from being taken for an integer."""
 
-_OWN_SECONDS = 10.0
-"""How long a server may take to list its tools."""
-
-
 _ending: set[asyncio.Task[None]] = set()
 """Keeps the tasks that end runtimes from being collected while they run."""
 
@@ -259,10 +255,8 @@ class RuntimeLink:
         return self.asks.put(ask_id, Ask(ask_id, method, params, found))
 
     def answer(self, call: int, body: bytes, *, failed: bool) -> None:
-        found = self.calls.by_number.get(call)
-        if found is None:
-            self.runtime.answer_own(call, None if failed else body)
-            return
+        if (found := self.calls.by_number.get(call)) is None:
+            return  # a sticky request that was repeated
         self.calls.runtime_done(call)
         if found.state is not CallState.RUNNING:
             return
@@ -279,7 +273,6 @@ class RuntimeLink:
 
     def interrupted(self, call: int) -> None:
         if (found := self.calls.by_number.get(call)) is None:
-            self.runtime.answer_own(call, None)
             return
         self.calls.runtime_done(call)
         if found.state is CallState.RUNNING:  # otherwise it was cancelled, and has its answer
@@ -328,9 +321,9 @@ class RuntimeLink:
 
 class RuntimeSlot:
     """Holds the runtime of a session: loaded with the first message, dropped when it is idle, loaded again from the
-    record. Sticky requests are repeated to it, and this process sends it requests of its own."""
+    record. Sticky requests are repeated to it."""
 
-    __slots__ = ("_link", "_own", "_runtime", "_sent", "_subscribed", "notification_bytes", "notifications")
+    __slots__ = ("_link", "_runtime", "_sent", "_subscribed", "notification_bytes", "notifications")
 
     def __init__(self, link: RuntimeLink) -> None:
         self.notifications = 0
@@ -340,8 +333,6 @@ class RuntimeSlot:
         self._link = link
         self._runtime: Runtime | None = None
         self._sent = link.keeper.record.active
-        self._own: dict[int, asyncio.Future[bytes | None]] | None = None
-        """Requests of this process that wait for their answer."""
         self._subscribed: tuple[bytes, ...] = ()
         """Subscriptions that are alive in this runtime, whatever the record says by now."""
 
@@ -411,28 +402,6 @@ class RuntimeSlot:
         if self._runtime is not None:
             self._runtime.mark_initialized()
 
-    async def ask(self, method: str, params: dict[str, Any], origin: object) -> dict[str, Any] | None:
-        """Send the runtime a request of this process; `None` if it has no result."""
-        number = self._link.calls.new_number()
-        self._own = self._own if self._own is not None else {}
-        future = self._own[number] = asyncio.get_running_loop().create_future()
-        self.send(Request(id=number, method=method, params=params, raw={}), origin=origin)
-        try:
-            async with asyncio.timeout(_OWN_SECONDS):
-                body = await future
-        except TimeoutError:
-            return None
-        finally:
-            del self._own[number]
-        result: dict[str, Any] | None = None if body is None else json.loads(body)
-        return result
-
-    def answer_own(self, number: int, body: bytes | None) -> None:
-        """Take the answer to a request of this process (`None`: it has no result)."""
-        future = None if self._own is None else self._own.get(number)
-        if future is not None and not future.done():
-            future.set_result(body)
-
     def is_idle(self, idle: float) -> bool:
         """Whether it was not used for so long, and loading it again restores everything."""
         runtime, link = self._runtime, self._link
@@ -442,7 +411,6 @@ class RuntimeSlot:
             and not link.calls.by_number
             and not link.asks.open
             and not self.notifications
-            and not self._own
             and not runtime.keeps_state
             and not (link.home.is_here and sticky.subscriptions(link.keeper.record.sticky))
         )

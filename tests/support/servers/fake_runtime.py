@@ -97,3 +97,6 @@ class FakeRuntimes:
 
     def load(self, record: SessionRecord, outlet: Outlet) -> FakeRuntime:
         return FakeRuntime(outlet, self.gates)
+
+    async def tools(self, record: SessionRecord, origin: object) -> dict[str, Any]:
+        return {}
