@@ -17,7 +17,7 @@ import pytest
 from perdure._core.ids import parse_position
 from perdure.log.stream import RUN_AHEAD
 from perdure.store import MemoryStore, SqliteStore
-from tests.support.clients.raw_http import message, progress, text_of
+from tests.support.clients.raw_http import Peer, message, progress, text_of
 from tests.support.clients.wire_client import gaps_of, progress_of
 from tests.support.servers.gated_tools import open_gate
 from tests.support.servers.in_process import serve, until
@@ -141,6 +141,7 @@ async def test_a_client_may_begin_again_within_an_outage(fault: Fault) -> None:
         assert text_of((await new.rest())[-1]) == "counted to 2"
         store.works()
         assert text_of((await (await again.get(old.last_id)).rest())[-1]) == "counted to 2"
+        await recovered(Peer(port=site.port))
 
 
 async def test_a_cut_call_is_resumed_within_an_outage_from_memory(outage: Outage, served: Live, tmp_path: Path) -> None:
