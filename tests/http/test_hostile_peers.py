@@ -13,9 +13,8 @@ import pytest
 
 from perdure._core.ids import StreamId
 from perdure.store import MemoryStore
-from perdure.store.interface import Store, stream_by_id
+from perdure.store.interface import Store
 from perdure.store.records import Event
-from perdure.store.steps import Refusals, Step
 from perdure.testing._values import count_open
 from tests.support.clients.raw_http import Peer as RawPeer
 from tests.support.clients.wire_client import Peer, notices_of, progress_of, text_of
@@ -190,20 +189,6 @@ async def test_positions_are_looked_up_and_not_split(shop: ToolServer) -> None:
                 assert progress_of(await (await peer.get(wire.seen[0].id)).rest()) == [1]
 
 
-async def test_a_position_is_honoured_by_any_process_that_has_the_store(shop: ToolServer) -> None:
-    """“Scopes events by a random id per process” (FastMCP). Ours name the stream, and the stream is in the store."""
-    store: Store = MemoryStore()
-    async with serve(shop.server, store=store) as site:
-        peer = await site.join()
-        wire = await peer.call("count", n=2, token=1)
-        await wire.rest()
-    record = await stream_by_id(store, StreamId(wire.last_id[1:23]))
-    assert record is not None
-    assert (record.session, record.last, record.sealed) == (peer.session, 3, True)
-    kept = await store.read(record.id, after=0, limit=10)
-    assert [event.payload.decode() for event in kept] == [event.data for event in wire.seen if event.data]
-
-
 async def test_sessions_do_not_leak(shop: ToolServer) -> None:
     """“10,593 made, 108 deleted” (mcp-proxy #79). Those that nobody deletes end by themselves."""
     async with serve(shop.server, session_grace=2.0, replay_window=2.0, cleanup_interval=0.3) as site:
@@ -215,31 +200,3 @@ async def test_sessions_do_not_leak(shop: ToolServer) -> None:
 
         await until(all_gone)
         assert site.app.session_ids() == []
-
-
-class Broken(MemoryStore):
-    """One commit fails, then everything works again."""
-
-    fails = 0
-
-    def commit_now(self, steps: Sequence[Step]) -> Refusals:
-        if self.fails:
-            self.fails -= 1
-            raise RuntimeError("a bug in somebody's store")
-        return super().commit_now(steps)
-
-
-async def test_one_broken_commit_costs_nothing(shop: ToolServer) -> None:
-    """“One exception from the store ends the session's router.” A store of somebody's own may raise anything."""
-    store = Broken()
-    async with serve(shop.server, store=store, complaint="the store fails") as site:
-        peer = await site.join()
-        wire = await peer.call("count", n=3, gate="g", pauses=[1], token=1)
-        await wire.messages(1)
-        store.fails = 2
-        shop.open("g/1")
-        messages = await wire.rest()
-        assert progress_of(messages) == [2, 3]
-        assert text_of(messages[-1]) == "counted to 3"
-        await until(lambda: store.fails == 0)
-        assert progress_of(await (await peer.get(wire.last_id.replace("0000000004", "0000000001"))).rest()) == [2, 3]

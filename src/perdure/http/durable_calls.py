@@ -7,12 +7,9 @@ answers. A call with a key is joined by every request that shows the key again, 
 """
 
 import asyncio
-import contextlib
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from operator import attrgetter
 
 from mcp.shared.inbound import (
     MCP_NAME_HEADER,
@@ -40,7 +37,6 @@ from perdure._core.durable_calls import (
 from perdure._core.envelope import CANCEL
 from perdure._core.ids import SessionId, StreamId
 from perdure._core.jsonrpc import JsonObject, error_payload
-from perdure._core.limits import Caller
 from perdure._core.states import CallState, LogState, SessionStep
 from perdure.errors import StoreError, TooManySessions
 from perdure.http.access import FAILURES, SessionAccess, refusal_of
@@ -77,13 +73,6 @@ AS_IN_SESSION = "2025-11-25"
 BEGIN_MOST = 3
 """Times that a request with a key tries to begin its call. A call that existed may be gone when it is read, because its
 time passed in that moment, or because its own request was refused."""
-
-MAKE_ROOM_MOST = 32
-"""Times that calls which have ended are given up for a new one before it is refused: requests at other nodes may take
-the room each time."""
-
-GIVEN_UP_SECONDS = 1.0
-"""How long a new call waits for the end of one that was given up for it."""
 
 _NO_ROOM = (Refusal.TOO_MANY_TASKS, Refusal.TOO_MANY_TASKS_IN_ALL, Refusal.TOO_MANY_KEYS)
 
@@ -186,7 +175,6 @@ class DurableCallEndpoint:
         self._beginning = 0
         """Requests whose call is about to run here."""
         self._ended = False
-        self._making_room = asyncio.Lock()
 
     @property
     def is_beginning(self) -> bool:
@@ -370,11 +358,22 @@ class DurableCallEndpoint:
 
     async def _begin(self, call: NewCall) -> tuple[Session, Call] | None:
         """Accept a call, which then runs in the same turn of the event loop, or `None` if its key is taken."""
+        if self._context.journal.refuses:
+            raise HttpRefusal(Refusal.STORE_FAILS)
         begun = None
         self._beginning += 1
         try:
             if not self._ended:
-                begun = await self._accept(call)
+                if self._context.running.lacks(call.caller, 1):
+                    await self._calls.give_up_round(call.caller)
+                self._access.refuse_calls(call.caller, 1)
+                begun = await self._calls.begin(call)
+        except TooManyKeys as full:
+            raise HttpRefusal(Refusal.TOO_MANY_KEYS, limit=full.limit) from None
+        except TooManySessions as full:
+            if full.of_caller:
+                raise HttpRefusal(Refusal.TOO_MANY_TASKS, limit=self._settings.max_principal_tasks) from None
+            raise HttpRefusal(Refusal.TOO_MANY_TASKS_IN_ALL, limit=self._settings.max_tasks) from None
         finally:
             self._beginning -= 1
         if self._ended:  # while the row was being written: what runs was ended without this call
@@ -382,45 +381,6 @@ class DurableCallEndpoint:
                 await self._access.sessions.end(begun[0], SessionStep.CLIENT_DELETED, "The server is stopping")
             raise HttpRefusal(Refusal.STOPPING)
         return begun
-
-    async def _accept(self, call: NewCall) -> tuple[Session, Call] | None:
-        """Accept a call, in place of others of its caller that have ended if need be."""
-        if self._context.journal.refuses:
-            raise HttpRefusal(Refusal.STORE_FAILS)
-        if self._context.running.lacks(call.caller, 1):
-            await self._give_up_round(call.caller)
-        self._access.refuse_calls(call.caller, 1)
-        try:
-            with contextlib.suppress(TooManySessions):
-                return await self._calls.begin(call)
-            async with self._making_room:  # one after the other, or all would give up the same call
-                of_caller = False
-                for _ in range(MAKE_ROOM_MOST):
-                    try:
-                        return await self._calls.begin(call)
-                    except TooManySessions as full:
-                        of_caller = full.of_caller
-                    if not await self._calls.make_room(call.caller) and not await self._give_up_round(call.caller):
-                        break
-        except TooManyKeys as full:
-            raise HttpRefusal(Refusal.TOO_MANY_KEYS, limit=full.limit) from None
-        if of_caller:
-            raise HttpRefusal(Refusal.TOO_MANY_TASKS, limit=self._settings.max_principal_tasks)
-        raise HttpRefusal(Refusal.TOO_MANY_TASKS_IN_ALL, limit=self._settings.max_tasks)
-
-    async def _give_up_round(self, caller: Caller) -> bool:
-        """Cancel the call of a caller that has waited longest here for the answer to a round, and whose client may
-        never come again. Returns whether there was one."""
-        rounds = [session for session in self._access.sessions if session.asks_by_round]
-        own = [session for session in rounds if (session.record.owner, session.record.address) == caller]
-        if not own:
-            return False
-        record = min(own, key=attrgetter("seen")).record
-        await self._calls.cancel(record, "its client did not answer, and there was no room for others")
-        await self._calls.wait(record, attrgetter("is_over"), seconds=GIVEN_UP_SECONDS)
-        sentence = "a call whose client was asked something was given up for newer ones of its caller"
-        self._context.peers.log_event(logging.WARNING, "round.given_up", sentence, session=record.id[:8])
-        return True
 
     # A call that this request began, and that runs here
 

@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol
 
 from perdure._core import mail
@@ -48,6 +49,13 @@ Beyond, new calls are refused: to forget a key before its time would let its cal
 
 KEY_SHARE = 10
 """A caller may have a tenth of all keys, so that no caller uses up the room of all others."""
+
+MAKE_ROOM_MOST = 32
+"""Times that calls are given up for a new one before it is refused: requests at other nodes may take the room each
+time."""
+
+GIVEN_UP_SECONDS = 1.0
+"""How long a new call waits for the end of one that was given up for it."""
 
 TRIM_MOST = 32
 """Times that a hundredth is given up for one call, because the answers that are kept have too many bytes. What is still
@@ -98,6 +106,7 @@ class DurableCalls:
         self._beginning: dict[SessionId, asyncio.Future[None]] = {}
         """Calls with a key whose rows are being written."""
         self._trimming = asyncio.Lock()
+        self._making_room = asyncio.Lock()
         settings, clock = context.settings, context.clock
         self._tasks = CallQuota(settings.max_tasks, clock)
         self._own_tasks = CallQuota(settings.max_principal_tasks, clock)
@@ -108,8 +117,21 @@ class DurableCalls:
     # Beginning
 
     async def begin(self, new: NewCall) -> tuple[Session, Call] | None:
-        """Accept a call. `None` if a call with the same key exists or existed, at any node. Raises `TooManySessions`
-        beyond the limit of the caller or of all, `TooManyKeys`, and `StoreUnavailable`."""
+        """Accept a call, if need be in place of others of its caller. `None` if a call with the same key exists or
+        existed, at any node. Raises `TooManySessions` beyond the limit of the caller or of all, `TooManyKeys`, and
+        `StoreUnavailable`."""
+        with contextlib.suppress(TooManySessions):
+            return await self._begin_within_limits(new)
+        async with self._making_room:  # one after the other, or all would give up the same call
+            for _ in range(MAKE_ROOM_MOST):
+                try:
+                    return await self._begin_within_limits(new)
+                except TooManySessions:
+                    if not await self._make_room(new.caller) and not await self.give_up_round(new.caller):
+                        raise
+            return await self._begin_within_limits(new)
+
+    async def _begin_within_limits(self, new: NewCall) -> tuple[Session, Call] | None:
         session_id = new_session_id(self._context.random) if new.names is None else new.names[0]
         if session_id in self._beginning or self._sessions.held(session_id) is not None:
             return None
@@ -121,7 +143,7 @@ class DurableCalls:
             async with self._trimming:
                 for _ in range(TRIM_MOST):
                     size = await self._context.store.bytes_of(*new.caller)
-                    if size <= MAX_ANSWER_BYTES or not await self.make_room(new.caller):
+                    if size <= MAX_ANSWER_BYTES or not await self._make_room(new.caller):
                         break
             self._own_bytes.found_room(new.caller)
         if new.names is None:
@@ -185,7 +207,7 @@ class DurableCalls:
 
     # Giving up
 
-    async def make_room(self, caller: Caller) -> bool:
+    async def _make_room(self, caller: Caller) -> bool:
         """Give up a hundredth of a caller's own calls that have ended: first those that were delivered whole, and of
         these the ones that ended longest ago. Returns whether there was one. Raises `TooManyKeys`."""
         store = self._context.store
@@ -200,6 +222,20 @@ class DurableCalls:
                 raise TooManyKeys(self._own_keys.limit)
             if not await self._give_up(record):
                 return done > 0
+        return True
+
+    async def give_up_round(self, caller: Caller) -> bool:
+        """Cancel the call of a caller that has waited longest here for the answer to a round, and whose client may
+        never come again. Returns whether there was one."""
+        rounds = [session for session in self._sessions if session.asks_by_round]
+        own = [session for session in rounds if (session.record.owner, session.record.address) == caller]
+        if not own:
+            return False
+        record = min(own, key=attrgetter("seen")).record
+        await self.cancel(record, "its client did not answer, and there was no room for others")
+        await self.wait(record, attrgetter("is_over"), seconds=GIVEN_UP_SECONDS)
+        sentence = "a call whose client was asked something was given up for newer ones of its caller"
+        self._context.peers.log_event(logging.WARNING, "round.given_up", sentence, session=record.id[:8])
         return True
 
     async def _count_keys(self) -> int:
