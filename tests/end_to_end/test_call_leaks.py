@@ -18,7 +18,7 @@ from perdure.http.durable_calls import CallReader
 from perdure.http.request import ModernRequest
 from perdure.log.reader import Reader
 from perdure.log.stream import Stream
-from perdure.runtime.sdk_call import CallRuntime
+from perdure.runtime.sdk import CallRuntime
 from perdure.sessions.ledger import Call
 from perdure.sessions.session import Session
 from tests.end_to_end.test_leaks import rows

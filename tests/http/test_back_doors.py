@@ -160,7 +160,7 @@ def odd_server() -> MCPServer:
 async def test_what_cannot_be_written_as_json_harms_nobody() -> None:
     """Promise 3: a result is answered with an error, and the session goes on. JSON has no NaN: a browser could not read
     the event, nor any replay of it."""
-    async with live(server=odd_server(), complaint="handler for 'tools/call' raised|serializ") as served:
+    async with live(server=odd_server(), complaint="the handler of tools/call failed|serializ") as served:
         peer = await served.session()
         [answer] = (await peer.call("half_a_pair", id=7)).messages
         assert answer["id"] == 7

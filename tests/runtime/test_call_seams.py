@@ -30,7 +30,7 @@ from mcp.shared.transport_context import TransportContext
 from pydantic import ValidationError
 
 from perdure._core.envelope import CALLS, TASKS
-from perdure.runtime.sdk_call import CallContext
+from perdure.runtime.sdk import HandlerContext
 from perdure.runtime.server import announce_extensions
 from perdure.settings import Settings
 from tests.runtime.test_seams import moved, parameters
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.anyio
 def context() -> Any:
     """That of a request which no client hears."""
     transport = TransportContext(kind="streamable-http", can_send_request=False)
-    return CallContext(None, 1, transport, ServerMessageMetadata(), None, can_send_request=False)  # type: ignore[arg-type]
+    return HandlerContext(None, 1, transport, ServerMessageMetadata())  # type: ignore[arg-type]
 
 
 def params_of(method: str) -> dict[str, Any]:
@@ -54,26 +54,27 @@ def params_of(method: str) -> dict[str, Any]:
 def test_a_request_is_served_by_one_function_with_a_context_of_ours() -> None:
     names = list(parameters(serve_one))
     wanted = ["server", "dctx", "method", "params", "connection", "lifespan_state"]
-    assert names == wanted, moved("serve_one(…)", "runtime/sdk_call.py, runtime/own_requests.py")
+    assert names == wanted, moved("serve_one(…)", "runtime/sdk.py, runtime/own_requests.py")
     members = {name for name in dir(DispatchContext) if not name.startswith("_")}
-    ours = {name for name in dir(CallContext) if not name.startswith("_")}
-    assert members <= ours, moved(f"DispatchContext.{members - ours}", "CallContext in runtime/sdk_call.py")
+    ours = {name for name in dir(HandlerContext) if not name.startswith("_")}
+    assert members <= ours, moved(f"DispatchContext.{members - ours}", "HandlerContext in runtime/sdk.py")
     fields = {"kind", "can_send_request", "headers"}
-    assert fields <= set(parameters(TransportContext)), moved("TransportContext(…)", "runtime/sdk_call.py")
-    assert "timeout" in CallOptions.__annotations__, moved("CallOptions.timeout", "CallRuntime.ask")
+    assert fields <= set(parameters(TransportContext)), moved("TransportContext(…)", "runtime/sdk.py")
+    options = {"timeout", "on_progress", "cancel_on_abandon"}
+    assert options <= set(CallOptions.__annotations__), moved("CallOptions", "HandlerRuntime.ask")
 
 
 def test_a_connection_is_built_from_what_a_request_says_of_its_client() -> None:
     names = list(parameters(Connection.from_envelope))
     wanted = ["protocol_version", "client_info", "client_capabilities", "outbound"]
-    assert names == wanted, moved("Connection.from_envelope(…)", "runtime/sdk_call.py")
+    assert names == wanted, moved("Connection.from_envelope(…)", "runtime/sdk.py")
     connection = Connection.from_envelope("2026-07-28", {"name": "c", "version": "1"}, {"roots": {}})
     assert connection.client_capabilities is not None
     assert connection.client_capabilities.roots is not None
 
 
 async def test_a_request_without_the_envelope_is_refused_by_the_server() -> None:
-    """So requests of this process bring it as well (`runtime/sdk_call.py`)."""
+    """So requests of this process bring it as well (`runtime/sdk.py`)."""
     server: Server[Any] = Server("s", version="1")
 
     async def tools(ctx: Any, params: Any) -> mcp_types.ListToolsResult:
@@ -89,7 +90,7 @@ async def test_a_request_without_the_envelope_is_refused_by_the_server() -> None
         await served({})
     result = await served(params_of("tools/list"))
     assert (result["tools"], result["resultType"]) == ([], "complete"), moved(
-        "the envelope", "_envelope_of() in runtime/sdk_call.py"
+        "the envelope", "_envelope_of() in runtime/sdk.py"
     )
 
 

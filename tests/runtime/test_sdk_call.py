@@ -20,7 +20,7 @@ from perdure._core.ids import RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import Notification, Request, Response
 from perdure._core.states import SessionState
 from perdure.runtime.base import CallEnded
-from perdure.runtime.sdk_call import CallRuntime
+from perdure.runtime.sdk import CallRuntime
 from perdure.runtime.server import host
 from perdure.settings import Settings
 from perdure.store.records import SessionRecord
@@ -177,7 +177,7 @@ async def test_a_cancelled_call_is_interrupted_and_withdraws_its_question() -> N
         runtime.send(Notification(method="notifications/cancelled", params={"requestId": 1}, raw={}), origin=None)
         await until(lambda: notes.stopped)
         assert notes.stopped == [1]
-        assert notes.notices == [("notifications/cancelled", {"requestId": name}, 1)]
+        assert notes.notices == [("notifications/cancelled", {"requestId": name, "reason": "caller cancelled"}, 1)]
         assert notes.answers == {}
 
 
@@ -258,7 +258,9 @@ async def test_a_question_whose_time_has_passed_is_withdrawn() -> None:
         runtime.send(call("wait_shortly"), origin=None)
         result, _ = await notes.answered()
         assert texts(result) == "not waited"
-        assert notes.notices == [("notifications/cancelled", {"requestId": "ask-n-1"}, 1)]
+        [(method, params, number)] = notes.notices
+        assert params is not None
+        assert (method, params["requestId"], number) == ("notifications/cancelled", "ask-n-1", 1)
 
 
 @pytest.mark.parametrize(("server", "version"), [(asking_tools, "2026-07-28"), (fastmcp_asking_tools, "2025-11-25")])

@@ -5,13 +5,10 @@ Each test is one seam, with the place that uses it. A failure here is not a bug 
 
 from __future__ import annotations
 
-import contextvars
 import copy
 import dataclasses
 import functools
 import inspect
-import itertools
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -32,9 +29,10 @@ from mcp.server.runner import ServerRunner, aclose_shielded, serve_one
 from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ResourceUpdated
 from mcp.shared import inbound
-from mcp.shared.dispatcher import CallOptions, DispatchContext, coerce_request_id
-from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
-from mcp.shared.message import ServerMessageMetadata, SessionMessage
+from mcp.shared.dispatcher import DispatchContext, coerce_request_id
+from mcp.shared.exceptions import MCPError
+from mcp.shared.jsonrpc_dispatcher import handler_exception_to_error_data
+from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.subscriptions import LISTEN_STREAM_METHODS, SUBSCRIPTION_ID_META_KEY
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from starlette.applications import Starlette
@@ -47,7 +45,6 @@ from perdure._core.jsonrpc import coerce_id
 from perdure._core.listening import LISTS, METHODS, URIS, ChangeFilter
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure.runtime.own_requests import SdkChanges
-from perdure.runtime.sdk import Dispatcher, ReadStream, WriteStream
 from perdure.runtime.server import endpoint_of
 
 pytestmark = pytest.mark.anyio
@@ -61,187 +58,6 @@ def moved(seam: str, used_by: str) -> str:
     return f"the seam {seam} has moved; {used_by} leans on it"
 
 
-# --- The dispatcher
-
-
-def test_the_dispatcher_takes_our_streams_and_inline_methods() -> None:
-    names = list(parameters(JSONRPCDispatcher.__init__))
-    assert names[1:3] == ["read_stream", "write_stream"], moved("JSONRPCDispatcher(read, write)", "runtime/sdk.py")
-    assert "inline_methods" in names, moved("JSONRPCDispatcher(inline_methods=)", "runtime/sdk.py")
-
-
-def test_requests_of_the_dispatcher_can_be_given_their_id() -> None:
-    names = list(parameters(JSONRPCDispatcher.send_raw_request))
-    assert names[1:4] == ["method", "params", "opts"], moved("JSONRPCDispatcher.send_raw_request", "Dispatcher")
-    assert "request_id" in CallOptions.__annotations__, moved("CallOptions.request_id", "Dispatcher")
-
-
-class Log:
-    """Takes what a dispatcher sends, as the outlet of a runtime."""
-
-    closes_early = False
-    is_task = False
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[Any, ...]] = []
-        self._names = itertools.count(7)
-
-    def notify(self, method: str, params: Any, *, call: int | None) -> None:
-        self.sent.append(("notify", method, params, call))
-
-    def new_ask_id(self) -> str:
-        return f"ask-node-{next(self._names)}"
-
-    def ask(self, ask_id: str, method: str, params: Any, *, call: int | None) -> None:
-        self.sent.append(("ask", ask_id, method, params, call))
-
-    def answer(self, call: int, body: bytes, *, failed: bool) -> None:
-        self.sent.append(("answer", call, json.loads(body), failed))
-
-    def interrupted(self, call: int) -> None:
-        self.sent.append(("interrupted", call))
-
-    def handled(self, size: int) -> None:
-        self.sent.append(("handled", size))
-
-    def close_reader(self, call: int | None) -> None:
-        self.sent.append(("close", call))
-
-    def failed(self, failure: BaseException | None) -> None:
-        self.sent.append(("failed", failure))
-
-
-async def test_the_dispatcher_runs_handlers_in_the_context_of_the_inbox() -> None:
-    """`last_context` is duck-typed: nothing but this test holds it."""
-    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="none")
-    seen: list[str] = []
-
-    async def on_request(dctx: Any, method: str, params: Any) -> dict[str, Any]:
-        seen.append(variable.get())
-        return {}
-
-    async def on_notify(dctx: Any, method: str, params: Any) -> None:
-        seen.append(variable.get())
-
-    log, inbox = Log(), ReadStream()
-    dispatcher = Dispatcher(inbox, WriteStream(log), log)
-    async with anyio.create_task_group() as group:
-        await group.start(dispatcher.run, on_request, on_notify)
-        for number in (1, 2):
-            context = contextvars.copy_context()
-            context.run(variable.set, f"request {number}")
-            inbox.feed(context, SessionMessage(mcp_types.JSONRPCRequest(jsonrpc="2.0", id=number, method="x")))
-        while len(log.sent) < 2:
-            await anyio.lowlevel.checkpoint()
-        await inbox.aclose()
-    assert sorted(seen) == ["request 1", "request 2"], moved("read stream's last_context", "ReadStream")
-    assert sorted(log.sent) == [("answer", 1, {}, False), ("answer", 2, {}, False)]
-
-
-async def test_what_a_handler_sends_names_the_request_that_it_belongs_to() -> None:
-    async def on_request(dctx: Any, method: str, params: Any) -> dict[str, Any]:
-        await dctx.notify("notifications/x", {"a": 1})
-        answer: dict[str, Any] = await dctx.send_raw_request("ask", None)
-        return answer
-
-    async def on_notify(dctx: Any, method: str, params: Any) -> None:
-        pass
-
-    log, inbox = Log(), ReadStream()
-    dispatcher = Dispatcher(inbox, WriteStream(log), log)
-    context = contextvars.copy_context()
-    async with anyio.create_task_group() as group:
-        await group.start(dispatcher.run, on_request, on_notify)
-        inbox.feed(context, SessionMessage(mcp_types.JSONRPCRequest(jsonrpc="2.0", id=5, method="x")))
-        while len(log.sent) < 2:
-            await anyio.lowlevel.checkpoint()
-        note, ask = log.sent
-        assert (note[-1], ask[-1]) == (5, 5), moved("ServerMessageMetadata.related_request_id", "WriteStream")
-        assert note == ("notify", "notifications/x", {"a": 1}, 5)
-        assert ask[1] == "ask-node-7", moved("CallOptions.request_id", "Dispatcher")
-        answer = mcp_types.JSONRPCResponse(jsonrpc="2.0", id="ask-node-7", result={"so": "be it"})
-        inbox.feed(context, SessionMessage(answer))
-        while len(log.sent) < 3:
-            await anyio.lowlevel.checkpoint()
-        assert log.sent[2] == ("answer", 5, {"so": "be it"}, False)
-        await inbox.aclose()
-
-
-async def test_a_cancelled_request_is_not_answered_but_told_to_the_transport() -> None:
-    """`on_request_unanswered` is how we learn that a handler has ended."""
-    unanswered: list[int] = []
-
-    async def on_request(dctx: Any, method: str, params: Any) -> dict[str, Any]:
-        await anyio.sleep_forever()
-        return {}
-
-    async def on_notify(dctx: Any, method: str, params: Any) -> None:
-        pass
-
-    async def told() -> None:
-        unanswered.append(1)
-
-    log, inbox = Log(), ReadStream()
-    dispatcher = Dispatcher(inbox, WriteStream(log), log)
-    context = contextvars.copy_context()
-    async with anyio.create_task_group() as group:
-        await group.start(dispatcher.run, on_request, on_notify)
-        request = mcp_types.JSONRPCRequest(jsonrpc="2.0", id=1, method="x")
-        inbox.feed(context, SessionMessage(request, ServerMessageMetadata(on_request_unanswered=told)))
-        cancel = mcp_types.JSONRPCNotification(jsonrpc="2.0", method="notifications/cancelled", params={"requestId": 1})
-        inbox.feed(context, SessionMessage(cancel))
-        while not unanswered:
-            await anyio.lowlevel.checkpoint()
-        await inbox.aclose()
-    assert log.sent == []
-
-
-async def test_a_closed_way_out_ends_a_runtime_without_a_word() -> None:
-    """Silent order: the write stream raises, then the read side ends; no "connection closed" gets into the log."""
-    started = anyio.Event()
-
-    async def on_request(dctx: Any, method: str, params: Any) -> dict[str, Any]:
-        started.set()
-        await anyio.sleep_forever()
-        return {}
-
-    async def on_notify(dctx: Any, method: str, params: Any) -> None:
-        pass
-
-    log, inbox = Log(), ReadStream()
-    outbox = WriteStream(log)
-    dispatcher = Dispatcher(inbox, outbox, log)
-    async with anyio.create_task_group() as group:
-        await group.start(dispatcher.run, on_request, on_notify)
-        request = mcp_types.JSONRPCRequest(jsonrpc="2.0", id=1, method="x")
-        inbox.feed(contextvars.copy_context(), SessionMessage(request))
-        await started.wait()
-        await outbox.aclose()
-        await inbox.aclose()
-    assert log.sent == []
-
-
-async def test_the_sdk_says_connection_closed_in_a_handler_that_it_cancels() -> None:
-    """That is no answer: whoever hears it there tells that the call was interrupted."""
-
-    async def on_request(dctx: Any, method: str, params: Any) -> dict[str, Any]:
-        await anyio.sleep_forever()
-        return {}
-
-    async def on_notify(dctx: Any, method: str, params: Any) -> None:
-        pass
-
-    log, inbox = Log(), ReadStream()
-    dispatcher = Dispatcher(inbox, WriteStream(log), log)
-    async with anyio.create_task_group() as group:
-        await group.start(dispatcher.run, on_request, on_notify)
-        request = mcp_types.JSONRPCRequest(jsonrpc="2.0", id=4, method="x")
-        inbox.feed(contextvars.copy_context(), SessionMessage(request))
-        await anyio.wait_all_tasks_blocked()
-        await inbox.aclose()
-    assert log.sent == [("interrupted", 4)], moved("the dispatcher's error for cancelled handlers", "WriteStream")
-
-
 @pytest.mark.parametrize("value", [8, "8", " 8 ", "+8", "08", "8.0", "", "a", "-3", "٣", "1_0", 0, -1])
 def test_we_compare_ids_as_the_sdk_does(value: Any) -> None:
     assert coerce_id(value) == coerce_request_id(value), moved("coerce_request_id", "_core/jsonrpc.py")
@@ -253,11 +69,9 @@ def test_we_compare_ids_as_the_sdk_does(value: Any) -> None:
 def test_metadata_carries_what_a_transport_tells() -> None:
     names = {field.name for field in dataclasses.fields(ServerMessageMetadata)}
     wanted = {
-        "related_request_id",
         "request_context",
         "close_sse_stream",
         "close_standalone_sse_stream",
-        "on_request_unanswered",
         "can_send_request",
     }
     assert wanted <= names, moved(f"ServerMessageMetadata.{wanted - names}", "runtime/sdk.py")
@@ -294,13 +108,16 @@ def test_a_runner_takes_a_server_a_connection_and_the_lifespans_state() -> None:
     assert list(parameters(aclose_shielded)) == ["connection"], moved("aclose_shielded(connection)", "Runtime")
 
 
-def test_a_runner_gives_the_two_callbacks_of_a_dispatcher_and_lets_go_of_them() -> None:
+def test_a_runner_has_a_callback_for_requests_and_one_for_notifications() -> None:
     runner = ServerRunner(Server("s"), Connection(None, protocol_version="2025-06-18"), None)  # type: ignore[arg-type]
     assert callable(runner.on_request), moved("ServerRunner.on_request", "Runtime")
     assert callable(runner.on_notify), moved("ServerRunner.on_notify", "Runtime")
-    del runner.on_request, runner.on_notify
-    names = list(parameters(JSONRPCDispatcher.run))
-    assert names[:3] == ["self", "on_request", "on_notify"], moved("JSONRPCDispatcher.run(on_request, …)", "Runtime")
+    assert {"on_request", "on_notify"} <= set(vars(runner)), moved("ServerRunner's cached callbacks", "SdkRuntime._end")
+    for callback in (runner.on_request, runner.on_notify):
+        assert list(parameters(callback)) == ["dctx", "method", "params"], moved("ServerRunner.on_request", "Runtime")
+    error = handler_exception_to_error_data(MCPError(code=7, message="no"))
+    assert error is not None, moved("handler_exception_to_error_data", "runtime/sdk.py")
+    assert handler_exception_to_error_data(LookupError()) is None
 
 
 def test_a_servers_lifespan_is_an_attribute_that_a_copy_may_replace() -> None:

@@ -53,7 +53,7 @@ async def test_what_a_peer_wrote_forges_no_line_and_reaches_no_terminal() -> Non
     assert all(line.isprintable() for line in served.output)
     assert [line for line in served.output if line.startswith(FORGED)] == []
     said = iter(served.output)
-    assert any("handler for 'prompts/get' raised" in line for line in said)
+    assert any("the handler of prompts/get failed" in line for line in said)
     assert "    ValueError: Unknown prompt: a" in said  # and what the peer wrote behind it, indented like it
     assert next(said) == f"    {SAFE[2:]}"
 

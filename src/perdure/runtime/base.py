@@ -66,9 +66,6 @@ class Outlet(Protocol):
     def close_reader(self, call: int | None) -> None:
         """Close the connection on which a call's messages go (`None`: the standalone one); its client comes back."""
 
-    def failed(self, failure: BaseException | None) -> None:
-        """Tell that the runtime has ended by itself."""
-
 
 class Runtime(Protocol):
     """Answers one session's requests while it is in memory."""

@@ -79,9 +79,10 @@ class OwnRequestContext:
 def http_request(origin: object, session: str = "") -> HttpRequest:
     """The request that a message came with; one without credentials for a message that came with none: a sticky request
     that is repeated, a call that runs again, mail."""
+    if isinstance(origin, HttpRequest):
+        return origin
     headers = [(b"mcp-session-id", session.encode())] if session else []
-    scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
-    return origin if isinstance(origin, HttpRequest) else HttpRequest(scope)
+    return HttpRequest({"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers})
 
 
 async def pages(

@@ -1,8 +1,7 @@
-"""Runs the SDK's server for a session, through the SDK's public parts.
+"""Runs the SDK's server for a session or for a durable call, through the SDK's public parts.
 
-`JSONRPCDispatcher` runs the handlers, `Connection` holds what is known of the client, `ServerRunner` joins them.
-The two streams between them and the session are ours: what goes in carries the context of the HTTP request it came
-with, and what comes out is passed to the session in the handler's own task.
+Each message is one task, in a copy of the context in which it was sent: `ServerRunner` and `serve_one` run the handler
+on a dispatch context of ours. What the handler says goes to the session at once, in the handler's own task.
 
 The SDK takes "8" for 8, so it knows requests under the session's numbers only, and asks under names that do not look
 like numbers.
@@ -13,156 +12,262 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
-from anyio.abc import ObjectReceiveStream, ObjectSendStream
 from mcp.server.connection import Connection
 from mcp.server.lowlevel.server import Server
-from mcp.server.runner import ServerRunner, aclose_shielded
-from mcp.shared.dispatcher import CallOptions, DispatchContext
-from mcp.shared.exceptions import MCPError
-from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
-from mcp.shared.message import ServerMessageMetadata, SessionMessage
+from mcp.server.runner import ServerRunner, aclose_shielded, serve_one
+from mcp.shared.dispatcher import CallOptions, ProgressFnT
+from mcp.shared.exceptions import MCPError, NoBackChannelError
+from mcp.shared.jsonrpc_dispatcher import handler_exception_to_error_data, progress_token_from_params
+from mcp.shared.message import ServerMessageMetadata
+from mcp.shared.transport_context import TransportContext
 from mcp_types import (
+    CLIENT_CAPABILITIES_META_KEY,
+    CLIENT_INFO_META_KEY,
     CONNECTION_CLOSED,
+    INTERNAL_ERROR,
+    MISSING_REQUIRED_CLIENT_CAPABILITY,
+    PROTOCOL_VERSION_META_KEY,
+    REQUEST_TIMEOUT,
+    SERVER_INFO_META_KEY,
     ErrorData,
     InitializeRequestParams,
-    JSONRPCError,
-    JSONRPCMessage,
-    JSONRPCNotification,
-    JSONRPCRequest,
-    JSONRPCResponse,
 )
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 from perdure._core.durable_calls import CallClient
 from perdure._core.ids import RecordKind
-from perdure._core.jsonrpc import Envelope, JsonObject, Notification, Request
+from perdure._core.jsonrpc import Envelope, JsonObject, Notification, Request, Response
+from perdure._core.revisions import is_sessionless
 from perdure.runtime.base import CallEnded, Outlet, Runtime
 from perdure.runtime.own_requests import http_request, list_tools
-from perdure.runtime.sdk_call import CallRuntime
 from perdure.store.records import SessionRecord
+from perdure.telemetry import tracing as spans
 
 _CLOSE_SECONDS = 1.0
 """How long handlers may take to stop. One that does not stop (a blocked thread, a shield) is left to itself, so that
 neither the end of its session nor that of another waits for it."""
 
+MOST_ROUNDS = 10
+"""Rounds of one task in which its tool asks for input: as many as clients go by themselves."""
+
 _ending: set[asyncio.Task[None]] = set()
-"""Keeps the tasks of closed runtimes from being collected while they run."""
+"""Keeps the tasks that end runtimes from being collected while they run."""
 
-_response: TypeAdapter[JSONRPCResponse | JSONRPCError] = TypeAdapter(JSONRPCResponse | JSONRPCError)
 _error = TypeAdapter(ErrorData)
-
-_size: contextvars.ContextVar[int] = contextvars.ContextVar("perdure_notification_size", default=0)
-"""In the context in which a notification is handled: the size that it was sent with."""
-
-_NOTHING = Exception("nothing to do")
-"""A read stream may carry exceptions; the dispatcher only mentions them in its debug log."""
+_logger = logging.getLogger("perdure")
 
 
 @dataclass(slots=True, eq=False)
-class ReadStream(ObjectReceiveStream[SessionMessage | Exception]):
-    """The dispatcher's read stream. `last_context` is how the SDK learns in which context to run a handler."""
+class HandlerContext:
+    """The SDK's `DispatchContext` of one message: its handler's way to the session."""
 
-    last_context: contextvars.Context | None = None
-    _items: list[tuple[contextvars.Context, SessionMessage]] = field(default_factory=list)
-    _waiter: asyncio.Future[None] | None = None
-    _closed: bool = False
-    _blank: bool = True
+    _runtime: HandlerRuntime
+    request_id: int | None
+    """`None` for a notification."""
+    transport: TransportContext
+    message_metadata: ServerMessageMetadata
+    _token: int | str | None = None
+    cancel_requested: anyio.Event = field(default_factory=anyio.Event)
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    has_ended: bool = False
+    """The handler has returned: what is still sent in its name is dropped."""
 
-    def feed(self, context: contextvars.Context, message: SessionMessage) -> None:
-        self._items.append((context, message))
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    @property
+    def can_send_request(self) -> bool:
+        return self.transport.can_send_request and not self.has_ended
 
-    async def receive(self) -> SessionMessage | Exception:
-        while not self._items:
-            if self._closed:
-                raise anyio.EndOfStream
-            if not self._blank:
-                # The dispatcher's loop holds on to the last thing it got, with the whole HTTP request, until the next.
-                self._blank, self.last_context = True, None
-                return _NOTHING
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        self.last_context, message = self._items.pop(0)
-        self._blank = False
-        return message
-
-    async def aclose(self) -> None:
-        self._closed = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
-@dataclass(slots=True, eq=False)
-class WriteStream(ObjectSendStream[SessionMessage]):
-    """The dispatcher's write stream, which passes messages to the session. Once closed it takes nothing more."""
-
-    _outlet: Outlet
-    _closed: bool = False
-
-    async def send(self, item: SessionMessage, /) -> None:
-        if self._closed:
-            raise anyio.ClosedResourceError
-        outlet, message, flow = self._outlet, item.message, None
-        call = getattr(item.metadata, "related_request_id", None)
-        if isinstance(message, JSONRPCNotification):
-            flow = outlet.notify(message.method, message.params, call=call)
-        elif isinstance(message, JSONRPCRequest):
-            try:
-                flow = outlet.ask(str(message.id), message.method, message.params, call=call)
-            except CallEnded:
-                raise anyio.ClosedResourceError from None
-        else:
-            self._pass_answer(message)
-        if flow is not None:
-            await flow.wait_for_room()
-
-    def _pass_answer(self, message: JSONRPCResponse | JSONRPCError) -> None:
-        assert isinstance(message.id, int), "the SDK answers under the numbers that it was given"
-        task = asyncio.current_task()
-        if isinstance(message, JSONRPCResponse):
-            # A result that cannot be written as JSON raises here, and the SDK answers the call with that error instead.
-            # JSON has no NaN; the SDK writes null in its place as well.
-            self._outlet.answer(message.id, to_json(message.result, inf_nan_mode="null"), failed=False)
-        elif message.error.code == CONNECTION_CLOSED and task is not None and task.cancelling() > 0:
-            # The SDK wrote this in a handler that it cancels because the runtime ends: it is not an answer.
-            self._outlet.interrupted(message.id)
-        else:
-            error = _error.dump_json(message.error, by_alias=True, exclude_unset=True)
-            self._outlet.answer(message.id, error, failed=True)
-
-    async def aclose(self) -> None:
-        self._closed = True
-
-
-class Dispatcher(JSONRPCDispatcher):
-    """Names asks as the session chooses."""
-
-    def __init__(self, read_stream: ReadStream, write_stream: WriteStream, outlet: Outlet) -> None:
-        super().__init__(read_stream, write_stream, inline_methods=frozenset({"initialize"}))
-        self._outlet = outlet
+    async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
+        runtime = self._runtime
+        if not self.has_ended and not runtime.is_closed:
+            flow = runtime.outlet.notify(method, None if params is None else dict(params), call=self.request_id)
+            if flow is not None:
+                await flow.wait_for_room()
 
     async def send_raw_request(
-        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None, **kwargs: Any
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
     ) -> dict[str, Any]:
-        named: CallOptions = {**(opts or {}), "request_id": self._outlet.new_ask_id()}
-        return await super().send_raw_request(method, params, named, **kwargs)
+        if not self.can_send_request:
+            raise NoBackChannelError(method)
+        return await self._runtime.ask(method, params, opts or {}, call=self.request_id)
+
+    async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        if self._token is not None:
+            said = {"progressToken": self._token, "progress": progress, "total": total, "message": message}
+            await self.notify(
+                "notifications/progress", {name: value for name, value in said.items() if value is not None}
+            )
+
+
+class _Ask(NamedTuple):
+    """A question that waits for the client's answer."""
+
+    answer: asyncio.Future[dict[str, Any]]
+    on_progress: ProgressFnT | None
+
+
+class HandlerRuntime:
+    """Runs handlers, each in a task of its own."""
+
+    __slots__ = ("_asks", "_runtimes", "_tasks", "is_closed", "outlet")
+
+    def __init__(self, runtimes: SdkRuntimes, outlet: Outlet) -> None:
+        self._runtimes = runtimes
+        self.outlet = outlet
+        self.is_closed = False
+        self._tasks: dict[asyncio.Task[None], HandlerContext] = {}
+        self._asks: dict[str, _Ask] = {}
+
+    async def aclose(self) -> None:
+        """End it: first the way to the session, then the handlers, so that nothing of their end gets into the log."""
+        self.is_closed = True
+        for ask in self._asks.values():
+            if not ask.answer.done():
+                ask.answer.set_exception(_closed())
+        for context in self._tasks.values():
+            context.scope.cancel()
+        ending = asyncio.create_task(self._end(), context=self._runtimes.context.copy())
+        _ending.add(ending)
+        ending.add_done_callback(_ending.discard)
+        await asyncio.wait({ending}, timeout=_CLOSE_SECONDS)
+
+    async def _end(self) -> None:
+        if self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+    # Requests
+
+    async def _result(self, request: Request, context: HandlerContext) -> JsonObject:
+        raise NotImplementedError
+
+    def _error_of(self, failure: Exception, method: str) -> bytes:
+        """The error object of a failure, as the SDK's own handler of the revision answers."""
+        raise NotImplementedError
+
+    def _start(self, task: Coroutine[Any, Any, None], context: HandlerContext) -> None:
+        started = asyncio.create_task(task, name="perdure-handler")
+        self._tasks[started] = context
+        started.add_done_callback(self._tasks.pop)
+
+    async def _serve(self, request: Request, context: HandlerContext) -> None:
+        assert isinstance(request.id, int), "the session numbers its requests"
+        body, failed = b"", False
+        try:
+            with context.scope:
+                try:
+                    result = await self._result(request, context)
+                finally:
+                    context.has_ended = True
+                body = to_json(result, inf_nan_mode="null")  # JSON has no NaN; the SDK writes null in its place as well
+        except Exception as failure:
+            body, failed = self._error_of(failure, request.method), True
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as failure:  # cut short from within
+            if not isinstance(failure, asyncio.CancelledError):
+                _log_failure(failure, request.method)
+        if self.is_closed:
+            return
+        if not body or context.cancel_requested.is_set():
+            self.outlet.interrupted(request.id)
+        else:
+            self.outlet.answer(request.id, body, failed=failed)
+
+    def _cancel(self, number: object) -> None:
+        for context in self._tasks.values():
+            if context.request_id == number is not None:
+                context.cancel_requested.set()
+                context.scope.cancel()
+
+    # What handlers say
+
+    async def ask(
+        self, method: str, params: Mapping[str, Any] | None, options: CallOptions, *, call: int | None
+    ) -> dict[str, Any]:
+        """Ask the client; raises what it answers in place of a result."""
+        if self.is_closed:
+            raise _closed()
+        name, given = self.outlet.new_ask_id(), dict(params or {})
+        meta = dict(given.pop("_meta", None) or {})
+        if (on_progress := options.get("on_progress")) is not None:
+            meta["progressToken"] = name
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._asks[name] = _Ask(answer, on_progress)
+        timeout = options.get("timeout")
+        try:
+            with spans.ask(method, name, meta):
+                if meta:
+                    given["_meta"] = meta
+                flow = self.outlet.ask(name, method, given or None, call=call)
+                if flow is not None:
+                    await flow.wait_for_room()
+                async with asyncio.timeout(timeout):
+                    return await answer
+        except CallEnded:
+            raise _closed() from None
+        except TimeoutError:
+            self._withdraw(name, f"timed out after {timeout}s", options, call)
+            raise MCPError(code=REQUEST_TIMEOUT, message=f"Request {method!r} timed out") from None
+        except asyncio.CancelledError:
+            self._withdraw(name, "caller cancelled", options, call)
+            raise
+        finally:
+            del self._asks[name]
+
+    def _withdraw(self, name: str, reason: str, options: CallOptions, call: int | None) -> None:
+        if not self.is_closed and options.get("cancel_on_abandon", True):
+            self.outlet.notify("notifications/cancelled", {"requestId": name, "reason": reason}, call=call)
+
+    def _take_answer(self, response: Response) -> None:
+        if (ask := self._asks.get(str(response.id))) is None or ask.answer.done():
+            return
+        if (error := response.raw.get("error")) is not None:
+            ask.answer.set_exception(MCPError(error["code"], error["message"], error.get("data")))
+        else:
+            ask.answer.set_result(response.raw["result"])
+
+    def _take_progress(self, params: JsonObject, context: HandlerContext) -> None:
+        """Report the client's progress with an ask to the handler that asked."""
+        ask, progress = self._asks.get(str(params.get("progressToken"))), params.get("progress")
+        if ask is None or ask.on_progress is None or not isinstance(progress, int | float):
+            return
+        total, message = params.get("total"), params.get("message")
+        given = total if isinstance(total, int | float) else None, message if isinstance(message, str) else None
+        self._start(_report(partial(ask.on_progress, float(progress), *given)), context)
+
+
+async def _report(on_progress: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    try:
+        await on_progress()
+    except Exception:
+        _logger.exception("a progress callback failed", extra={"action": "call.failed"})
+
+
+def _closed() -> MCPError:
+    return MCPError(code=CONNECTION_CLOSED, message="Connection closed")
+
+
+def _log_failure(failure: BaseException, method: str) -> None:
+    _logger.error("the handler of %s failed", method, exc_info=failure, extra={"action": "call.failed"})
+
+
+# --- Sessions
 
 
 @dataclass(slots=True, eq=False)
 class Outbound:
-    """The connection's own channel. Notifications reach the session also after the runtime was dropped (a tool may have
-    kept its session object); requests need a runtime that waits for the answer."""
+    """A session's own channel. Notifications reach the session also after the runtime was dropped (a tool may have kept
+    its session object); requests need a runtime that waits for the answer."""
 
     _outlet: Outlet
-    dispatcher: Dispatcher | None
+    _runtime: HandlerRuntime
 
     async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
         flow = self._outlet.notify(method, None if params is None else dict(params), call=None)
@@ -172,111 +277,220 @@ class Outbound:
     async def send_raw_request(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
     ) -> dict[str, Any]:
-        if self.dispatcher is None:
-            raise MCPError(code=CONNECTION_CLOSED, message="Connection closed")
-        return await self.dispatcher.send_raw_request(method, params, opts)
+        return await self._runtime.ask(method, params, opts or {}, call=None)
 
 
-class SdkRuntime:
+class SdkRuntime(HandlerRuntime):
     """One session's server, running."""
 
-    __slots__ = ("_can_ask", "_closed", "_connection", "_outbound", "_outlet", "_read", "_task", "_write")
+    __slots__ = ("_connection", "_runner")
 
     def __init__(self, runtimes: SdkRuntimes, record: SessionRecord, outlet: Outlet) -> None:
-        self._outlet = outlet
-        self._can_ask = runtimes.can_ask
-        self._closed = False
-        self._read = ReadStream()
-        self._write = WriteStream(outlet)
-        dispatcher = Dispatcher(self._read, self._write, outlet)
-        self._outbound = Outbound(outlet, dispatcher)
+        super().__init__(runtimes, outlet)
+        outbound = Outbound(outlet, self)
         if record.version:
             params = InitializeRequestParams.model_validate_json(record.client_params, by_name=False)
             self._connection = Connection(
-                self._outbound, protocol_version=record.version, session_id=record.id, client_params=params
+                outbound, protocol_version=record.version, session_id=record.id, client_params=params
             )
             if record.initialized:
                 self._connection.initialized.set()
         else:  # it is still opening, and has no client params yet
-            self._connection = Connection.for_loop(self._outbound, session_id=record.id)
-        runner = ServerRunner(runtimes.server, self._connection, runtimes.lifespan_state)
-        serving, context = self._serve(runner, dispatcher), runtimes.context.copy()
-        self._task = asyncio.create_task(serving, name="perdure-runtime", context=context)
-        self._task.add_done_callback(self._ended)
+            self._connection = Connection.for_loop(outbound, session_id=record.id)
+        self._runner = ServerRunner(runtimes.server, self._connection, runtimes.lifespan_state)
 
     @property
     def keeps_state(self) -> bool:
         return bool(self._connection.state)
 
-    def send(self, message: Envelope, *, origin: object, size: int = 0) -> None:
-        context, outlet = contextvars.copy_context(), self._outlet
-        if size:
-            context.run(_size.set, size)
-        origin = http_request(origin, self._connection.session_id or "")
-        # What a handler sees beside a message, and what it calls.
-        metadata = ServerMessageMetadata(request_context=origin, can_send_request=self._can_ask)
-        sent: JSONRPCMessage
-        match message:
-            case Request():
-                sent = JSONRPCRequest(jsonrpc="2.0", id=message.id, method=message.method, params=message.params)
-                metadata.on_request_unanswered = partial(self._tell, outlet.interrupted, message.id)
-                if outlet.closes_early:
-                    metadata.close_sse_stream = partial(self._tell, outlet.close_reader, message.id)
-                    metadata.close_standalone_sse_stream = partial(self._tell, outlet.close_reader, None)
-            case Notification():
-                sent = JSONRPCNotification(jsonrpc="2.0", method=message.method, params=message.params)
-            case _:
-                sent = _response.validate_python(message.raw, by_name=False)
-        self._read.feed(context, SessionMessage(sent, metadata))
-
-    async def _tell(self, tell: Callable[[Any], None], call: object) -> None:
-        if not self._closed:
-            tell(call)
-
     def mark_initialized(self) -> None:
         self._connection.initialized.set()
 
-    async def aclose(self) -> None:
-        """End it: first the way to the session, then the handlers, so that what the SDK says about a closed connection
-        does not get into the log."""
-        self._closed = True
-        await self._write.aclose()
-        self._outbound.dispatcher = None
-        await self._read.aclose()
-        _ending.add(self._task)
-        self._task.add_done_callback(_ending.discard)
-        await asyncio.wait({self._task}, timeout=_CLOSE_SECONDS)
+    def send(self, message: Envelope, *, origin: object, size: int = 0) -> None:
+        if isinstance(message, Response):
+            self._take_answer(message)
+            return
+        context = self._context(message, origin)
+        if isinstance(message, Request):
+            self._start(self._serve(message, context), context)
+            return
+        if message.method == "notifications/cancelled":
+            self._cancel((message.params or {}).get("requestId"))
+        elif message.method == "notifications/progress":
+            self._take_progress(message.params or {}, context)
+        self._start(self._handle(message, context, size), context)
 
-    async def _serve(self, runner: ServerRunner[Any], dispatcher: Dispatcher) -> None:
-        """Do what the SDK's `serve_connection` does, with an end that leaves nothing for the garbage collector: the
-        runner caches methods of its own on itself, and would keep the connection until a full collection."""
-        handle = runner.on_notify
+    def _context(self, message: Request | Notification, origin: object) -> HandlerContext:
+        origin = http_request(origin, self._connection.session_id or "")
+        can_ask, outlet = self._runtimes.can_ask, self.outlet
+        metadata = ServerMessageMetadata(request_context=origin, can_send_request=can_ask)
+        transport = TransportContext(kind="jsonrpc", can_send_request=can_ask)
+        if isinstance(message, Notification):
+            return HandlerContext(self, None, transport, metadata)
+        number = int(message.id)
+        if outlet.closes_early:
+            metadata.close_sse_stream = partial(self._close_reader, number)
+            metadata.close_standalone_sse_stream = partial(self._close_reader, None)
+        return HandlerContext(self, number, transport, metadata, progress_token_from_params(message.params))
 
-        async def on_notify(dctx: DispatchContext[Any], method: str, params: Mapping[str, Any] | None) -> None:
-            """Handle a notification, and report that it is handled: the SDK runs them all at once."""
-            size = _size.get()
-            try:
-                await handle(dctx, method, params)
-            finally:
-                if size and not self._closed:
-                    self._outlet.handled(size)
+    async def _close_reader(self, call: int | None) -> None:
+        if not self.is_closed:
+            self.outlet.close_reader(call)
 
+    async def _result(self, request: Request, context: HandlerContext) -> JsonObject:
+        return await self._runner.on_request(context, request.method, request.params)
+
+    async def _handle(self, message: Notification, context: HandlerContext, size: int) -> None:
         try:
-            await dispatcher.run(runner.on_request, on_notify)
+            with context.scope:
+                await self._runner.on_notify(context, message.method, message.params)
         finally:
-            await aclose_shielded(runner.connection)
-            del runner.on_request, runner.on_notify
+            if size and not self.is_closed:
+                self.outlet.handled(size)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        failure = None if task.cancelled() else task.exception()  # of a closed one too, or asyncio would complain
-        if not self._closed:
-            self._outlet.failed(failure)
+    def _error_of(self, failure: Exception, method: str) -> bytes:
+        error = handler_exception_to_error_data(failure)
+        if error is None:
+            _log_failure(failure, method)
+            error = ErrorData(code=0, message=str(failure))
+        return _error.dump_json(error, by_alias=True, exclude_unset=True)
+
+    async def _end(self) -> None:
+        await super()._end()
+        await aclose_shielded(self._connection)
+        # The runner caches methods of its own on itself, and would keep the connection until a full collection.
+        for name in ("on_request", "on_notify"):
+            vars(self._runner).pop(name, None)
+
+
+# --- Durable calls
+
+
+@dataclass(slots=True, eq=False)
+class _CallOutbound:
+    """The connection's own channel: what a handler asks without naming its request belongs to the call all the same."""
+
+    _context: HandlerContext
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
+        """Nothing: changes reach clients by `subscriptions/listen` alone."""
+
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> dict[str, Any]:
+        return await self._context.send_raw_request(method, params, opts)
+
+
+class CallRuntime(HandlerRuntime):
+    """Answers a durable call, and what this process asks on the call's behalf. The protocol has no requests from server
+    to client there. A handler may ask its client all the same: the session shows the ask as input that the call
+    requires."""
+
+    __slots__ = ("_client",)
+
+    def __init__(self, runtimes: SdkRuntimes, record: SessionRecord, outlet: Outlet) -> None:
+        super().__init__(runtimes, outlet)
+        told = json.loads(record.client_params)
+        self._client = CallClient(
+            version=record.version, info=told.get("clientInfo"), capabilities=told["capabilities"]
+        )
+
+    @property
+    def keeps_state(self) -> bool:
+        return False
+
+    def mark_initialized(self) -> None:
+        """There is no handshake."""
+
+    def send(self, message: Envelope, *, origin: object, size: int = 0) -> None:
+        match message:
+            case Request():
+                http = http_request(origin)
+                transport = TransportContext(kind="streamable-http", can_send_request=True, headers=http.headers)
+                metadata = ServerMessageMetadata(request_context=http, can_send_request=True)
+                token = progress_token_from_params(message.params)
+                context = HandlerContext(self, int(message.id), transport, metadata, token)
+                self._start(self._serve(message, context), context)
+            case Response():
+                self._take_answer(message)
+            case Notification(method="notifications/cancelled", params=params):
+                self._cancel((params or {}).get("requestId"))
+
+    async def ask(
+        self, method: str, params: Mapping[str, Any] | None, options: CallOptions, *, call: int | None
+    ) -> dict[str, Any]:
+        if (needed := self._client.lacks(method, params)) is not None:
+            raise MCPError(
+                code=MISSING_REQUIRED_CLIENT_CAPABILITY,
+                message=f"The client cannot be asked {method}: it does not declare {', '.join(needed)}",
+                data={"requiredCapabilities": needed},
+            )
+        return await super().ask(method, params, options, call=call)
+
+    async def _result(self, request: Request, context: HandlerContext) -> JsonObject:
+        """Run a handler, and once more for each round in which it wants its client's input. Such a result goes to the
+        client as it is, unless a handle may be out: then the client is asked as by the handler itself."""
+        result = await self._run(request, context)
+        for _ in range(MOST_ROUNDS):
+            is_round = result.get("resultType") == "input_required"
+            if not (is_round and self._client.takes_tasks and self.outlet.is_task):
+                return result
+            wanted: JsonObject = result.get("inputRequests") or {}
+            answers = await asyncio.gather(
+                *(self.ask(ask["method"], ask.get("params"), {}, call=context.request_id) for ask in wanted.values())
+            )
+            params = {**(request.params or {}), "inputResponses": dict(zip(wanted, answers, strict=True))}
+            if "requestState" in result:
+                params["requestState"] = result["requestState"]
+            result = await self._run(replace(request, params=params), context)
+        raise MCPError(code=INTERNAL_ERROR, message=f"The tool asked for input in more than {MOST_ROUNDS} rounds")
+
+    async def _run(self, request: Request, context: HandlerContext) -> JsonObject:
+        runtimes, client, params = self._runtimes, self._client, request.params
+        outbound = _CallOutbound(context)
+        as_session = not is_sessionless(client.version)
+        if as_session:
+            told = {"protocolVersion": client.version, "capabilities": client.capabilities}
+            info = client.info or {"name": "unknown", "version": ""}
+            opened = InitializeRequestParams.model_validate({**told, "clientInfo": info}, by_name=False)
+            connection = Connection(outbound, protocol_version=client.version, client_params=opened)
+            connection.initialized.set()
+        else:
+            if "_meta" not in (params or {}):  # a request of this process itself
+                params = {**(params or {}), "_meta": _envelope_of(client)}
+            connection = Connection.from_envelope(client.version, client.info, client.capabilities, outbound=outbound)
+        result = await serve_one(
+            runtimes.sessionless,
+            context,
+            request.method,
+            params,
+            connection=connection,
+            lifespan_state=runtimes.lifespan_state,
+        )
+        if as_session:  # what the newer revision adds to each result
+            stamp = {SERVER_INFO_META_KEY: runtimes.sessionless.server_info_stamp}
+            result = {"resultType": "complete", **result, "_meta": {**stamp, **(result.get("_meta") or {})}}
+        return result
+
+    def _error_of(self, failure: Exception, method: str) -> bytes:
+        """Nothing of a server's insides reaches its clients."""
+        error = handler_exception_to_error_data(failure)
+        if error is None:
+            _log_failure(failure, method)
+            error = ErrorData(code=INTERNAL_ERROR, message="Internal server error")
+        return _error.dump_json(error, by_alias=True, exclude_none=True)
+
+
+def _envelope_of(client: CallClient) -> JsonObject:
+    """What every request of this revision says of its client, in `_meta`."""
+    meta: JsonObject = {PROTOCOL_VERSION_META_KEY: client.version, CLIENT_CAPABILITIES_META_KEY: client.capabilities}
+    return meta if client.info is None else {**meta, CLIENT_INFO_META_KEY: client.info}
 
 
 @dataclass(frozen=True)
 class SdkRuntimes:
-    """Starts runtimes of one server whose lifespan was entered. Must be made in the context of the start: runtimes run
-    in that, not in the context of the request that loads one."""
+    """Starts runtimes of one server whose lifespan was entered. Must be made in the context of the start: runtimes end
+    in that, not in the context of a request."""
 
     server: Server[Any]
     sessionless: Server[Any]

@@ -287,14 +287,6 @@ class RuntimeLink:
         if stream is not None and stream.readers.reader is not None:
             stream.readers.reader.stop_here()
 
-    def failed(self, failure: BaseException | None) -> None:
-        self.runtime.forget()
-        name = self.keeper.name
-        log_event(logging.ERROR, "runtime.failed", f"a session's runtime ended: {failure!r}", session=name)
-        for call in self.calls.all_running():
-            self.answer_unknown(call, "its runtime failed")
-        self.calls.runtime_gone()
-
     # Answers that the runtime does not give
 
     def answer_recorded(self, call: Call) -> None:

@@ -12,15 +12,15 @@ configured propagators read).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import Token
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from opentelemetry import context as contexts
 from opentelemetry.context import Context
-from opentelemetry.propagate import extract
+from opentelemetry.propagate import extract, inject
 from opentelemetry.propagators.textmap import Getter
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode, get_current_span, get_tracer
 from opentelemetry.trace import set_span_in_context as within
@@ -170,6 +170,15 @@ def add_attributes(**attributes: str) -> None:
 def load(session: str) -> AbstractContextManager[Span]:
     """The span of loading a session from its record."""
     return _tracer.start_as_current_span("perdure.load", attributes={SESSION: session})
+
+
+@contextmanager
+def ask(method: str, ask_id: str, meta: dict[str, Any]) -> Iterator[None]:
+    """The span of a question to the client, as the SDK names it. `meta` gets the trace context for the client."""
+    attributes = {"mcp.method.name": method, "jsonrpc.request.id": ask_id}
+    with _tracer.start_as_current_span(f"MCP send {method}", kind=SpanKind.CLIENT, attributes=attributes):
+        inject(meta)
+        yield
 
 
 def settle(session: str, stream: str, *, outcome: str) -> AbstractContextManager[Span]:

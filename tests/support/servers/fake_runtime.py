@@ -55,9 +55,8 @@ class FakeRuntime:
         except asyncio.CancelledError:
             if not self._closed:
                 self._outlet.interrupted(number)
-        except Broken as failure:
-            await self.aclose()
-            self._outlet.failed(failure)
+        except Broken:
+            self._outlet.interrupted(number)
         else:
             self._outlet.answer(number, json.dumps(result).encode(), failed=False)
 
