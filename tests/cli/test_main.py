@@ -242,6 +242,8 @@ def test_names_are_repeated_as_options_and_separated_by_commas_in_the_environmen
             ("sessions", "--store", "bread.db"),
             "store is 'bread.db'; allowed: memory: or sqlite:PATH or sqlite:PATH?sync=",
         ),
+        (("sessions", "--store", "redis:x"), "store is 'redis:x'; allowed: memory: or sqlite:PATH"),
+        (("sessions", "--store", "sqlite:x.db?sync=maybe"), "store is 'sqlite:x.db?sync=maybe'; "),
         (
             ("serve", "http://127.0.0.1:9/mcp"),
             "http://127.0.0.1:9/mcp is the address of a server that runs; a target is",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
 import socket
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -139,24 +137,8 @@ def test_an_object_that_is_no_server_is_refused(hello: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("store", ["sqlite", "redis:x", "sqlite:", "sqlite:x.db?sync=maybe", "sqlite:no/such/dir/x.db"])
-def test_a_store_that_cannot_be_is_refused(hello: Path, store: str) -> None:
-    assert refused(start(hello, "--store", store, "--log-level", "error"))
-
-
-def test_a_file_that_is_no_database_is_refused(hello: Path) -> None:
-    (hello / "letter.db").write_text("Dear reader, this is a letter and no database. " * 100)
-    assert "letter.db" in refused(start(hello, "--store", "sqlite:letter.db", "--log-level", "error"))
-
-
-def test_a_store_of_a_newer_release_is_refused(served: tuple[Program, int], hello: Path) -> None:
-    process, _ = served
-    process.send_signal(signal.SIGTERM)
-    assert ended(process) == (0, "", "")
-    with contextlib.closing(sqlite3.connect(hello / "perdure.db")) as database:
-        database.execute("PRAGMA user_version = 9999")
-    line = refused(start(hello, "--log-level", "error"))
-    assert "perdure.db has version 9999, written by a newer release" in line
+def test_a_store_that_cannot_be_is_refused(hello: Path) -> None:
+    assert "x.db" in refused(start(hello, "--store", "sqlite:no/such/dir/x.db", "--log-level", "error"))
 
 
 def test_a_server_whose_own_start_fails_is_refused(hello: Path) -> None:
