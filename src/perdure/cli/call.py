@@ -11,12 +11,13 @@ import json
 import logging
 import os
 import re
+import subprocess
 import sys
-from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,7 +25,7 @@ import click
 from perdure._core.codes import NO_SERVER, UNREACHABLE
 from perdure._core.reconnect import Patience
 from perdure._core.text import printable
-from perdure.cli.dev import RUN_UNTIL_INPUT_ENDS
+from perdure.cli.dev import running
 from perdure.cli.options import INTERRUPTED, LEVELS, REFUSED
 from perdure.cli.stdio import BRIDGE_OPTIONS, check_token_options
 from perdure.errors import Misuse
@@ -41,9 +42,6 @@ if TYPE_CHECKING:
 FAILED = 1
 #: Characters of a name, a title or a message of the server in a line.
 MAX_SHOWN = 300
-
-#: Seconds for the end of a process that serves a file; one that is stuck in the file's code is killed.
-STOP_SECONDS = 5.0
 
 _READY = re.compile(rb"perdure: serving on (http://\S+)")
 #: No time to drain: the log is in memory, and the one call was answered.
@@ -243,33 +241,19 @@ async def _address(connection: ServerOptions) -> AsyncIterator[str]:
         yield connection.url
         return
     log_level = max(connection.log_level, "warning", key=LEVELS.index)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", RUN_UNTIL_INPUT_ENDS, "serve", connection.url, *_SERVE, "--log-level", log_level),
-        stdin=PIPE,
-        stdout=PIPE,
-        process_group=0,  # so that Ctrl-C, which a terminal sends to the whole group, only cancels the call
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-
-    async def pass_on(output: asyncio.StreamReader) -> None:
-        """Write to stderr what a tool prints: it must not be taken for the result, nor fill the pipe."""
-        while data := await output.read(65_536):
-            sys.stderr.buffer.write(data)
-            sys.stderr.flush()
-
-    try:
-        while not (found := _READY.match(line := await process.stdout.readline())):
+    command = ("serve", connection.url, *_SERVE, "--log-level", log_level)
+    with running(*command, stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdout is not None
+        while not (found := _READY.match(line := await asyncio.to_thread(process.stdout.readline))):
             if not line:
-                raise click.exceptions.Exit(await process.wait() or REFUSED)
+                raise click.exceptions.Exit(process.wait() or REFUSED)
             sys.stderr.buffer.write(line)  # what the code prints when it is imported
-        rest = asyncio.create_task(pass_on(process.stdout))
+        Thread(target=_pass_on, args=(process.stdout.fileno(),), daemon=True).start()
         yield found[1].decode()
-        rest.cancel()
-    finally:
-        process.stdin.close()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), STOP_SECONDS)
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+
+
+def _pass_on(output: int) -> None:
+    """Write to stderr what a tool prints: it must not be taken for the result, nor fill the pipe."""
+    with contextlib.suppress(OSError):
+        while data := os.read(output, 65_536):
+            os.write(sys.stderr.fileno(), data)

@@ -27,8 +27,8 @@ from perdure.serve.worker_pool import VARIABLE
 _WATCHED = "What is watched"
 _SHOWN = "What is shown"
 RUN_UNTIL_INPUT_ENDS = "from perdure.cli.dev import run_until_input_ends; run_until_input_ends()"
-#: The console ends at once; a page that takes its last bytes slowly has a second.
-CONSOLE_STOP_SECONDS = 5.0
+#: Seconds for the end of such a process. The console ends at once; one that is stuck in a target's code is killed.
+STOP_SECONDS = 5.0
 _ABOUT = """\
 Serve TARGET as perdure serve does, and load its code again whenever it changes. Sessions and running calls go on.
 
@@ -73,28 +73,29 @@ def _dev(
 
         def start_console() -> None:
             if console:
-                stack.enter_context(_running_console(store, opens=opens))
+                # The store is in the environment, because every user of the machine can read arguments.
+                env = {**os.environ, "PERDURE_STORE": store}
+                stack.enter_context(running("console", "--port", "0", *["--open"] * opens, env=env))
 
         return run_serve(**given, watch=functools.partial(watch_code, code), on_served=start_console)
 
 
 @contextlib.contextmanager
-def _running_console(store: str, *, opens: bool) -> Iterator[None]:
-    """Run the console, which prints its own address."""
+def running(*arguments: str, **how: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command of `perdure` in a process that ends with this block, and with this process."""
     process = subprocess.Popen(
-        [sys.executable, "-c", RUN_UNTIL_INPUT_ENDS, "console", "--port", "0", *["--open"] * opens],
-        # In the environment, because every user of the machine can read the arguments of a command.
-        env={**os.environ, "PERDURE_STORE": store},
+        [sys.executable, "-c", RUN_UNTIL_INPUT_ENDS, *arguments],
         stdin=subprocess.PIPE,
         process_group=0,  # so that Ctrl-C, which a terminal sends to the whole group, is left to this process
+        **how,
     )
     try:
-        yield
+        yield process
     finally:
         assert process.stdin is not None
         process.stdin.close()
         try:
-            process.wait(CONSOLE_STOP_SECONDS)
+            process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
