@@ -134,7 +134,7 @@ async def list_entries(
 
 
 def entry_state(entry: JsonObject) -> str:
-    """The state of a session; of a durable call, that of its ledger row."""
+    """Return the state of a session; of a durable call, the state of its ledger row."""
     return str((entry["call"] or entry)["state"])
 
 
@@ -255,7 +255,7 @@ def _picked(record: object, *names: str) -> JsonObject:
 
 
 def _shared(record: SessionRecord, usage: Usage, calls: Sequence[CallRecord]) -> JsonObject:
-    """The members that an entry of the list and a whole session have in common."""
+    """Return the members that an entry of the list and a whole session have in common."""
     client = _members(record.client_params).get("clientInfo")
     names = [str(client[name]) for name in ("name", "version") if name in client] if isinstance(client, dict) else []
     writers = {stream.id: stream.node for stream in usage.streams}
@@ -280,8 +280,8 @@ def _shared(record: SessionRecord, usage: Usage, calls: Sequence[CallRecord]) ->
 def list_object(
     record: SessionRecord, *, usage: Usage, calls: Sequence[CallRecord], living: Collection[NodeId] | None = None
 ) -> JsonObject:
-    """A session or durable call in a list: `calls` that have not ended, `streams` that are not sealed, `readers` that
-    are connected, the first of them since `connected`."""
+    """Return a session or durable call as a list shows it: `calls` that have not ended, `streams` that are not sealed,
+    `readers` that are connected, the first of them since `connected`."""
     readers = [reader for reader in _readers(usage, living).values() if reader is not None]
     return {
         **_shared(record, usage, calls),
@@ -302,7 +302,7 @@ def show_object(
     has_token: bool,
     living: Collection[NodeId] | None = None,
 ) -> JsonObject:
-    """Everything that the store holds of a session or durable call (S6)."""
+    """Return everything that the store holds of a session or durable call (S6)."""
     writers = {stream.id: stream.node for stream in usage.streams}
     readers = _readers(usage, living)
     return {
@@ -360,7 +360,7 @@ def _readers(usage: Usage, living: Collection[NodeId] | None) -> dict[StreamId, 
 
 
 def subject_of(call: CallRecord) -> str | None:
-    """The tool, prompt or resource of a call. The store forgets a resource once its call has ended."""
+    """Return the tool, prompt or resource of a call. The store forgets a resource once its call has ended."""
     if call.name:
         return call.name
     params = _members(call.request).get("params")
@@ -382,7 +382,7 @@ def appended(stream: StreamRecord, event: Event) -> JsonObject:
 
 
 def trimmed(stream: StreamRecord, first: int, last: int) -> JsonObject:
-    """Events that were forgotten before they could be shown."""
+    """Return the gap of events that were deleted before they could be shown."""
     return {"what": "gap", **_stream_names(stream), "first": first, "last": last}
 
 

@@ -20,14 +20,14 @@ NONE = "-"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, indent: str = "") -> list[str]:
-    """Lines with columns as wide as their longest cell. Cells may hold text of a peer."""
+    """Return lines with columns as wide as their longest cell. Cells may hold text of a peer."""
     lines = [head, *([printable(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [indent + "  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
 
 
 def span(seconds: float) -> str:
-    """A span of time in one unit: 90s, 5m, 3h, 2d. A larger unit is used from two of it on."""
+    """Return a span of time in one unit: 90s, 5m, 3h, 2d. A larger unit is used from two of it on."""
     for length, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
         if seconds >= 2 * length:
             return f"{int(seconds // length)}{unit}"
@@ -188,7 +188,7 @@ def tail_line(item: JsonObject) -> str:
 
 
 def summary(message: Any) -> str:
-    """A message in few words: its kind (ask, notification, answer or error), then the rest as JSON."""
+    """Return a message in few words: its kind (ask, notification, answer or error), then the rest as JSON."""
     match message:
         case {"method": str(), "id": id_}:
             return f"ask {_json(id_)} {_request(message)}"
@@ -212,7 +212,7 @@ def _title(call: JsonObject) -> str:
 
 
 def _request(message: JsonObject) -> str:
-    """A request or notification without its id and `_meta`."""
+    """Return a request or notification without its id and `_meta`."""
     params = {name: value for name, value in _params(message).items() if name != "_meta"}
     return f"{message.get('method', '?')} {_json(params) if params else ''}".rstrip()
 

@@ -1,4 +1,4 @@
-"""The commands `perdure call` and `perdure list`: try a server without writing a client.
+"""Defines `perdure call` and `perdure list`, which try a server without writing a client.
 
 Both run `perdure.connect` on a terminal: a call continues over lost connections and restarts of the server.
 """
@@ -53,7 +53,7 @@ _SERVER_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "al
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """The user's options that lead to the server."""
+    """The options that name the server and how to reach it."""
 
     url: str
     token_env: str | None

@@ -1,4 +1,4 @@
-"""The commands `perdure install` and `perdure uninstall`: write `perdure stdio` into a host's configuration, or out."""
+"""Defines `perdure install` and `perdure uninstall`, which edit the configuration of a desktop host."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""The operator's commands: `perdure sessions`, `perdure sessions show`, `perdure sessions end`, `perdure tail`."""
+"""Defines the operator's commands `perdure sessions`, `perdure sessions show`, `perdure sessions end`, `perdure
+tail`."""
 
 import asyncio
 import contextlib

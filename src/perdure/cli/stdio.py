@@ -1,4 +1,4 @@
-"""The command `perdure stdio`: reads its options and the environment, then imports and runs the bridge."""
+"""Defines `perdure stdio`: reads its options and the environment, then imports and runs the bridge."""
 
 import os
 import sys

@@ -1,5 +1,5 @@
-"""The operator's commands about a store as a whole: `perdure store init`, `migrate`, `check`, `restored` and `disown`,
-`perdure backup` and `perdure check`."""
+"""Defines the operator's commands about a whole store: `perdure store init`, `migrate`, `check`, `restored` and
+`disown`, `perdure backup` and `perdure check`."""
 
 import asyncio
 import json

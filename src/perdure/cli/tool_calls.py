@@ -95,7 +95,7 @@ async def read_resource(client: Client, uri: str, *, as_json: bool, output: Path
 async def get_prompt(
     client: Client, url: str, name: str, words: Sequence[Word], given: dict[str, Any], *, as_json: bool
 ) -> int:
-    """As `call_tool`, of a prompt, whose arguments are all text."""
+    """Print a prompt, whose arguments are all text. Returns and raises as `call_tool`."""
     prompts = {prompt["name"]: prompt for prompt in await read_list(client.list_prompts, "prompts")}
     if (prompt := prompts.get(name)) is None:
         raise Misuse(f"{shown(url)} has no prompt {name!r}{did_you_mean(name, prompts)}")

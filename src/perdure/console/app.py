@@ -59,7 +59,7 @@ class Forbidden(PerdureError):
 
 
 class Console:
-    """The parts of one console, and its answers."""
+    """Answers the requests of one console."""
 
     def __init__(self, address: str, *, allow_end: bool) -> None:
         self.allow_end = allow_end
@@ -120,7 +120,7 @@ class Console:
         return LiveResponse(self.ticker.follow, self.views)
 
     async def _id(self, request: Request) -> SessionId:
-        """The whole id of the session that a path names by its id, or by the beginning of its id."""
+        """Return the whole id of the session that a path names by its id, or by the beginning of its id."""
         try:
             return (await find(await self.view.current(), request.path_params["id"])).id
         except NoSuchSession as error:

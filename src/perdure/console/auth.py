@@ -90,7 +90,7 @@ class AuthMiddleware:
         await (self._app if refusal is None else refusal)(scope, receive, send_on)
 
     def _answer(self, scope: Scope) -> Response | None:
-        """The answer to a request that goes no further; `None` if it does."""
+        """Return the answer to a request that is not passed on; `None` if it is."""
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_known(hosts[0]):

@@ -66,7 +66,7 @@ def number_of(query: Mapping[str, str], name: str, *, default: int, low: int, hi
 
 
 def choice_of(query: Mapping[str, str], name: str, choices: Iterable[str]) -> str:
-    """One of some words, or nothing."""
+    """Return one of the choices, or ""."""
     text = query.get(name, "")
     if text and text not in choices:
         raise Misuse(f"{name} is {printable(text, 40)!r}; allowed are {', '.join(choices)}")
@@ -152,7 +152,8 @@ class LiveResponse(StreamingResponse):
 
 
 async def _event_lines(begin: Callable[[], AsyncGenerator[JsonObject | None]]) -> AsyncGenerator[str]:
-    """A failing store is reported once. The iterator begins again when the store is back."""
+    """Yield the lines of the objects. A failing store is reported once. The iterator begins again when the store is
+    back."""
     yield f"retry: {RETRY}\n\n"
     loop = asyncio.get_running_loop()
     is_lost = False

@@ -80,7 +80,7 @@ class NodeWatch:
         """The nodes that are no longer in the store: their last state, and when that was found, by both clocks."""
 
     async def nodes(self) -> Sequence[NodeState]:
-        """The nodes that have joined and are not buried."""
+        """Return the nodes that have joined and are not buried."""
         return await self._cached.get()
 
     async def _read(self) -> Sequence[NodeState]:
@@ -100,7 +100,7 @@ class NodeWatch:
         return list(found.values())
 
     async def objects(self) -> list[JsonObject]:
-        """The nodes as the page shows them: living ones first, then dead ones, then those that are gone."""
+        """Return the nodes as the page shows them: living ones first, then dead ones, then those that are gone."""
         nodes = await self.nodes()
         calls = (await self._sessions.snapshot()).calls
         holders = await self._view.upkeep.holders() or ()  # a node whose store fails cannot write that into it
@@ -207,7 +207,7 @@ class Totals:
             self._latencies.popleft()
 
     def latency(self) -> JsonObject | None:
-        """The median and the slowest hundredth, in seconds; `None` if nothing was timed within the window."""
+        """Return the median and the slowest hundredth, in seconds; `None` if nothing was timed within the window."""
         for name, bounds in TIMED.items():
             beats = [added for _, of, added in self._latencies if of == name]
             counts = [sum(column) for column in zip(*beats, strict=True)]
@@ -217,7 +217,7 @@ class Totals:
 
 
 def quantile(counts: Sequence[int], bounds: Sequence[float], share: float) -> float:
-    """The time within which a share of a histogram's entries was done, as far as its bounds tell."""
+    """Return the time within which a share of a histogram's entries was done, as far as its bounds tell."""
     wanted = math.ceil(share * sum(counts))
     within = list(itertools.accumulate(counts))
     place = next(place for place, count in enumerate(within) if count >= wanted)

@@ -106,7 +106,7 @@ class ListQuery:
 
     @classmethod
     def parse(cls, query: Mapping[str, str]) -> "ListQuery":
-        """A parameter that is given and empty is as one that is not given."""
+        """Read the parameters. One that is given and empty counts as not given."""
         refuse_unknown(query, _PARAMETERS)
         return cls(
             kind=_KINDS.get(choice_of(query, "kind", _KINDS)),
@@ -184,7 +184,8 @@ class SessionList:
     async def _running(
         self, store: Store, calls: Sequence[OpenCall], listed: set[SessionId], tool: str
     ) -> set[SessionId]:
-        """The listed sessions that have a call of a tool that has not ended. The name of a call's tool is read once."""
+        """Return the listed sessions that have a call of a tool that has not ended. The name of a call's tool is read
+        once."""
         calls = [call for call in calls if call.session in listed]
         self._tools = {call.stream: self._tools[call.stream] for call in calls if call.stream in self._tools}
         for call in calls:
@@ -231,7 +232,7 @@ class SessionView:
         return await session_object(await self._view.current(), session)
 
     async def events(self, session: SessionId, stream: StreamId, *, after: int, limit: int) -> JsonObject:
-        """A page of a stream's retained events after a number, and where the next page begins."""
+        """Return a page of a stream's retained events after a number, and where the next page begins."""
         store = await self._view.current()
         record = await self._stream(store, session, stream)
         found = await store.read(stream, after=after, limit=limit)
@@ -247,7 +248,7 @@ class SessionView:
         return {"items": items, "next": at if found and at < record.last else None}
 
     async def event(self, session: SessionId, stream: StreamId, seq: int) -> JsonObject:
-        """One event, whole."""
+        """Return one event, whole."""
         store = await self._view.current()
         record = await self._stream(store, session, stream)
         found = await store.read(stream, after=seq - 1, limit=1)
@@ -315,7 +316,7 @@ async def session_object(store: Inspect, session: SessionId) -> JsonObject:
 
 
 def newest(streams: list[JsonObject], *, most: int = MAX_STREAMS) -> list[JsonObject]:
-    """The streams that are not sealed, and the newest of the others, in their order."""
+    """Return the streams that are not sealed, and the newest of the others, in their order."""
     sealed = [stream["id"] for stream in streams if stream["sealed"]]
     room = max(0, most - len(streams) + len(sealed))
     dropped = set(sealed[: max(0, len(sealed) - room)])
@@ -323,7 +324,7 @@ def newest(streams: list[JsonObject], *, most: int = MAX_STREAMS) -> list[JsonOb
 
 
 def without_moving(session: JsonObject) -> object:
-    """The parts of a session that are worth a new picture: its state, calls, attempts, streams and readers."""
+    """Return the parts of a session that are worth a new picture: its state, calls, attempts, streams and readers."""
     parts = {name: [_still(one) for one in session[name]] for name in ("calls", "streams", "asks")}
     return _still(session) | parts
 
@@ -333,8 +334,8 @@ def _still(one: JsonObject) -> JsonObject:
 
 
 def shown_event(item: JsonObject, *, whole: bool = False) -> JsonObject:
-    """An object of `perdure tail` as the page gets it: an event with the bytes of its message. A large message is cut
-    to the text of its beginning, unless the `whole` message was asked for."""
+    """Return an object of `perdure tail` as the page gets it: an event with the bytes of its message. A large message
+    is cut to the text of its beginning, unless the `whole` message was asked for."""
     if item["what"] != "event":
         return item
     message = without_secrets(item["message"])

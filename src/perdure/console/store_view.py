@@ -15,7 +15,7 @@ PATIENCE = 5.0
 
 
 class StoreView:
-    """The store at an address. No server waits for a lock of it, because it is opened without write access."""
+    """Opens the store at an address. No server waits for a lock of it, because it is opened without write access."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -40,7 +40,7 @@ class StoreView:
             return self._store
 
     def writing(self) -> Inspect:
-        """The same store with write access, not opened yet, for ending a session."""
+        """Return the same store with write access, not opened yet, for ending a session."""
         return existing_store(self._address, writes=True, busy_timeout=PATIENCE)
 
     async def aclose(self) -> None:
@@ -55,7 +55,7 @@ class StoreView:
 
 
 class CachedRead(Generic[T]):
-    """A value that is read again when a caller wants it and it is due; nothing is read while no page is open.
+    """Caches a value that is read again when a caller wants it and it is due; nothing is read while no page is open.
 
     `pause`: seconds between the end of a read and the next one, at least. `rest`: as many times the last read's own
     time, at least, so that reading takes a bounded share of the time. A failure is raised to the caller whose read it

@@ -1,4 +1,4 @@
-"""The bridge between a host that speaks MCP over a pipe and a session on a server: every message, both ways, in order.
+"""Bridges a host that speaks MCP over a pipe and a session on a server: every message, both ways, in order.
 
 **Order.** A pipe keeps the order of messages, and HTTP requests do not. So each message leaves when the server has
 taken the one before it (`SendQueue`). While the server is away all of them wait, each no longer than the patience from
@@ -50,7 +50,7 @@ MAX_LISTEN_DELAY = 30.0
 
 
 def limits_of(patience: Patience) -> ClientLimits:
-    """The limits of a bridge whose user has this much patience. The standalone stream is never given up."""
+    """Return the limits of a bridge whose user has this much patience. The standalone stream is never given up."""
     soon = min(patience.max_delay, HANDSHAKE_DELAY)
     seldom = max(patience.max_delay, MAX_LISTEN_DELAY)
     return ClientLimits(
@@ -73,7 +73,7 @@ def connection_log(url: str) -> ConnectionLog:
 
 
 class Bridge:
-    """One host's connection to one session, for as long as the host keeps the pipe open. It is the link's program."""
+    """Connects one host with one session, for as long as the host keeps the pipe open. It is the link's program."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Bridge:
         self._reading = anyio.CancelScope()
 
     async def run(self, lines: AsyncIterator[Line], on_leaving: Callable[[], None]) -> None:
-        """Until the host closes the pipe. `on_leaving` is called before the last messages are waited for."""
+        """Run until the host closes the pipe. `on_leaving` is called before the last messages are waited for."""
         async with self._link.running() as scope:
             self._link.start(self._host.queue.run)
             self._link.start(self._broker.start)
@@ -142,7 +142,7 @@ class Bridge:
     # The handshake of the host
 
     async def _initialize(self, host_id: str, text: str, params: dict[str, Any]) -> str:
-        """The answer to the host's `initialize`: a reattach to the earlier session, or a new one."""
+        """Return the answer to the host's `initialize`: a reattach to the earlier session, or a new one."""
         self._text = text
         link, limits = self._link, self._link.route.limits
         current = link.handshake
@@ -180,7 +180,7 @@ class Bridge:
         return found.text
 
     async def _finish(self, text: str) -> None:
-        """The host's `initialized`. In a resumed session the server swallows it."""
+        """Pass on the host's `initialized`. In a resumed session the server ignores it."""
         await self._host.sender.send(text.encode())
         handshake = self._link.handshake
         if handshake is None or handshake.initialized:
@@ -246,7 +246,7 @@ class Bridge:
             await self._output.write(f'{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{params}}}')
 
     def fail(self, error: Exception) -> None:
-        """What a task raises costs that task alone."""
+        """Log what a task has raised; the other tasks continue."""
         if isinstance(error, HostGone):
             self.stop()
         else:

@@ -58,7 +58,7 @@ Job = Callable[[anyio.Event], Coroutine[Any, Any, None]]
 
 
 class SendQueue:
-    """A queue of jobs. Each sets its event when the next may begin, at its end at the latest."""
+    """Runs jobs one after the other. Each sets its event when the next may begin, at its end at the latest."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -79,7 +79,7 @@ class SendQueue:
             departed.set()
 
     async def add(self, job: Job, departed: anyio.Event | None = None, *, weight: int = 0) -> None:
-        """Waits while too much waits already."""
+        """Add a job, after a place in the queue is free."""
         departed = departed or anyio.Event()
         await self._put.send((departed, job))
         if weight > LARGE:
@@ -172,7 +172,7 @@ class HostSide:
                     log_event(logging.DEBUG, "stdio.answer_unasked", "the host answers what is not asked, or no longer")
 
     def stop(self) -> None:
-        """The host does not listen any more: follow nothing that has left."""
+        """Stop to follow calls that were sent: the host does not read any more."""
         self._modern.stop()
         own = [request.call for request in self._requests.values() if request.call.departed.is_set()]
         for call in (*own, *self._earlier):
@@ -181,7 +181,7 @@ class HostSide:
     # What the server says
 
     def to_host(self, message: Message) -> str | None:
-        """The server's message as the host gets it; None if it is not for this host."""
+        """Return the server's message as the host gets it; None if it is not for this host."""
         if message.is_request:
             self._asks[_same_id(splice.cut(message.text, "id") or "null")] = None
             if len(self._asks) > MAX_ASKS:
@@ -202,11 +202,11 @@ class HostSide:
         return None if message.method is None else message.text
 
     def _close_ask(self, ask: str) -> bool:
-        """An ask is answered or withdrawn; whether it was open."""
+        """Close an ask that is answered or withdrawn. Returns whether it was open."""
         return self._asks.pop(_same_id(ask), False) is None
 
     def close_asks(self) -> list[str]:
-        """The session is another one: no tool waits for these answers any more."""
+        """Close all asks, and return their ids: no tool of the new session waits for the answers."""
         asks, self._asks = list(self._asks), {}
         return asks
 
@@ -312,7 +312,7 @@ class HostSide:
     # Notifications and replies
 
     def _cancel(self, text: str) -> None:
-        """The answer is no longer wanted: say so under the id that the server knows, if it knows the request."""
+        """Cancel a request, under the id that the server knows, if it was sent."""
         host_id = splice.cut(text, "params", "requestId") or ""
         request = self._requests.get(host_id)
         if request is None:
@@ -328,7 +328,7 @@ class HostSide:
             request.call.departed.set()
 
     def _sending(self, text: str, *, is_reply: bool = False) -> Job:
-        """The job that sends a message. Its patience runs from now, however long it waits in the queue."""
+        """Return the job that sends a message. Its patience begins now, however long it waits in the queue."""
         attempts = self.sender.attempts()
 
         async def send(departed: anyio.Event) -> None:
@@ -360,7 +360,7 @@ class HostSide:
 
 
 def _same_id(text: str) -> str:
-    """An id in one spelling: `"\\u00e9"` and `"é"` are the same, and the two sides escape differently."""
+    """Return an id in one spelling: `"\\u00e9"` and `"é"` are the same, and the two sides escape differently."""
     found = splice.decode(text)
     return encode(found) if isinstance(found, str) else text
 
@@ -377,7 +377,7 @@ def bridge_logs(handshake: Handshake | None) -> bool:
 
 
 def with_logging(answer: str, handshake: Handshake) -> str:
-    """The server's answer to `initialize`, as the host gets it."""
+    """Return the server's answer to `initialize` as the host gets it."""
     if not bridge_logs(handshake):
         return answer
     given = splice.cut(answer, "result", "capabilities")
@@ -398,7 +398,7 @@ def wants_info(requests: list[str]) -> bool:
 
 
 def answer_set_level(request_id: str, request: str) -> str:
-    """The answer to a host that sets the level of the bridge's own logging."""
+    """Return the answer to a host that sets the level of the bridge's own logging."""
     seen = _level(request)
     if seen in LEVELS:
         return f'{{"jsonrpc":"2.0","id":{request_id},"result":{{}}}}'
@@ -410,7 +410,7 @@ def _level(request: str) -> object:
 
 
 def report_of(running: RunningCall, answer: Message) -> str:
-    """The message that reports to the host how a call ended that the host no longer knows."""
+    """Return the message that reports the end of a call of an earlier process to the host."""
     what = "error" if answer.is_error else "result"
     data = (
         f'"message":"A call of an earlier process has ended","method":{encode(running.method)},"requestId":{running.id}'

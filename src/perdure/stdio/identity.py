@@ -56,7 +56,7 @@ class ProcessInfo:
 
 
 class Processes(ABC):
-    """The processes of this machine.
+    """Looks up the processes of this machine.
 
     1. `look` returns what is known of a process, or None: there is none, or it cannot be read.
     2. Two processes never have the same pid and start, as long as `boot` and `space` are the same.
@@ -131,7 +131,7 @@ class Psutil(Processes):
 
 
 def here(platform: str = sys.platform) -> Processes | None:
-    """The processes of this machine, or None where no way is known to tell them apart for sure."""
+    """Return the processes of this machine; None where no way is known to tell them apart for sure."""
     try:
         if platform == "linux":
             return ProcFs()

@@ -61,7 +61,7 @@ class Keys:
 
 
 def digest_of(params: Mapping[str, Any]) -> str:
-    """Names a call: equal for requests of one host that a tool cannot tell apart."""
+    """Return the name of a call: equal for requests of one host that a tool cannot tell apart."""
     info = (params.get("_meta") or {}).get(CLIENT)
     host = info.get("name") if isinstance(info, Mapping) else None
     asked = [host, params.get("name"), params.get("arguments") or {}]
@@ -69,7 +69,7 @@ def digest_of(params: Mapping[str, Any]) -> str:
 
 
 class KeysFile:
-    """The keys of one bridge; without a folder, in memory alone. Nothing raises."""
+    """Keeps the keys of one bridge; without a folder, in memory alone. Nothing raises."""
 
     def __init__(self, folder: Folder | None = None, target: Target | None = None) -> None:
         self._folder = folder
@@ -83,7 +83,8 @@ class KeysFile:
             self._take_over_all()
 
     def begin(self, digest: str) -> KeptKey:
-        """The entry of a call: one that an earlier bridge left, or a new one, on disk before the call is sent."""
+        """Return the entry of a call: one that an earlier bridge left, or a new one. It is on disk before the call is
+        sent."""
         if (found := self._join(lambda entry: entry.digest == digest)) is not None:
             return found
         entry = KeptKey(digest=digest, key=secrets.token_urlsafe(KEY_BYTES))
@@ -92,7 +93,7 @@ class KeysFile:
         return entry
 
     def resume(self, task: str) -> KeptKey | None:
-        """The entry that an earlier bridge left of a task whose question the host answers now."""
+        """Return the entry that an earlier bridge left of a task whose question the host answers now."""
         return self._join(lambda entry: entry.task == task)
 
     def _join(self, is_wanted: Callable[[KeptKey], bool]) -> KeptKey | None:
@@ -117,7 +118,7 @@ class KeysFile:
             self._writer.changed()
 
     def beat(self) -> None:
-        """Say on disk that this bridge lives, where that matters."""
+        """Write a sign of life to the file, if calls run."""
         if self._running:
             self._writer.changed()
 
@@ -191,7 +192,7 @@ def _on_failing(error: Exception | None) -> None:
 
 
 def open_keys(directory: str | os.PathLike[str] | None, target: Target) -> KeysFile:
-    """The keys of this bridge. Never raises: without a folder they are in memory."""
+    """Open the keys of this bridge. Never raises: without a folder they are in memory."""
     if directory is None:
         return KeysFile()
     try:

@@ -32,7 +32,7 @@ Rule = Callable[[Sequence[str]], bool]
 
 
 class ProcessKind(enum.Enum):
-    """What a process above the bridge is."""
+    """The kind of a process above the bridge."""
 
     HOST = "host"  #: the bridge is its child, with launchers in between at most
     LAUNCHER = "launcher"  #: only starts the bridge; its parent is classified next
@@ -66,7 +66,7 @@ _SHELL_VALUED = frozenset({"-o", "+o", "-O", "+O", "--rcfile", "--init-file"})
 
 
 def classify(*, name: str, words: Sequence[str]) -> ProcessKind:
-    """What a process is, by the name that the system has for it and its command line."""
+    """Classify a process by the name that the system has for it and its command line."""
     if name in MANAGERS or (words and basename(words[0]) in MANAGERS):
         return ProcessKind.MANAGER
     # npm replaces its command line by a title: one word that holds them all, and nothing in the room that is left.
@@ -101,7 +101,7 @@ def _program(word: str) -> str:
 
 
 def _begins_with(*subcommands: str) -> Rule:
-    """The subcommand stands first, or there is doubt: what follows an option may be its value."""
+    """Return the rule that a subcommand stands first. After an option there is doubt: the word may be its value."""
     return lambda words: bool(words) and words[0] in subcommands
 
 
@@ -145,7 +145,7 @@ def _line_starts_bridge(line: str) -> bool:
 
 
 def _commands(line: str) -> list[list[str]]:
-    """The simple commands of a shell's line, one after the other; none if it is more than that.
+    """Return the simple commands of a shell's line, in order; none if the line is more than that.
 
     Several lines, pipes, jobs, alternatives, groups and substitutions may start anything.
     """

@@ -1,4 +1,4 @@
-"""The host's side without sessions (2026-07-28): each request of the host stands alone.
+"""Handles the requests of a host without sessions (2026-07-28): each request stands alone.
 
 **What the host sees** is a plain server at the other end of a pipe. The bridge sends requests again while their
 connection breaks, declares tasks to the server on its own, and polls a call that becomes one: the host waits for an
@@ -106,7 +106,7 @@ class ModernHost:
                 self._calls.send_cancel(request.call)
 
     def stop(self) -> None:
-        """The host does not listen any more. The keys of its calls stay on disk."""
+        """Stop all requests: the host does not read any more. The keys of its calls stay on disk."""
         for request in self.running.values():
             request.scope.cancel()
 
@@ -143,7 +143,8 @@ class ModernHost:
                 self._forget(request)
 
     async def _send(self, request: HostRequest, patience: Patience | None = None, *, with_own: bool = False) -> Message:
-        """The answer to a request as the host sent it; `with_own`: it declares what the bridge takes as well."""
+        """Return the answer to a request as the host sent it. `with_own`: it declares the bridge's own extensions
+        too."""
         meta = dict(request.params["_meta"])
         sent = request.as_sent(with_tasks(meta) if with_own else meta)
         return await self._requests.send(sent, partial(self._tell, request), patience=patience)
@@ -175,7 +176,7 @@ class ModernHost:
         return call
 
     async def _next_round(self, request: HostRequest, task: str) -> Message:
-        """The host brings its answers to what a task has asked."""
+        """Pass on the host's answers to a task's questions."""
         earlier = self._asking.pop(task, None)
         request.kept_key = self._keys.resume(task) if earlier is None else earlier.kept_key
         call = self._made(request, with_tasks(request.params["_meta"]))

@@ -1,4 +1,4 @@
-"""The two pipes to the host: reads lines, and writes lines.
+"""Reads lines from the host, and writes lines to it.
 
 Each has its own thread that does nothing but read or write. Pipes are not set to non-blocking: that would hold for
 every other process that has the same file open, as with a terminal, and plain files and Windows have no such mode.
@@ -73,7 +73,7 @@ class Cutter:
 async def lines(
     descriptor: int, *, limit: int = MAX_LINE_BYTES, on_left: Callable[[], None] = lambda: None
 ) -> AsyncIterator[Line]:
-    """The host's lines, until it closes the pipe. `on_left` is called if it has, and its lines are no longer taken."""
+    """Yield the host's lines, until it closes the pipe. `on_left` is called if it has and its lines are not taken."""
     loop = asyncio.get_running_loop()
     handed: asyncio.Queue[list[Line] | None] = asyncio.Queue(maxsize=1)
     taken = 0
@@ -127,7 +127,7 @@ def _is_left(descriptor: int) -> bool:
 
 
 class Output:
-    """The one writer to the host."""
+    """Writes to the host, one batch of lines at a time."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -185,7 +185,8 @@ class Output:
                 select.select([], [self._descriptor], [])
 
     def _tell(self, taken: list[tuple[bytes, asyncio.Future[None]]]) -> None:
-        """Both this and `write` run in the loop: what was put in before `_gone` was seen there is taken out here."""
+        """Notify the writers. This runs in the loop, as `write` does: lines that were put in before `_gone` was seen
+        are taken out here."""
         while self._gone and not self._waiting.empty():
             taken.append(self._waiting.get())
         for _, written in taken:

@@ -60,7 +60,7 @@ def digest(session: str) -> str:
 
 
 class PositionsFile:
-    """The positions of one slot, in memory and on disk; without a path, in memory alone."""
+    """Keeps the positions of one slot, in memory and on disk; without a path, in memory alone."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -116,7 +116,7 @@ class PositionsFile:
             self.changed()
 
     def move(self, position: str | None) -> None:
-        """The host has what the standalone stream brought up to there."""
+        """Note that the host has everything of the standalone stream up to there."""
         self.positions.position = position
         self.changed()
 

@@ -64,7 +64,7 @@ FLUSH = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the user gave."""
+    """The options of the command."""
 
     url: str
     token_env: str | None = None
@@ -77,7 +77,8 @@ class Options:
 
 
 def run(options: Options, *, arguments: list[str], environ: Mapping[str, str]) -> int:
-    """The exit status: 0 at the end of stdin, 128 and its number for a signal, 2 if it could not have worked."""
+    """Run the bridge. Returns the exit status: 0 at the end of stdin, 128 and its number for a signal, 2 if the options
+    or the environment cannot work."""
     log = to_stderr(options.log_level)
     try:
         if options.log_file is not None:
@@ -171,7 +172,7 @@ def _place(options: Options, arguments: list[str], environ: Mapping[str, str]) -
 
 
 async def _refuse(url: str, output: Output, refused: Refused) -> int:
-    """It cannot work as it was started. Hosts show the answer to `initialize` rather than stderr."""
+    """Answer each request with the reason: hosts show the answer to `initialize` rather than stderr."""
     connection_log(url)(Notice.REFUSED, str(refused), reason=refused.reason)
     with contextlib.suppress(HostGone):
         async for line in lines(sys.stdin.fileno()):

@@ -1,4 +1,4 @@
-"""The bridge's side of the resume broker: turns the slot's token into a session, and stores the next token.
+"""Talks to the resume broker: turns the slot's token into a session, and stores the next token.
 
 A new token is on disk before it is confirmed, and the old one stays good until then: whenever this process dies, the
 token on disk leads back to the session (T10). Nothing else of the bridge asks whether there is anything to resume with
@@ -36,7 +36,7 @@ class _NoBroker(Exception):
 
 
 class ResumeBroker:
-    """One process's way into its session, and the way back for the next."""
+    """Finds the session of one process, and prepares the resume of the next process."""
 
     def __init__(self, endpoint: Endpoint, slot: Slot) -> None:
         self._endpoint = endpoint
@@ -54,7 +54,7 @@ class ResumeBroker:
             return  # the handshake asks again, and answers the host
 
     async def session(self, patience: Patience) -> str | None:
-        """The session to go on with, if there is one. Raises `Unavailable` or `Refused`; the token stays."""
+        """Return the session to go on with, if there is one. Raises `Unavailable` or `Refused`; the token stays."""
         async with self._turn:
             token = self._slot.token() if not self._is_asked and self._slot.holder else None
             if token is not None:
@@ -120,7 +120,7 @@ class ResumeBroker:
     async def _ask(
         self, action: str, body: dict[str, str], patience: Patience, *wanted: str, session: str = ""
     ) -> list[str]:
-        """The texts of these names in the broker's answer. Raises what is above, `Unavailable` and `Refused`."""
+        """Return the texts of these names in the broker's answer. Raises what is above, `Unavailable` and `Refused`."""
         # A server may ask for any time; the host has its answer after as long as it was promised.
         attempts = Attempts(patience, counts_from_request=True)
         broker = self._endpoint.at(beside(self._endpoint.url, action))
@@ -161,7 +161,8 @@ class ResumeBroker:
 
 
 def beside(url: str, action: str) -> str:
-    """The broker's address: a sibling of the endpoint. The query goes along: gateways find tenants and keys there."""
+    """Return the broker's address: a sibling of the endpoint. The query goes along: gateways find tenants and keys
+    there."""
     parts = urlsplit(url)
     folder = parts.path.rstrip("/").rpartition("/")[0]
     return urlunsplit((parts.scheme, parts.netloc, f"{folder}/resume/{action}", parts.query, ""))

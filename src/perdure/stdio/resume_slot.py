@@ -219,7 +219,7 @@ class SlotChooser:
 
 
 class Slot:
-    """Room for the token of one bridge, and of no other one at the same time.
+    """Keeps the token of one bridge, and of no other one at the same time.
 
     1. `token` returns what was kept last in this slot, by a bridge of the same host and target; else None.
     2. `keep` is True only when the token is on the disk; a later reader finds this one or the previous one.
