@@ -44,6 +44,7 @@ CLIENTS: dict[str, Connect] = {
 
 
 NAMES = named("python-default", "typescript-2", in_all=["python-legacy", "typescript-1"])
+each_client = pytest.mark.parametrize("connect", NAMES, indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +52,7 @@ def packages() -> None:
     node_modules(HERE)
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=named("python-default", in_all=["python-legacy", "typescript-1", "typescript-2"]))
 def connect(request: pytest.FixtureRequest, packages: None) -> Connect:
     return CLIENTS[request.param]
 
@@ -107,6 +108,7 @@ async def test_killed_between_two_calls_the_session_goes_on(client: StockClient,
     assert site.sessions() == [(before[0], 1)]
 
 
+@each_client
 async def test_killed_during_a_read_only_call_its_result_arrives(
     client: StockClient, site: Cluster, tmp_path: Path
 ) -> None:
@@ -142,6 +144,7 @@ async def test_what_the_client_had_not_seen_before_the_kill_arrives_once(
     assert call.progress == numbers(8)
 
 
+@each_client
 async def test_killed_during_a_call_that_may_not_run_again_the_client_is_told(
     client: StockClient, site: Cluster, tmp_path: Path
 ) -> None:
@@ -193,6 +196,7 @@ async def test_a_restart_by_sigterm_lets_the_running_call_finish_where_it_runs(
     assert len(site.sessions()) == 1
 
 
+@each_client
 async def test_each_connection_may_go_to_another_process(connect: Connect, pair: Cluster, tmp_path: Path) -> None:
     """Promise 2 whatever process the reader is attached to; P6 whatever process the answer comes to."""
     gate, log = tmp_path / "gate", tmp_path / "diary"
@@ -247,6 +251,7 @@ async def test_the_other_process_goes_on_where_one_was_killed(
         await client.until(lambda: client.notices == notices(3))
 
 
+@each_client
 async def test_a_restart_on_the_same_port_is_over_before_the_client_gives_up(connect: Connect, tmp_path: Path) -> None:
     """H7 with nothing between client and server: within the attempts that the client makes by itself."""
     gate = tmp_path / "gate"
