@@ -69,8 +69,8 @@ class Sweep:
         self._now = now
 
     async def run(self) -> int:
-        """Return the number of rows that were hidden or deleted, without those of emptied slots. If several processes do
-        this at once, each does less."""
+        """Return the number of rows that were hidden or deleted, without those of emptied slots. Several processes
+        may do this at once; then each does less."""
         for part in self._before:
             await self._rotate(part)
         # A stream whose answer has expired is deleted in most cases, which hides it.
