@@ -205,7 +205,8 @@ async def test_a_server_that_only_reads_is_not_fit(tmp_path: Path) -> None:
     found = await checked(tmp_path, f"{url}&default_transaction_read_only=on", status=1)
     assert found["writes"] is False
     assert found["problems"] == [
-        "the server only reads: give the primary, or several hosts with target_session_attrs=read-write"
+        "its server only reads (a standby, or default_transaction_read_only); give the primary, or several hosts with"
+        " target_session_attrs=read-write"
     ]
     assert "wakeups" not in found
 
@@ -247,7 +248,7 @@ async def test_a_database_of_another_encoding_is_not_fit(tmp_path: Path) -> None
         run(f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
     found = await checked(tmp_path, f"{server_url().rpartition('/')[0]}/{name}", status=1)
     assert found["encoding"] == "LATIN1"
-    assert found["problems"][0] == "Perdure needs a database with the encoding UTF8"
+    assert found["problems"][0].startswith("it has the encoding LATIN1; Perdure needs UTF8")
 
 
 async def test_where_notifications_do_not_arrive_servers_poll(tmp_path: Path) -> None:

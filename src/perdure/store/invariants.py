@@ -72,7 +72,9 @@ class Verdict:
     """Rules that are broken in more places than are named."""
 
 
-def faults_of(rule: str, found: Sequence[str]) -> tuple[list[Fault], bool]:
-    """Give the faults that are named of what a query found, and whether there are more."""
-    named = [Fault(rule=rule, where=where) for where in found[:MOST_SHOWN]]
-    return named, len(found) > MOST_SHOWN
+def verdict_of(counts: Sequence[int], found: Mapping[str, Sequence[str]]) -> Verdict:
+    """Return the verdict on a store: how much it holds (`COUNTED`), and the sentences that each rule's query found, up
+    to one more than are named."""
+    faults = [Fault(rule=rule, where=where) for rule, places in found.items() for where in places[:MOST_SHOWN]]
+    unnamed = [rule for rule, places in found.items() if len(places) > MOST_SHOWN]
+    return Verdict(counts=dict(zip(COUNTED, counts, strict=True)), faults=faults, unnamed=unnamed)

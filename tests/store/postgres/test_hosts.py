@@ -162,8 +162,8 @@ async def test_a_standby_cannot_be_served_and_says_so_in_one_line(pair: Pair) ->
     with pytest.raises(StoreUnavailable) as caught:
         await open_store(url).open()
     assert str(caught.value) == (
-        f"the server of {url} only reads (a standby, or default_transaction_read_only); give the primary, or"
-        " several hosts with target_session_attrs=read-write"
+        f"the database {url} cannot be used: its server only reads (a standby, or default_transaction_read_only); give"
+        " the primary, or several hosts with target_session_attrs=read-write"
     )
     assert pair.primary.tell(schemas) == before
 

@@ -169,9 +169,18 @@ class Connector:
 class Connections:
     """A few connections that are made when they are needed. Work waits its turn, in its order."""
 
-    def __init__(self, connector: Connector, limit: TimeLimit, *, size: int) -> None:
+    def __init__(
+        self,
+        connector: Connector,
+        limit: TimeLimit,
+        *,
+        size: int,
+        prepare: Callable[[Connection], Awaitable[object]] | None = None,
+    ) -> None:
+        """`prepare`: called with each new connection."""
         self._connector = connector
         self._limit = limit
+        self._prepare = prepare
         self._room = asyncio.Semaphore(size)
         self._size = size
         self._idle: list[Connection] = []
@@ -223,10 +232,13 @@ class Connections:
             with named(self._connector.shown, doing):
                 while self._idle and self._idle[-1].is_closed():
                     self._connector.give_up(self._idle.pop())
-                connection = self._idle.pop() if self._idle else await self._connector.connect()
-                began = time.perf_counter()
+                is_new = not self._idle
+                connection = await self._connector.connect() if is_new else self._idle.pop()
                 is_usable = False
                 try:
+                    if is_new and self._prepare is not None:
+                        await self._prepare(connection)
+                    began = time.perf_counter()
                     result = await work(connection)
                     self.took.observe(time.perf_counter() - began)
                     is_usable = True

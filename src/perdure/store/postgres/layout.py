@@ -15,6 +15,7 @@ import asyncpg
 
 from perdure._core.text import see
 from perdure.errors import StoreError, StoreTooNew, StoreUnavailable
+from perdure.store.maintenance import Fact
 from perdure.store.postgres.address import DEFAULT_SCHEMA, Address
 from perdure.store.postgres.connections import ISOLATION, Connection
 from perdure.store.postgres.failures import AGAIN
@@ -47,6 +48,14 @@ TRIES = 60
 _MADE = re.compile(rf"^CREATE (?:UNLOGGED )?(?:TABLE|VIEW|FUNCTION) {DEFAULT_SCHEMA}\.(\w+)", re.MULTILINE)
 
 IN_THE_WAY = "another program keeps it locked; find it in pg_stat_activity, and start again when it has ended"
+
+WRITES = "writes"
+"""The fact that a server takes writes."""
+
+_SERVER = """
+SELECT current_setting('server_version'), current_setting('server_encoding'),
+       pg_is_in_recovery() OR current_setting('transaction_read_only')::bool
+"""
 
 _STRANGE = """
 SELECT min(relname) FROM pg_class
@@ -116,7 +125,10 @@ async def prepare(connection: Connection, address: Address, *, makes: bool, writ
     """
     try:
         async with asyncio.timeout(address.patience):
-            await _check_server(connection, address, writes=writes)
+            for fact in await server_facts(connection):
+                if fact.problem and (writes or fact.name != WRITES):
+                    refusal = StoreUnavailable if fact.name == WRITES else StoreError
+                    raise refusal(f"the database {address.shown} cannot be used: {fact.problem}")
             version = await schema_version(connection, address)
             missing = await missing_rights(connection, address.schema) if version == VERSION and writes else ""
     except TimeoutError as error:
@@ -182,26 +194,29 @@ async def _migrate(connection: Connection, address: Address) -> None:
             await connection.execute(migration(number, address.schema))
 
 
-async def _check_server(connection: Connection, address: Address, *, writes: bool) -> None:
-    version = connection.get_server_version()
-    if version.major < OLDEST_SERVER:
-        raise StoreError(
-            f"{address.shown} is PostgreSQL {version.major}; Perdure needs version {OLDEST_SERVER} or later"
-        )
-    [(encoding, reads_only)] = await connection.fetch(
-        "SELECT current_setting('server_encoding'),"
-        " pg_is_in_recovery() OR current_setting('transaction_read_only')::bool"
+async def server_facts(connection: Connection) -> list[Fact]:
+    """Return what this release needs of a server."""
+    [(server, encoding, reads_only)] = await connection.fetch(_SERVER)
+    is_old = connection.get_server_version().major < OLDEST_SERVER
+    old = f"its server is PostgreSQL {server}; Perdure needs version {OLDEST_SERVER} or later"
+    other = (
+        f"it has the encoding {encoding}; Perdure needs UTF8: make one with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE"
+        " template0"
     )
-    if encoding != "UTF8":
-        raise StoreError(
-            f"the database {address.shown} has the encoding {encoding}; Perdure needs UTF8: make one with"
-            " CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
-        )
-    if reads_only and writes:
-        raise StoreUnavailable(
-            f"the server of {address.shown} only reads (a standby, or default_transaction_read_only); give the primary,"
-            " or several hosts with target_session_attrs=read-write"
-        )
+    standby = (
+        "its server only reads (a standby, or default_transaction_read_only); give the primary, or several hosts with"
+        " target_session_attrs=read-write"
+    )
+    return [
+        Fact(name="server", value=f"PostgreSQL {server}", problem=old if is_old else ""),
+        Fact(name="encoding", value=encoding, problem="" if encoding == "UTF8" else other),
+        Fact(
+            name=WRITES,
+            value=not reads_only,
+            says="no" if reads_only else "yes",
+            problem=standby if reads_only else "",
+        ),
+    ]
 
 
 async def check_settings(connection: Connection, address: Address) -> None:

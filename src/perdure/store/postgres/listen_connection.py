@@ -23,7 +23,7 @@ import asyncpg
 from perdure._core.ids import NodeId
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.store.postgres.connections import Connection, Connections, Connector
-from perdure.store.postgres.failures import NAMED, named
+from perdure.store.postgres.failures import named
 from perdure.store.time_limit import TimeLimit
 
 TRIAL_SECONDS = 2.0
@@ -103,12 +103,14 @@ class ListenConnection:
         self._schema = schema
         self._notified = on_notification
         self._show_life = show_life
+        self._own = Connections(connector, limit, size=1, prepare=self._take_over)
+        self._connection: Connection | None = None
+        """The one of `_own`."""
         self.lock = 0
         """The number of the lock; each connection has another one."""
         self.has_notifications = True
         self._channels: set[str] = set()
-        self._turn = asyncio.Lock()
-        self._connection: Connection | None = None
+        self._opening = asyncio.Lock()
         self._reconnecting: asyncio.Task[None] | None = None
         self._is_open = False
 
@@ -120,40 +122,44 @@ class ListenConnection:
         return channel_of(self._schema, node)
 
     async def open(self) -> None:
-        async with self._turn:
+        async with self._opening:
             if self._is_open:
                 return
-            self._is_open = True  # before the connection: if it is lost at once, it is made again
-            try:
-                with named(self._connector.shown, "listened to"):
-                    await self._connect(is_first=True)
-            except BaseException:
-                self._is_open = False
-                raise
-        if not self.has_notifications:
-            _log.warning(
-                "the database %s delivers no notifications (a pooler is between): this process polls instead; name a"
-                " direct connection with ?listen=",
-                self._connector.shown,
-                extra={"action": "store.no_notifications"},
-            )
+            with named(self._connector.shown, "listened to"):
+                async with self._connector.connected() as connection:
+                    self.has_notifications = await delivers_notifications(
+                        connection, self._others, self._limit, self._schema
+                    )
+            self._is_open = True
+            if self.has_notifications:
+                self._own.open()
+                try:
+                    await self._own.run("listened to", _nothing)
+                except BaseException:
+                    await self.aclose()
+                    raise
+                return
+        _log.warning(
+            "the database %s delivers no notifications (a pooler is between): this process polls instead; name a"
+            " direct connection with ?listen=",
+            self._connector.shown,
+            extra={"action": "store.no_notifications"},
+        )
 
     async def aclose(self) -> None:
         self._is_open = False
         if self._reconnecting is not None:
             self._reconnecting.cancel()
             await asyncio.gather(self._reconnecting, return_exceptions=True)
-        async with self._turn:
-            connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.remove_termination_listener(self._on_lost)
-            await self._connector.aclose([connection])
+            self._reconnecting = None
+        await self._own.aclose()
+        self._connection = None
         self._channels.clear()
 
     async def listen(self, node: NodeId) -> None:
         channel = self.channel(node)
         if channel not in self._channels and self.has_notifications:
-            await self._run(lambda connection: connection.add_listener(channel, self._on_notification))
+            await self._own.run("listened to", lambda own: own.add_listener(channel, self._on_notification))
         self._channels.add(channel)
 
     async def stop_listening(self, node: NodeId) -> None:
@@ -161,57 +167,25 @@ class ListenConnection:
         if channel in self._channels and self.has_notifications:
             self._channels.discard(channel)
             with contextlib.suppress(StoreUnavailable):
-                await self._run(lambda connection: connection.remove_listener(channel, self._on_notification))
+                await self._own.run("reached", lambda own: own.remove_listener(channel, self._on_notification))
 
     async def fetch(self, query: str, *values: Any) -> list[asyncpg.Record]:
         """Read on this connection; without one, on another."""
-        if not self.has_connection:
-            return await self._others.fetch(query, *values)
-        found: list[asyncpg.Record] = await self._run(lambda connection: connection.fetch(query, *values))
-        return found
+        return await (self._own if self.has_connection else self._others).fetch(query, *values)
 
     async def notify(self, words: Iterable[tuple[str, str]]) -> None:
         """Send payloads on channels. Never in a transaction that writes: each such commit would wait for all others."""
         channels, payloads = zip(*words, strict=True)
         await self.fetch(_NOTIFY, list(channels), list(payloads))
 
-    async def _run(self, work: Callable[[Connection], Awaitable[Any]]) -> Any:
-        async def in_turn() -> Any:
-            async with self._turn:
-                connection = self._connection
-                if connection is None or connection.is_closed():
-                    raise StoreUnavailable(f"the database {self._connector.shown} cannot be reached at the moment")
-                with named(self._connector.shown, "reached"):
-                    try:
-                        return await work(connection)
-                    except asyncpg.PostgresError:
-                        raise
-                    except BaseException:
-                        self._connector.discard(connection)  # its state is not known
-                        raise
-
-        return await self._limit.wait(in_turn())
-
     # The connection
 
-    async def _connect(self, *, is_first: bool = False) -> None:
-        """Connect, and take the lock and the channels."""
-        connection = await self._limit.wait(self._connector.connect())
-        try:
-            if is_first:
-                self.has_notifications = await delivers_notifications(
-                    connection, self._others, self._limit, self._schema
-                )
-            if not self.has_notifications:
-                self._connector.discard(connection)
-                return
-            self.lock = secrets.randbits(63)
-            await self._limit.wait(connection.execute("SELECT pg_advisory_lock_shared($1)", self.lock))
-            for channel in self._channels:
-                await self._limit.wait(connection.add_listener(channel, self._on_notification))
-        except BaseException:
-            self._connector.discard(connection)
-            raise
+    async def _take_over(self, connection: Connection) -> None:
+        """Take the lock and the channels on a new connection."""
+        self.lock = secrets.randbits(63)
+        await connection.execute("SELECT pg_advisory_lock_shared($1)", self.lock)
+        for channel in self._channels:
+            await connection.add_listener(channel, self._on_notification)
         connection.add_termination_listener(self._on_lost)
         self._connection = connection
 
@@ -220,7 +194,6 @@ class ListenConnection:
 
     def _on_lost(self, connection: object) -> None:
         if self._is_open and connection is self._connection and self._reconnecting is None:
-            self._connector.lost += 1
             self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
 
     async def _reconnect(self) -> None:
@@ -229,12 +202,11 @@ class ListenConnection:
         try:
             while True:
                 try:
-                    if not self.has_connection:
-                        async with self._turn:
-                            await self._connect()
+                    await self._own.run("reached", _nothing)
                     await self._show_life(self.lock)
-                    break
-                except (*NAMED, StoreError):
+                    if self.has_connection:  # else it was lost again meanwhile
+                        break
+                except StoreError:
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, LAST_PAUSE)
         finally:
@@ -248,3 +220,7 @@ class ListenConnection:
             # A statement that runs when the listen connection is back is not cut off: that would cost a connection.
             await asyncio.shield(asyncio.gather(self._show_life(None), return_exceptions=True))
             await asyncio.sleep(SHOW_SECONDS)
+
+
+async def _nothing(_: Connection) -> None:
+    """The work that only makes the connection."""

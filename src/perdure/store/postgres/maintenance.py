@@ -12,7 +12,7 @@ import asyncpg
 from perdure._core.ids import NodeId, generations_skipped
 from perdure._core.leases import FREE_SECONDS
 from perdure.errors import Misuse, StoreError
-from perdure.store.invariants import COUNTED, INVARIANTS, MOST_SHOWN, OWN_WORD, Fault, Verdict, faults_of
+from perdure.store.invariants import INVARIANTS, MOST_SHOWN, OWN_WORD, Verdict, verdict_of
 from perdure.store.maintenance import BackedUp, Fact
 from perdure.store.postgres import layout
 from perdure.store.postgres.address import parse_address, without_password
@@ -34,11 +34,7 @@ _GRANTS = (
 )
 """The rights that a role needs to serve. TRUNCATE removes expired events and answers."""
 
-_SERVER = """
-SELECT current_setting('server_version'), current_setting('server_encoding'), current_user::text,
-       pg_is_in_recovery() OR current_setting('transaction_read_only')::bool,
-       has_database_privilege(current_database(), 'CREATE')
-"""
+_ROLE = "SELECT current_user::text, has_database_privilege(current_database(), 'CREATE')"
 
 _OWNS = """
 SELECT pg_has_role(c.relowner, 'USAGE') AND has_schema_privilege(n.oid, 'CREATE')
@@ -105,32 +101,11 @@ class PostgresMaintenance:
 
     async def check(self) -> Sequence[Fact]:
         async with self._connected("checked") as connection:
-            is_old = connection.get_server_version().major < layout.OLDEST_SERVER
-            [(server, encoding, role, reads_only, may_make)] = await connection.fetch(_SERVER)
-            facts = [
-                Fact(
-                    name="server",
-                    value=f"PostgreSQL {server}",
-                    problem=f"Perdure needs PostgreSQL {layout.OLDEST_SERVER} or later" if is_old else "",
-                ),
-                Fact(
-                    name="encoding",
-                    value=encoding,
-                    problem="" if encoding == "UTF8" else "Perdure needs a database with the encoding UTF8",
-                ),
-                Fact(
-                    name="writes",
-                    value=not reads_only,
-                    says="no" if reads_only else "yes",
-                    problem="the server only reads: give the primary, or several hosts with"
-                    " target_session_attrs=read-write"
-                    if reads_only
-                    else "",
-                ),
-                Fact(name="role", value=role),
-                Fact(name="schema", value=self._address.schema),
-            ]
-            return [*facts, *await self._check_schema(connection, may_make=may_make, writes=not reads_only)]
+            facts = await layout.server_facts(connection)
+            [(role, may_make)] = await connection.fetch(_ROLE)
+            writes = not any(fact.problem for fact in facts if fact.name == layout.WRITES)
+            facts += [Fact(name="role", value=role), Fact(name="schema", value=self._address.schema)]
+            return [*facts, *await self._check_schema(connection, may_make=may_make, writes=writes)]
 
     async def _check_schema(self, connection: Connection, *, may_make: bool, writes: bool) -> list[Fact]:
         schema = self._address.schema
@@ -229,13 +204,9 @@ _VALUES = {"unanswered": (OWN_WORD,), "records": (RECORD_VERSION,)}
 async def check_schema(connection: Connection, schema: str) -> Verdict:
     """Check everything within a transaction that sees one moment. The server returns a few sentences only."""
     checks = layout.checks(schema)
-    [row] = await connection.fetch(checks["counts"])
-    faults: list[Fault] = []
-    unnamed: list[str] = []
+    [counts] = await connection.fetch(checks["counts"])
+    found: dict[str, list[str]] = {}
     for rule in INVARIANTS:
         query = f"SELECT * FROM ({checks[rule].rstrip(';')}) AS broken LIMIT {MOST_SHOWN + 1}"
-        found = await connection.fetch(query, *_VALUES.get(rule, ()))
-        named, has_more = faults_of(rule, [where for (where,) in found])
-        faults += named
-        unnamed += [rule] if has_more else []
-    return Verdict(counts=dict(zip(COUNTED, row, strict=True)), faults=faults, unnamed=unnamed)
+        found[rule] = [where for (where,) in await connection.fetch(query, *_VALUES.get(rule, ()))]
+    return verdict_of(tuple(counts), found)

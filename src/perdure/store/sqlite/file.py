@@ -15,7 +15,7 @@ from urllib.parse import quote
 from perdure._core.ids import generations_skipped
 from perdure._core.text import see
 from perdure.errors import StoreError, StoreReplaced, StoreTooNew, StoreUnavailable
-from perdure.store.invariants import COUNTED, INVARIANTS, MOST_SHOWN, OWN_WORD, Fault, Verdict, faults_of
+from perdure.store.invariants import INVARIANTS, MOST_SHOWN, OWN_WORD, Fault, Verdict, verdict_of
 from perdure.store.records import RECORD_VERSION
 from perdure.store.sqlite import sql_files as _sql
 
@@ -393,15 +393,8 @@ def check_file(connection: sqlite3.Connection) -> Verdict:
         if damage:
             # Queries over damaged pages would raise, or tell nonsense.
             return Verdict(counts={}, faults=damage[:MOST_SHOWN], unnamed=[INTEGRITY] if damage[MOST_SHOWN:] else [])
-        counts = dict(zip(COUNTED, connection.execute(_sql.checks()["counts"]).fetchone(), strict=True))
-        faults: list[Fault] = []
-        unnamed: list[str] = []
-        for rule in INVARIANTS:
-            if rule in _sql.checks():
-                named, has_more = faults_of(rule, _broken(connection, rule))
-                faults += named
-                unnamed += [rule] if has_more else []
-        return Verdict(counts=counts, faults=faults, unnamed=unnamed)
+        counts = connection.execute(_sql.checks()["counts"]).fetchone()
+        return verdict_of(counts, {rule: _broken(connection, rule) for rule in INVARIANTS if rule in _sql.checks()})
     finally:
         rollback(connection)
 
