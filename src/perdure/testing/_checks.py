@@ -136,12 +136,12 @@ class LogChecks(StreamCase):
         await asyncio.gather(*waiting)
 
     async def promise_4_events_are_read_once_and_in_order(self) -> None:
-        for first in range(1, 300, 7):
+        for first in range(1, 100, 7):
             await self.accept(self.append(first, first + 6))
-        wanted = list(some_events(1, 301))
-        for page in (1, 2, 100, 301, 1_000):
+        wanted = list(some_events(1, 105))
+        for page in (1, 2, 50, 105, 1_000):
             same(f"events by pages of {page}", await self.events(page=page), wanted)
-        for after in (0, 1, 150, 300, 301, 10_000):
+        for after in (0, 1, 50, 104, 105, 10_000):
             same(f"events after {after}", await self.events(after=after), wanted[after:])
         same("events of a stream that is not there", list(await self.store.read(StreamId("no"), after=0, limit=9)), [])
 
@@ -407,14 +407,13 @@ class WriterChecks(StreamCase):
     async def promise_6_no_fence_is_given_twice(self) -> None:
         """Also not to a node that joins again, and in whatever process."""
         fences = [self.fence]
-        for number in range(30):
-            node = NodeId(f"node-{number % 10}")
+        for _ in range(3):
             async with self.elsewhere() as elsewhere:
-                fences.append(await elsewhere.join(node))
-                fences.append((await self.claim()).fence)
-                await elsewhere.leave(node)
-            if number % 10 == 0:
-                await self.reopen()
+                for node in (NodeId(f"node-{number}") for number in range(10)):
+                    fences.append(await elsewhere.join(node))
+                    fences.append((await self.claim()).fence)
+                    await elsewhere.leave(node)
+            await self.reopen()
         same("different fences", len(set(fences)), len(fences))
         same("fences that do not fit 63 bits", [fence for fence in fences if not 0 <= fence < 1 << 63], [])
 
