@@ -118,7 +118,7 @@ MACHINES: list[tuple[str, Mapping[Any, Mapping[Any, Any]], enum.Enum]] = [
     ("Call", states.CALL, states.CallState.RUNNING),
     ("Log", states.LOG, states.LogState.HEALTHY),
     ("Claim", states.CLAIM, states.ClaimState.HOLDING),
-    ("Exchange", states.EXCHANGE, states.ExchangeState.ACCEPTED),
+    ("Exchange", states.EXCHANGE, states.ExchangeState.RUNNING),
 ]
 
 

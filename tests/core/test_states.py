@@ -43,7 +43,7 @@ TABLES: list[tuple[Mapping[Any, Mapping[Any, Any]], type[enum.Enum], type[enum.E
     (CALL, CallState, CallStep, CallState.RUNNING),
     (LOG, LogState, LogStep, LogState.HEALTHY),
     (CLAIM, ClaimState, ClaimStep, ClaimState.HOLDING),
-    (EXCHANGE, ExchangeState, ExchangeStep, ExchangeState.ACCEPTED),
+    (EXCHANGE, ExchangeState, ExchangeStep, ExchangeState.RUNNING),
 ]
 
 
@@ -101,15 +101,11 @@ def test_a_claim_that_lapsed_may_be_renewed_and_one_that_was_buried_never_is() -
 
 
 def test_a_server_that_stops_answers_every_exchange_once() -> None:
-    """What is answered stays so; what is not is refused or owed, and the SDK's late answer changes nothing."""
+    """What is answered stays so; what is not is owed, and the SDK's late answer changes nothing."""
     stopped = {state: advance(EXCHANGE, state, ExchangeStep.STOP) for state in ExchangeState}
     assert stopped == {
-        ExchangeState.ACCEPTED: ExchangeState.REFUSED,
         ExchangeState.RUNNING: ExchangeState.OWED,
         ExchangeState.STREAMING: ExchangeState.LAST,
-    } | {
-        state: state
-        for state in (ExchangeState.ANSWERED, ExchangeState.REFUSED, ExchangeState.OWED, ExchangeState.LAST)
-    }
+    } | {state: state for state in (ExchangeState.ANSWERED, ExchangeState.OWED, ExchangeState.LAST)}
     for state in (ExchangeState.OWED, ExchangeState.LAST):
         assert set(EXCHANGE[state].values()) == {state}

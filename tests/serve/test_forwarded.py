@@ -83,11 +83,11 @@ async def test_limits_and_logs_go_by_the_client_behind_a_trusted_proxy(tmp_path:
         proxy, stranger = Peer(port=served.port), Peer(port=served.port, address="127.0.0.2")
         for client in ("192.0.2.1", "192.0.2.2"):
             await proxy.session(**{"x-forwarded-for": f"198.51.100.1, {client}, 10.1.2.3"})
-        refused(await proxy.initialize(**{"forwarded": "for=192.0.2.2"}), 429, LIMIT, "Your address holds 1 sessions")
+        refused(await proxy.initialize(**{"forwarded": "for=192.0.2.2"}), 429, LIMIT, "Your address has 1 sessions")
         # A stranger is who it is, whatever it says.
         await stranger.session(**{"x-forwarded-for": "192.0.2.3"})
         forged = await stranger.initialize(**{"x-forwarded-for": "192.0.2.4"})
-        refused(forged, 429, LIMIT, "Your address holds 1 sessions")
+        refused(forged, 429, LIMIT, "Your address has 1 sessions")
         assert await served.stop() == 0
     lines = [json.loads(line) for line in served.output if line.startswith("{")]
     clients = {line["client"] for line in lines if line["action"] == "http.request"}

@@ -32,10 +32,10 @@ claim is renewed and the node goes on: fences show what was taken from it meanwh
 know any more is BURIED, because another one has settled what it left, or it has left by itself. It ends; an answer to
 an earlier beat that is late changes nothing.
 
-**Exchange.** One request of 2026-07-28, which the SDK handles, and its response. It is ACCEPTED until its body has been
-read, then RUNNING. Its response is an event stream (STREAMING until the last event) or one body, which follows its head
-at once and counts as ANSWERED with it. If the server stops before that, the request is REFUSED, or the response is
-OWED: a whole one, or the LAST event of its stream. The server gives it, and drops what the SDK still says.
+**Exchange.** One request of 2026-07-28, which the SDK handles, and its response. It is RUNNING until the response
+begins: an event stream (STREAMING until the last event), or one body, which follows its head at once and counts as
+ANSWERED with it. If the server stops before that, the response is OWED: a whole one, or the LAST event of its stream.
+The server writes it, and drops what the SDK still sends.
 """
 
 import enum
@@ -148,17 +148,14 @@ class ClaimStep(_Name):
 
 
 class ExchangeState(_Name):
-    ACCEPTED = "accepted"
     RUNNING = "running"
     STREAMING = "streaming"
     ANSWERED = "answered"
-    REFUSED = "refused"
     OWED = "owed"
     LAST = "last"
 
 
 class ExchangeStep(_Name):
-    HAND_OVER = "hand over"
     BEGIN_STREAM = "begin stream"
     BEGIN_BODY = "begin body"
     COMPLETE = "complete"
@@ -243,10 +240,6 @@ CLAIM: Mapping[ClaimState, Mapping[ClaimStep, ClaimState]] = {
 
 _SAID = (ExchangeStep.BEGIN_STREAM, ExchangeStep.BEGIN_BODY, ExchangeStep.COMPLETE)
 EXCHANGE: Mapping[ExchangeState, Mapping[ExchangeStep, ExchangeState]] = {
-    ExchangeState.ACCEPTED: {
-        ExchangeStep.HAND_OVER: ExchangeState.RUNNING,
-        ExchangeStep.STOP: ExchangeState.REFUSED,
-    },
     ExchangeState.RUNNING: {
         ExchangeStep.BEGIN_STREAM: ExchangeState.STREAMING,
         ExchangeStep.BEGIN_BODY: ExchangeState.ANSWERED,
@@ -257,7 +250,6 @@ EXCHANGE: Mapping[ExchangeState, Mapping[ExchangeStep, ExchangeState]] = {
         ExchangeStep.STOP: ExchangeState.LAST,
     },
     ExchangeState.ANSWERED: dict.fromkeys((ExchangeStep.COMPLETE, ExchangeStep.STOP), ExchangeState.ANSWERED),
-    ExchangeState.REFUSED: {ExchangeStep.STOP: ExchangeState.REFUSED},
     ExchangeState.OWED: dict.fromkeys((*_SAID, ExchangeStep.STOP), ExchangeState.OWED),
     ExchangeState.LAST: dict.fromkeys((ExchangeStep.COMPLETE, ExchangeStep.STOP), ExchangeState.LAST),
 }

@@ -35,11 +35,11 @@ class PassedOn:
     """One request, and how far its response has come (`_core.states`)."""
 
     send: Send
+    body: bytes
     listens: bool
     """It is a subscription, whose only answer is that it is over."""
     task: asyncio.Task[Any] | None = field(default_factory=asyncio.current_task)
-    body: bytes = b""
-    state: ExchangeState = ExchangeState.ACCEPTED
+    state: ExchangeState = ExchangeState.RUNNING
 
     @property
     def is_owing(self) -> bool:
@@ -164,14 +164,10 @@ class SdkPassthrough:
         settings, context = self._access.settings, self._access.context
         refuse_full(self._quota.lacks(caller), Refusal.TOO_MANY_SESSIONLESS, self._quota, "max_sessionless")
         self._access.refuse_readers(caller)
-        running = PassedOn(send, listens=method == LISTEN.encode())
-        self._running.add(running)
-        try:
-            with self._quota.holding(caller), context.hub.open.holding(caller):
-                if scope["method"] != "POST":
-                    await self._handle(running, scope, receive, headers)
-                    return
-                running.body = body = await self._access.bodies.read(receive, headers)
+        with self._quota.holding(caller), context.hub.open.holding(caller):
+            body, size = b"", 0
+            if scope["method"] == "POST":
+                body = await self._access.bodies.read(receive, headers)
                 self._access.refuse_work(caller, size := weigh(body))
                 durable = self._durable_calls
                 durable = None if durable is None or not durable.wants(headers) else durable
@@ -180,17 +176,18 @@ class SdkPassthrough:
                     request = read_modern(scope, headers, body, size=size, json_only=settings.json_response)
                 if method == DISCOVER.encode():
                     self._lead(request)
-                if durable is not None:
-                    self._running.discard(running)
-                    if request is not None and await durable(request, receive, send):
-                        return
-                    if self._ended:
-                        raise HttpRefusal(Refusal.STOPPING)
-                    self._running.add(running)
+                if durable is not None and request is not None and await durable(request, receive, send):
+                    return
+                receive = replayed_first(body, receive)
+            if self._ended:
+                raise HttpRefusal(Refusal.STOPPING)
+            running = PassedOn(send, body, listens=method == LISTEN.encode())
+            self._running.add(running)
+            try:
                 with context.work.holding(caller, size):
-                    await self._handle(running, scope, replayed_first(body, receive), headers)
-        finally:
-            self._running.discard(running)
+                    await self._handle(running, scope, receive, headers)
+            finally:
+                self._running.discard(running)
 
     def _lead(self, request: ModernRequest | None) -> None:
         """Lead a client to a session if it asks which revisions there are and declares neither tasks nor keys: it would
@@ -218,9 +215,6 @@ class SdkPassthrough:
             log_event(logging.WARNING, "era.sessionless", f"{sentence}; --eras auto leads it to a session")
 
     async def _handle(self, running: PassedOn, scope: Scope, receive: Receive, headers: Headers) -> None:
-        if running.state is ExchangeState.REFUSED:
-            raise HttpRefusal(Refusal.STOPPING)
-        running.advance(ExchangeStep.HAND_OVER)
         if not running.listens:
             running.send = hearing_changes(running.send, self._access.context.changed.tell)
         begun = time.perf_counter()
