@@ -26,20 +26,9 @@ from perdure.store.interface import Store
 from perdure.store.records import Followed, ReaderRecord, StreamRecord
 from perdure.store.steps import LeaveReader, PutReader, Step
 
-_ENDS_AT_ONCE = 500
-"""Streams read in one query."""
-
 _EVENTS_AT_ONCE = 16
 """Streams whose new events are read with their records. They are held until each is written to its reader, so they must
 be few; a hint seldom names more."""
-
-
-async def stream_ends(store: Store, streams: Sequence[StreamId]) -> list[StreamRecord]:
-    """Return the records of the streams that exist."""
-    found: list[StreamRecord] = []
-    for start in range(0, len(streams), _ENDS_AT_ONCE):
-        found += (await store.streams_by_id(streams[start : start + _ENDS_AT_ONCE])).values()
-    return found
 
 
 class RemoteReaders:
@@ -214,7 +203,8 @@ class RemoteReaders:
         holders = await self._peers.holders() if everything and self.has_readers_beyond else ()
         if everything or len(named) > _EVENTS_AT_ONCE:
             after = {name: 0 for name in self._followed if everything or name in named}
-            found = {record.id: Followed(record) for record in await stream_ends(self._store, list(after))}
+            records = await self._store.streams_by_id(list(after))
+            found = {name: Followed(record) for name, record in records.items()}
         else:
             after = {name: entry.reader.cursor for name in named if (entry := self._followed.get(name)) is not None}
             found = dict(await self._store.follow(after, limit=BATCH)) if after else {}

@@ -25,7 +25,6 @@ from perdure._core.ids import Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import InvalidMessage, Request, coerce_id, error_payload, parse_body
 from perdure._core.settling import VERDICTS, Occasion, Rerun, Verdict
 from perdure._core.states import CALL, SESSION, CallState, CallStep, LogState, SessionState, SessionStep, advance
-from perdure.cluster.remote_readers import stream_ends
 from perdure.errors import HeldElsewhere, IdTaken, SessionEnded, StaleFence, StoreError, StoreUnavailable
 from perdure.log.chores import Chores
 from perdure.log.stream import Stream
@@ -219,7 +218,7 @@ class WaitingCalls:
     async def _waiting_streams(self, session_id: SessionId) -> Sequence[StreamRecord]:
         rows = await self._context.store.calls(session_id)
         streams = {row.stream for row in rows if row.state is CallState.WAITING}
-        return await stream_ends(self._context.store, list(streams)) if streams else ()
+        return list((await self._context.store.streams_by_id(list(streams))).values())
 
 
 REASONS = {
@@ -318,11 +317,10 @@ class Settler:
         if self._in_progress:
             with surviving("what was begun to be settled could not be finished"):
                 # The store failed after a claim: the streams are this node's, and their calls are not settled.
-                records = await stream_ends(self._context.store, list(self._in_progress))
-                found = {record.id: record for record in records if not record.sealed}
+                found = await self._context.store.streams_by_id(list(self._in_progress))
                 for stream_id, progress in list(self._in_progress.items()):
                     record = found.get(stream_id)
-                    if record is None or record.node != self._context.node:
+                    if record is None or record.sealed or record.node != self._context.node:
                         self._in_progress.pop(stream_id, None)
                     else:
                         with surviving(f"stream {stream_id} could not be settled", stream_id):
@@ -342,9 +340,9 @@ class Settler:
                 # nothing for a while.
                 streams = self._sessions.streams
                 own = {stream.id: stream for stream in streams if stream.writer is not None and not stream.is_over}
-                for record in await stream_ends(self._context.store, list(own)):
-                    with surviving(f"stream {record.id} could not be followed", record.id):
-                        own[record.id].follow(record)
+                for stream_id, record in (await self._context.store.streams_by_id(list(own))).items():
+                    with surviving(f"stream {stream_id} could not be followed", stream_id):
+                        own[stream_id].follow(record)
                 self._checked = stamp
 
     async def _settle_lost(self) -> None:
@@ -361,7 +359,7 @@ class Settler:
             # ended. Behind a step of this moment neither is so.
             await journal.write(MailReceived(node=context.node, through=0))
             await asyncio.sleep(0)
-            for record in await stream_ends(context.store, suspects):
+            for record in (await context.store.streams_by_id(suspects)).values():
                 if self._is_left(record) and not record.sealed and record.node == context.node:
                     rows = await context.store.calls(record.session, stream=record.id)
                     if any(row.state is CallState.RUNNING for row in rows):  # others wait for their principal
@@ -375,7 +373,7 @@ class Settler:
         homes = [session.standalone for session in self._sessions if session.link.asks.open]
         own = [stream for stream in (*self._sessions.streams, *homes) if stream.writer is not None]
         known = {stream.id: stream.tail.durable for stream in own if not stream.is_over}
-        found = {record.id: record for record in await stream_ends(self._context.store, list(known))}
+        found = await self._context.store.streams_by_id(list(known))
         lost: dict[SessionId, set[StreamId]] = {}
         for stream in own:
             record = found.get(stream.id)

@@ -216,7 +216,7 @@ class SdkPassthrough:
 
     async def _handle(self, running: PassedOn, scope: Scope, receive: Receive, headers: Headers) -> None:
         if not running.listens:
-            running.send = hearing_changes(running.send, self._access.context.changed.tell)
+            running.send = hearing_changes(running.send, self._access.context.report_change)
         begun = time.perf_counter()
         # A call has its answer: its client could not come back.
         until = ending_with_token(scope, running.stop) if running.listens else contextlib.nullcontext()

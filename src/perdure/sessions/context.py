@@ -120,23 +120,6 @@ class CallWaiters:
             self._hint(node, (stream,))
 
 
-class ChangeSignal:
-    """Passes on what tools say of changes: a notification that concerns every listener, whichever session it was sent
-    to."""
-
-    __slots__ = ("_listener",)
-
-    def __init__(self) -> None:
-        self._listener: Callable[[str, Mapping[str, Any] | None], None] | None = None
-
-    def connect(self, listener: Callable[[str, Mapping[str, Any] | None], None]) -> None:
-        self._listener = listener
-
-    def tell(self, method: str, params: Mapping[str, Any] | None) -> None:
-        if self._listener is not None:
-            self._listener(method, params)
-
-
 class Stamp(NamedTuple):
     """A moment at which a record is read: the record is current as long as no field changes."""
 
@@ -173,7 +156,12 @@ class ServerContext:
     """The requests of sessions and tasks that run here."""
     peers: PeerLog
     """Logs what peers cause, at a limited rate."""
-    changed: ChangeSignal = field(default_factory=ChangeSignal)
+    change_listeners: list[Callable[[str, Mapping[str, Any] | None], None]] = field(default_factory=list)
+    """Get what tools say of changes: it concerns every listener, whichever session it was sent to."""
+
+    def report_change(self, method: str, params: Mapping[str, Any] | None) -> None:
+        for listener in self.change_listeners:
+            listener(method, params)
 
     def stamp(self) -> Stamp:
         return Stamp(self.store.stamp(), self.journal.doubts)

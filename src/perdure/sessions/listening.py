@@ -339,7 +339,7 @@ class Listening:
         self._subscribes = OnDemand(self._subscribe, name="perdure-listening-subscribe", failure=failure)
         self._sends = OnDemand(self._send, name="perdure-listening-send", failure=failure)
         self._doubt = OnDemand(self._cue_doubtful, name="perdure-listening-doubt", failure=failure)
-        context.changed.connect(self.heard)
+        context.change_listeners.append(self.heard)
 
     @property
     def number(self) -> int:

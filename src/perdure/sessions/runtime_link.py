@@ -204,7 +204,7 @@ class RuntimeLink:
         if record.state is SessionState.ENDED:
             return None
         if method in METHODS:
-            self.context.changed.tell(method, params)
+            self.context.report_change(method, params)
         found = None if call is None else self.calls.by_number.get(call)
         if params is not None:
             if method == "notifications/progress" and isinstance(token := params.get("progressToken"), int):
