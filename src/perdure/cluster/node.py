@@ -70,7 +70,7 @@ class Watcher:
         await asyncio.gather(self._streams.aclose(), self._homes.aclose(), self._mail.aclose())
 
     def go_round(self, seen: Overview | None) -> None:
-        """Look at everything in which there may be something to see; `None`: that is not known."""
+        """Read whatever another node may have written. `seen`: what this round has read; `None`: it could not."""
         if seen is None or seen.has_forwarded:
             self._homes.want()  # also what this node itself has forwarded to one that died
         if self.listening is not None:

@@ -1,12 +1,12 @@
-"""Keeps readers and writers of one stream together that are at different nodes.
+"""Connects the readers of a stream with its writer at another node.
 
 A stream has one writer. A reader at another node is entered in the store (`PutReader`), and the writer gets mail about
-it. The row says which reader is on the stream, at whatever node, so the newest reader wins across processes as it does
-within one. The writer then hints whenever the stream has grown, and the reader's node looks. A hint may be lost; now
-and then the store says that something was written, and everything is looked at.
+it. The row names the one reader of the stream, at whatever node, so the newest reader wins across processes as it does
+within one. The writer then hints whenever the stream has grown, and the reader's node reads the store. A hint may be
+lost. Each round therefore reads everything if the store's stamp shows that another node has written.
 
 A reader at the writer's own node has a row as well, for operators: no node acts on it. A call's first reader has none,
-because it came with the call, and the stream says when it was lost (`StreamRecord.unread`).
+because it came with the call, and the stream's record says when it was lost (`StreamRecord.unread`).
 """
 
 import asyncio
@@ -195,7 +195,7 @@ class RemoteReaders:
     def _put(self, *steps: Step) -> None:
         self._journal.put(Steps(steps))
 
-    # Looking
+    # Reading the store
 
     async def look(self, named: Collection[StreamId], *, everything: bool) -> Sequence[StreamRecord]:
         """Read how far streams have come that are read here and written elsewhere, or the reverse: the named ones, or

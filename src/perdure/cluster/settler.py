@@ -230,8 +230,8 @@ REASONS = {
 DIED = "its process died"
 
 _LOOK_AGAIN = 30.0
-"""Seconds after which a node looks for calls whose end the store has lost, also where nothing indicated a loss. It is
-one query, and a client waits that long for such a call."""
+"""Seconds after which a node searches for calls whose end the store has lost, also where nothing indicated a loss. It
+is one query, and a client waits that long for such a call."""
 
 _RELEASE_AT_ONCE = 256
 """Homes of a dead node that are released in one commit."""
