@@ -28,7 +28,7 @@ from perdure.store.postgres import layout
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.connections import Connections, Connector
 from perdure.store.postgres.store import PostgresStore
-from perdure.store.postgres.sweep import MARGIN, Sweep, Sweeps
+from perdure.store.postgres.sweep import MARGIN, Sweeper
 from perdure.store.records import CallRecord, Event, SessionRecord, StreamRecord
 from perdure.store.steps import Append, CallEnd, OpenStream, PutSession
 from perdure.store.time_limit import TimeLimit
@@ -75,14 +75,13 @@ class Day:
         self.calls = 0
         self.times = Times()
         address = parse_address(self.url)
-        self.queries = layout.queries(address.schema)
         self.sweeper = Connections(Connector(address.dsn, address.shown, timeout=10), TimeLimit(60.0), size=1)
-        self.sweeps = Sweeps()
+        self.sweeps = Sweeper(self.sweeper, layout.queries(address.schema))
 
     async def sweep(self, kept: float = DAY) -> tuple[float, int]:
         cutoffs = Cutoffs(events=self.now - kept, answers=self.now - kept)
         began = time.perf_counter()
-        gone = await Sweep(self.sweeper, self.queries, self.sweeps, cutoffs, now=self.now).run()
+        gone = await self.sweeps.sweep(cutoffs, now=self.now)
         return time.perf_counter() - began, gone
 
     async def write(self, store: PostgresStore, fence: Fence, node: NodeId) -> None:

@@ -80,7 +80,7 @@ class OfDatabase(Operator):
         assert (status, errors) == (0, "")
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.long)])
 def operator(request: pytest.FixtureRequest, tmp_path: Path) -> Operator:
     if request.param == "sqlite":
         return OfFile(folder=tmp_path, store=f"sqlite:{tmp_path / 'perdure.db'}")

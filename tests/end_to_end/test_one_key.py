@@ -45,7 +45,7 @@ def without_id(message: dict[str, Any]) -> str:
 # All at once
 
 
-@pytest.mark.parametrize("store", ["sqlite", "postgres"])
+@pytest.mark.parametrize("store", ["sqlite", pytest.param("postgres", marks=pytest.mark.long)])
 async def test_a_hundred_requests_over_three_nodes_are_one_run_and_have_equal_answers(
     store: str, tmp_path: Path
 ) -> None:

@@ -19,7 +19,10 @@ pytestmark = pytest.mark.anyio
 
 SDK = "from mcp.server.mcpserver import MCPServer\nserver = MCPServer({name})\n"
 FAST = "from fastmcp import FastMCP\nserver = FastMCP({name})\n"
-STORES = [pytest.param(lambda: "sqlite:perdure.db", id="sqlite"), pytest.param(store_url, id="postgres")]
+STORES = [
+    pytest.param(lambda: "sqlite:perdure.db", id="sqlite"),
+    pytest.param(store_url, id="postgres", marks=pytest.mark.long),
+]
 
 
 def write(folder: Path, file: str, name: str = "", code: str = SDK) -> Path:

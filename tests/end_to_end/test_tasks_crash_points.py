@@ -63,6 +63,7 @@ async def test_a_process_that_dies_before_the_handle_is_out(tmp_path: Path, name
     await die_before_the_handle(shared_address(tmp_path / "log.db"), tmp_path, ALL[name])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(ON_POSTGRES, reason="all points are met on PostgreSQL anyway")
 @pytest.mark.parametrize("name", ["when the first commit is made and the process does not know"])
 async def test_a_process_that_dies_before_the_handle_is_out_on_postgres(tmp_path: Path, name: str) -> None:

@@ -15,7 +15,7 @@ from tests.support.clients.task_client import CAN_BE_ASKED, Balancer, TaskClient
 from tests.support.processes.cluster import Cluster, cluster
 from tests.support.servers.gate_file_tools import diary
 from tests.support.stores.postgres import store_url
-from tests.support.stores.shared import ON_POSTGRES, shared_address
+from tests.support.stores.shared import shared_address
 
 pytestmark = pytest.mark.anyio
 
@@ -70,9 +70,7 @@ async def test_a_handle_that_is_cut_at_any_byte_is_found_again_by_its_key(tmp_pa
         assert sorted(name for name, _ in diary(log)) == sorted(["whole", *(f"cut-{byte}" for byte in cuts)])
 
 
-@pytest.mark.parametrize(
-    "store", ["shared", pytest.param("postgres", marks=pytest.mark.skipif(ON_POSTGRES, reason="is the first"))]
-)
+@pytest.mark.parametrize("store", ["shared", pytest.param("postgres", marks=pytest.mark.long)])
 async def test_a_task_is_known_at_another_node_the_moment_its_handle_is_out(tmp_path: Path, store: str) -> None:
     """Also where a caller has as many as it may: those that ended first go, whatever node makes room for another."""
     address = shared_address(tmp_path / "log.db") if store == "shared" else store_url()

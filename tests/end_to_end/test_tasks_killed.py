@@ -21,7 +21,7 @@ from tests.support.processes.serving import serving
 from tests.support.servers.gate_file_tools import diary, open_gate
 from tests.support.servers.in_process import until
 from tests.support.stores.postgres import store_url
-from tests.support.stores.shared import ON_POSTGRES, shared_address
+from tests.support.stores.shared import shared_address
 
 pytestmark = pytest.mark.anyio
 
@@ -46,7 +46,7 @@ async def test_a_task_whose_process_is_killed(tmp_path: Path, pause: int) -> Non
     await kill_in_tasks(shared_address(tmp_path / "log.db"), tmp_path, pause)
 
 
-@pytest.mark.skipif(ON_POSTGRES, reason="the story before runs there")
+@pytest.mark.long
 async def test_a_task_whose_process_is_killed_on_postgres(tmp_path: Path) -> None:
     await kill_in_tasks(store_url(), tmp_path, 2)
 

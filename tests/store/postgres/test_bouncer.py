@@ -200,7 +200,7 @@ async def _looked_twice(operator: Session) -> None:
         await until(partial(operator.fetchval, look, since))
 
 
-@pytest.mark.parametrize("listens_at", ["the server", "a pooler in session mode"])
+@pytest.mark.parametrize("listens_at", ["the server", pytest.param("a pooler in session mode", marks=pytest.mark.long)])
 async def test_a_second_address_makes_a_process_hear(
     bouncer: Bouncer, tmp_path: Path, listens_at: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -286,7 +286,7 @@ async def test_a_setting_that_the_pooler_ignores_is_no_obstacle(tmp_path: Path) 
 # --- Few sessions, and none -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", ["1", "2"])
+@pytest.mark.parametrize("size", ["1", pytest.param("2", marks=pytest.mark.long)])
 async def test_many_nodes_wait_their_turn_for_the_few_sessions_of_a_pool(tmp_path: Path, size: str) -> None:
     """Work that waits in the pooler is late, not lost; and no node holds a session while it needs another one."""
     async with bouncing(tmp_path, default_pool_size=size) as bouncer, AsyncExitStack() as stack:
@@ -339,7 +339,9 @@ async def _killed(bouncer: Bouncer) -> AsyncIterator[None]:
     await bouncer.command("RESUME postgres")
 
 
-@pytest.mark.parametrize("away", [_restarted, _paused, _killed])
+@pytest.mark.parametrize(
+    "away", [*(pytest.param(away, marks=pytest.mark.long) for away in (_restarted, _paused)), _killed]
+)
 async def test_a_pooler_that_was_away_is_found_again(
     bouncer: Bouncer, away: Callable[[Bouncer], contextlib.AbstractAsyncContextManager[None]]
 ) -> None:

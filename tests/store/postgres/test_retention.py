@@ -16,7 +16,7 @@ from perdure.store.postgres import layout
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.connections import Connections, Connector
 from perdure.store.postgres.store import PostgresStore
-from perdure.store.postgres.sweep import MARGIN, SHORTEST, SLOTS, SPANS, Sweep, Sweeps, spans
+from perdure.store.postgres.sweep import MARGIN, SHORTEST, SLOTS, SPANS, Sweeper, spans
 from perdure.store.records import Event
 from perdure.store.steps import DropStream, EndSession, OpenStream, PutSession, Step, Trim
 from perdure.store.time_limit import TimeLimit
@@ -55,15 +55,13 @@ class Retained:
     def __init__(self, url: str, store: PostgresStore, sweeper: Connections, fence: Fence) -> None:
         self.schema = parse_address(url).schema
         self.store = store
-        self.sweeper = sweeper
-        self.sweeps = Sweeps()
+        self.sweeps = Sweeper(sweeper, layout.queries(self.schema))
         self.fence = fence
         self.now = BEGIN
 
     async def sweep(self) -> int:
         cutoffs = Cutoffs(events=self.now - TTL, answers=self.now - WINDOW)
-        queries = layout.queries(self.schema)
-        return await Sweep(self.sweeper, queries, self.sweeps, cutoffs, now=self.now).run()
+        return await self.sweeps.sweep(cutoffs, now=self.now)
 
     async def put(self, *steps: Step) -> None:
         assert not any(await self.store.commit(steps))

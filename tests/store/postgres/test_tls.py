@@ -133,7 +133,7 @@ async def listening(kind: str, folder: Path, certificates: Certificates, *, asks
             yield port
 
 
-KINDS = pytest.mark.parametrize("kind", ["server", "way"])
+KINDS = pytest.mark.parametrize("kind", [pytest.param("server", marks=pytest.mark.long), "way"])
 
 
 @KINDS

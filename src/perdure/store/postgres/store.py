@@ -34,7 +34,7 @@ from perdure.store.postgres.failures import named
 from perdure.store.postgres.listen_connection import ListenConnection
 from perdure.store.postgres.nodes import QUESTION, Holding, PostgresLiveness, process_name
 from perdure.store.postgres.reads import Reads, session_record
-from perdure.store.postgres.sweep import SLOTS, Sweep, Sweeps, is_slot
+from perdure.store.postgres.sweep import SLOTS, Sweeper, is_slot
 from perdure.store.postgres.wakeups import HINT, Hints
 from perdure.store.records import (
     MAX_COUNTED,
@@ -97,7 +97,8 @@ class PostgresStore(Reads):
         self._connector = Connector(address.dsn, address.shown, timeout=address.patience, reads_only=not writes)
         self._direct = Connector(address.listen, address.shown, timeout=address.patience)
         self._readers = Connections(self._connector, TimeLimit(timeout), size=READERS)
-        self._sweeper = Connections(self._connector, TimeLimit(SWEEP_SECONDS), size=1)
+        self._sweeping = Connections(self._connector, TimeLimit(SWEEP_SECONDS), size=1)
+        self._sweeper = Sweeper(self._sweeping, queries)
         self._committer = Connections(self._connector, TimeLimit(timeout), size=1)
         self._listener = ListenConnection(
             self._direct,
@@ -117,7 +118,6 @@ class PostgresStore(Reads):
             count=self._hints.count,
         )
         self._writer = Writer(self._committer, payloads=self._payloads, queries=queries, holding=self._holding)
-        self._sweeps = Sweeps()
         self._tables: list[tuple[str, int, int]] = []
         """The name, bytes and rows of each table."""
         self._tables_read = -math.inf
@@ -131,7 +131,7 @@ class PostgresStore(Reads):
                 return
             with named(self._address.shown, "opened"):
                 await self._prepare()
-            for connections in (self._readers, self._sweeper, self._committer) if self._writes else (self._readers,):
+            for connections in (self._readers, self._sweeping, self._committer) if self._writes else (self._readers,):
                 connections.open()
             self._is_open = True
 
@@ -161,7 +161,7 @@ class PostgresStore(Reads):
             await self._holding.aclose()
             await self._committer.aclose()
             # The listen connection later: as long as anything is written, its node lives (11).
-            await self._sweeper.aclose()
+            await self._sweeping.aclose()
             await self._listener.aclose()
             await self._readers.aclose()
 
@@ -198,7 +198,7 @@ class PostgresStore(Reads):
         if not await self._readers.fetch(self._queries["begin_sweep"], SWEEP_MOST):
             return 0
         try:
-            return await Sweep(self._sweeper, self._queries, self._sweeps, cutoffs, now=self.clock()).run()
+            return await self._sweeper.sweep(cutoffs, now=self.clock())
         finally:
             with contextlib.suppress(StoreError):
                 await self._readers.fetch(self._queries["end_sweep"])
@@ -211,7 +211,7 @@ class PostgresStore(Reads):
     # Figures
 
     def measures(self) -> Measures:
-        pools = (self._readers, self._sweeper, self._committer)
+        pools = (self._readers, self._sweeping, self._committer)
         figures: dict[str, float] = {
             "connections_busy": sum(pool.busy for pool in pools),
             "connections_idle": sum(pool.idle for pool in pools) + self._listener.has_connection,
@@ -220,8 +220,8 @@ class PostgresStore(Reads):
             "polls": int(self._hints.polls),
             "hints_sent": self._hints.sent,
             "hints_heard": self._hints.received,
-            "slots_emptied": self._sweeps.emptied,
-            "slots_put_off": self._sweeps.put_off,
+            "slots_emptied": self._sweeper.emptied,
+            "slots_put_off": self._sweeper.put_off,
         }
         return Measures(figures=figures, seconds={"commit": self._committer.took, "read": self._readers.took})
 

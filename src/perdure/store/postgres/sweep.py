@@ -6,7 +6,6 @@ everything has expired is emptied as a whole. Only rows of streams, calls and se
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from perdure._core.retention import Cutoffs
 from perdure.errors import StoreUnavailable
@@ -45,61 +44,49 @@ _IN_THE_WAY = "55P03"
 """The server's code for a lock that was not to be had in time."""
 
 
-@dataclass(slots=True)
-class Sweeps:
-    """Counts what the sweeps of this process came to."""
+class Sweeper:
+    """Removes what has expired before some times, and counts slots."""
 
-    emptied: int = 0
-    """Slots that were emptied."""
-    put_off: int = 0
-    """Slots that were not emptied because a long transaction read them."""
-
-
-class Sweep:
-    """Forgets what has expired before some times."""
-
-    def __init__(
-        self, connections: Connections, queries: Mapping[str, str], sweeps: Sweeps, cutoffs: Cutoffs, *, now: float
-    ) -> None:
+    def __init__(self, connections: Connections, queries: Mapping[str, str]) -> None:
         self._connections = connections
         self._queries = queries
-        self._sweeps = sweeps
-        self._before = {EVENT: cutoffs.events, ANSWER: cutoffs.answers}
-        self._calls = cutoffs.calls
-        self._now = now
+        self.emptied = 0
+        """Slots that were emptied."""
+        self.put_off = 0
+        """Slots that were not emptied because a long transaction read them."""
 
-    async def run(self) -> int:
+    async def sweep(self, cutoffs: Cutoffs, *, now: float) -> int:
         """Return the number of rows that were hidden or deleted, without those of emptied slots. Several processes
         may do this at once; then each does less."""
-        for part in self._before:
-            await self._rotate(part)
+        events, answers = cutoffs.events, cutoffs.answers
+        await self._rotate(EVENT, events, now)
+        await self._rotate(ANSWER, answers, now)
         # A stream whose answer has expired is deleted in most cases, which hides it.
-        gone = await self._hide(EVENT)
-        gone += await self._drop_streams()
-        gone += await self._hide(ANSWER)
-        return gone + await self._drop_sessions()
+        gone = await self._hide(EVENT, events, now)
+        gone += await self._drop_streams(answers)
+        gone += await self._hide(ANSWER, answers, now)
+        return gone + await self._drop_sessions(answers, cutoffs.calls)
 
-    async def _rotate(self, part: str) -> None:
+    async def _rotate(self, part: str, before: float, now: float) -> None:
         """Empty the slots that have expired, and begin the next one if it is time."""
-        before = self._before[part]
         for (slot,) in await self._connections.fetch(self._queries["expired_slots"], part, before - MARGIN):
             try:
                 [(emptied,)] = await self._connections.fetch(self._queries["empty_slot"], part, slot, before - MARGIN)
-                self._sweeps.emptied += emptied
+                self.emptied += emptied
             except StoreUnavailable as failure:
                 if getattr(failure.__cause__, "sqlstate", "") != _IN_THE_WAY:
                     raise
                 # A dump, or a transaction that was left open, reads it, and the other slots too. The next sweep tries
                 # again. Until then the last slot that is empty is written, and when there is none the present one.
-                self._sweeps.put_off += 1
+                self.put_off += 1
                 break
-        period = (self._now - before) / (SLOTS[part] - 2)
-        await self._connections.fetch(self._queries["next_slot"], part, self._now, period)
+        period = (now - before) / (SLOTS[part] - 2)
+        await self._connections.fetch(self._queries["next_slot"], part, now, period)
 
-    async def _hide(self, part: str) -> int:
-        gone, before = 0, self._before[part]
+    async def _hide(self, part: str, before: float, now: float) -> int:
+        gone = 0
         [(swept,)] = await self._connections.fetch(self._queries["swept_before"], part)
-        for begin, end in spans(swept, before, now=self._now):
+        for begin, end in spans(swept, before, now=now):
             slots = await self._connections.fetch(self._queries["slots_of_span"], part, begin, end, MARGIN)
             values = (begin, end, [row[0] for row in slots])
             expired = await self._connections.fetch(self._queries[_EXPIRED[part]], *values) if slots else []
@@ -111,8 +98,8 @@ class Sweep:
             gone += sum(row[2] for row in expired)
         return gone
 
-    async def _drop_streams(self) -> int:
-        gone, after, before = 0, (-math.inf, 0), self._before[ANSWER]
+    async def _drop_streams(self, before: float) -> int:
+        gone, after = 0, (-math.inf, 0)
         while found := await self._connections.fetch(self._queries["old_streams"], *after, before, CHUNK):
             keys = [row[1] for row in found]
             [(count,)] = await self._connections.fetch(self._queries["expire_streams"], keys, before)
@@ -120,8 +107,8 @@ class Sweep:
             after = tuple(found[-1])
         return gone
 
-    async def _drop_sessions(self) -> int:
-        gone, last, times = 0, "", (self._before[ANSWER], self._calls)
+    async def _drop_sessions(self, *times: float) -> int:
+        gone, last = 0, ""
         while found := await self._connections.fetch(self._queries["stale_sessions"], *times, last, CHUNK):
             for session, since in found:
                 [(count,)] = await self._connections.fetch(self._queries["expire_session"], session, since)
