@@ -23,7 +23,7 @@ from perdure.stdio.pipes import Output, lines
 from perdure.stdio.positions_file import PositionsFile
 from perdure.stdio.resume_broker import ResumeBroker
 from perdure.stdio.resume_slot import Target, open_slot
-from tests.client.odd import Odd, event, events, good, json_of
+from tests.client.odd import Odd, event, events
 from tests.stdio.desks import RESUMED, a_desk, noted_calls, question, sentences
 from tests.stdio.test_bridge_trouble import _delete
 from tests.support.processes.stdio_bridges import PATIENCE, PROMPTLY, a_host
@@ -64,16 +64,6 @@ async def test_positions_that_mean_nothing_cost_what_was_missed_alone(folder: Pa
             await bridge.call("announce", n=1, start=7)
             await bridge.until(lambda here=bridge: 7 in here.notices(), f"notice after {position!r}")  # type: ignore[misc]
             await bridge.kill()
-
-
-async def test_notes_that_nest_without_end_cost_the_notes_alone(folder: Path) -> None:
-    async with a_desk(folder) as desk:
-        first = await desk.host.session()
-        await first.kill()
-        [positions] = desk.host.tokens.glob("*/positions-*[0-9]")
-        positions.write_text("[" * 900_000)
-        bridge = await desk.host.session()
-        assert await bridge.call("count", n=1) == "counted to 1"
 
 
 async def test_the_end_of_stdin_ends_a_bridge_that_waits_for_the_server(folder: Path) -> None:
@@ -154,17 +144,6 @@ async def test_a_request_that_is_repeated_in_a_new_session_is_still_reported(fol
         desk.workshop.open("g")
         again = await desk.host.session()
         await again.until(lambda: len(again.reports()) == 1, "the report")
-
-
-async def test_a_server_without_a_standalone_stream_keeps_its_session(folder: Path) -> None:
-    """Web frameworks answer 404 to a method that is not served."""
-    odd = Odd(fine=lambda key: json_of(good(key)))
-    odd.get = lambda _: Response(status_code=404)
-    async with under_uvicorn(odd.app) as port, a_host(folder, f"http://127.0.0.1:{port}/mcp") as host:
-        bridge = await host.session()
-        await until(lambda: any(what == "GET" for _, what in odd.heard))
-        assert await bridge.call("fine") == "fine"
-        assert odd.sessions == 1
 
 
 async def test_a_position_that_the_server_refuses_is_given_up(folder: Path) -> None:

@@ -34,15 +34,8 @@ async def test_an_address_in_capitals_is_trusted_no_more_than_another(folder: Pa
 @pytest.mark.parametrize(
     ("environ", "scheme", "sentence"),
     [
-        ({"ALL_PROXY": "socks5://127.0.0.1:9"}, "http", PROXY),
-        ({"HTTP_PROXY": "gopher://127.0.0.1:9"}, "http", PROXY),
-        (
-            {"HTTP_PROXY": "http://me:secret@127.0.0.1:x"},
-            "http",
-            PROXY,
-        ),
+        ({"HTTP_PROXY": "http://me:secret@127.0.0.1:x"}, "http", PROXY),
         ({"SSL_CERT_FILE": "nowhere"}, "https", CERTIFICATES),
-        ({"SSL_CERT_FILE": __file__}, "https", CERTIFICATES),
     ],
 )
 async def test_an_environment_that_cannot_work_is_reported_to_the_host(
@@ -79,16 +72,14 @@ def test_a_bridge_whose_directory_is_gone_works_and_resumes_nothing(folder: Path
     assert not (folder / "tokens").exists()
 
 
-@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
-async def test_a_server_on_this_machine_is_not_asked_for_through_a_proxy(folder: Path, name: str) -> None:
-    async with under_uvicorn(Odd().app) as port, a_host(folder, f"http://{name}:{port}/mcp") as host:
+async def test_a_server_on_this_machine_is_not_asked_for_through_a_proxy(folder: Path) -> None:
+    async with under_uvicorn(Odd().app) as port, a_host(folder, f"http://localhost:{port}/mcp") as host:
         bridge = await host.start("--patience", "1s", ALL_PROXY="http://127.0.0.1:9", HTTP_PROXY="http://127.0.0.1:9")
         assert "capabilities" in await bridge.handshake()
 
 
-@pytest.mark.parametrize("closed", [0, 1])
-def test_a_bridge_without_a_host_says_so(folder: Path, closed: int) -> None:
-    start = f"import os, sys; os.close({closed}); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+def test_a_bridge_without_a_host_says_so() -> None:
+    start = "import os, sys; os.close(1); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     ended = subprocess.run(
         (sys.executable, "-c", start, "-m", "perdure", "stdio", "http://127.0.0.1:9/mcp"),
         env={**os.environ, "PYTHONPATH": python_path()},

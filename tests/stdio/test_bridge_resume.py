@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from mcp.server.auth.provider import AccessToken, TokenVerifier
 
 from perdure.stdio.identity import Identity, here
 from perdure.stdio.resume_slot import Target, open_slot
@@ -259,33 +258,6 @@ async def test_instances_that_nothing_tells_apart_never_get_each_others_sessions
         await _noticed(again)
         await _noticed(bridges[1])
         assert (again.notices(), bridges[1].notices()) == ([2], [3])
-
-
-class _People(TokenVerifier):
-    """Everybody is who the token says."""
-
-    async def verify_token(self, token: str) -> AccessToken | None:
-        return AccessToken(token=token, client_id="desk", scopes=[], subject=token)
-
-
-async def test_credentials_that_come_back_find_their_session(folder: Path) -> None:
-    """T9: alice, bob, alice, with one name for the variable."""
-    options = ("--token-env", "BEARER")
-    async with serve(ToolServer().server, auth=_People(), retry=0.05) as site, a_host(folder, site.url) as host:
-
-        async def told(person: str) -> list[str]:
-            bridge = await host.start(*options, BEARER=person)
-            await bridge.handshake()
-            assert await bridge.call("count", n=1) == "counted to 1"
-            await sentences(bridge)  # a bridge that ends waits for its log a moment only
-            await bridge.end()
-            return await sentences(bridge)
-
-        assert await told("alice") == [FIRST]
-        assert await told("bob") == [FIRST]
-        assert await told("alice") == [RESUMED]
-        assert await told("alice") == [RESUMED]
-        assert len(site.app.session_ids()) == 2
 
 
 async def test_another_target_of_the_same_host_gets_no_token_of_this_one(folder: Path) -> None:
