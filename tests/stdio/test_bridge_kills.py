@@ -22,7 +22,7 @@ WHILE_RESUMING = {
     "after the broker rotated, before the token is written": at("stdio.resume_slot", "Slot.keep", "enter"),
     "between writing and confirming": at("stdio.resume_slot", "Slot.keep", "leave"),
     "after confirming, before the reattach": at("remote.link", "Link.begin", "enter"),
-    "after the reattach, before the host knows": at("stdio.positions_file", "PositionsFile.recall", "leave"),
+    "after the reattach, before the host knows": at("stdio.state_files", "PositionsFile.recall", "leave"),
     "before the answer to initialize is written": at("stdio.pipes", "Output._write", "enter"),
     "when the answer to initialize is written": at("stdio.pipes", "Output._write", "leave"),
 }
@@ -36,7 +36,7 @@ WHILE_BEGINNING = {
 #: Met while a request of the host is on its way, with what the next instance reports of it.
 IN_FLIGHT = {
     "before it is sent": (at("remote.call", "Call.answer", "enter"), "unknown"),
-    "when its stream has begun": (at("stdio.positions_file", "PositionsFile.move_call", "leave"), "counted to 1"),
+    "when its stream has begun": (at("stdio.state_files", "PositionsFile.move_call", "leave"), "counted to 1"),
     "when it is answered, before the host has the answer": (
         at("remote.message", "Message.answering", "enter", 2),
         "counted to 1",

@@ -18,11 +18,10 @@ from perdure.stdio import bridge as bridges
 from perdure.stdio import pipes
 from perdure.stdio.bridge import Bridge
 from perdure.stdio.identity import Identity
-from perdure.stdio.keys_file import KeysFile
 from perdure.stdio.pipes import Output, lines
-from perdure.stdio.positions_file import PositionsFile
 from perdure.stdio.resume_broker import ResumeBroker
 from perdure.stdio.resume_slot import Target, open_slot
+from perdure.stdio.state_files import KeysFile, PositionsFile
 from tests.client.odd import Odd, event, events
 from tests.stdio.desks import RESUMED, a_desk, noted_calls, question, sentences
 from tests.stdio.test_bridge_trouble import _delete

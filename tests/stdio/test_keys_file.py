@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from perdure.remote.state_file import decode
-from perdure.stdio.keys_file import MAX_LEFT, REJOIN_SECONDS, Keys, KeysFile, digest_of, open_keys
 from perdure.stdio.resume_slot import Target
+from perdure.stdio.state_files import MAX_LEFT, REJOIN_SECONDS, Keys, KeysFile, digest_of, open_keys
 
 TARGET = Target(url="http://127.0.0.1:1/mcp")
 

@@ -18,11 +18,10 @@ from perdure.remote import stream
 from perdure.remote.endpoint import Endpoint
 from perdure.stdio import host_side, modern_host
 from perdure.stdio.bridge import Bridge
-from perdure.stdio.keys_file import KeysFile
 from perdure.stdio.pipes import Output
-from perdure.stdio.positions_file import PositionsFile
 from perdure.stdio.resume_broker import ResumeBroker
 from perdure.stdio.resume_slot import Slot
+from perdure.stdio.state_files import KeysFile, PositionsFile
 from tests.stdio.test_modern_host import params
 from tests.support.processes.stdio_bridges import Message
 from tests.support.servers.in_process import serve

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perdure.remote.state_file import encode
-from perdure.stdio.positions_file import MAX_BYTES, Positions, PositionsFile, RunningCall, decode, digest
+from perdure.stdio.state_files import MAX_BYTES, Positions, PositionsFile, RunningCall, decode, digest
 
 SESSION = "a-session"
 CALL = RunningCall(id="7", method="tools/call", name="bake", position="c.1.2")

@@ -12,7 +12,7 @@ import pytest
 
 from perdure.remote.message import messages_in
 from perdure.stdio.host_side import report_of
-from perdure.stdio.positions_file import RunningCall
+from perdure.stdio.state_files import RunningCall
 from tests.stdio.test_stock_hosts import started
 from tests.support.processes.serving import ROOT
 from tests.support.servers import basic_tools

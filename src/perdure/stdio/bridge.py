@@ -30,11 +30,10 @@ from perdure.remote.message import Message, error
 from perdure.remote.route import ClientLimits, ConnectionLog, Notice, Route
 from perdure.remote.stream import Attempts, StrayAnswer
 from perdure.stdio.host_side import HostSide, bridge_logs, is_set_level, with_logging
-from perdure.stdio.keys_file import KeysFile
 from perdure.stdio.modern_host import ModernHost
 from perdure.stdio.pipes import MAX_LINE_BYTES, HostGone, Line, Output
-from perdure.stdio.positions_file import PositionsFile, RunningCall
 from perdure.stdio.resume_broker import ResumeBroker
+from perdure.stdio.state_files import KeysFile, PositionsFile, RunningCall
 from perdure.telemetry.log_records import log_event
 
 REVOKED = "notifications/perdure/resume_revoked"

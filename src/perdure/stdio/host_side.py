@@ -33,7 +33,7 @@ from perdure.remote.link import Link
 from perdure.remote.message import Message, encode, error
 from perdure.stdio.modern_host import ModernHost, unsupported
 from perdure.stdio.pipes import MAX_LINE_BYTES, Line, Output, TooLong
-from perdure.stdio.positions_file import PositionsFile, RunningCall
+from perdure.stdio.state_files import PositionsFile, RunningCall
 from perdure.telemetry.log_records import log_event
 
 #: Requests of the host that run at once. Each holds a connection, and servers take 100 (`max_calls`) or so.

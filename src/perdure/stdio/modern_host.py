@@ -6,7 +6,7 @@ ordinary call, which outlives the server. What a task asks goes to the host as a
 bridge's own, and comes back with the host's next request. The state holds the task's handle, so any later bridge can
 bring the answer to the task.
 
-**What the host never got** the next bridge finds: each call has a key on disk (`keys_file`), and a request for the
+**What the host never got** the next bridge finds: each call has a key on disk (`state_files`), and a request for the
 same joins it.
 
 A host that takes tasks itself is left to drive them, and one that brings a key keeps it.
@@ -38,8 +38,8 @@ from perdure.remote.durable_calls import (
 from perdure.remote.link import Link
 from perdure.remote.message import Message, error, message_of
 from perdure.remote.requests import Requests, listen
-from perdure.stdio.keys_file import BEAT_SECONDS, KeptKey, KeysFile, digest_of
 from perdure.stdio.pipes import Output
+from perdure.stdio.state_files import BEAT_SECONDS, KeptKey, KeysFile, digest_of
 
 #: Begins the state of a call whose task has asked something, before the task's handle; the host brings it back with the
 #: answers.

@@ -31,10 +31,8 @@ from perdure.remote.message import encode, error
 from perdure.remote.route import Notice
 from perdure.stdio.bridge import Bridge, connection_log
 from perdure.stdio.identity import here, identify, parents
-from perdure.stdio.keys_file import KeysFile, open_keys
 from perdure.stdio.launchers import ProcessKind, is_script
 from perdure.stdio.pipes import HostGone, Output, lines
-from perdure.stdio.positions_file import PositionsFile
 from perdure.stdio.resume_broker import ResumeBroker
 from perdure.stdio.resume_slot import (
     Slot,
@@ -45,6 +43,7 @@ from perdure.stdio.resume_slot import (
     resume_off,
     survey,
 )
+from perdure.stdio.state_files import KeysFile, PositionsFile, open_keys
 from perdure.telemetry.log_records import LogLines, log_event
 
 #: As for the other commands: what was asked for cannot be done.
