@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import mcp_types as types
 import pytest
-from mcp.client.session import ClientRequestContext
+from mcp.client.session import ClientRequestContext, ClientSession
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import ClientMessageMetadata, SessionMessage
 from mcp_types import JSONRPCRequest
@@ -286,10 +286,10 @@ async def test_a_slow_discovery_is_waited_for_though_the_sdks_client_has_given_i
 
 @asynccontextmanager
 async def transport_to(endpoint: Endpoint) -> AsyncIterator[tuple[Any, Any]]:
-    async def nobody(key: str, question: object) -> types.ErrorData:
+    def none() -> ClientSession:
         raise AssertionError("no question")
 
-    about = {"callback_limit": CallbackLimit(), "on_gap": None, "put_question": nobody, "reruns": True}
+    about = {"callback_limit": CallbackLimit(), "on_gap": None, "session": none, "reruns": True}
     memory = Memory(None, endpoint.url)
     era = ModernEra(endpoint, limits_of(EAGER), memory, **about)  # type: ignore[arg-type]
     async with Transport(era, memory).streams() as streams:

@@ -3,14 +3,12 @@
 The client names outcomes, lists earlier calls, and calls safe tools again.
 """
 
-import contextlib
 import functools
 import hashlib
 import inspect
-import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing, nullcontext
 from functools import partial
 from typing import Any
 
@@ -19,7 +17,6 @@ import mcp
 import mcp_types as types
 from mcp.client import ClientExtension, advertise
 from mcp.client.session import (
-    ClientRequestContext,
     ElicitationFnT,
     ListRootsFnT,
     LoggingFnT,
@@ -40,11 +37,10 @@ from perdure.client.modern_era import ModernEra
 from perdure.client.pending import PendingCall
 from perdure.client.session_era import SessionEra
 from perdure.client.transport import Transport
-from perdure.errors import Misuse, OutcomeUnknown, Unreachable
-from perdure.remote.endpoint import Bearer, Endpoint, TokenProvider, http_client
-from perdure.remote.requests import may_run_twice
+from perdure.errors import Misuse
+from perdure.remote.endpoint import Bearer, Endpoint, TokenProvider
+from perdure.remote.endpoint import http_client as new_http_client
 from perdure.remote.route import ClientLimits
-from perdure.telemetry.log_records import log_event
 
 #: Seconds for one handshake, however lively the answer is: as long as an answer may be silent.
 HANDSHAKE_SECONDS = 300.0
@@ -56,17 +52,9 @@ ONCE = Patience(max_time=0.0, max_tries=1)
 class Client(mcp.Client):
     """Everything that `mcp.Client` has, over a session that lasts. Made by `perdure.connect`."""
 
-    def __init__(
-        self,
-        era: Callable[..., SessionEra | ModernEra],
-        memory: Memory,
-        *,
-        rerun_safe_tools: bool,
-        **options: Any,
-    ) -> None:
+    def __init__(self, era: Callable[..., SessionEra | ModernEra], memory: Memory, **options: Any) -> None:
         """`era` makes what is below the SDK's client."""
         limit = self._callback_limit = CallbackLimit()
-        self._rerun_safe_tools = rerun_safe_tools
         self._transport = Transport(era(self, callback_limit=limit), memory)
         for name in ("logging_callback", "message_handler"):
             if options[name] is not None:
@@ -108,41 +96,12 @@ class Client(mcp.Client):
         if progress_callback is not None:
             progress_callback = self._callback_limit.counted(progress_callback)
         more: dict[str, Any] = {"input_responses": input_responses, "request_state": request_state}
-        sdk_call = partial(super().call_tool, name, arguments, read_timeout_seconds, progress_callback, **more)
-
-        async def call(meta: types.RequestParamsMeta | None) -> types.CallToolResult:
-            with self._transport.handovers.opened(name, arguments) as handover:
-                return handover.unmasked(await sdk_call(meta=handover.meta(meta)))
-
-        if isinstance(self._transport.era, ModernEra):
-            with naming(name, arguments), self._transport.era.rounds(meta) as keyed:
-                return await call(keyed)
-        try:
-            with naming(name, arguments):
-                return await call(meta)
-        except OutcomeUnknown as unknown:
-            if not await self._may_be_called_again(name, unknown):
-                raise
-            log_event(logging.INFO, "client.call_again", "a tool that may run twice is called again", tool=name)
-            try:
-                with naming(name, arguments):
-                    return await call(meta)
-            except Unreachable:
-                raise unknown from None  # the first one may have run, whatever became of the second
-
-    async def _may_be_called_again(self, tool: str, unknown: OutcomeUnknown) -> bool:
-        """Whether the caller allows it, and the server marks the tool as read-only or idempotent."""
-        # What the server calls unknown it has run again already, where it could (docs/protocol.md, Settling).
-        told_by_client = isinstance(unknown.data, dict) and unknown.data.get("told_by") == "client"
-        if not self._rerun_safe_tools or not told_by_client:
-            return False
-
-        async def page(cursor: str | None) -> Mapping[str, Any]:
-            return (await self.list_tools(cursor=cursor)).model_dump(by_alias=True, mode="json")
-
-        with contextlib.suppress(MCPError):  # then it cannot be found out
-            return await may_run_twice(tool, page)
-        return False
+        transport = self._transport
+        rounds = transport.era.rounds(meta) if isinstance(transport.era, ModernEra) else nullcontext(meta)
+        with naming(name, arguments), rounds as keyed, transport.handovers.opened(name, arguments) as handover:
+            more["meta"] = handover.meta(keyed)
+            found = await super().call_tool(name, arguments, read_timeout_seconds, progress_callback, **more)
+            return handover.unmasked(found)
 
 
 def _named(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -213,42 +172,32 @@ async def connect(
         client_info=client_info,
         **options,
     )
+    if http_client is not None and (headers is not None or auth is not None):
+        raise Misuse("headers and auth are those of the http_client that was given: set them there")
+    limits = limits_of(patience, waits=wait_for_server)
     async with AsyncExitStack() as stack:
-        http = await _http_client(stack, url, http_client, headers, auth)
+        if http_client is None:
+            given = auth if auth is None or isinstance(auth, httpx2.Auth) else Bearer(auth)
+            http_client = await stack.enter_async_context(new_http_client(url, headers=headers, auth=given))
         memory = stack.enter_context(closing(Memory(state, address(url))))
-        endpoint = Endpoint(http, url, on_401="does not accept the credentials of `auth`, or wants some")
-        about = (endpoint, limits_of(patience, waits=wait_for_server), memory)
+        endpoint = Endpoint(http_client, url, on_401="does not accept the credentials of `auth`, or wants some")
+
+        def era(kind: Callable[..., Any], client: Client, callback_limit: CallbackLimit, **options: Any) -> Any:
+            about = {"session": lambda: client.session, "callback_limit": callback_limit, "on_gap": on_gap}
+            return kind(endpoint, limits, memory, **about, **options)
+
         ends = state is None if terminate_on_close is None else terminate_on_close
-        with_session = partial(_session_era, about, on_gap=on_gap, ends_session=ends)
-        modern = partial(_modern_era, about, on_gap=on_gap, reruns=rerun_safe_tools is not False)
-        reruns, tasks = rerun_safe_tools is True, _with_tasks(extensions)
-        sessions = partial(client, with_session, memory, mode="legacy", rerun_safe_tools=reruns, extensions=extensions)
-        requests = partial(client, modern, memory, mode="auto", rerun_safe_tools=False, extensions=tasks)
+        with_session = partial(era, SessionEra, reruns=rerun_safe_tools is True, ends_session=ends)
+        without = partial(era, ModernEra, reruns=rerun_safe_tools is not False)
+        # The extensions that the era without sessions follows. A user's own for tasks is left alone.
+        known = {getattr(one, "identifier", None) for one in extensions or ()}
+        followed = [*(extensions or ()), *(advertise(own) for own in (TASKS, CALLS) if own not in known)]
+        sessions = partial(client, with_session, memory, mode="legacy", extensions=extensions)
+        requests = partial(client, without, memory, mode="auto", extensions=followed)
         ways = [sessions, requests] if mode == "auto" else [sessions if mode == "legacy" else requests]
         if memory.state.durable_calls or (memory.state.discovered is not None and memory.state.handshake is None):
             ways.reverse()
         yield await _enter(stack, *ways)
-
-
-def _session_era(about: tuple[Endpoint, ClientLimits, Memory], client: Client, **options: Any) -> SessionEra:
-    # Another session may be another server's: what was negotiated is that of the new one.
-    return SessionEra(*about, on_renewed=lambda result: client.session.adopt(result), **options)
-
-
-def _modern_era(about: tuple[Endpoint, ClientLimits, Memory], client: Client, **options: Any) -> ModernEra:
-    async def put_question(key: str, question: types.InputRequest) -> types.InputResponse | types.ErrorData:
-        meta = question.params.meta if question.params else None
-        context = ClientRequestContext(session=client.session, request_id=key, meta=meta)
-        return await client.session.dispatch_input_request(context, question)
-
-    return ModernEra(*about, put_question=put_question, **options)
-
-
-def _with_tasks(given: Sequence[ClientExtension] | None) -> list[ClientExtension]:
-    """The user's extensions and those that the transport follows. A user's own for tasks is left alone."""
-    found = list(given or ())
-    named = {getattr(one, "identifier", None) for one in found}
-    return [*found, *(advertise(own) for own in (TASKS, CALLS) if own not in named)]
 
 
 def address(url: str) -> str:
@@ -270,22 +219,6 @@ def limits_of(given: Patience | None, *, waits: bool = False) -> ClientLimits:
         message_bytes=MAX_EVENT_BYTES,
         counts_from_request=False,
     )
-
-
-async def _http_client(
-    stack: AsyncExitStack,
-    url: str,
-    own: httpx2.AsyncClient | None,
-    headers: Mapping[str, str] | None,
-    auth: httpx2.Auth | TokenProvider | None,
-) -> httpx2.AsyncClient:
-    """The user's own, which stays open; or one for this block."""
-    if own is not None:
-        if headers is not None or auth is not None:
-            raise Misuse("headers and auth are those of the http_client that was given: set them there")
-        return own
-    given = auth if auth is None or isinstance(auth, httpx2.Auth) else Bearer(auth)
-    return await stack.enter_async_context(http_client(url, headers=headers, auth=given))
 
 
 async def _enter(stack: AsyncExitStack, *ways: Callable[[], Client]) -> Client:

@@ -19,6 +19,7 @@ from typing import Any, cast
 import anyio
 import anyio.abc
 import mcp_types as types
+from mcp.client.session import ClientRequestContext, ClientSession
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     CONNECTION_CLOSED,
@@ -54,14 +55,11 @@ from perdure.remote.requests import Requests, listen
 from perdure.remote.route import ClientLimits
 from perdure.remote.stream import Take
 
-PutQuestion = Callable[[str, types.InputRequest], Awaitable[types.InputResponse | types.ErrorData]]
-"""Puts a question to the client's callbacks, under its key."""
-
 _QUESTION: TypeAdapter[types.InputRequest] = TypeAdapter(types.InputRequest)
 
 
 class ModernEra:
-    """One client's requests to one server. `reruns` is that of its `DurableCalls`."""
+    """One client's requests to one server. `session` returns the SDK's; `reruns` is that of `DurableCalls`."""
 
     def __init__(
         self,
@@ -71,13 +69,13 @@ class ModernEra:
         *,
         callback_limit: CallbackLimit,
         on_gap: OnGap | None,
-        put_question: PutQuestion,
+        session: Callable[[], ClientSession],
         reruns: bool,
     ) -> None:
         self.earlier: list[PendingCall] = []
         self._memory = memory
         self.incoming = Incoming(memory, callback_limit, on_gap)
-        self._put_question = put_question
+        self._session = session
         self._requests = Requests(self.incoming.route(endpoint, limits))
         self._calls = DurableCalls(self._requests, self.start, reruns=reruns)
         self._group: anyio.abc.TaskGroup
@@ -264,7 +262,10 @@ class ModernEra:
     async def _put_to_user(self, key: str, question: object) -> dict[str, Any]:
         """The user's answer to a question as it came, as it is sent. Raises `QuestionRefused`."""
         try:
-            found = await self._put_question(key, _QUESTION.validate_python(question, by_name=False))
+            asked = _QUESTION.validate_python(question, by_name=False)
+            meta = asked.params.meta if asked.params else None
+            context = ClientRequestContext(session=self._session(), request_id=key, meta=meta)
+            found = await self._session().dispatch_input_request(context, asked)
         except ValidationError as invalid:
             sentence = f"The question cannot be read: {invalid.error_count()} errors"
             found = types.ErrorData(code=INTERNAL_ERROR, message=sentence)

@@ -18,6 +18,8 @@ from typing import Any
 
 import anyio
 import mcp_types as types
+from mcp.client.session import ClientSession
+from mcp.shared.exceptions import MCPError
 from mcp.shared.jsonrpc_dispatcher import progress_token_from_params
 from mcp_types import JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
@@ -34,6 +36,7 @@ from perdure.remote.call import Call, OutgoingRequest, Sender, unknown
 from perdure.remote.endpoint import Endpoint, Handshake, Refused, Unavailable
 from perdure.remote.link import Link
 from perdure.remote.message import encode, error
+from perdure.remote.requests import may_run_twice
 from perdure.remote.route import ClientLimits
 from perdure.telemetry.log_records import log_event
 
@@ -44,7 +47,8 @@ LISTENING_SECONDS = 1.0
 class SessionEra:
     """One client's session at one server. It is the link's program.
 
-    `on_renewed` is given what a new session, in place of one that is gone, agreed to.
+    `session` returns the SDK's. `reruns`: a call whose outcome is unknown is sent again where its tool says that it may
+    run twice.
     """
 
     def __init__(
@@ -55,13 +59,15 @@ class SessionEra:
         *,
         callback_limit: CallbackLimit,
         on_gap: OnGap | None,
-        on_renewed: Callable[[types.InitializeResult], None],
+        session: Callable[[], ClientSession],
+        reruns: bool,
         ends_session: bool,
     ) -> None:
         self.earlier: list[PendingCall] = []
         self._memory = memory
         self.incoming = Incoming(memory, callback_limit, on_gap, self._refuse)
-        self._on_renewed = on_renewed
+        self._session = session
+        self._reruns = reruns
         self._ends_session = ends_session
         self._link = Link(self.incoming.route(endpoint, limits), self, listening_seconds=LISTENING_SECONDS)
         self._sender = Sender(self._link)
@@ -171,10 +177,6 @@ class SessionEra:
 
     async def _go_on(self, call: PendingCall, running: Running) -> None:
         """Read a call of an earlier process to its end."""
-        if running.position is None:
-            reason = "the client's process ended before the server had answered"
-            call.end(unknown(call.id, "tools/call", call.tool, reason))
-            return
 
         def move(position: str | None, retry: int | None) -> None:
             def mark() -> None:
@@ -192,6 +194,7 @@ class SessionEra:
             move=move,
             position=running.position,
             retry=running.retry,
+            may_have_arrived=running.position is None,
         )
         call.end(await followed.answer())
 
@@ -217,12 +220,14 @@ class SessionEra:
             if is_tool:
                 note()
 
+        may_run_again = partial(may_run_twice, running.tool, self._tool_page) if is_tool and self._reruns else None
+
         def body(request_id: str) -> bytes:
             return encode({**request, "id": request_id}).encode()
 
         call = Call(
             self._link.route,
-            OutgoingRequest(method=message.method, name=running.tool, body=body),
+            OutgoingRequest(method=message.method, name=running.tool, body=body, may_run_again=may_run_again),
             link=self._link,
             request_id=wire_id,
             take=lambda found: self.incoming.take(found, wire_id, running.tool or None),
@@ -245,6 +250,13 @@ class SessionEra:
             cancel=cancel,
             scope=call.scope,
         )
+
+    async def _tool_page(self, cursor: str | None) -> Mapping[str, Any]:
+        params = types.PaginatedRequestParams(cursor=cursor)
+        try:
+            return (await self._session().list_tools(params=params)).model_dump(by_alias=True, mode="json")
+        except MCPError:
+            return {}  # then it cannot be found out
 
     async def _answer(self, message: JSONRPCRequest, call: Call) -> Answer:
         await self._is_ready.wait()
@@ -288,7 +300,8 @@ class SessionEra:
         self._memory.state.replace_session(handshake)
         self._memory.changed()
         if (result := _read(handshake)) is not None:
-            self._on_renewed(result)
+            # Another session may be another server's: what was negotiated is that of the new one.
+            self._session().adopt(result)
 
     def fail(self, error: Exception) -> None:
         raise error

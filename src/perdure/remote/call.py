@@ -7,6 +7,7 @@ outcome is unknown. What each response and each failure means for a request stan
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,13 +25,16 @@ from perdure.remote.link import Link
 from perdure.remote.message import Message, encode, error
 from perdure.remote.route import Notice, Route
 from perdure.remote.stream import Move, Stream, Take, ignore
+from perdure.telemetry.log_records import log_event
 
 #: Seconds until a message without any sign of the server counts as sent, and the next one may follow it. Servers that
 #: answer with plain JSON give no sign before the answer.
 DEPARTURE = 0.5
 #: Runs of one tool that says that it may run twice, and whose call has no key. Each lost connection is another run: a
-#: tool that takes longer than a proxy keeps a silent connection would otherwise run for ever.
+#: tool that takes longer than a proxy keeps a silent connection would otherwise run for ever. In a session a lost
+#: connection costs nothing, so one more run is enough.
 MOST_RUNS = 5
+MOST_RUNS_IN_SESSION = 2
 
 _WAITS = (Meaning.AGAIN, Meaning.RESTART, Meaning.RENEW)
 
@@ -172,7 +176,7 @@ class Call:
             self.departed.set()
 
     def _attempted(self) -> Attempt:
-        if self._request.is_keyed or self._runs > 1:
+        if self._link is None and (self._request.is_keyed or self._runs > 1):
             return Attempt(purpose=Purpose.KEYED, may_have_arrived=self._may_have_arrived)
         has_session = bool(self._handshake and self._handshake.session)
         has_position = self._stream.position is not None
@@ -207,43 +211,47 @@ class Call:
             refusal = Refused("session_gone", "Session terminated, and so was the new one")
         elif request.is_first and found.failure is Failure.NOT_SENT:
             meaning, stream.trouble = Meaning.UNREACHABLE, why
-        if meaning in (Meaning.UNKNOWN, Meaning.RESTART) and not (request.is_keyed or self.is_repeatable):
-            meaning = Meaning.RESTART if await self._runs_again() else Meaning.UNKNOWN
-        return self._conclude(meaning, why, refusal, at_least=found.at_least)
+        return await self._conclude(meaning, why, refusal, at_least=found.at_least)
 
     def _on_response(self, meaning: Meaning, status: int) -> None:
         if meaning not in _WAITS or status == 429:
             self.departed.set()  # where there are too many at once, those in front must be able to end
         if meaning in (Meaning.FOLLOW, Meaning.ANSWER):
             self._route.report(Notice.REACHED)
-        if meaning is Meaning.FOLLOW and self._link is not None and not self.is_repeatable:
+        is_last = self._link is not None and not self.is_repeatable and self._request.may_run_again is None
+        if meaning is Meaning.FOLLOW and is_last:
             self._body = None  # it will not be sent again, and may be large
 
     async def _renew(self, link: Link, attempt: Attempt) -> Message | None:
         """The session is gone. A request that was not accepted is sent again in a new one, at once, and once."""
         trouble = await link.renew(self._handshake)
         if is_read(attempt):
-            return self._conclude(of_failure(attempt, Failure.SESSION_REPLACED), "its session is gone")
+            return await self._conclude(of_failure(attempt, Failure.SESSION_REPLACED), "its session is gone")
         if trouble is None:
             self._was_renewed = True
             return await self._attempt()
         if isinstance(trouble, Refused):
             sentence = f"Session terminated, and no new one could be begun: {trouble}"
             return self._end(Meaning.REFUSED, sentence, Refused(trouble.reason, sentence))
-        return self._conclude(Meaning.AGAIN, str(trouble))
+        return await self._conclude(Meaning.AGAIN, str(trouble))
 
     async def _runs_again(self) -> bool:
         """Whether a call without a key is sent again, though it may have run."""
+        most = MOST_RUNS if self._link is None else MOST_RUNS_IN_SESSION
         may_run_again = self._request.may_run_again
-        if may_run_again is None or self._runs >= MOST_RUNS or not await may_run_again():
+        if may_run_again is None or self._runs >= most or not await may_run_again():
             return False
         self._runs += 1
+        sentence = "a tool that may run twice is called again"
+        log_event(logging.INFO, "remote.call_again", sentence, tool=self._request.name)
         return True
 
-    def _conclude(
+    async def _conclude(
         self, meaning: Meaning, why: str, refusal: Refused | None = None, *, at_least: float | None = None
     ) -> Message | None:
         """The answer that an attempt has come to; None if another one follows."""
+        if meaning in (Meaning.UNKNOWN, Meaning.RESTART) and not (self._request.is_keyed or self.is_repeatable):
+            meaning = Meaning.RESTART if await self._runs_again() else Meaning.UNKNOWN
         if meaning not in (Meaning.AGAIN, Meaning.RESTART):
             return self._end(meaning, why, refusal)
         self._stream.failed(why, at_least=at_least)
@@ -253,7 +261,7 @@ class Call:
         return None
 
     def _end(self, meaning: Meaning, why: str, refusal: Refused | None = None) -> Message:
-        if meaning is Meaning.UNKNOWN:
+        if meaning is Meaning.UNKNOWN or (self._may_have_arrived and not self.is_repeatable):
             return self.unknown(why)
         if meaning is Meaning.UNREACHABLE:
             sentence = f"The server did not answer within the limits: {self._stream.trouble}"

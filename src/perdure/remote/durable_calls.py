@@ -19,7 +19,6 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import anyio
@@ -186,13 +185,17 @@ class DurableCalls:
 
     async def _send(self, call: DurableCall, take: Take, text: str | None, *, may_have_arrived: bool) -> Message:
         params = call.params
+
+        async def may_run_twice() -> bool:
+            return may_run_again(await self.requests.tool(call.tool, params))
+
         request = OutgoingRequest(
             method="tools/call",
             name=call.tool,
             body=params_body("tools/call", params) if text is None else text_body(text, params["_meta"]),
             headers=call.headers,
             is_keyed=call.key is not None and self.has_keys,
-            may_run_again=partial(self._may_run_again, call) if self._reruns else None,
+            may_run_again=may_run_twice if self._reruns else None,
         )
         found = await self.requests.send(request, take, may_have_arrived=may_have_arrived)
         if not found.is_error or found.body["error"].get("code") != HEADER_MISMATCH:
@@ -204,13 +207,6 @@ class DurableCalls:
             return found
         call.headers = headers
         return await self._send(call, take, text, may_have_arrived=may_have_arrived)
-
-    async def _may_run_again(self, call: DurableCall) -> bool:
-        if not may_run_again(await self.requests.tool(call.tool, call.params)):
-            return False
-        sentence = "a tool that may run twice is called again"
-        log_event(logging.INFO, "remote.call_again", sentence, tool=call.tool)
-        return True
 
     async def answer_earlier(self, call: DurableCall, caller: CallHandlers) -> Message:
         """The answer to a call of an earlier process, with its rounds."""

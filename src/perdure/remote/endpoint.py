@@ -19,7 +19,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -408,7 +407,31 @@ def token_provider(env: str | None, file: Path | None, environ: Mapping[str, str
     """
     if env is None and file is None:
         return None
-    provider = partial(_read_token, env, file, environ)
+    where = f"the variable {env} of --token-env" if file is None else f"the file {file} of --token-file"
+
+    def provider() -> str:
+        reason = "no_credentials"
+        if file is not None:
+            try:
+                with file.open("rb") as opened:
+                    data = opened.read(MAX_TOKEN_BYTES + 1)
+                    mode = os.fstat(opened.fileno()).st_mode
+            except OSError as error:
+                raise Refused(reason, f"{where} cannot be read: {error.strerror}") from error
+            if os.name == "posix" and stat.S_ISREG(mode) and mode & 0o077:
+                log_event(logging.WARNING, "remote.token_file_open", f"{where} can be read by other users")
+            if len(data) > MAX_TOKEN_BYTES:
+                raise Refused(reason, f"{where} is larger than {MAX_TOKEN_BYTES} bytes")
+            text = data.decode("utf-8", "replace")
+        elif env in environ:
+            text = environ[env]
+        else:
+            raise Refused(reason, f"{where} is not set")
+        if not _FIT.fullmatch(token := text.strip()):
+            # Not what was seen: it is a secret.
+            raise Refused(reason, f"{where} does not hold a token: one line of visible ASCII characters is expected")
+        return token
+
     provider()
     return provider
 
@@ -448,30 +471,3 @@ def checked_client(url: str, token: TokenProvider | None) -> httpx2.AsyncClient:
 def on_401(token: TokenProvider | None) -> str:
     """How a sentence about a 401 ends: what the user can do about it."""
     return "wants a token: see --token-env and --token-file" if token is None else "does not accept the given token"
-
-
-def _read_token(env: str | None, file: Path | None, environ: Mapping[str, str]) -> str:
-    reason = "no_credentials"
-    if file is not None:
-        where = f"the file {file} of --token-file"
-        try:
-            with file.open("rb") as opened:
-                data = opened.read(MAX_TOKEN_BYTES + 1)
-                mode = os.fstat(opened.fileno()).st_mode
-        except OSError as error:
-            raise Refused(reason, f"{where} cannot be read: {error.strerror}") from error
-        if os.name == "posix" and stat.S_ISREG(mode) and mode & 0o077:
-            log_event(logging.WARNING, "remote.token_file_open", f"{where} can be read by other users")
-        if len(data) > MAX_TOKEN_BYTES:
-            raise Refused(reason, f"{where} is larger than {MAX_TOKEN_BYTES} bytes")
-        text = data.decode("utf-8", "replace")
-    else:
-        name = env or ""
-        where = f"the variable {name} of --token-env"
-        if name not in environ:
-            raise Refused(reason, f"{where} is not set")
-        text = environ[name]
-    if not _FIT.fullmatch(token := text.strip()):
-        # Not what was seen: it is a secret.
-        raise Refused(reason, f"{where} does not hold a token: one line of visible ASCII characters is expected")
-    return token
