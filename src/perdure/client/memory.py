@@ -9,11 +9,13 @@ import asyncio
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from perdure._core import sticky
+from perdure._core.jsonrpc import Request
 from perdure._files import private
 from perdure._files.locks import HAS_FLOCK, SoleHolder, let_go_in_child, lock_file, release
 from perdure.errors import StateInUse, StateUnusable
@@ -65,8 +67,8 @@ class State(Place):
     handshake: Handshake | None = None
     calls: dict[str, Running] = field(default_factory=dict)
     asks: dict[str, Ask] = field(default_factory=dict)
-    sticky: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Requests whose effect a new session must have as well, by what they are about."""
+    sticky: list[str] = field(default_factory=list)
+    """The requests to repeat in a new session: a log level, subscriptions."""
     durable_calls: dict[str, DurableCall] = field(default_factory=dict)
     discovered: dict[str, Any] | None = None
     """The result of `server/discover`, where there is no session."""
@@ -81,14 +83,11 @@ class State(Place):
         self.handshake, self.position, self.retry = handshake, None, None
         self.asks.clear()
 
-    def stick(self, method: str, params: Mapping[str, Any]) -> None:
-        """A sticky request (`_core/sticky.py`) has succeeded."""
-        about = "level" if method == "logging/setLevel" else f"uri {params.get('uri')}"
-        if method == "resources/unsubscribe":
-            self.sticky.pop(about, None)
-        else:
-            kept = {key: value for key, value in params.items() if key != "_meta"}
-            self.sticky[about] = {"method": method, "params": kept}
+    def stick(self, method: str, params: dict[str, Any]) -> None:
+        """Repeat a request in later sessions, in place of those that it overrides."""
+        request = sticky.encode(Request(id=0, method=method, params=params, raw={}))
+        kept = sticky.after(tuple(earlier.encode() for earlier in self.sticky), request)
+        self.sticky = [one.decode() for one in kept]
 
 
 def decode(data: bytes) -> State:

@@ -294,7 +294,7 @@ class SessionEra:
             raise Refused("not_mcp", "the handshake cannot be read, or is of an unknown revision")
 
     def sticky(self, handshake: Handshake) -> list[str]:
-        return [encode({"jsonrpc": "2.0", "id": 0, **request}) for request in self._memory.state.sticky.values()]
+        return self._memory.state.sticky
 
     async def adopt(self, handshake: Handshake) -> None:
         self._memory.state.replace_session(handshake)

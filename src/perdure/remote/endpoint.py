@@ -423,7 +423,7 @@ def token_provider(env: str | None, file: Path | None, environ: Mapping[str, str
             if len(data) > MAX_TOKEN_BYTES:
                 raise Refused(reason, f"{where} is larger than {MAX_TOKEN_BYTES} bytes")
             text = data.decode("utf-8", "replace")
-        elif env in environ:
+        elif env is not None and env in environ:
             text = environ[env]
         else:
             raise Refused(reason, f"{where} is not set")
