@@ -44,13 +44,13 @@ from perdure.remote.route import ClientLimits
 
 #: Seconds for one handshake, however lively the answer is: as long as an answer may be silent.
 HANDSHAKE_SECONDS = 300.0
-#: Patience is for servers that were there: a wrong address fails at once. A call that needs a new session, and
-#: finds the server away, has patience of its own.
+#: A server that never answered is not waited for: a wrong address fails at once. A call that needs a new session, and
+#: does not reach the server, has patience of its own.
 ONCE = Patience(max_time=0.0, max_tries=1)
 
 
 class Client(mcp.Client):
-    """Everything that `mcp.Client` has, over a session that lasts. Made by `perdure.connect`."""
+    """The SDK's client (`mcp.Client`) over a session that lasts. `perdure.connect` makes it."""
 
     def __init__(self, era: Callable[..., SessionEra | ModernEra], memory: Memory, **options: Any) -> None:
         """`era` makes what is below the SDK's client."""
@@ -105,7 +105,7 @@ class Client(mcp.Client):
 
 
 def _named(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """A method of the SDK's client whose errors have the names that ours have."""
+    """Wrap a method of the SDK's client, so that it raises the errors of this package."""
 
     @functools.wraps(method)
     async def call(*args: Any, **kwargs: Any) -> Any:
@@ -116,7 +116,7 @@ def _named(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any
 
 
 for _name, _method in inspect.getmembers(mcp.Client, inspect.isfunction):
-    # Behind a mark of deprecation stands the function itself.
+    # A deprecated method is a wrapper around the function.
     if not _name.startswith("_") and _name != "call_tool" and inspect.iscoroutinefunction(inspect.unwrap(_method)):
         setattr(Client, _name, _named(_method))
 
@@ -201,7 +201,7 @@ async def connect(
 
 
 def address(url: str) -> str:
-    """The server as the state knows it. A password or a key in the URL is not written, but another is noticed."""
+    """The server's address as the state keeps it: without a password or a key, and different for another key."""
     found = httpx2.URL(url).copy_with(userinfo=b"", fragment=None)
     if not found.query:
         return str(found)
@@ -209,7 +209,7 @@ def address(url: str) -> str:
 
 
 def limits_of(given: Patience | None, *, waits: bool = False) -> ClientLimits:
-    """`waits`: the first handshake has patience, too."""
+    """`waits`: the first handshake has patience as well."""
     patience = given or Patience()
     return ClientLimits(
         patience=patience,
@@ -252,7 +252,7 @@ def _innermost(error: BaseException, *, until: BaseException | None = None) -> B
 
 @asynccontextmanager
 async def _entered(client: Client) -> AsyncIterator[None]:
-    """Leave through the task groups, and let what the block raised come out as the block raised it."""
+    """Enter the client. An error of the caller's block is raised as it is, not in a group of the task groups."""
     raised: BaseException | None = None
     try:
         async with client:

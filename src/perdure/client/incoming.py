@@ -60,12 +60,12 @@ class CallbackLimit:
         self._ended = anyio.Event()
 
     async def room(self) -> None:
-        """Wait until there is room for one more."""
+        """Wait until another callback may run."""
         while self._running >= MAX_CALLBACKS:
             await self._ended.wait()
 
     def counted(self, callback: Callback) -> Callback:
-        """The callback, counted while it runs."""
+        """Return the callback, counted while it runs."""
 
         @wraps(callback)
         async def run(*args: Any, **kwargs: Any) -> None:
@@ -105,7 +105,7 @@ class Incoming:
         return Route(endpoint=endpoint, limits=limits, complain=self.deliver, report=report, prefix=prefix)
 
     async def take(self, found: Message, call: str | None = None, tool: str | None = None) -> None:
-        """A message of a call's stream, or of the standalone stream."""
+        """Hand on a message of a call's stream, or of the standalone stream."""
         try:
             message = parse(found)
         except ValidationError as error:
@@ -130,7 +130,7 @@ class Incoming:
             await self.deliver(message)
 
     async def deliver(self, item: JSONRPCMessage | Exception) -> bool:
-        """Whether the SDK's client was there to take it. What is not a message it hands to its `message_handler`."""
+        """Hand an item to the SDK's client; returns whether it took the item. Its `message_handler` gets exceptions."""
         try:
             await self.inbox.send(item if isinstance(item, Exception) else SessionMessage(item))
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):

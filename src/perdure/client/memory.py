@@ -1,8 +1,7 @@
-"""A client's memory is the state with which the next process goes on, written to a store.
+"""Keeps the state with which the next process of a client continues, in a store.
 
 The state is written whole each time: it is as small as the handshake and the calls that run. A store holds the state of
-one client at a time. `open` is called first and refuses a second holder; `save` replaces what was there, whole or not
-at all; `close` lets go, and keeps what is there.
+one client at a time.
 """
 
 import asyncio
@@ -32,7 +31,7 @@ TURNS = 20
 
 @dataclass(kw_only=True)
 class Place:
-    """The place in a stream from which the next process goes on."""
+    """The place in a stream from which the next process continues."""
 
     position: str | None = None
     retry: int | None = None
@@ -59,7 +58,7 @@ class Ask:
 
 @dataclass(kw_only=True)
 class State(Place):
-    """All of it. The place is that of the standalone stream."""
+    """The whole state. The place is that of the standalone stream."""
 
     url: str
     start: int = 0
@@ -79,7 +78,7 @@ class State(Place):
         self.sticky.clear()
 
     def replace_session(self, handshake: Handshake | None) -> None:
-        """Another one begins; calls that run still belong to the old one, and end by themselves."""
+        """Begin with another session. Calls that run belong to the old session, and end by themselves."""
         self.handshake, self.position, self.retry = handshake, None, None
         self.asks.clear()
 
@@ -102,8 +101,9 @@ class StateStore(Protocol):
     """Keeps one client's state.
 
     1. `open` returns what was saved last, or None; it raises `StateInUse` while another client has it open.
-    2. `save` is atomic: who opens later finds this value or the one before, never a part.
-    3. `set_aside` keeps a value that could not be read out of the way, for people to look at.
+    2. `save` is atomic: a later `open` returns this value or the previous one, never a part.
+    3. `set_aside` moves a value that cannot be read to another place, for a person to read; it returns the place.
+    4. `close` lets another client open the state.
     """
 
     def open(self) -> bytes | None: ...
@@ -173,11 +173,11 @@ class Memory:
     def __init__(self, store: str | os.PathLike[str] | StateStore | None, url: str) -> None:
         self.state = State(url=url)
         self._store = StateFile(store) if isinstance(store, str | os.PathLike) else store
-        self._writer = StateWriter(self._save, _tell)
+        self._writer = StateWriter(self._save, _on_failing)
         self.changed = self._writer.changed
         self.moved = self._writer.moved
         self._due: list[Callable[[], None]] = []
-        """What is forgotten soon."""
+        """What deletes calls soon."""
         if self._store is None:
             self.state.start = 1
             self._writer.close()
@@ -218,19 +218,19 @@ class Memory:
             self._store.save(encode(self.state))
 
     def end(self, call: str) -> None:
-        """A call is over, and so is what it asked: forget it, if it was remembered."""
+        """Delete a call that has ended, and its questions."""
         if self.state.calls.pop(call, None) is not None:
             self.state.asks = {key: ask for key, ask in self.state.asks.items() if ask.call != call}
             self.changed()
 
     def end_durable(self, call: DurableCall) -> None:
-        """A call without a session is over. Another call may have its key by now."""
+        """Delete a call without a session that has ended. Another call may have its key by now."""
         if self.state.durable_calls.get(call.id) is call:
             del self.state.durable_calls[call.id]
             self.changed()
 
     def soon(self, forget: Callable[[], None]) -> None:
-        """Forget a call whose result is handed to the program in this moment.
+        """Delete a call whose result is handed to the program in this moment.
 
         A process that is killed before the program has it, on its way through tasks that wait for each other, leaves
         the call to the next one. Twice is harmless, never is not.
@@ -248,7 +248,7 @@ class Memory:
         loop.call_later(LAG, run, TURNS)
 
     def answered(self, ask: object) -> None:
-        """A request of the server has its reply, or was withdrawn."""
+        """Delete a question that has its reply, or was withdrawn."""
         if self.state.asks.pop(str(ask), None) is not None:
             self.changed()
 
@@ -261,7 +261,7 @@ class Memory:
             self._store.close()
 
 
-def _tell(error: Exception | None) -> None:
+def _on_failing(error: Exception | None) -> None:
     if error is None:
         log_event(logging.INFO, "client.state_written", "the client's state can be written again")
     else:

@@ -80,7 +80,7 @@ class ModernEra:
         self._calls = DurableCalls(self._requests, self.start, reruns=reruns)
         self._group: anyio.abc.TaskGroup
         self._between_rounds: set[str] = set()
-        """Calls whose last answer was a question. They are over when their caller gives up (`rounds`)."""
+        """Calls whose last answer was a question. They end if their caller gives up (`rounds`)."""
         self._has_discovered = anyio.Event()
         self._refusal: JSONRPCError | None = None
         """Why `server/discover` failed."""
@@ -104,10 +104,10 @@ class ModernEra:
         return None
 
     def tell(self, message: JSONRPCNotification | Answer) -> None:
-        """The revision has nothing that a client tells."""
+        """Do nothing: the revision has no such message."""
 
     def begin(self) -> None:
-        """The client is ready: calls of earlier processes go on, and those that were given up are cancelled."""
+        """Continue the calls of earlier processes, and cancel those that were given up. The client is ready."""
         for call in self._memory.state.durable_calls.values():
             if call.is_given_up:
                 self._calls.send_cancel(call, partial(self._memory.end_durable, call))
@@ -213,7 +213,7 @@ class ModernEra:
             if answer.error.code != UNREACHABLE or state.discovered is None:
                 self._refusal = answer
                 return answer
-            # The server answered before, and requests wait for it, as they do in a session that goes on.
+            # The server answered before, and requests wait for it, as they do in a recorded session.
             answer = JSONRPCResponse(jsonrpc="2.0", id=message.id, result=state.discovered)
         self._calls.offers = offers_in(answer.result)
         if answer.result != state.discovered:

@@ -1,4 +1,4 @@
-"""A call that an earlier process began, and that this one goes on with."""
+"""A call that an earlier process began, and that this process continues."""
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
@@ -97,14 +97,14 @@ class PendingCall:
         self._answered.set()
 
     def close(self) -> None:
-        """The client leaves: a task that still waits gets an error, and another process may ask again."""
+        """End the wait with an error: the client leaves. Another process may ask for the result."""
         if not self.is_answered:
             self._is_abandoned = True
             self.end(error(encode(self.id), CONNECTION_CLOSED, "Connection closed"))
         self._notes.close()
 
     async def take(self, message: Message) -> None:
-        """A message of the call."""
+        """Take a message of the call."""
         with contextlib.suppress(KeyError, ValidationError):
             parsed = parse(message)
             if isinstance(parsed, JSONRPCNotification):
@@ -113,7 +113,7 @@ class PendingCall:
         await self._pass_on(message)
 
     def when_seen(self, mark: Callable[[], None]) -> None:
-        """Call `mark` when the program has taken the notifications before it: those that wait die with the process."""
+        """Call `mark` when the program has taken the notifications before it: waiting ones die with the process."""
         with contextlib.suppress(anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
             # Where there is no room, the previous one stays: then the next process sees a little more again.
             self._put.send_nowait(mark)

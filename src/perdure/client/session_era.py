@@ -115,16 +115,16 @@ class SessionEra:
     # Handshakes
 
     async def _initialize(self, message: JSONRPCRequest) -> Answer:
-        """The SDK's client begins: with the recorded session, if it can go on, or with a new one."""
+        """Begin with the recorded session, if it can be used, or with a new one."""
         state, params = self._memory.state, dict(message.params or {})
         if (recorded := state.handshake) is not None:
-            # They are listed before the program can look.
+            # Before the program can ask for them.
             self.earlier = [self._pending_call(running, recorded.version) for running in state.calls.values()]
             if (trouble := _why_not(recorded, params)) is None:
                 self._link.use(recorded)
                 return JSONRPCResponse(jsonrpc="2.0", id=message.id, result=recorded.result)
             for call in self.earlier:
-                call.end(unknown(call.id, "tools/call", call.tool, f"its session could not go on: {trouble}"))
+                call.end(unknown(call.id, "tools/call", call.tool, f"its session could not be continued: {trouble}"))
         state.forget_session()
         try:
             found, session = await self._link.begin(json.dumps(encoded(message)), self._link.route.new_id())
@@ -140,7 +140,7 @@ class SessionEra:
         return answer
 
     async def _initialized(self, message: JSONRPCNotification) -> None:
-        """The second half of the handshake. In a session that goes on, so do the calls and questions of its past."""
+        """Finish the handshake. In a recorded session, continue its calls and ask its open questions again."""
         state, handshake = self._memory.state, self.handshake
         is_new = handshake is not None and not handshake.initialized
         if handshake is not None and is_new:
@@ -214,7 +214,7 @@ class SessionEra:
         is_tool = message.method == "tools/call"
 
         def move(position: str | None, retry: int | None) -> None:
-            # Without a position the next process could not go on at all.
+            # Without a position the next process could not continue the call.
             note = self._memory.changed if running.position is None else self._memory.moved
             running.moved(position, retry)
             if is_tool:
@@ -238,7 +238,7 @@ class SessionEra:
             self._memory.changed()
 
         def cancel(notification: JSONRPCNotification) -> None:
-            """Say so under the name that the server knows."""
+            """Cancel the call under the id that the server knows."""
             self.incoming.tokens.pop(wire_id, None)
             self._memory.end(wire_id)
             said = encoded(notification)
@@ -269,7 +269,7 @@ class SessionEra:
         return answer
 
     async def send(self, body: dict[str, Any]) -> None:
-        """A notification or a reply."""
+        """Send a notification or a reply."""
         await self._is_ready.wait()
         is_reply = "method" not in body
         await self._sender.send(encode(body).encode(), is_reply=is_reply)
@@ -283,7 +283,7 @@ class SessionEra:
         self._memory.moved()
 
     async def lose_position(self) -> None:
-        """Tells the program what it may have missed."""
+        """Notify the program that it may have missed events."""
         await self.incoming.gap(Gap(stream="", first=None, last=None, reason="the server refused the position"))
 
     def initialize(self, gone: Handshake) -> str:
@@ -308,7 +308,7 @@ class SessionEra:
 
 
 def _why_not(recorded: Handshake, request: dict[str, Any]) -> str | None:
-    """Why a recorded session cannot go on; None if it can."""
+    """Why a recorded session cannot be used; None if it can."""
     if not recorded.session:
         return "the server has no sessions"
     if not recorded.initialized:

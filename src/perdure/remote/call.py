@@ -167,7 +167,7 @@ class Call:
             # The same event would come again and again.
             ended = of_failure(self._attempted(), Failure.TOO_LARGE)
             return self._end(ended, str(too_large), Refused("too_large", str(too_large)))
-        except Exception as failure:  # whatever it is, it costs this request alone
+        except Exception as failure:  # any error ends this request alone
             said = f"{type(failure).__name__}: {failure}"
             if not self.is_repeatable and (self._may_have_arrived or self._stream.position is not None):
                 return self.unknown(said)
@@ -223,7 +223,7 @@ class Call:
             self._body = None  # it will not be sent again, and may be large
 
     async def _renew(self, link: Link, attempt: Attempt) -> Message | None:
-        """The session is gone. A request that was not accepted is sent again in a new one, at once, and once."""
+        """Renew the session. A request that was not accepted is sent again in the new one, at once, and once."""
         trouble = await link.renew(self._handshake)
         if is_read(attempt):
             return await self._conclude(of_failure(attempt, Failure.SESSION_REPLACED), "its session is gone")

@@ -73,7 +73,7 @@ class Handshake:
     """The params of `initialize`."""
     result: dict[str, Any]
     initialized: bool = False
-    """Only then both sides have accepted it, and another process may go on with it."""
+    """Both sides have accepted it. Before that, no other process may continue it."""
 
     @property
     def version(self) -> str:
@@ -151,7 +151,7 @@ class HttpResponse:
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds until the server wants us again, where it says so: in seconds, or as a date by its own clock."""
+        """Seconds until the next request, if the server says so: in seconds, or as a date by its own clock."""
         value = self._response.headers.get("retry-after", "").strip()
         if not value:
             return None
@@ -162,7 +162,7 @@ class HttpResponse:
 
     @property
     def redirect(self) -> str | None:
-        """The address that the server sends us to, if it does."""
+        """The address that the server redirects to, if it does."""
         following = self._response.next_request
         return None if following is None else shown(str(following.url))
 
@@ -181,7 +181,7 @@ class HttpResponse:
         return bytes(body)
 
     async def meaning(self, attempt: Attempt, request_id: str | None, limit: int) -> tuple[Meaning, Message | None]:
-        """What it means for what was sent (`_core/delivery.py`), and the response message in its body, if there is one.
+        """The meaning for the request (`_core/delivery.py`), and the response message in the body, if there is one.
 
         Raises `EventTooLarge`, and `RequestFailed` where the body breaks off.
         """

@@ -38,7 +38,7 @@ class Program(Protocol):
         """The standalone stream of the current session was read up to there."""
 
     async def lose_position(self) -> None:
-        """The server refuses the position of the standalone stream, which goes on from now."""
+        """The server refuses the position of the standalone stream, which is read from now on."""
 
     def initialize(self, gone: Handshake) -> str:
         """The text of the handshake that begins a session in place of this one."""
@@ -90,7 +90,7 @@ class Standalone:
         with self.scope:
             try:
                 while (meaning := await self._attempt()) is not Meaning.REFUSED:
-                    if meaning is Meaning.RESTART:  # the position is refused, and the stream goes on without it
+                    if meaning is Meaning.RESTART:  # the position is refused, and the stream is read without it
                         stream.position = None
                         self._move(None, None)
                     if not await stream.wait():
@@ -104,7 +104,7 @@ class Standalone:
                         if (trouble := await link.renew(self._handshake)) is None:
                             return  # another stream is listened to by now
                         stream.trouble = str(trouble)
-            except EventTooLarge as error:  # calls go on
+            except EventTooLarge as error:  # calls are not affected
                 link.route.report(Notice.LISTENING_LOST, str(error))
                 await link.route.complain(error)
             finally:
@@ -153,7 +153,7 @@ class Link:
             yield self._tasks.cancel_scope
 
     def start(self, task: Task, *arguments: object) -> None:
-        """Run something for as long as the link lives."""
+        """Run a task for as long as the link lives."""
 
         async def guarded() -> None:
             try:
@@ -211,7 +211,7 @@ class Link:
     # Renewal
 
     async def renew(self, gone: Handshake | None) -> Exception | None:
-        """One new session in place of one that is gone, however many requests have noticed (B5, H8).
+        """Begin one new session in place of one that is gone, however many requests have noticed (B5, H8).
 
         None if there is one; else `Unavailable` or `Refused`.
         """

@@ -70,7 +70,7 @@ def _read(kind: Any, value: Any, name: str) -> Any:
 
 
 class StateWriter:
-    """Calls `save`, which writes the state; it may raise anything, and calls go on.
+    """Calls `save`, which writes the state; it may raise any error, which ends nothing else.
 
     `on_failing` is called with the error when writing begins to fail, and with None when it works again.
     """

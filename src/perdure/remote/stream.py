@@ -27,7 +27,7 @@ LINGER = 0.005
 Take = Callable[[Message], Awaitable[None]]
 """Takes a message that is not the answer, before the position moves past it."""
 Move = Callable[[str | None, int | None], None]
-"""The server names another position, and the milliseconds after which it wants us back, if it says."""
+"""Takes another position, and the milliseconds before the next connection, if the server names them."""
 OnResponse = Callable[[Meaning, int], None]
 """The headers of a response have come: what it means, and its status."""
 
