@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -64,22 +63,6 @@ async def test_killed_again_and_again_nothing_is_lost(tmp_path: Path) -> None:
     assert last.told("result") == ["counted to 12"]
 
 
-async def test_a_result_that_nobody_took_is_there_for_the_next_process(tmp_path: Path) -> None:
-    """The call ended while no client was there."""
-    gate, state = tmp_path / "gate", tmp_path / "agent.json"
-    async with serving(GATE_FILE_TOOLS, *OPTIONS, "--store", "memory:") as served:
-        async with client_process(served.url, state, "pay", n=4, gate=str(gate), pauses=[2]) as first:
-            await first.until(progress=2.0)
-            await first.kill()
-        open_gate(f"{gate}.2")
-        async with client_process(served.url, state, "look") as second:
-            await second.until(ended="pay")  # the answer is there, and nobody takes it
-            await second.kill()
-        async with client_process(served.url, state) as third:
-            await third.rest()
-        assert third.told("result") == ["counted to 4"]
-
-
 async def test_a_question_that_the_killed_client_had_not_answered_is_asked_again(tmp_path: Path) -> None:
     """P6: the position is behind the question already, so the state remembers it."""
     state = tmp_path / "agent.json"
@@ -107,15 +90,3 @@ async def test_client_and_server_are_killed_together(tmp_path: Path) -> None:
             said = await second.rest()
         assert (said[-1]["unknown"], said[-1]["arguments"]) == ("pay", arguments)
         assert len(diary(log)) == 1
-
-
-async def test_ids_of_requests_never_repeat_within_the_session(tmp_path: Path) -> None:
-    """Every request of every process has a row of its own in the ledger, under one incarnation."""
-    state = tmp_path / "agent.json"
-    async with cluster(tmp_path / "log.db", *OPTIONS) as site:
-        for _ in range(3):
-            async with client_process(site.proxy.url, state, "where") as client:
-                await client.rest()
-        assert json.loads(state.read_text())["start"] == 3
-        assert [incarnation for _, incarnation in site.sessions()] == [1]
-        assert site.proxy.requests["POST"] == 1 + 1 + 3  # initialize, initialized; the calls

@@ -14,6 +14,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import PromptReference
 
 import perdure
+from perdure._core.codes import OUTCOME_UNKNOWN
 from perdure.client.connect import address
 from tests.client.conftest import text
 from tests.client.odd import BRIEF
@@ -58,6 +59,13 @@ async def test_a_server_that_is_away_is_unreachable_for_whatever_is_asked(site: 
         for name, arguments in ASKS.items():
             with pytest.raises(perdure.Unreachable):
                 await getattr(client, name)(*arguments)
+
+
+def test_an_unknown_outcome_has_the_code_that_servers_give_it() -> None:
+    assert perdure.OutcomeUnknown.CODE == OUTCOME_UNKNOWN
+    unknown = perdure.OutcomeUnknown("pay", {"n": 1}, "why")
+    assert isinstance(unknown, MCPError)
+    assert (unknown.code, str(unknown)) == (OUTCOME_UNKNOWN, "pay: outcome unknown (why)")
 
 
 async def test_other_errors_are_as_the_server_made_them(shop: ToolServer, proxy: CuttingProxy) -> None:

@@ -99,15 +99,6 @@ def assert_unknown(call: Call) -> None:
     assert call.data["outcome"] == "unknown"
 
 
-async def test_killed_between_two_calls_the_session_goes_on(client: StockClient, site: Cluster) -> None:
-    """H1, H5: the same id, no handshake."""
-    before = await where(client)
-    await site.crash()
-    after = await where(client)
-    assert after == (before[0], site.server.pid) != before
-    assert site.sessions() == [(before[0], 1)]
-
-
 @each_client
 async def test_killed_during_a_read_only_call_its_result_arrives(
     client: StockClient, site: Cluster, tmp_path: Path
@@ -162,14 +153,16 @@ async def test_killed_during_a_call_that_may_not_run_again_the_client_is_told(
     assert diary(log) == [("-", first)]
 
 
-async def test_killed_while_the_standalone_stream_is_open_its_notices_go_on(client: StockClient, site: Cluster) -> None:
-    """H1, R4."""
+async def test_killed_between_two_calls_the_session_and_its_notices_go_on(client: StockClient, site: Cluster) -> None:
+    """H1, H5, R4: under the same id, without a handshake."""
+    before = await where(client)
     await client.result("announce", n=3)
     await client.until(lambda: client.notices == notices(3))
     await site.crash()
+    assert await where(client) == (before[0], site.server.pid) != before
     await client.result("announce", n=3, start=4)
     await client.until(lambda: client.notices == notices(6))
-    assert len(site.sessions()) == 1
+    assert site.sessions() == [(before[0], 1)]
 
 
 async def test_a_restart_by_sigterm_lets_the_running_call_finish_where_it_runs(

@@ -50,32 +50,21 @@ async def test_with_both_eras_it_speaks_the_modern_one(connect: Connect) -> None
         assert client.protocol == "2026-07-28"
 
 
-async def test_by_default_it_is_led_to_a_session_and_its_call_survives_a_cut(
+async def test_by_default_it_is_led_to_a_session_and_its_call_survives_a_cut_and_a_kill_of_the_server(
     connect: Connect, site: Cluster, tmp_path: Path
 ) -> None:
-    """Promise 2."""
-    gate = tmp_path / "gate"
+    """Promises 2 and 3: SIGKILL and a restart in the middle of a call that may run again."""
+    gate, log = tmp_path / "gate", tmp_path / "diary"
     async with connect(site.proxy.url) as client:
         assert client.protocol == "2025-11-25"
-        call = await client.call("count", n=12, gate=str(gate), pauses=[4])
+        call = await client.call("count", n=12, gate=str(gate), pauses=[4, 8], log=str(log))
         await client.saw(call, [1, 2, 3, 4])
         assert site.proxy.cut(only="POST") == 1
         open_gate(f"{gate}.4")
-        assert await client.answer(call) == "counted to 12"
-        assert call.progress == list(range(1, 13))
-
-
-async def test_by_default_its_call_survives_a_kill_of_the_server(
-    connect: Connect, site: Cluster, tmp_path: Path
-) -> None:
-    """Promise 3: SIGKILL and a restart in the middle of a call that may run again."""
-    gate, log = tmp_path / "gate", tmp_path / "diary"
-    async with connect(site.proxy.url) as client:
-        call = await client.call("count", n=12, gate=str(gate), pauses=[4], log=str(log))
-        await client.saw(call, [1, 2, 3, 4])
+        await client.saw(call, list(range(1, 9)))
         first = site.server.pid
         await site.kill()
-        open_gate(f"{gate}.4")
+        open_gate(f"{gate}.8")
         await site.restart()
         assert await client.answer(call) == "counted to 12"
         assert call.progress == list(range(1, 13))

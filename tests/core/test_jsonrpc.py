@@ -394,37 +394,15 @@ def test_depth_is_counted_outside_of_strings(value: Any, levels: int, in_objects
 
 # --- comparing ids
 
-ID_FORMS = [
-    7,
-    "7",
-    " 7\n",
-    "+7",
-    "-7",
-    "-0",
-    "007",
-    "1_000",
-    "1__0",
-    "٧",
-    "７",
-    "7.0",
-    "7e0",
-    "0x7",
-    "",
-    " ",
-    "²",
-    "\0",
-]
-number_like = st.text("0123456789+-_ \t٣７.eEx", max_size=12)
 
-
-@pytest.mark.parametrize("form", [*ID_FORMS, "9" * 256, "9" * 5000])
+@pytest.mark.parametrize(
+    "form",
+    [
+        *["7", "+7", "-7", "-0", "007", "1_000", "1__0", "٧", "７", "7.0", "7e0", "0x7", "²"],
+        *(7, -(2**70), " 7\n", "", " ", "\0", "9" * 256, "9" * 5000),
+    ],
+)
 def test_ids_are_compared_as_the_sdk_compares_them(form: int | str) -> None:
-    ours, theirs = coerce_id(form), coerce_request_id(form)
-    assert (ours, type(ours)) == (theirs, type(theirs))
-
-
-@given(form=st.integers() | st.text() | number_like | st.integers().map(str))
-def test_any_id_is_compared_as_the_sdk_compares_it(form: int | str) -> None:
     ours, theirs = coerce_id(form), coerce_request_id(form)
     assert (ours, type(ours)) == (theirs, type(theirs))
 

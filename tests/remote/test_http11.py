@@ -16,6 +16,7 @@ import httpx2
 import pytest
 import uvloop
 
+from perdure.remote import endpoint
 from perdure.remote.http11 import MAX_HEAD, MAX_WAITING, Direct
 
 pytestmark = pytest.mark.anyio
@@ -427,3 +428,9 @@ async def test_it_speaks_tls_and_an_untrusted_certificate_is_a_failure_to_connec
             with pytest.raises(httpx2.ConnectError) as refused:
                 await other.get(wire.url)
         assert isinstance(refused.value.__cause__, ssl.SSLCertVerificationError)
+
+
+def test_errors_of_the_library_about_a_request_that_may_have_left_are_not_among_those_of_connecting() -> None:
+    """`remote/endpoint.py` sends a request again after the others."""
+    perhaps = {httpx2.ReadError, httpx2.ReadTimeout, httpx2.WriteError, httpx2.WriteTimeout, httpx2.RemoteProtocolError}
+    assert not any(issubclass(error, endpoint._NOT_SENT) for error in perhaps)
