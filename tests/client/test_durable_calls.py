@@ -27,14 +27,13 @@ from perdure.client.modern_era import ModernEra
 from perdure.client.transport import Transport
 from perdure.remote.call import MOST_RUNS
 from perdure.remote.endpoint import Endpoint, http_client
-from tests.client.conftest import Progress, numbers, text
+from tests.client.conftest import text
 from tests.client.test_tasks import BRIEF, EAGER, Person, behind_proxy
 from tests.support.clients.modern_requests import MODERN
 from tests.support.proxies.cutting_proxy import Loss, cutting_proxy
 from tests.support.servers.in_process import under_uvicorn, until
 from tests.support.servers.round_tools import server as rounds
 from tests.support.servers.sdk_task_server import SdkTaskServer
-from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -148,30 +147,21 @@ async def test_reads_are_sent_again_whatever_happens_to_their_connections() -> N
         assert len(set(bureau.ids(method))) == 2, method
 
 
-async def test_progress_reaches_its_callback_under_any_id() -> None:
-    shop, progress = ToolServer(), Progress()
-    async with (
-        under_uvicorn(shop.server.streamable_http_app(), complaint=".*") as port,
-        perdure.connect(f"http://127.0.0.1:{port}/mcp", mode=MODERN) as client,
-    ):
-        assert text(await client.call_tool("count", {"n": 3}, None, progress)) == "counted to 3"
-    assert progress.seen == numbers(3)
-
-
-async def test_who_cancels_a_call_with_a_key_tells_the_server_so(tmp_path: Path) -> None:
-    """A broken connection does not cancel it, so there must be a word for it."""
-    bureau = SdkTaskServer(keys=True)
+@pytest.mark.parametrize("kind", ["tasks", "keys"])
+async def test_a_cancelled_call_is_cancelled_at_the_server_by_its_task_or_its_key(tmp_path: Path, kind: str) -> None:
+    """A broken connection does not cancel it. It is over for the next process as well."""
+    bureau = SdkTaskServer(**{kind: True})
     async with (
         behind_proxy(bureau) as proxy,
         perdure.connect(proxy.url, mode=MODERN, state=tmp_path / "s") as client,
     ):
         call = asyncio.create_task(client.call_tool("work", {"gate": "g"}))
-        await until(lambda: bureau.runs)
+        await until(lambda: bureau.runs if kind == "keys" else bureau.requests("tasks/get"))
         call.cancel()
         await until(lambda: bureau.cancelled == ["work"])
         with pytest.raises(asyncio.CancelledError):
             await call
-    assert [params["key"] for params in bureau.requests(CANCEL)] == keys_of(bureau)
+    assert kind == "tasks" or [params["key"] for params in bureau.requests(CANCEL)] == keys_of(bureau)
     assert decode((tmp_path / "s").read_bytes()).durable_calls == {}
 
 

@@ -10,8 +10,7 @@ import pytest
 import perdure
 from perdure._core.polling import MAX_ANSWERED, MAX_QUESTIONS
 from perdure.client.memory import decode
-from perdure.remote.durable_calls import MOST_ROUNDS
-from perdure.remote.requests import TOOL_PAGES
+from perdure.remote.durable_calls import MOST_ROUNDS, TOOL_PAGES
 from tests.client.conftest import text
 from tests.client.test_killed_modern import left_behind
 from tests.client.test_tasks import EAGER, Person, behind_proxy

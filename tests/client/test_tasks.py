@@ -88,22 +88,6 @@ async def test_a_failed_task_is_an_error_and_a_cancelled_one_too() -> None:
             await call
 
 
-async def test_who_cancels_the_call_cancels_the_task(tmp_path: Path) -> None:
-    """And it is over for the next process as well."""
-    bureau = SdkTaskServer(tasks=True)
-    async with (
-        behind_proxy(bureau) as proxy,
-        perdure.connect(proxy.url, mode=MODERN, state=tmp_path / "s") as client,
-    ):
-        call = asyncio.create_task(client.call_tool("work", {"gate": "g"}))
-        await until(lambda: bureau.requests("tasks/get"))
-        call.cancel()
-        await until(lambda: bureau.cancelled == ["work"])
-        with pytest.raises(asyncio.CancelledError):
-            await call
-    assert decode((tmp_path / "s").read_bytes()).durable_calls == {}
-
-
 async def test_a_task_that_the_server_has_forgotten_has_an_unknown_outcome() -> None:
     bureau = SdkTaskServer(tasks=True)
     async with behind_proxy(bureau) as proxy, perdure.connect(proxy.url, mode=MODERN) as client:

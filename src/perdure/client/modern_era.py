@@ -34,10 +34,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from perdure._core.codes import INTERNAL_ERROR, UNREACHABLE, UNSUPPORTED_VERSION
 from perdure._core.envelope import DISCOVER, KEY, LISTEN
-from perdure.client.handover import Answer, Exchange
 from perdure.client.incoming import CallbackLimit, Incoming, OnGap, answer_of, encoded
 from perdure.client.memory import Memory
 from perdure.client.pending import PendingCall
+from perdure.client.transport import Answer, Exchange
 from perdure.remote.call import OutgoingRequest, params_body
 from perdure.remote.durable_calls import (
     PROGRESS,
@@ -51,7 +51,6 @@ from perdure.remote.durable_calls import (
 )
 from perdure.remote.endpoint import Endpoint
 from perdure.remote.message import Message, encode, message_of
-from perdure.remote.requests import Requests, listen
 from perdure.remote.route import ClientLimits
 from perdure.remote.stream import Take
 
@@ -76,8 +75,7 @@ class ModernEra:
         self._memory = memory
         self.incoming = Incoming(memory, callback_limit, on_gap)
         self._session = session
-        self._requests = Requests(self.incoming.route(endpoint, limits))
-        self._calls = DurableCalls(self._requests, self.start, reruns=reruns)
+        self._calls = DurableCalls(self.incoming.route(endpoint, limits), self.start, reruns=reruns)
         self._group: anyio.abc.TaskGroup
         self._between_rounds: set[str] = set()
         """Calls whose last answer was a question. They end if their caller gives up (`rounds`)."""
@@ -172,14 +170,14 @@ class ModernEra:
                 )
             case method if method == LISTEN:
                 sent = self._as_sent(message, headers)
-                return Exchange(run=lambda: answer(listen(self._requests, sent, encode(message.id), self._take)))
+                return Exchange(run=lambda: answer(self._calls.listen(sent, encode(message.id), self._take)))
             case method if method == DISCOVER:
                 return Exchange(run=partial(self._discover, message, headers))
         return Exchange(run=lambda: answer(self._read(message, headers)))
 
     async def _refuse_handshake(self, request_id: RequestId) -> JSONRPCError:
         """Answer the SDK's client where it would begin a session."""
-        with anyio.move_on_after(self._requests.route.limits.handshake_seconds):
+        with anyio.move_on_after(self._calls.route.limits.handshake_seconds):
             await self._has_discovered.wait()
         found = types.ErrorData(code=UNSUPPORTED_VERSION, message="The server does not speak 2026-07-28")
         if self._refusal is not None:
@@ -197,7 +195,7 @@ class ModernEra:
 
     async def _read(self, message: JSONRPCRequest, headers: Mapping[str, str], *, is_first: bool = False) -> Message:
         request = self._as_sent(message, headers, is_first=is_first)
-        return await self._requests.send(request, partial(self._take, token=message.id))
+        return await self._calls.send(request, partial(self._take, token=message.id))
 
     async def _discover(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> Answer:
         state = self._memory.state
@@ -205,7 +203,7 @@ class ModernEra:
             answer: Answer = JSONRPCResponse(jsonrpc="2.0", id=message.id, result=self._unheard)
             self._unheard = None
         else:
-            has_patience = self._requests.route.limits.handshake.max_time > 0
+            has_patience = self._calls.route.limits.handshake.max_time > 0
             is_first = not self._has_discovered.is_set() and not has_patience
             answer = answer_of(await self._read(message, headers, is_first=is_first), message.id)
         self._has_discovered.set()
@@ -229,7 +227,7 @@ class ModernEra:
             meta[KEY] = new_key()  # of a program that uses `client.session`
         key = meta.get(KEY) if self._calls.has_keys and isinstance(meta.get(KEY), str) else None
         call = DurableCall(
-            id=key or self._requests.route.new_id(),
+            id=key or self._calls.route.new_id(),
             params={**params, "_meta": meta},
             headers=dict(headers),
             key=key,

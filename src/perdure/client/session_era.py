@@ -28,15 +28,15 @@ from pydantic import ValidationError
 from perdure._core.codes import NO_SERVER, UNREACHABLE
 from perdure._core.losses import Gap
 from perdure._core.sticky import METHODS as STICKY
-from perdure.client.handover import Answer, Exchange
 from perdure.client.incoming import CallbackLimit, Incoming, OnGap, answer_of, encoded
 from perdure.client.memory import Memory, Running
 from perdure.client.pending import PendingCall
+from perdure.client.transport import Answer, Exchange
 from perdure.remote.call import Call, OutgoingRequest, Sender, unknown
+from perdure.remote.durable_calls import may_run_twice
 from perdure.remote.endpoint import Endpoint, Handshake, Refused, Unavailable
 from perdure.remote.link import Link
 from perdure.remote.message import encode, error
-from perdure.remote.requests import may_run_twice
 from perdure.remote.route import ClientLimits
 from perdure.telemetry.log_records import log_event
 

@@ -1,4 +1,4 @@
-"""Takes tools' calls without a session (2026-07-28) to their answers, in this process and in the next.
+"""Takes requests and tools' calls without a session (2026-07-28) to their answers, in this process and in the next.
 
 **On disk** (`CallHandlers.on_changed`) is a call with its key before it is sent, and the handle of its task before the
 task is followed. So the next process finds every call that may run, by its handle or by its key.
@@ -24,6 +24,7 @@ from typing import Any
 import anyio
 import anyio.abc
 
+from perdure._core import splice
 from perdure._core.codes import HEADER_MISMATCH, NO_SERVER, UNREACHABLE
 from perdure._core.envelope import (
     CALLS,
@@ -32,18 +33,49 @@ from perdure._core.envelope import (
     DISCOVER,
     GET_TASK,
     KEPT,
+    SUBSCRIPTION,
     TASKS,
     UPDATE_TASK,
+    envelope_in,
+    headers_of,
     param_headers,
+    with_tasks,
 )
 from perdure._core.jsonrpc import JsonObject
+from perdure._core.listening import Subscription
 from perdure._core.polling import LEAST_POLL, MAX_ANSWERED, MAX_QUESTIONS, Next, after_poll
+from perdure._core.reconnect import Patience
 from perdure._core.settling import may_run_again
-from perdure.remote.call import OutgoingRequest, ToolCall, params_body, text_body, unknown
-from perdure.remote.message import Message, message_of
-from perdure.remote.requests import Requests
-from perdure.remote.stream import Attempts, Take
+from perdure.remote.call import Call, OutgoingRequest, ToolCall, params_body, text_body, unknown
+from perdure.remote.message import Message, encode, message_of, messages_in
+from perdure.remote.route import Route
+from perdure.remote.stream import Attempts, Take, ignore, pause_before_return
 from perdure.telemetry.log_records import log_event
+
+#: Pages of `tools/list` that are read to find one tool.
+TOOL_PAGES = 100
+
+ToolPage = Callable[[str | None], Awaitable[Mapping[str, Any]]]
+"""Returns the page of `tools/list` at a cursor."""
+
+
+async def _find_tool(name: str, page: ToolPage) -> Mapping[str, Any]:
+    cursor: str | None = None
+    for _ in range(TOOL_PAGES):
+        found = await page(cursor)
+        tools = found.get("tools")
+        for tool in tools if isinstance(tools, list) else ():
+            if isinstance(tool, Mapping) and tool.get("name") == name:
+                return tool
+        if not (cursor := found.get("nextCursor")):
+            break
+    return {}
+
+
+async def may_run_twice(name: str, page: ToolPage) -> bool:
+    """Whether a tool says that a second run does no harm. `page` reads one page of `tools/list`."""
+    return may_run_again(await _find_tool(name, page))
+
 
 PROGRESS = "notifications/progress"
 #: Of chance in a key: no two calls have the same.
@@ -127,13 +159,13 @@ def is_round(answer: Message) -> bool:
 
 
 class DurableCalls:
-    """`start` runs something in the background. `reruns`: calls without a key are sent again where their tool says that
-    it may run twice."""
+    """Sends requests and calls to one server. `start` runs a task in the background. `reruns`: calls without a key are
+    sent again where their tool says that it may run twice."""
 
-    def __init__(self, requests: Requests, start: Callable[..., None], *, reruns: bool = True) -> None:
+    def __init__(self, route: Route, start: Callable[..., None], *, reruns: bool = True) -> None:
         self.offers: Offers | None = None
         """None until the server was asked."""
-        self.requests = requests
+        self.route = route
         self._start = start
         self._reruns = reruns
         self._cancels: set[anyio.Event] = set()
@@ -143,10 +175,68 @@ class DurableCalls:
     def has_keys(self) -> bool:
         return self.offers is not None and self.offers.keys
 
+    # Requests
+
+    async def send(
+        self,
+        request: OutgoingRequest,
+        take: Take = ignore,
+        *,
+        patience: Patience | None = None,
+        may_have_arrived: bool = False,
+    ) -> Message:
+        """The answer: exactly one, whatever happens."""
+        call = Call(self.route, request, take=take, patience=patience, may_have_arrived=may_have_arrived)
+        return await call.answer()
+
+    async def ask(self, method: str, params: Mapping[str, Any], of: Mapping[str, Any]) -> Message:
+        """The answer to a request of the client's own that may be repeated, with the envelope of a program's params."""
+        whole = {**params, "_meta": with_tasks(envelope_in(of) or {})}
+        body = params_body(method, whole)
+        return await self.send(OutgoingRequest(method=method, body=body, headers=headers_of(method, whole)))
+
+    async def tool(self, name: str, of: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A tool as `tools/list` shows it; empty if the server does not show it."""
+
+        async def page(cursor: str | None) -> Mapping[str, Any]:
+            found = await self.ask("tools/list", {"cursor": cursor} if cursor else {}, of)
+            return {} if found.is_error else found.result
+
+        return await _find_tool(name, page)
+
+    async def listen(self, request: OutgoingRequest, subscriber_id: str, deliver: Take) -> Message:
+        """Keep one `subscriptions/listen` open (`_core/listening.py` has the rules); returns the answer that ends it.
+
+        `deliver` hands notifications on, under the id by which the subscriber knows the subscription, given as JSON.
+        """
+        subscription = Subscription()
+
+        async def take(message: Message) -> None:
+            nonlocal subscription
+            if message.method is None or message.is_request:
+                return
+            subscription, hands_on, cues = subscription.heard(message.method, message.params)
+            texts = [message.text] if hands_on else []
+            for method, params in cues:
+                texts.append(
+                    encode({"jsonrpc": "2.0", "method": method, "params": {**params, "_meta": {SUBSCRIPTION: 0}}})
+                )
+            for text in texts:
+                await deliver(messages_in(splice.replaced(text, subscriber_id, "params", "_meta", SUBSCRIPTION))[0])
+
+        while True:
+            answer = await self.send(request, take, patience=self.route.limits.listening)
+            if (after := subscription.ended(is_error=answer.is_error)) is None:
+                return answer
+            subscription = after
+            await pause_before_return(after.barren, self.route.limits.listening)
+
+    # Calls of tools
+
     async def known_offers(self, of: Mapping[str, Any]) -> Offers:
         """What the server offers: a program may know the server, and not send `server/discover`."""
         if self.offers is None:
-            found = await self.requests.ask(DISCOVER, {}, of)
+            found = await self.ask(DISCOVER, {}, of)
             if found.is_error:
                 return Offers()
             self.offers = offers_in(found.result)
@@ -187,7 +277,7 @@ class DurableCalls:
         params = call.params
 
         async def may_run_twice() -> bool:
-            return may_run_again(await self.requests.tool(call.tool, params))
+            return may_run_again(await self.tool(call.tool, params))
 
         request = OutgoingRequest(
             method="tools/call",
@@ -197,11 +287,11 @@ class DurableCalls:
             is_keyed=call.key is not None and self.has_keys,
             may_run_again=may_run_twice if self._reruns else None,
         )
-        found = await self.requests.send(request, take, may_have_arrived=may_have_arrived)
+        found = await self.send(request, take, may_have_arrived=may_have_arrived)
         if not found.is_error or found.body["error"].get("code") != HEADER_MISMATCH:
             return found
         # The tool wants arguments in headers, which a program does not know that has not read the tool's schema.
-        tool = await self.requests.tool(call.tool, call.params)
+        tool = await self.tool(call.tool, call.params)
         headers = {**call.headers, **param_headers(tool.get("inputSchema"), call.arguments)}
         if headers == call.headers:
             return found
@@ -243,7 +333,7 @@ class DurableCalls:
 
     async def update_task(self, call: DurableCall, answers: Mapping[str, Any]) -> bool:
         """Bring answers to a task's questions; False if the server did not take them, and so shows them again."""
-        found = await self.requests.ask(UPDATE_TASK, {"taskId": call.task, "inputResponses": answers}, call.params)
+        found = await self.ask(UPDATE_TASK, {"taskId": call.task, "inputResponses": answers}, call.params)
         if not found.is_error:
             call.answered = [*call.answered, *answers][-MAX_ANSWERED:]
         return not found.is_error
@@ -256,9 +346,9 @@ class DurableCalls:
         Without a handle and a key the end of the connection has cancelled the call.
         """
         if call.task:
-            found = await self.requests.ask(CANCEL_TASK, {"taskId": call.task}, call.params)
+            found = await self.ask(CANCEL_TASK, {"taskId": call.task}, call.params)
         elif call.key is not None and self.has_keys:
-            found = await self.requests.ask(CANCEL, {"key": call.key}, call.params)
+            found = await self.ask(CANCEL, {"key": call.key}, call.params)
         else:
             return True
         if found.is_error:
@@ -312,11 +402,11 @@ class _TaskFollower:
         return found
 
     async def _follow(self, group: anyio.abc.TaskGroup) -> Message:
-        call, requests = self._call, self._calls.requests
-        attempts = Attempts(requests.route.limits.patience)
+        call, calls = self._call, self._calls
+        attempts = Attempts(calls.route.limits.patience)
         while True:
             began = time.monotonic()
-            found = await requests.ask(GET_TASK, {"taskId": call.task}, call.params)
+            found = await calls.ask(GET_TASK, {"taskId": call.task}, call.params)
             decision = after_poll(
                 {"error": found.body["error"]} if found.is_error else {"result": found.result},
                 answered=call.answered,
@@ -342,7 +432,7 @@ class _TaskFollower:
                         if key not in self._open and len(self._open) < MAX_QUESTIONS:
                             self._open.add(key)
                             group.start_soon(self._question, key, question, group.cancel_scope)
-            attempts = Attempts(requests.route.limits.patience)
+            attempts = Attempts(calls.route.limits.patience)
             params = decision.progress
             if params is not None and params["progress"] > self._told and "progressToken" in call.params["_meta"]:
                 self._told = params["progress"]

@@ -37,7 +37,6 @@ from perdure.remote.durable_calls import (
 )
 from perdure.remote.link import Link
 from perdure.remote.message import Message, error, message_of
-from perdure.remote.requests import Requests, listen
 from perdure.stdio.pipes import Output
 from perdure.stdio.state_files import BEAT_SECONDS, KeptKey, KeysFile, digest_of
 
@@ -86,8 +85,7 @@ class ModernHost:
         self._link = link
         self._output = output
         self._keys = keys
-        self._requests = Requests(link.route)
-        self._calls = DurableCalls(self._requests, link.start)
+        self._calls = DurableCalls(link.route, link.start)
         self.running: dict[str, HostRequest] = {}
         """Requests of the host, by the id that the host gave, as JSON."""
         self._asking: dict[str, HostRequest] = {}
@@ -126,7 +124,7 @@ class ModernHost:
                     answer = await self._call(request)
                 case method if method == LISTEN:
                     sent = request.as_sent(dict(request.params["_meta"]))
-                    answer = await listen(self._requests, sent, request.host_id, self._deliver)
+                    answer = await self._calls.listen(sent, request.host_id, self._deliver)
                 case method if method == DISCOVER:
                     answer = await self._send(request, self._link.route.limits.handshake, with_own=True)
                     if not answer.is_error:
@@ -147,7 +145,7 @@ class ModernHost:
         too."""
         meta = dict(request.params["_meta"])
         sent = request.as_sent(with_tasks(meta) if with_own else meta)
-        return await self._requests.send(sent, partial(self._tell, request), patience=patience)
+        return await self._calls.send(sent, partial(self._tell, request), patience=patience)
 
     # Calls of tools
 
