@@ -62,42 +62,31 @@ async def test_calls_and_the_standalone_stream_are_resumed_from_where_they_were(
     assert progress.seen == numbers(6)
 
 
-@pytest.mark.parametrize("padding", [0, 1, 3])
-async def test_a_server_that_keeps_nothing_alive_is_left_alone(quick: None, padding: int) -> None:
-    """Its calls may be silent for as long as they like."""
-    odd = Odd()
+@pytest.mark.parametrize(
+    ("position", "comments", "pause"),
+    [
+        pytest.param(b"id: a\ndata:\n\n", 0, 0, id="a server that keeps nothing alive"),
+        pytest.param(b"id: a\ndata:\n\n", 3, 0.01, id="a server that sends padding"),
+        pytest.param(b"", 4, 0.1, id="a call without a position: its outcome would be unknown"),
+    ],
+)
+async def test_what_has_no_beat_or_cannot_be_resumed_is_left_alone(
+    quick: None, position: bytes, comments: int, pause: float
+) -> None:
+    """A call may be silent for as long as it likes."""
 
     def slow(key: object) -> Response:
         async def frames() -> AsyncIterator[bytes]:
-            yield b"id: a\ndata:\n\n"
-            for _ in range(padding):
-                yield b": padding\n\n"
-                await asyncio.sleep(0.01)
+            yield position
+            for _ in range(comments):
+                yield b": comment\n\n"
+                await asyncio.sleep(pause)
             await asyncio.sleep(0.6)
             yield event(good(key))
 
         return flow(frames())
 
-    odd.calls = {"slow": slow}
+    odd = Odd(slow=slow)
     async with odd_client(odd) as client:
         assert text(await client.call_tool("slow")) == "fine"
     assert not [what for what in odd.heard if what[1] == "GET"][1:]  # but for the one that is refused
-
-
-async def test_a_call_without_a_position_is_not_broken_off(quick: None) -> None:
-    """Its outcome would be unknown; a beat that stops is not worth that."""
-    odd = Odd()
-
-    def slow(key: object) -> Response:
-        async def frames() -> AsyncIterator[bytes]:
-            for _ in range(4):
-                yield b": beat\n\n"
-                await asyncio.sleep(0.1)
-            await asyncio.sleep(0.6)
-            yield event(good(key))
-
-        return flow(frames())
-
-    odd.calls = {"slow": slow}
-    async with odd_client(odd) as client:
-        assert text(await client.call_tool("slow")) == "fine"
