@@ -37,7 +37,7 @@ OUTCOME_UNKNOWN_TEXT = (
     "Interrupted, outcome unknown. After a crash Perdure runs a tool again only if it has the hint readOnlyHint or"
     f" idempotentHint; {see('errors', 'interrupted-outcome-unknown')}"
 )
-"""What it says, from the server and from our clients."""
+"""The message of `OUTCOME_UNKNOWN`, from servers and from clients."""
 
 POSITION_LOST = -31002
 """The server cannot read on from the position, or no longer has the request's answer."""

@@ -1,4 +1,4 @@
-"""Delivery: a table that says what a response, or a failure, means for what a client has sent.
+"""Delivery: a table of what a response, or a failure, means for the request that a client has sent.
 
 A client sends six kinds of things. A *call* is a request that waits for an answer, sent by POST until the server has
 taken it, then read by GET from its last position. A *listener* reads a session's standalone stream by GET. A
@@ -233,7 +233,7 @@ def of_response(
 
 
 def of_failure(attempt: Attempt, failure: Failure) -> Meaning:
-    """What it means that there is no response, or that it broke off."""
+    """What a failure means: there is no response, or it broke off."""
     return FAILED[failure][column_of(attempt)]
 
 

@@ -53,7 +53,7 @@ class CallClient:
 
     @property
     def told(self) -> JsonObject:
-        """What is kept of it with a call."""
+        """The part that is kept with a call."""
         return {"capabilities": self.capabilities, "clientInfo": self.info}
 
     @property
@@ -67,7 +67,7 @@ class CallClient:
 
     @property
     def repeats(self) -> bool:
-        """It gives its calls keys, and sends again what a broken connection took, as Perdure's own clients do."""
+        """Its calls have keys, and it sends requests again whose connection broke, as Perdure's own clients do."""
         return declares(self.capabilities, CALLS)
 
     @property
@@ -125,7 +125,7 @@ def call_digest(method: str, params: Mapping[str, Any]) -> bytes:
 
 
 def parse_task_rules(rules: Iterable[str]) -> Mapping[str, TaskSupport]:
-    """Read what the operator says of tools, as `NAME=required|optional|never`. Raises `ValueError`."""
+    """Read the operator's rules for tools, `NAME=required|optional|never`. Raises `ValueError`."""
     found: dict[str, TaskSupport] = {}
     for rule in rules:
         name, equals, word = rule.rpartition("=")
@@ -140,7 +140,7 @@ def parse_task_rules(rules: Iterable[str]) -> Mapping[str, TaskSupport]:
 
 
 def task_support(name: str, rules: Mapping[str, TaskSupport], tool: Mapping[str, Any] | None) -> TaskSupport:
-    """How a tool is served: as the operator says, else as the tool says of itself, else as a task where it can be."""
+    """How a tool is served: by the operator's rule, else by the tool's own declaration, else as a task if possible."""
     if (rule := rules.get(name, rules.get("*"))) is not None:
         return rule
     execution = None if tool is None else tool.get("execution")

@@ -1,5 +1,5 @@
-"""The envelope: what every request of 2026-07-28 says of itself, in `_meta` and in its HTTP headers; and the names that
-the tasks extension and Perdure add to its messages."""
+"""The envelope, which describes a request of 2026-07-28 in `_meta` and in HTTP headers; and the names that the tasks
+extension and Perdure add to its messages."""
 
 import base64
 import contextlib

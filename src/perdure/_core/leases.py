@@ -132,7 +132,7 @@ class Leases:
         ended: Container[NodeId] = (),
     ) -> list[NodeId]:
         """Note the beats that the store shows, and the nodes whose lock is `free` in the same answer; returns the
-        dead nodes. `ended`: nodes whose process was looked up and has ended."""
+        dead nodes. `ended`: nodes whose process has ended, as this machine knows."""
         own_lock_held = self._node not in free
         seen, self._seen = self._seen, {}
         for node, beat in beats.items():

@@ -38,8 +38,8 @@ METHODS = frozenset({*LISTS.values(), UPDATED})
 """The notifications that report changes."""
 
 MAX_URIS = 1_000
-"""Resources that one listener may name. A stock client holds 1,024 events that were not looked at and gives its
-subscription up beyond; one cue for each resource and each list must not bring it there."""
+"""Resources that one listener may name. A stock client holds 1,024 events that were not read, and gives up its
+subscription beyond that; one cue for each resource and each list must not bring it there."""
 
 MAX_URI = 2_048
 """Characters of a resource's URI that a listener may name: what browsers and proxies carry without trouble."""

@@ -19,7 +19,7 @@ MAX_NAME = 200
 
 MAX_TAKEN = 3
 """Times that a request may take the id of an orphan that still runs: a page that is loaded again so often while its
-calls run. Each is looked for when a client cancels by id."""
+calls run. Each is searched when a client cancels by id."""
 
 _TAKEN = 1_000_000
 """More incarnations than a session can have."""

@@ -113,7 +113,7 @@ class Listening:
     number: int
     uris: Sequence[str]
     adds: bool
-    """To those that it has announced before; otherwise these replace them."""
+    """The resources are added to the announced ones; otherwise they replace them."""
     has_more: bool
     """Further parts follow; the last one is answered."""
 

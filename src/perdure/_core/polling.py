@@ -90,7 +90,7 @@ def after_poll(answer: Mapping[str, Any], *, answered: Collection[str] = (), too
             left = {key: ask for key, ask in questions.items() if key not in answered}
             return Decision(next=Next.ANSWER if left else Next.POLL, pause=wait, value=left or None)
         case "completed" if isinstance(task.get("result"), Mapping):
-            # A task's result is what the call would have returned; some servers leave out what says so.
+            # A task's result is what the call would have returned; some servers leave out `resultType`.
             return Decision(next=Next.RESULT, value={"resultType": "complete", **task["result"]})
         case "failed" if isinstance(task.get("error"), Mapping) and isinstance(task["error"].get("code"), int):
             return Decision(next=Next.ERROR, value={"message": "", **task["error"]})

@@ -91,5 +91,5 @@ def delay(course: Course, patience: Patience, *, now: float, chance: float) -> f
         own = min(patience.first_delay * float(2**doublings), patience.max_delay) * (0.5 + 0.5 * chance)
         wanted = max(own, asked or 0.0)
     wanted = max(wanted, course.at_least)
-    # The last attempt is made when time is up, not after it; but never before the server wants us.
+    # The last attempt is made when time is up, not after it; but never before the time that the server asked for.
     return wanted if left is None else max(min(wanted, left), course.at_least, course.retry or 0.0)

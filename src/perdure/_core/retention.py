@@ -149,7 +149,7 @@ def cutoffs(*, now: float, event_ttl: float, replay_window: float, task_ttl: flo
 
 def answers_to_drop(kept: Iterable[StreamUsage], *, total: int, size: int, limits: Limits) -> Sequence[StreamId]:
     """The streams that go altogether, so that of `total` answers with `size` bytes no more than the limits allow are
-    kept: the oldest. `kept` comes in that order, and is looked at no further than needed."""
+    kept: the oldest. `kept` comes in that order, and is read no further than needed."""
     dropped: list[StreamId] = []
     if total <= limits.answers + limits.answers // SLACK_SHARE and size <= limits.size:
         return dropped

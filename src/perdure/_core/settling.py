@@ -1,8 +1,8 @@
 """Decides what becomes of a call whose node died, or was stopped.
 
-`rerun` says whether a request may run again, as far as its method decides; where only the server knows, its tool list
-does (`may_run_again`). The table then says what follows on which occasion. One thing comes before the table: a call
-that its client has cancelled is answered so (`Verdict.CANCEL`), on any occasion.
+`rerun` decides by the method whether a request may run again; for a tool the server's tool list decides
+(`may_run_again`). The table then has the verdict for each occasion. Before the table, on any occasion, a call that its
+client has cancelled is answered as cancelled (`Verdict.CANCEL`).
 """
 
 import enum
@@ -36,7 +36,7 @@ READS = frozenset(
 
 
 class Occasion(enum.Enum):
-    """Why calls that were left behind are settled."""
+    """Why the calls of another process are settled."""
 
     NODE_DIED = "node died"
     """Their node died, and they need no credentials: their session has no principal."""
@@ -60,7 +60,7 @@ class Rerun(enum.Enum):
     YES = "yes"
     NO = "no"
     ASK = "ask"
-    """The server knows: it says of each tool whether it may."""
+    """Only the server knows: it declares for each tool whether it may."""
     HIDDEN = "hidden"
     """The server does not show the tool to the caller that asked."""
 
@@ -75,7 +75,7 @@ class Verdict(enum.Enum):
     WAIT = "wait"
     """It waits for its principal."""
     ASK = "ask"
-    """The server is asked about its tool, and the answer looked up in the same row."""
+    """The server is asked about its tool, and its answer is the next column in the same row."""
     KEEP = "keep"
     """It stays as it is."""
 

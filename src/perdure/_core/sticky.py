@@ -53,7 +53,7 @@ def unsubscribe(subscription: bytes) -> bytes:
 
 
 def is_full(sticky: tuple[bytes, ...], running: Iterable[Request], requests: Iterable[Request]) -> bool:
-    """Whether there is no room for what these requests would add to those that run already."""
+    """Whether these requests, added to those that run, would exceed the limits."""
     added = [request for request in requests if request.method in METHODS]
     if not added:
         return False

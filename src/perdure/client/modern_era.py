@@ -136,18 +136,12 @@ class ModernEra:
         keyed: dict[str, Any] = {KEY: new_key(), **(meta or {})}
         try:
             yield cast("types.RequestParamsMeta", keyed)
-        except MCPError as error:
-            if error.code != CONNECTION_CLOSED:
-                self._abandon(keyed[KEY])
+        except BaseException as error:
+            call = self._memory.state.durable_calls.get(keyed[KEY])
+            has_left = isinstance(error, MCPError) and error.code == CONNECTION_CLOSED
+            if call is not None and call.id in self._between_rounds and not has_left:
+                self._give_up(call)
             raise
-        except BaseException:
-            self._abandon(keyed[KEY])
-            raise
-
-    def _abandon(self, key: str) -> None:
-        call = self._memory.state.durable_calls.get(key)
-        if call is not None and key in self._between_rounds:
-            self._give_up(call)
 
     # Requests
 
