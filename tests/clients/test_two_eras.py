@@ -57,15 +57,19 @@ async def test_by_default_it_is_led_to_a_session_and_its_call_survives_a_cut_and
     gate, log = tmp_path / "gate", tmp_path / "diary"
     async with connect(site.proxy.url) as client:
         assert client.protocol == "2025-11-25"
-        call = await client.call("count", n=12, gate=str(gate), pauses=[4, 8], log=str(log))
-        await client.saw(call, [1, 2, 3, 4])
-        assert site.proxy.cut(only="POST") == 1
-        open_gate(f"{gate}.4")
-        await client.saw(call, list(range(1, 9)))
-        first = site.server.pid
-        await site.kill()
-        open_gate(f"{gate}.8")
-        await site.restart()
-        assert await client.answer(call) == "counted to 12"
-        assert call.progress == list(range(1, 13))
-        assert diary(log) == [("-", first), ("-", site.server.pid)]
+        calls = []
+        for end in ("cut", "kill"):
+            call = await client.call("count", n=12, gate=f"{gate}-{end}", pauses=[4], log=str(log))
+            await client.saw(call, [1, 2, 3, 4])
+            first = site.server.pid
+            if end == "cut":
+                assert site.proxy.cut(only="POST") == 1
+                open_gate(f"{gate}-cut.4")
+            else:
+                await site.kill()
+                open_gate(f"{gate}-kill.4")
+                await site.restart()
+            assert await client.answer(call) == "counted to 12"
+            calls.append(call.progress)
+        assert calls == [list(range(1, 13))] * 2
+        assert diary(log) == [("-", first), ("-", first), ("-", site.server.pid)]
