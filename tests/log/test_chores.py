@@ -12,7 +12,6 @@ from perdure.errors import StoreUnavailable
 from perdure.log import chores
 from perdure.log.chores import MOST_TOLD, Chores, keep_going
 from perdure.log.reader import Reader
-from perdure.sessions.session import SessionHistory
 from tests.support.servers.in_process import serve, until
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.dead_node import life_of
@@ -103,8 +102,8 @@ async def test_a_reader_that_cannot_be_looked_after_does_not_keep_others_from_th
     async with serve(ToolServer().server, keepalive_interval=0.1, complaint="a reader could not") as site:
         peer, life = await site.join(), life_of(site)
         [session] = life.sessions
-        history, hub = SessionHistory(session), life.context.hub
-        broken = _Broken(hub, session.standalone, history, cursor=0, arrival=hub.arrive(), caller=Caller("ann"))
+        hub = life.context.hub
+        broken = _Broken(hub, session.standalone, session, cursor=0, arrival=hub.arrive(), caller=Caller("ann"))
         life.context.hub.readers.add(broken)
         wire = await peer.get()
         await wire.comment("keep-alive")

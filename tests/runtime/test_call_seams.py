@@ -74,7 +74,7 @@ def test_a_connection_is_built_from_what_a_request_says_of_its_client() -> None:
 
 
 async def test_a_request_without_the_envelope_is_refused_by_the_server() -> None:
-    """So requests of this process bring it as well (`runtime/sdk.py`)."""
+    """So requests of this process bring it as well (`runtime/own_requests.py`)."""
     server: Server[Any] = Server("s", version="1")
 
     async def tools(ctx: Any, params: Any) -> mcp_types.ListToolsResult:
@@ -90,7 +90,7 @@ async def test_a_request_without_the_envelope_is_refused_by_the_server() -> None
         await served({})
     result = await served(params_of("tools/list"))
     assert (result["tools"], result["resultType"]) == ([], "complete"), moved(
-        "the envelope", "_envelope_of() in runtime/sdk.py"
+        "the envelope", "_META in runtime/own_requests.py"
     )
 
 

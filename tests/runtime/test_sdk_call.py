@@ -108,7 +108,7 @@ def call(tool: str, *, number: int = 1, token: int | None = None, **arguments: A
     params: dict[str, Any] = {"name": tool, "arguments": arguments}
     if token is not None:
         params["_meta"] = {"progressToken": token}
-        params = json.loads(modern("tools/call", params)[0])["params"]
+    params = json.loads(modern("tools/call", params)[0])["params"]
     return Request(id=number, method="tools/call", params=params, raw={})
 
 
@@ -122,14 +122,6 @@ def respond(name: str, **fields: Any) -> Response:
 
 
 ACCEPTED = {"action": "accept", "content": {"answer": "yes"}}
-
-
-async def test_a_request_of_this_process_needs_no_envelope_of_its_own() -> None:
-    async with running(asking_tools) as (runtime, notes):
-        runtime.send(Request(id=1, method="tools/list", params={}, raw={}), origin=None)
-        result, failed = await notes.answered()
-        assert not failed
-        assert "ask_again" in {tool["name"] for tool in result["tools"]}
 
 
 async def test_a_question_waits_for_its_answer_and_is_given_it_once() -> None:

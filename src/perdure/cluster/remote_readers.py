@@ -91,7 +91,7 @@ class RemoteReaders:
 
     def on_claimed(self, stream: Stream) -> None:
         entry = self._followed.pop(stream.id, None)
-        stream.readers.lose(next(self._arrivals))
+        stream.readers.lost_at = stream.readers.lost_at or next(self._arrivals)  # no reader of it is known
         if entry is not None and entry.reader is stream.readers.reader:
             self._put(LeaveReader(stream=stream.id, reader=self._name(entry.reader)))
             self.list_here(entry.reader)
@@ -145,7 +145,7 @@ class RemoteReaders:
     def on_attached(self, reader: Reader) -> None:
         stream = reader.stream
         if stream.writer is not None:
-            remote = stream.readers.drop_remote()
+            remote, stream.readers.remote = stream.readers.remote, None
             self._lent.pop(stream.id, None)
             if remote is not None:
                 leave = LeaveReader(stream=stream.id, reader=remote.reader)

@@ -65,10 +65,6 @@ class ReadMarks:
         self.one_at_a_time = asyncio.Lock()
         """Taken to look for unread calls: thousands of clients may come at once, and their requests go first."""
 
-    def moved(self, stream: Stream) -> None:
-        """The reader of a standalone stream has moved."""
-        self._later(stream)
-
     def left(self, stream: Stream) -> None:
         """The reader of a stream has left, or came to its end."""
         if stream.kind is Kind.CALL:
@@ -79,20 +75,21 @@ class ReadMarks:
             readers.marked_unread = unread
         elif stream.id not in self._unwritten:
             return
-        self._later(stream)
+        self.moved(stream)
         self._write(stream)
 
     def lost(self, stream: Stream) -> None:
         """The reader of a call's stream died with its process."""
         stream.readers.marked_unread = True
-        self._later(stream)
+        self.moved(stream)
 
     def close(self) -> None:
         self._write(*self._unwritten.values())
         if self._timer is not None:
             self._timer.cancel()
 
-    def _later(self, stream: Stream) -> None:
+    def moved(self, stream: Stream) -> None:
+        """The reader of a stream has moved: write that a moment later."""
         self._unwritten[stream.id] = stream
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(MOMENT, self._in_time)
@@ -101,7 +98,7 @@ class ReadMarks:
         self._timer = None
         self._write(*self._unwritten.values())
         if self._unwritten:  # the store fails
-            self._later(next(iter(self._unwritten.values())))
+            self.moved(next(iter(self._unwritten.values())))
 
     def _write(self, *streams: Stream) -> None:
         if self._journal.state is LogState.DEGRADED:

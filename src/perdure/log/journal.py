@@ -159,22 +159,14 @@ class Journal:
         return not self._has_lapsed and time.monotonic() < self._claim.until
 
     @property
-    def _has_claim(self) -> bool:
-        return time.monotonic() < self._claim.until
-
-    @property
     def _is_buried(self) -> bool:
         return self._claim.at(time.monotonic()) is ClaimState.BURIED
 
     def check_claim(self) -> None:
         """Raises `StoreUnavailable` unless this node holds its claim. Called before the node writes or claims a stream:
         it may have stood still since it decided to, and a stream of a buried node never has a writer."""
-        if not self._has_claim:
+        if time.monotonic() >= self._claim.until:
             raise StoreUnavailable("it has not answered this node for so long that the node's lease has lapsed")
-
-    @property
-    def _holds(self) -> bool:
-        return self._holding and self.may_show
 
     @property
     def refuses(self) -> bool:
@@ -359,18 +351,18 @@ class Journal:
         if self.state is LogState.HEALTHY and not self.is_lost:  # the node logs the loss
             self._refused = 0
             self.counters.outages += 1
-            what = "live traffic goes on from memory" if self._holds else "new requests are refused"
+            what = "live traffic goes on from memory" if self._holding and self.may_show else "new requests are refused"
             log_event(logging.ERROR, "store.degraded", f"the store fails ({failure}); {what}")
         self.state = advance(LOG, self.state, LogStep.STORE_FAILED)
         self._note_lapse()
 
     def _note_lapse(self) -> None:
-        if not self._has_claim:
+        if time.monotonic() >= self._claim.until:
             self._has_lapsed = True
 
     def _hold(self, group: Group) -> None:
         self._note_lapse()
-        holds, backlog = self._holds, self.backlog
+        holds, backlog = self._holding and self.may_show, self.backlog
         if holds:
             backlog.set_shown(True)  # other nodes must not deny what their clients are about to see here
         for source, steps in group:
@@ -463,7 +455,7 @@ class Steps:
 class Backlog:
     """The parts that wait for the store, the oldest first."""
 
-    __slots__ = ("_bytes", "_events", "_most_events", "_on_holding", "_room", "_shows", "has_room", "parts")
+    __slots__ = ("_events", "_most_events", "_on_holding", "_room", "_shows", "bytes", "has_room", "parts")
 
     def __init__(self, most_events: int, on_holding: Callable[[bool], None]) -> None:
         """`on_holding` is called before the first unwritten event is shown, and when everything held is written."""
@@ -472,13 +464,9 @@ class Backlog:
         self._most_events = most_events
         self._on_holding = on_holding
         self._shows = False
-        self._events = self._bytes = 0
+        self._events = self.bytes = 0
         self._room = asyncio.Event()
         self._room.set()
-
-    @property
-    def bytes(self) -> int:
-        return self._bytes
 
     def set_shown(self, shown: bool) -> None:
         """What is held is shown from now on; or nothing is held any more."""
@@ -506,8 +494,8 @@ class Backlog:
             if isinstance(step, Append | Forward)
         )
         self._events += sign * events
-        self._bytes += sign * weigh(steps)[1]
-        self.has_room = self._events < self._most_events and self._bytes < MOST_HELD_BYTES
+        self.bytes += sign * weigh(steps)[1]
+        self.has_room = self._events < self._most_events and self.bytes < MOST_HELD_BYTES
         if self.has_room:
             self._room.set()
         else:

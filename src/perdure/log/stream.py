@@ -159,15 +159,6 @@ class Readership:
         if through > self.delivered:
             self.delivered = through
 
-    def lose(self, arrival: int) -> None:
-        """The stream has no known reader; if none was lost earlier, one counts as lost at this moment."""
-        self.lost_at = self.lost_at or arrival
-
-    def drop_remote(self) -> ReaderRecord | None:
-        """The newest reader is at this node. Returns the remote reader that it overtakes."""
-        remote, self.remote = self.remote, None
-        return remote
-
     def end_beyond(self, end: int) -> None:
         """End a reader that was shown what the log will not have: its writer held it, and has lost its claim or died.
         The client learns that from its position when it comes again."""

@@ -28,12 +28,9 @@ from mcp.shared.jsonrpc_dispatcher import handler_exception_to_error_data, progr
 from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.transport_context import TransportContext
 from mcp_types import (
-    CLIENT_CAPABILITIES_META_KEY,
-    CLIENT_INFO_META_KEY,
     CONNECTION_CLOSED,
     INTERNAL_ERROR,
     MISSING_REQUIRED_CLIENT_CAPABILITY,
-    PROTOCOL_VERSION_META_KEY,
     REQUEST_TIMEOUT,
     SERVER_INFO_META_KEY,
     ErrorData,
@@ -446,7 +443,7 @@ class CallRuntime(HandlerRuntime):
         raise MCPError(code=INTERNAL_ERROR, message=f"The tool asked for input in more than {MOST_ROUNDS} rounds")
 
     async def _run(self, request: Request, context: HandlerContext) -> JsonObject:
-        runtimes, client, params = self._runtimes, self._client, request.params
+        runtimes, client = self._runtimes, self._client
         outbound = _CallOutbound(context)
         as_session = not is_sessionless(client.version)
         if as_session:
@@ -456,14 +453,12 @@ class CallRuntime(HandlerRuntime):
             connection = Connection(outbound, protocol_version=client.version, client_params=opened)
             connection.initialized.set()
         else:
-            if "_meta" not in (params or {}):  # a request of this process itself
-                params = {**(params or {}), "_meta": _envelope_of(client)}
             connection = Connection.from_envelope(client.version, client.info, client.capabilities, outbound=outbound)
         result = await serve_one(
             runtimes.sessionless,
             context,
             request.method,
-            params,
+            request.params,
             connection=connection,
             lifespan_state=runtimes.lifespan_state,
         )
@@ -479,12 +474,6 @@ class CallRuntime(HandlerRuntime):
             _log_failure(failure, method)
             error = ErrorData(code=INTERNAL_ERROR, message="Internal server error")
         return _error.dump_json(error, by_alias=True, exclude_none=True)
-
-
-def _envelope_of(client: CallClient) -> JsonObject:
-    """What every request of this revision says of its client, in `_meta`."""
-    meta: JsonObject = {PROTOCOL_VERSION_META_KEY: client.version, CLIENT_CAPABILITIES_META_KEY: client.capabilities}
-    return meta if client.info is None else {**meta, CLIENT_INFO_META_KEY: client.info}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from perdure.log.reader import Connection as Connection
 from perdure.log.reader import Reader as Reader
 from perdure.log.stream import Stream as Stream
 from perdure.sessions.home import look_at
-from perdure.sessions.session import Session, SessionHistory
+from perdure.sessions.session import Session
 from perdure.store.interface import paged, stream_by_id
 from perdure.store.records import Event, Followed
 
@@ -245,7 +245,7 @@ def attach(
     reader = Reader(
         hub,
         stream,
-        SessionHistory(session),
+        session,
         cursor=start.cursor,
         arrival=next(hub.arrivals) if arrival is None else arrival,
         caller=session.link.calls.caller,

@@ -465,17 +465,13 @@ class Asks:
 
     def put(self, name: str, ask: Ask) -> Flow | None:
         """Ask the client. Returns where to wait before more is sent."""
-        link, stream = self._link, self._stream(ask)
+        link, call = self._link, ask.call
+        stream = link.home.standalone if call is None or link.goes_standalone(call) else call.stream
         payload = encode_ask(name, ask.method, ask.params)
         session, node = link.keeper.record.id, link.context.node
         record = AskRecord(session=session, id=name, stream=stream.id, request=payload, node=node)
         self.open[name] = ask._replace(on=stream.id)
-        return self._link.append(ask.call, payload, also=OpenAsk(record=record))
-
-    def _stream(self, ask: Ask) -> Stream:
-        if ask.call is None or self._link.goes_standalone(ask.call):
-            return self._link.home.standalone
-        return ask.call.stream
+        return link.append(call, payload, also=OpenAsk(record=record))
 
     def answer(self, response: Response, origin: object) -> bool:
         """Take the client's answer. Returns whether the ask waits here."""

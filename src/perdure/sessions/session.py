@@ -7,7 +7,7 @@ this process's own changes on top until they are written.
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Self
 
 from perdure._core import mail, sticky
@@ -338,28 +338,23 @@ class Session:
         if steps := self.retained.enforce([self.standalone, *self.streams.values()]):
             self.context.put(*steps)
 
-
-@dataclass(frozen=True, slots=True)
-class SessionHistory:
-    """What a session knows of the events that a reader reads again."""
-
-    _session: Session
+    # What it knows of the events that a reader reads again (`log.reader.History`)
 
     @property
     def tells_by_log(self) -> bool:
-        return self._session.keeper.tells_by_log
+        return self.keeper.tells_by_log
 
     async def lost_answers(self, stream: Stream) -> Sequence[bytes]:
         """Error responses for the calls of a stream whose answers are no longer retained."""
         # What is held is in memory alone; it is looked at first, because from there it goes into the store.
         finals = stream.tail.finals
-        stored = paged(lambda after: self._session.context.store.read(stream.id, after=after, limit=1_000))
+        stored = paged(lambda after: self.context.store.read(stream.id, after=after, limit=1_000))
         finals += [event async for event in stored if event.final]
         answered = {json.loads(event.payload).get("id") for event in finals}
         message = "The answer to this request is no longer retained"
         return [
             error_payload(call.request_id, POSITION_LOST, message, {"method": call.method})
-            for call in await self._session.context.store.calls(stream.session, stream=stream.id)
+            for call in await self.context.store.calls(stream.session, stream=stream.id)
             if call.request_id not in answered
         ]
 
@@ -372,9 +367,9 @@ class SessionHistory:
         }
         if not asked:
             return set()
-        nodes, still = self._session.context.nodes, set(self._session.link.asks.open)
-        for waiting in await self._session.context.store.asks(self._session.id):
-            if waiting.node in (self._session.context.node, *nodes.others) or not await nodes.is_dead(waiting.node):
+        nodes, still = self.context.nodes, set(self.link.asks.open)
+        for waiting in await self.context.store.asks(self.id):
+            if waiting.node in (self.context.node, *nodes.others) or not await nodes.is_dead(waiting.node):
                 still.add(waiting.id)
         return {seq for seq, ask in asked.items() if ask not in still}
 
