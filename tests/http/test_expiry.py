@@ -11,7 +11,7 @@ import pytest
 from mcp.server.auth.provider import AccessToken, TokenVerifier
 
 from perdure.http import credentials
-from perdure.http.credentials import Expiry
+from perdure.http.credentials import EXPIRES_AT, ending_with_token, while_good
 from tests.support.clients.listeners import listening, publish
 from tests.support.clients.modern_peer import REPEATS, TAKES_TASKS, CallPeer, result_of
 from tests.support.clients.raw_http import SessionPeer, text_of
@@ -129,7 +129,8 @@ async def test_a_clock_that_is_set_is_looked_at_again(monkeypatch: pytest.Monkey
     """Both ways: set back, the token is good again; set forward, it has expired."""
     monkeypatch.setattr(credentials, "_READ_AGAIN", 0.001)
     now, ended = 1000.0, asyncio.Event()
-    with Expiry(1000, lambda: now).watch(ended.set):
+    monkeypatch.setattr(credentials, "_wall_clock", lambda: now)
+    with ending_with_token({EXPIRES_AT: 1000}, ended.set):
         now = 500.0
         await asyncio.sleep(0.01)
         assert not ended.is_set()
@@ -141,6 +142,9 @@ async def test_a_clock_that_is_set_is_looked_at_again(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("now", "left"), [(999.0, 2.0), (1000.5, 0.5), (1001.0, 0.0), (2000.0, 0.0)])
-def test_a_token_is_good_to_the_end_of_its_last_second(now: float, left: float) -> None:
+def test_a_token_is_good_to_the_end_of_its_last_second(
+    now: float, left: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As the SDK's bearer check has it: `expires_at < int(time.time())` has expired."""
-    assert Expiry(1000, lambda: now).seconds_left == left
+    monkeypatch.setattr(credentials, "_wall_clock", lambda: now)
+    assert while_good(60.0, {EXPIRES_AT: 1000}) == left

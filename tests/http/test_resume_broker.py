@@ -49,7 +49,7 @@ class Guests(TokenVerifier):
         return AccessToken(token=token, client_id="app", subject=person, scopes=[]) if known else None
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["sqlite", pytest.param("memory", marks=pytest.mark.long)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return MemoryStore() if request.param == "memory" else SharedStore(tmp_path / "log.db")
 

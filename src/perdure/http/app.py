@@ -9,7 +9,6 @@ import contextlib
 import json
 import logging
 import secrets
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -31,7 +30,7 @@ from perdure.assembly import ServerProcess, doing, running
 from perdure.errors import Misuse, NodeBuried, StoreError, StoreLost, StoreReplaced
 from perdure.http import BESIDE, HEALTH, METRICS
 from perdure.http.access import FAILURES, refusal_of
-from perdure.http.credentials import EXPIRY, client_without_subject, expiry_of, principal_of
+from perdure.http.credentials import EXPIRES_AT, client_without_subject, expires_at, principal_of
 from perdure.http.durable_calls import CANCEL_METHOD, TASK_METHODS
 from perdure.http.endpoint import ALLOW, READ_AFTER_ANSWER, Endpoint
 from perdure.http.event_stream import EventStreamResponse
@@ -72,10 +71,8 @@ class App:
         auth: TokenVerifier | None,
         path: str,
         owner: Owner | None = None,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`owner`: where the server comes from, if that is known. `wall_clock`: by which tokens expire, as the SDK's
-        bearer check reads it."""
+        """`owner`: where the server comes from, if that is known."""
         self.counters = Counters()
         self.path = "/" + path.strip("/")
         if self.path in BESIDE:
@@ -94,7 +91,6 @@ class App:
         self._process: ServerProcess | None = None
         self._endpoint: Endpoint | None = None
         self._has_logged_no_subject = False
-        self._wall_clock = wall_clock
         self._stopping = False
         self._draining = False
         self._ending: asyncio.Future[None] | None = None
@@ -301,7 +297,7 @@ class App:
             await self._serve_beside(self._metrics, scope, receive, send)
             return
         response: Response | EventStreamResponse | None
-        scope[EXPIRY] = expiry_of(scope, self._wall_clock) if "user" in scope else None
+        scope[EXPIRES_AT] = expires_at(scope) if "user" in scope else None
         with spans.request(scope["method"], scope["headers"]) as span:
             try:
                 response = await self._respond(scope, receive, send)

@@ -8,6 +8,7 @@ this process: a call that runs in another one keeps the token that it knows.
 
 import asyncio
 import ipaddress
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
@@ -31,60 +32,46 @@ _NETWORK = 64
 _READ_AGAIN = 60.0
 """Seconds until the clock is read again: it may be set, and a machine may sleep."""
 
-EXPIRY = "perdure.expiry"
-"""In the scope of a request whose token expires: its `Expiry`."""
+EXPIRES_AT = "perdure.expires_at"
+"""In the scope of a request: when its token expires, or `None`. The request gets nothing afterwards, also if other
+requests bring newer tokens: another client may have shown this one."""
+
+_wall_clock = time.time
+"""The clock that the SDK's bearer check reads."""
 
 
-class Expiry:
-    """The time at which the token of a request expires, by the rule of the SDK's bearer check: the end of its last
-    second. That request gets nothing afterwards, also if other requests bring newer tokens: another client may have
-    shown this one."""
+def expires_at(scope: Scope) -> int | None:
+    """The time at which the token of a request expires; `None` without a token, or if it does not expire."""
+    user = scope.get("user")
+    return user.access_token.expires_at or None if isinstance(user, AuthenticatedUser) else None
 
-    __slots__ = ("_clock", "_expires_at")
 
-    def __init__(self, expires_at: int, clock: Callable[[], float]) -> None:
-        """`clock`: the wall clock that the bearer check reads."""
-        self._expires_at = expires_at
-        self._clock = clock
-
-    @property
-    def seconds_left(self) -> float:
-        return max(0.0, self._expires_at + 1 - self._clock())
-
-    @contextmanager
-    def watch(self, end: Callable[[], None]) -> Iterator[None]:
-        """Call `end` if the token expires within the block."""
-        loop = asyncio.get_running_loop()
-        timers: list[asyncio.Handle] = []
-
-        def read_clock() -> None:
-            left = self.seconds_left
-            timers[:] = [loop.call_later(min(left, _READ_AGAIN), read_clock) if left else loop.call_soon(end)]
-
-        read_clock()
-        try:
-            yield
-        finally:
-            timers[0].cancel()
+def while_good(seconds: float, scope: Scope) -> float:
+    """The seconds, or those until the token of a request expires, if these are fewer. By the rule of the SDK's bearer
+    check a token is good to the end of its last second."""
+    at: int | None = scope[EXPIRES_AT]
+    return seconds if at is None else min(seconds, max(0.0, at + 1 - _wall_clock()))
 
 
 def ending_with_token(scope: Scope, end: Callable[[], None]) -> AbstractContextManager[None]:
     """Call `end` if the token of a request expires within the block."""
-    expiry: Expiry | None = scope[EXPIRY]
-    return nullcontext() if expiry is None else expiry.watch(end)
+    return nullcontext() if scope[EXPIRES_AT] is None else _ending_with_token(scope, end)
 
 
-def expiry_of(scope: Scope, clock: Callable[[], float]) -> Expiry | None:
-    """When the token of a request expires; `None` without a token, or if it does not expire."""
-    user = scope.get("user")
-    expires_at = user.access_token.expires_at if isinstance(user, AuthenticatedUser) else None
-    return Expiry(expires_at, clock) if expires_at else None
+@contextmanager
+def _ending_with_token(scope: Scope, end: Callable[[], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    timers: list[asyncio.Handle] = []
 
+    def read_clock() -> None:
+        left = while_good(_READ_AGAIN, scope)
+        timers[:] = [loop.call_later(left, read_clock) if left else loop.call_soon(end)]
 
-def while_good(seconds: float, scope: Scope) -> float:
-    """The seconds, or those until the token of a request expires, if these are fewer."""
-    expiry: Expiry | None = scope[EXPIRY]
-    return seconds if expiry is None else min(seconds, expiry.seconds_left)
+    read_clock()
+    try:
+        yield
+    finally:
+        timers[0].cancel()
 
 
 class RenewableUser(AuthenticatedUser):
