@@ -77,22 +77,6 @@ async def test_the_standalone_stream_comes_back_with_what_it_missed(shop: ToolSe
     assert inbox.errors == []
 
 
-async def test_the_failure_of_one_stream_leaves_the_others_alone(shop: ToolServer, proxy: CuttingProxy) -> None:
-    progress = [Progress() for _ in range(5)]
-    async with perdure.connect(proxy.url) as client, asyncio.TaskGroup() as group:
-        await proxy.answered("GET")
-        calls = [
-            group.create_task(client.call_tool("count", {"n": 4, "gate": f"g{number}", "pauses": [2]}, None, seen))
-            for number, seen in enumerate(progress)
-        ]
-        await until(lambda: all(seen.seen == numbers(2) for seen in progress))
-        proxy.cut()
-        for number in range(5):
-            shop.open(f"g{number}/2")
-        assert [text(await call) for call in calls] == ["counted to 4"] * 5
-        assert [seen.seen for seen in progress] == [numbers(4)] * 5
-
-
 async def test_a_tool_that_closes_its_own_connection_is_polled(shop: ToolServer, site: Site) -> None:
     """P7, SEP-1699."""
     progress = Progress()

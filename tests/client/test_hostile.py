@@ -97,20 +97,3 @@ async def test_notifications_with_odd_params_are_handed_on_or_dropped_and_the_ca
     ):
         assert text(await client.call_tool("chatty")) == "fine"
         await until(lambda: any(isinstance(error, perdure.EventsLost) for error in inbox.errors))
-
-
-async def test_a_position_is_resumed_until_the_answer_comes() -> None:
-    """Each GET gives a little more; the positions that are asked for are those that were given."""
-    odd = Odd()
-
-    def slow(key: object) -> Response:
-        odd.resumed = [b"", b"id: b\ndata:\n\n", b": nothing\n\n", event(good(key), at="c")]
-        return events(b"id: a\nretry: 1\ndata:\n\n")
-
-    odd.calls = {"slow": slow}
-    async with (
-        under_uvicorn(odd.app, complaint=".*") as port,
-        perdure.connect(f"http://127.0.0.1:{port}/mcp", patience=BRIEF) as client,
-    ):
-        assert text(await client.call_tool("slow")) == "fine"
-    assert odd.resumed == []

@@ -13,10 +13,8 @@ import perdure
 from tests.client.conftest import Progress, numbers, text
 from tests.support.clients.raw_http import Peer
 from tests.support.processes.cluster import Cluster, cluster
-from tests.support.proxies.cutting_proxy import CuttingProxy
 from tests.support.servers.gate_file_tools import diary, open_gate
 from tests.support.servers.in_process import until
-from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -80,17 +78,6 @@ async def test_a_first_handshake_with_nobody_fails_at_once() -> None:
         with pytest.raises(perdure.Unreachable, match="cannot be reached"):
             async with perdure.connect(f"http://127.0.0.1:{free_port()}/mcp"):
                 raise AssertionError("there is no server")
-
-
-async def test_a_call_that_may_have_arrived_is_not_sent_again(shop: ToolServer, proxy: CuttingProxy) -> None:
-    """The connection is lost before the first byte of the answer."""
-    async with perdure.connect(proxy.url, patience=BRIEF) as client:
-        await proxy.answered("GET")
-        proxy.cut_after(b"HTTP/1.1 200 OK\r\n", only="POST")
-        with pytest.raises(perdure.OutcomeUnknown) as unknown:
-            await client.call_tool("count", {"n": 2})
-        assert (unknown.value.tool, unknown.value.arguments) == ("count", {"n": 2})
-        assert shop.seen == ["counted 2"]
 
 
 async def test_a_process_that_stops_is_asked_again_when_it_says_so(tmp_path: Path) -> None:

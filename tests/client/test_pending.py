@@ -79,14 +79,6 @@ async def test_what_was_read_but_not_looked_at_is_there_for_the_next_process(
         assert text(await call) == "counted to 9"
 
 
-async def test_awaiting_alone_skips_the_notifications(shop: ToolServer, left: Left) -> None:
-    async with left("wait", {"gate": "g"}, when=lambda: "waiting at g" in shop.seen) as client:
-        (call,) = client.pending()
-        waiting = asyncio.create_task(call.result())
-        shop.open("g")
-        assert text(await waiting) == "went through g"
-
-
 async def test_an_error_of_the_tool_is_raised(shop: ToolServer, left: Left) -> None:
     async with left("wait", {"gate": "g"}, when=lambda: "waiting at g" in shop.seen) as client:
         (call,) = client.pending()

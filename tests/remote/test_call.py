@@ -111,35 +111,6 @@ async def test_a_running_call_whose_token_provider_fails_is_tried_again_until_it
     assert len(odd.asked) == 1
 
 
-async def test_a_running_call_whose_token_provider_works_again_has_its_answer() -> None:
-    works, odd = True, Odd()
-
-    def token() -> str:
-        if not works:
-            raise LookupError("the file is being rewritten")
-        return "t2"
-
-    def slow(key: object) -> Response:
-        def get(request: Request) -> Response:
-            nonlocal works
-            works = False
-            odd.get = lambda request: events(event(good(key)))
-            asyncio.get_running_loop().call_later(0.05, restore)
-            return Response(status_code=401)
-
-        odd.get = get
-        return events(PRIMED)
-
-    def restore() -> None:
-        nonlocal works
-        works = True
-
-    odd.calls = {"slow": slow}
-    limits = replace(LIMITS, patience=replace(BRIEF, max_time=30.0, max_tries=1_000))
-    async with linked(odd, token=token, limits=limits) as client:
-        assert await client.answer("slow") == FINE
-
-
 async def test_a_request_that_has_not_left_and_gets_no_token_is_refused_at_once() -> None:
     works, odd = True, Odd(refused=lambda key: Response(status_code=401))
 

@@ -65,7 +65,8 @@ class SessionEra:
     ) -> None:
         self.earlier: list[PendingCall] = []
         self._memory = memory
-        self.incoming = Incoming(memory, callback_limit, on_gap, self._refuse)
+        self._link: Link
+        self.incoming = Incoming(memory, callback_limit, on_gap, lambda reply: self.start(self.send, reply))
         self._session = session
         self._reruns = reruns
         self._ends_session = ends_session
@@ -108,9 +109,6 @@ class SessionEra:
             self._link.start(self._initialized, message)
         else:
             self._link.start(self.send, encoded(message))
-
-    def _refuse(self, reply: dict[str, Any]) -> None:
-        self._link.start(self.send, reply)
 
     # Handshakes
 
