@@ -90,8 +90,15 @@ def console(
                 webbrowser.open(f"{address}?token={ticket.word}")
 
         ticket = Ticket(on_used)
-        app = console_app(store, token=token, ticket=ticket, allow_end=allow_end, allowed_hosts=[*allowed_hosts, host])
-        serve_console(app, listener=listener, protocol=Connection, on_ready=on_ready)
+        app = console_app(
+            store,
+            token=token,
+            ticket=ticket,
+            allow_end=allow_end,
+            allowed_hosts=[*allowed_hosts, host],
+            on_ready=on_ready,
+        )
+        serve_console(app, listener=listener, protocol=Connection)
 
 
 def _read_token(path: Path) -> str:

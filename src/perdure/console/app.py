@@ -20,7 +20,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp
 
 from perdure._core.ids import SessionId, StreamId
 from perdure._core.jsonrpc import JsonObject
@@ -61,8 +60,9 @@ class Forbidden(PerdureError):
 class Console:
     """Answers the requests of one console."""
 
-    def __init__(self, address: str, *, allow_end: bool) -> None:
+    def __init__(self, address: str, *, allow_end: bool, on_ready: Callable[[], None]) -> None:
         self.allow_end = allow_end
+        self.on_ready = on_ready
         self.view = StoreView(address)
         self.list = SessionList(self.view)
         self.nodes = NodeWatch(self.view, self.list)
@@ -74,6 +74,7 @@ class Console:
     @contextlib.asynccontextmanager
     async def lifespan(self, _: object) -> AsyncIterator[None]:
         async with contextlib.aclosing(self.view):
+            self.on_ready()
             yield
 
     async def store(self, request: Request) -> JsonObject:
@@ -170,15 +171,21 @@ async def on_refusal(request: Request, error: Exception) -> Response:
 
 
 def console_app(
-    address: str, *, token: str, ticket: Ticket, allow_end: bool = False, allowed_hosts: Collection[str] = ()
+    address: str,
+    *,
+    token: str,
+    ticket: Ticket,
+    allow_end: bool,
+    allowed_hosts: Collection[str],
+    on_ready: Callable[[], None],
 ) -> Starlette:
     """Return the console of the store at an address, as an ASGI app.
 
     `token`: the secret of programs. `ticket`: the once-only secret of the next page. `allow_end`: sessions may be
     ended; without it the store is only read. `allowed_hosts`: names under which the console is reached, beside
-    `localhost` and plain IP addresses.
+    `localhost` and plain IP addresses. `on_ready` is called when requests are answered.
     """
-    console = Console(address, allow_end=allow_end)
+    console = Console(address, allow_end=allow_end, on_ready=on_ready)
     return Starlette(
         routes=[Mount("/api", routes=console.routes()), Mount("/", StaticFiles(directory=PAGE, html=True))],
         lifespan=console.lifespan,
@@ -190,41 +197,26 @@ def console_app(
 class Server(uvicorn.Server):
     """uvicorn's server, which ends in order: the status is 0 after a signal."""
 
-    def __init__(self, app: ASGIApp, *, protocol: type[asyncio.Protocol], on_ready: Callable[[], None]) -> None:
-        config = uvicorn.Config(
-            app,
-            interface="asgi3",
-            http=protocol,
-            ws="none",
-            lifespan="on",
-            log_config=None,
-            log_level="critical",
-            access_log=False,  # it would show session ids
-            proxy_headers=False,
-            server_header=False,
-            timeout_graceful_shutdown=STOP_SECONDS,
-            h11_max_incomplete_event_size=MAX_HEADERS,
-        )
-        super().__init__(config)
-        self.on_ready = on_ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self.on_ready()
-
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # uvicorn would raise the signal again after an orderly end, and the status would not be 0.
         self.force_exit = self.should_exit
         self.should_exit = True
 
 
-def serve_console(
-    app: ASGIApp, *, listener: socket.socket, protocol: type[asyncio.Protocol], on_ready: Callable[[], None]
-) -> None:
+def serve_console(app: Starlette, *, listener: socket.socket, protocol: type[asyncio.Protocol]) -> None:
     """Serve until SIGTERM or SIGINT. `protocol`: the class of HTTP connections."""
-    server = Server(app, protocol=protocol, on_ready=on_ready)
-    with contextlib.suppress(SystemExit):
-        server.run(sockets=[listener])
-    if not server.started:
-        raise Misuse("the console did not start")
+    config = uvicorn.Config(
+        app,
+        interface="asgi3",
+        http=protocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        log_level="critical",
+        access_log=False,  # it would show session ids
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=STOP_SECONDS,
+        h11_max_incomplete_event_size=MAX_HEADERS,
+    )
+    Server(config).run(sockets=[listener])
