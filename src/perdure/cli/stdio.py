@@ -38,7 +38,7 @@ BRIDGE_OPTIONS = (
     click.Option(
         ["--instance"],
         metavar="NAME",
-        help="a name that tells this bridge from others that the host starts with the same address and options",
+        help="a name for this bridge, where the host starts several with the same address and options",
     ),
     click.Option(
         ["--patience"],

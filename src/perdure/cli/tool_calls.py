@@ -32,7 +32,7 @@ from perdure.remote.endpoint import shown
 #: Pages of a list that are read: a server that never ends its list does not keep the command from ending.
 MAX_PAGES = 100
 
-#: Bytes of `--input-json`: four times what a server takes in a POST unless it is told otherwise.
+#: Bytes of `--input-json`: four times what a server takes in a POST by default.
 MAX_INPUT = 16 << 20
 #: Characters of a list of a tool's arguments: those of most tools. A server may name thousands.
 MAX_NAMES = 500

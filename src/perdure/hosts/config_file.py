@@ -55,7 +55,12 @@ class ConfigFile:
             data = text.encode()
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._alone():
-                return self._replace(data)
+                backup = None
+                if self.text is not None:
+                    backup = self.path.with_name(self.path.name + BACKUP)
+                    self._write(backup, self.text.encode())
+                self._write(self.path, data)
+                return backup
         except UnicodeEncodeError as error:
             raise Misuse("the options hold bytes that are not UTF-8, which the file cannot hold") from error
         except OSError as error:
@@ -73,19 +78,9 @@ class ConfigFile:
                     directory = os.open(self.path.parent, os.O_RDONLY)
                     stack.callback(os.close, directory)
                     is_free = flock(directory)
-            if not is_free:
-                raise changed
-            if ConfigFile.read(self.path) != self:
+            if not is_free or ConfigFile.read(self.path) != self:
                 raise changed
             yield
-
-    def _replace(self, data: bytes) -> Path | None:
-        backup = None
-        if self.text is not None:
-            backup = self.path.with_name(self.path.name + BACKUP)
-            self._write(backup, self.text.encode())
-        self._write(self.path, data)
-        return backup
 
     def _write(self, path: Path, data: bytes) -> None:
         """Replace a file, whole or not at all, by one with the mode and owner that the configuration has."""

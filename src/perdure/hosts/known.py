@@ -98,18 +98,13 @@ def config_path(
     if host.home:
         return home.joinpath(*host.home)
     if host.settings:
-        return _settings_folder(platform, home, environ).joinpath(*host.settings)
+        if platform == "darwin":
+            return home.joinpath("Library", "Application Support", *host.settings)
+        name, usual = ("APPDATA", ("AppData", "Roaming")) if platform == "win32" else ("XDG_CONFIG_HOME", (".config",))
+        given = type(home)(environ.get(name, ""))
+        # A relative path in the environment is ignored, as XDG asks.
+        return (given if given.is_absolute() else home.joinpath(*usual)).joinpath(*host.settings)
     return None
-
-
-def _settings_folder(platform: str, home: PurePath, environ: Mapping[str, str]) -> PurePath:
-    """Return the folder of applications' settings. A relative path in the environment is ignored, as XDG asks."""
-    kind = type(home)
-    if platform == "darwin":
-        return home / "Library" / "Application Support"
-    name, usual = ("APPDATA", ("AppData", "Roaming")) if platform == "win32" else ("XDG_CONFIG_HOME", (".config",))
-    given = kind(environ.get(name, ""))
-    return given if given.is_absolute() else home.joinpath(*usual)
 
 
 def is_name(name: str) -> bool:

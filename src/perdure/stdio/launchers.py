@@ -36,7 +36,7 @@ class ProcessKind(enum.Enum):
 
     HOST = "host"  #: the bridge is its child, with launchers in between at most
     LAUNCHER = "launcher"  #: only starts the bridge; its parent is classified next
-    MANAGER = "manager"  #: starts or adopts anything; is no identity
+    MANAGER = "manager"  #: starts or adopts anything, so it is not a host
 
 
 #: Processes of any session, and those that adopt orphans. What is written to `comm` has 15 characters on Linux.

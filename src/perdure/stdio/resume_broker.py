@@ -44,7 +44,7 @@ class ResumeBroker:
         self._turn = anyio.Lock()
         self._is_asked = False
         self._session: str | None = None
-        self._is_told = False
+        self._has_reported = False
 
     async def start(self) -> None:
         """Ask the broker before the host sends anything."""
@@ -109,8 +109,8 @@ class ResumeBroker:
             log_event(logging.DEBUG, "stdio.not_confirmed", f"the new resume token was not confirmed: {failure}")
 
     def _without_broker(self) -> None:
-        if not self._is_told:
-            self._is_told = True
+        if not self._has_reported:
+            self._has_reported = True
             sentence = (
                 "the server has no resume broker: the session ends with this process;"
                 f" {see('errors', 'no-resume-broker')}"

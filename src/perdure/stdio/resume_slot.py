@@ -1,9 +1,9 @@
 """Keeps the resume token of a bridge in its slot, and chooses that slot among its host's slots in one folder (T9).
 
-A slot is a token, a label, the bridge's positions, and a lock that its bridge holds for as long as it lives. A session
-*waits* in a slot that has a token and whose lock is free. Nothing that a host gives its bridges tells those of one
-target apart. Their order does not: hosts stop and start them in any order. So a bridge follows another one only where
-there is no choice, and begins a fresh session otherwise (T7):
+A slot is a token, the bridge's positions, and a lock that its bridge holds for as long as it lives. A session *waits*
+in a slot that has a token and whose lock is free. The bridges of one host and target get nothing from the host by which
+they differ, and hosts stop and start them in any order. So a bridge follows another one only where there is no choice,
+and begins a fresh session otherwise (T7):
 
 | sessions that wait | slots in use | the new bridge |
 |---|---|---|
