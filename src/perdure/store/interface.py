@@ -243,7 +243,7 @@ class Store(Protocol):
         """How many records of a kind one caller has that have not ended."""
 
     async def bytes_of(self, owner: str, address: str) -> int:
-        """Bytes of what is kept of one caller's single calls that have ended, nearly: answers, and what their clients
+        """Bytes of what is kept of one caller's durable calls that have ended, nearly: answers, and what their clients
         said of themselves."""
 
     async def calls(

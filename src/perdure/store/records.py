@@ -191,7 +191,7 @@ class Loaded(NamedTuple):
 
 
 class CallSnapshot(NamedTuple):
-    """A single call, as of one moment where the store reads it in one go."""
+    """A durable call, as of one moment where the store reads it in one go."""
 
     record: SessionRecord
     call: CallRecord | None

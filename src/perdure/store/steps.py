@@ -33,7 +33,7 @@ class SessionLimits:
     """How many records of the new one's kind may be open at once, the new one among them (14, 22)."""
 
     total: int | None
-    """Of all callers. `None`, as for single calls: any number. To count them exactly, every call would wait for all
+    """Of all callers. `None`, as for durable calls: any number. To count them exactly, every call would wait for all
     others."""
     caller: int
     """Of one owner; where there is none, of one address. Callers with neither share the limit for all."""
