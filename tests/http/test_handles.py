@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+from anyio import wait_all_tasks_blocked
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.resolve import Elicit, Resolve
 from pydantic import BaseModel
 
 from tests.support.clients.modern_requests import TASKS, modern
+from tests.support.clients.task_client import OUTCOME_UNKNOWN, Balancer, TaskClient, call_params, response_in, said
 from tests.support.clients.wire_client import answer_of, text_of
 from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.faulty_store import Fault
+from tests.support.stores.outages import FAILS, TIMEOUT, Switched
 
 pytestmark = pytest.mark.anyio
 
@@ -90,3 +96,16 @@ async def test_a_tool_that_asks_by_a_round_behind_its_handle_is_answered_within_
         await until(has_ended)
         ended = (await ask(site, "tasks/get", task))["result"]
         assert (text_of(ended), ended["result"]["resultType"]) == ("a dark loaf", "complete")
+
+
+async def test_a_client_with_neither_handle_nor_key_is_not_sent_elsewhere_when_the_server_stops(tmp_path: Path) -> None:
+    """Its tool has run, and nothing would keep it from running again: the outcome is not known."""
+    shop, outage = ToolServer(), Switched(tmp_path / "log.db", Fault.RAISES)
+    settings: dict[str, Any] = {"task_after": 0.0, "store_timeout": TIMEOUT, "complaint": FAILS}
+    async with serve(shop.server, store=outage.store, **settings) as site, outage.begins():
+        client = TaskClient(balancer=Balancer(ports=[site.port]))
+        async with await client.begin("tools/call", call_params("wait", gate="g")) as exchange:
+            await until(lambda: shop.seen)
+            await wait_all_tasks_blocked()  # the client waits for the answer
+            site.app.begin_stop()
+            assert said(response_in(exchange, await exchange.answer())) == OUTCOME_UNKNOWN
