@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.shared.exceptions import MCPError
 from mcp.shared.message import ServerMessageMetadata
 from mcp_types import ListRootsRequest, ListRootsResult
 
@@ -314,3 +315,38 @@ async def test_a_runtime_may_be_loaded_again_for_the_same_session(bench: Bench) 
     second.mark_initialized()
     second.send(call_of(2, "count", n=0), origin=None)
     assert [said[:2] for said in await bench.ear.hears(2)] == [("answer", 1), ("answer", 2)]
+
+
+async def test_a_tool_of_the_sdk_hears_its_clients_progress_and_waits_no_longer_than_it_means_to() -> None:
+    """The options of an ask, which the SDK's own dispatcher would serve."""
+    server: MCPServer[Any] = MCPServer("sdk", log_level="CRITICAL")
+    heard: list[tuple[Any, ...]] = []
+
+    @server.tool()
+    async def ask(ctx: Context, seconds: float) -> str:
+        async def on_progress(*progress: Any) -> None:
+            heard.append(progress)
+
+        related = ServerMessageMetadata(related_request_id=ctx.request_id)
+        try:
+            await ctx.session.send_request(ListRootsRequest(), ListRootsResult, seconds, related, on_progress)
+        except MCPError as error:
+            return error.error.message
+        return "answered"
+
+    async with host(server, Settings(), path="/mcp").start() as started:
+        bench = Bench(started.runtimes, defaultdict(asyncio.Event))
+        runtime = bench.load()
+        runtime.send(call_of(1, "ask", seconds=60.0), origin=None)
+        [(_, name, _, call)] = await bench.ear.hears(1)
+        for token in (name, "ask-9"):
+            params = {"progressToken": token, "progress": 1, "total": 2, "message": "half"}
+            runtime.send(Notification(method="notifications/progress", params=params, raw={}), origin=None)
+        await until(lambda: heard)
+        runtime.send(Response(id=name, raw={"jsonrpc": "2.0", "id": name, "result": {"roots": []}}), origin=None)
+        assert (text_of((await bench.ear.hears(2))[1]), heard, call) == ("answered", [(1.0, 2, "half")], 1)
+        runtime.send(call_of(2, "ask", seconds=0.01), origin=None)
+        withdrawn, answer = (await bench.ear.hears(5))[3:]
+        assert withdrawn[2] == {"requestId": "ask-2", "reason": "timed out after 0.01s"}
+        assert text_of(answer) == "Request 'roots/list' timed out"
+        await bench.aclose()
