@@ -31,7 +31,7 @@ class Chores:
             yield
         except Exception as failure:
             # The journal logs that the store fails; anything else is a fault of ours, or of the item.
-            level = logging.WARNING if isinstance(failure, StoreError) else logging.ERROR
+            level = logging.WARNING if isinstance(failure, StoreError | TimeoutError) else logging.ERROR
             if key in self._failing or len(self._failing) >= MOST_TOLD:
                 level = logging.DEBUG
             else:
