@@ -22,7 +22,7 @@ def a_node(name: str, *, events: int, calls: list[int] | None = None, **more: An
     seconds = {} if calls is None else {"call": (calls, 0.0)}
     counters = {"events_appended": events, "calls_accepted": events}
     numbers = Snapshot(node=node, counters=counters, seconds=seconds, **more)
-    return NodeState(record=NodeRecord(id=node, record=3, beat=events, facts=b""), numbers=numbers, alive=True)
+    return NodeState(record=NodeRecord(id=node, beat=events, facts=b""), numbers=numbers, alive=True)
 
 
 def timed(bound: float, count: int) -> list[int]:

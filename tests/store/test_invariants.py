@@ -141,7 +141,6 @@ FAULTS: dict[str, tuple[str, set[str]]] = {
         "UPDATE stream SET session = 'single' WHERE id = 'old'; UPDATE call SET session = 'single' WHERE stream = @old",
         {"single_calls"},
     ),
-    "a record of a newer release": ("UPDATE stream SET record = 99 WHERE id = 'old'", {"records"}),
 }
 
 ONLY_SQLITE = {"an event of no stream"}

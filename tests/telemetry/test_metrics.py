@@ -67,7 +67,7 @@ def a_snapshot(node: NodeId = OWN, **counts: int) -> Snapshot:
 
 
 def beaten(snapshot: Snapshot) -> NodeRecord:
-    return NodeRecord(id=snapshot.node, record=2, beat=1, facts=metrics.facts(snapshot))
+    return NodeRecord(id=snapshot.node, beat=1, facts=metrics.facts(snapshot))
 
 
 # The page
@@ -168,7 +168,7 @@ def test_each_node_has_its_own_samples() -> None:
 )
 def test_a_node_that_tells_something_else_spoils_nothing(facts: bytes) -> None:
     """An older release, a newer one, one that has told nothing yet, or bytes that somebody damaged."""
-    other = NodeRecord(id=OTHER, record=2, beat=1, facts=facts)
+    other = NodeRecord(id=OTHER, beat=1, facts=facts)
     page = numbers(metrics.render(a_snapshot(resumes=1), [other], {OTHER: 1.0}))
     assert of(page, "perdure_resumes_total", node=OWN[:8]) == 1
     assert of(page, "perdure_resumes_total", node=OTHER[:8]) is None
@@ -178,7 +178,7 @@ def test_a_node_that_tells_something_else_spoils_nothing(facts: bytes) -> None:
 def test_a_node_of_an_older_release_shows_what_it_has() -> None:
     told = json.loads(metrics.facts(a_snapshot(OTHER, resumes=2)))
     del told["counters"]["gaps"], told["readers"], told["seconds"]
-    other = NodeRecord(id=OTHER, record=2, beat=1, facts=json.dumps(told | {"news": 1}).encode())
+    other = NodeRecord(id=OTHER, beat=1, facts=json.dumps(told | {"news": 1}).encode())
     page = numbers(metrics.render(a_snapshot(), [other], {}))
     assert of(page, "perdure_resumes_total", node=OTHER[:8]) == 2
     assert of(page, "perdure_gaps_total", node=OTHER[:8]) is None

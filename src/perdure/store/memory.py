@@ -34,7 +34,6 @@ from perdure.store.records import (
     MAX_FORWARDED_BYTES,
     MAX_MAIL,
     READ_BYTES,
-    RECORD_VERSION,
     AskRecord,
     CallRecord,
     Event,
@@ -511,7 +510,7 @@ class MemoryStore(Store):
 
     async def join(self, node: NodeId) -> Fence:
         self._writes += 1
-        self._nodes[node] = NodeRow(NodeRecord(id=node, record=RECORD_VERSION, beat=0, facts=b"{}"))
+        self._nodes[node] = NodeRow(NodeRecord(id=node, beat=0, facts=b"{}"))
         self._look_at_claims()
         return self._new_fence(1)
 

@@ -8,9 +8,6 @@ from perdure._core.histograms import Histogram
 from perdure._core.ids import Fence, Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.states import CallState, SessionState
 
-RECORD_VERSION = 1
-"""The version of the records that this release writes; it refuses a higher one by name."""
-
 
 class Event(NamedTuple):
     """One message of a stream. (A tuple, because there are tens of thousands a second.)"""
@@ -136,8 +133,6 @@ class NodeRecord:
     """A node that has joined and is not buried."""
 
     id: NodeId
-    record: int
-    """The `RECORD_VERSION` that it writes."""
     beat: int
     """Rises with each `Liveness.beat`."""
     facts: bytes

@@ -1,7 +1,7 @@
 """Turns records into rows of a database and rows into records, and reads the records that every database keeps alike.
 
-The statements in `queries.sql` name their values as records and steps name their fields, and return the columns of a
-record in the order of its fields, after the record's version.
+The statements in `queries.sql` name their values as records and steps name their fields. `{stream}` stands for the
+columns of a stream's record in the order of its fields, `{stream s}` for the same of a table that is called `s`.
 """
 
 import enum
@@ -17,13 +17,11 @@ from typing import Any, TypeVar, cast
 from perdure._core.ids import Generation, Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.states import CallState, SessionState
-from perdure.errors import StoreTooNew
 from perdure.store.codec import Payloads
 from perdure.store.interface import Inspect
 from perdure.store.records import (
     FORWARDED_AT_ONCE,
     MAIL_AT_ONCE,
-    RECORD_VERSION,
     AskRecord,
     CallRecord,
     Forwarded,
@@ -47,7 +45,7 @@ Row = tuple[Any, ...]
 
 def named_values(value: Any) -> dict[str, object]:
     """Give the fields of a record, or of a step, by their names."""
-    found: dict[str, object] = {"record": RECORD_VERSION}
+    found: dict[str, object] = {}
     for name in value.__dataclass_fields__:
         field = getattr(value, name)
         found[name] = field.value if isinstance(field, enum.Enum) else field
@@ -60,13 +58,13 @@ def session_values(record: SessionRecord) -> dict[str, object]:
 
 def stream_row(record: StreamRecord, *, listed: bool, seen: int | None) -> Row:
     """With the session once more, at the end, and its revision: it is looked up, too."""
-    row = (record.id, RECORD_VERSION, record.session, record.kind.value, record.node, record.fence, record.opened)
+    row = (record.id, record.session, record.kind.value, record.node, record.fence, record.opened)
     return (*row, record.generation, record.last, record.sealed, listed, record.session, seen)
 
 
 def call_row(key: int, place: int, record: CallRecord) -> Row:
     id_ = request_id_text(record.request_id)
-    row = (key, record.incarnation, id_, record.session, id_key(record.request_id), place, RECORD_VERSION)
+    row = (key, record.incarnation, id_, record.session, id_key(record.request_id), place)
     said = (loose(record.method), record.request, loose(record.principal))
     return (*row, *said, record.attempt, record.progress, record.state.value, record.digest, loose(record.name))
 
@@ -105,21 +103,12 @@ def strict(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode("utf-8", "surrogatepass")
 
 
-def record_maker(kind: Callable[..., R], what: str = "", /, **changes: Callable[[Any], object]) -> Callable[[Row], R]:
-    """Give the function that makes a record of a row.
-
-    `what` names the record to an operator whose release is too old to read it; it is empty for rows without a version.
-    `changes`: how the columns of these fields are read.
-    """
+def record_maker(kind: Callable[..., R], /, **changes: Callable[[Any], object]) -> Callable[[Row], R]:
+    """Return the function that makes a record of a row. `changes`: how the columns of these fields are read."""
     names = [field.name for field in fields(cast("Any", kind))]
 
     def record(row: Row) -> R:
-        values = dict(zip(names, row[1:] if what else row, strict=True))
-        if what and row[0] > RECORD_VERSION:
-            raise StoreTooNew(
-                f"the record of {what.format_map(values)} has version {row[0]}, written by a newer release; this one"
-                f" knows versions up to {RECORD_VERSION}"
-            )
+        values = dict(zip(names, row, strict=True))
         for name, change in changes.items():
             values[name] = change(values[name])
         return kind(**values)
@@ -129,17 +118,15 @@ def record_maker(kind: Callable[..., R], what: str = "", /, **changes: Callable[
 
 session_record = record_maker(
     SessionRecord,
-    "session {id}",
     owner=strict,
     state=SessionState,
     initialized=bool,
     sticky=sticky_requests,
     kind=RecordKind,
 )
-stream_record = record_maker(StreamRecord, "stream {id}", kind=Kind, sealed=bool, unread=bool)
+stream_record = record_maker(StreamRecord, kind=Kind, sealed=bool, unread=bool)
 call_record = record_maker(
     CallRecord,
-    "call {request_id} of stream {stream}",
     request_id=json.loads,
     method=strict,
     principal=strict,
@@ -149,9 +136,7 @@ call_record = record_maker(
 
 
 def outline(row: Row) -> Outline:
-    record, id_, owner, state, initialized, active, kind, call = row
-    if record > RECORD_VERSION:
-        session_record((record, id_, *(None for _ in fields(SessionRecord)[1:])))  # which refuses it by name
+    id_, owner, state, initialized, active, kind, call = row
     return Outline(
         id_,
         strict(owner),
@@ -168,9 +153,9 @@ def open_call(row: Row) -> OpenCall:
     return OpenCall(session, stream, strict(method), CallState(state), attempt, node)
 
 
-ask_record = record_maker(AskRecord, "ask {id}")
-reader_record = record_maker(ReaderRecord, "reader of stream {stream}")
-node_record = record_maker(NodeRecord)  # of any version: it tells which one the node writes
+ask_record = record_maker(AskRecord)
+reader_record = record_maker(ReaderRecord)
+node_record = record_maker(NodeRecord)
 kept_record = record_maker(UsageRecord)
 generation = record_maker(Generation)
 
@@ -255,10 +240,21 @@ class RecordReads(Inspect):
 
 
 _HEADING = re.compile(r"^-- (\w+): (.+)$", re.MULTILINE)
+_RECORDS: Mapping[str, Any] = {"session": SessionRecord, "stream": StreamRecord}
+_COLUMNS = re.compile(r"\{(session|stream)( \w+)?\}")
+
+
+def _columns(found: re.Match[str]) -> str:
+    table = f"{found[2].strip()}." if found[2] else ""
+    return ", ".join(table + field.name for field in fields(_RECORDS[found[1]]))
+
+
+_CALL_COLUMNS = ", ".join("s.id" if field.name == "stream" else f"c.{field.name}" for field in fields(CallRecord))
 
 
 def statements_by_name(text: str) -> Mapping[str, str]:
     """Give the statements of a file in which each stands below a line with its name and its purpose."""
+    text = _COLUMNS.sub(_columns, text).replace("{call}", _CALL_COLUMNS)
     headings = list(_HEADING.finditer(text))
     ends = [heading.start() for heading in headings[1:]] + [len(text)]
     found = {heading[1]: text[heading.end() : end].strip() for heading, end in zip(headings, ends, strict=True)}

@@ -80,10 +80,10 @@ async def test_what_was_not_used_for_long_is_found_by_its_time(schema: str) -> N
         assert "Index Cond: (active <" in plan, plan  # of those that have ended
 
 
-CALL = "INSERT INTO {schema}.call VALUES (1, {place}, 1, 's', 1, '1', '{place}', 'm', '', '', 1, NULL, '{state}', '')"
+CALL = "INSERT INTO {schema}.call VALUES (1, {place}, 's', 1, '1', '{place}', 'm', '', '', 1, NULL, '{state}', '')"
 STREAM = """
-INSERT INTO {schema}.stream (id, record, session, kind, node, fence, opened, generation, last, sealed, listed)
-VALUES ('{kind}', 1, 's', '{kind}', 'n', 1, 0, 1, 0, false, false)
+INSERT INTO {schema}.stream (id, session, kind, node, fence, opened, generation, last, sealed, listed)
+VALUES ('{kind}', 's', '{kind}', 'n', 1, 0, 1, 0, false, false)
 """
 
 

@@ -158,7 +158,7 @@ async def test_an_answer_that_another_role_has_made_up_is_not_shown(operator: Op
             await client.at(client.far).resume(client.call.position) as call,
         ):
             assert await call.head() == 200
-            columns = "record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread"
+            columns = "id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread"
             found = f"SELECT {columns} FROM {schema}.stream WHERE kind = 'c' AND NOT sealed"
             [stream] = await theirs.fetch(found)
             number = stream["last"] + 1

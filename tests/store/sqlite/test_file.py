@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from perdure.errors import StoreError, StoreTooNew, StoreUnavailable
-from perdure.store.records import RECORD_VERSION
 from perdure.store.sqlite import SqliteStore
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.file import NAMED, bring_up_to_date, failure
@@ -166,15 +165,6 @@ async def test_a_newer_file_is_refused_by_name_and_not_touched(tmp_path: Path) -
     assert f"version {ours + 7}" in message
     assert f"up to {ours}" in message
     assert path.read_bytes() == before
-
-
-async def test_a_newer_record_in_a_file_of_this_version_is_refused_by_name(tmp_path: Path) -> None:
-    path = await made(tmp_path / "log.db")
-    newer = RECORD_VERSION + 1
-    alter(path, f"UPDATE session SET record = {newer}")
-    async with SqliteStore(str(path)) as store:
-        with pytest.raises(StoreTooNew, match=f"session {SESSION} has version {newer}"):
-            await store.session(SESSION)
 
 
 async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from perdure.store.codec import Payloads
 from perdure.store.postgres.connections import Connection, Connections
 from perdure.store.postgres.failures import AGAIN, is_unknown
 from perdure.store.postgres.nodes import Holding
-from perdure.store.records import MAX_FORWARDED, MAX_FORWARDED_BYTES, MAX_MAIL, RECORD_VERSION
+from perdure.store.records import MAX_FORWARDED, MAX_FORWARDED_BYTES, MAX_MAIL
 from perdure.store.steps import (
     Append,
     ChangeSession,
@@ -169,7 +169,7 @@ class CommitArguments:
                 self._open_stream(step)
             case PutCall():
                 texts = (step.stream, rows.request_id_text(step.request_id), step.state.value)
-                attempt = (RECORD_VERSION, step.incarnation, step.attempt, int(step.progress is not None))
+                attempt = (step.incarnation, step.attempt, int(step.progress is not None))
                 self._put("p", texts, (step.fence, *attempt), (step.progress or 0.0,))
             case Release():
                 self._put("r", (step.stream,), (step.fence,))
@@ -188,12 +188,12 @@ class CommitArguments:
             case DropStream():
                 self._put("d", (step.stream,))
             case OpenAsk(record=ask):
-                self._put("q", (ask.session, ask.id, ask.stream, ask.node), (RECORD_VERSION,), blobs=(ask.request,))
+                self._put("q", (ask.session, ask.id, ask.stream, ask.node), blobs=(ask.request,))
             case CloseAsk():
                 self._put("Q", (step.session, step.id))
             case PutReader(record=reader):
                 texts = (reader.stream, reader.reader, reader.node)
-                self._put("h", texts, (RECORD_VERSION, reader.seq, int(step.attaches)))
+                self._put("h", texts, (reader.seq, int(step.attaches)))
             case LeaveReader():
                 self._put("l", (step.stream, step.reader))
             case Reached():
@@ -240,7 +240,7 @@ class CommitArguments:
         record = step.record
         listed = not any(call.state in _OPEN for call in step.calls)
         most = -1 if step.most_calls is None else step.most_calls
-        numbers = (RECORD_VERSION, record.fence, record.generation, record.last)
+        numbers = (record.fence, record.generation, record.last)
         seen = -1 if step.seen is None else step.seen
         flags = (int(record.sealed), int(listed), most, len(step.calls), seen, int(step.unique))
         texts = (record.id, record.session, record.kind.value, record.node)
@@ -261,7 +261,7 @@ class CommitArguments:
         sticky = (int(step.stick is not None), len(seen), len(after))
         texts = (step.session, "" if step.state is None else step.state.value, step.version or "")
         active = float("-inf") if step.active is None else step.active
-        self._put("c", texts, (RECORD_VERSION, *flags, *sticky), (active,), (step.result or b"", *seen, *after))
+        self._put("c", texts, (*flags, *sticky), (active,), (step.result or b"", *seen, *after))
 
     def _put_session(self, step: PutSession) -> None:
         record, limits = step.record, step.limits
@@ -271,7 +271,7 @@ class CommitArguments:
             has_caller = int(bool(record.owner or record.address))
             most = (1, has_caller, limits.caller, -1 if limits.total is None else limits.total)
         texts = (record.id, record.state.value, record.version, record.standalone, record.ended, record.kind.value)
-        numbers = (RECORD_VERSION, int(record.initialized), record.incarnation, *most)
+        numbers = (int(record.initialized), record.incarnation, *most)
         caller = (stored(record.owner), stored(record.address), caller_key(record.owner, record.address))
         self._put(
             "s",

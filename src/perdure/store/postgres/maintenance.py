@@ -20,7 +20,6 @@ from perdure.store.postgres.connections import Connection, Connections, Connecto
 from perdure.store.postgres.failures import named
 from perdure.store.postgres.listen_connection import delivers_notifications
 from perdure.store.postgres.wakeups import CROWD
-from perdure.store.records import RECORD_VERSION
 from perdure.store.time_limit import TimeLimit
 
 RECENTLY = 60.0
@@ -198,7 +197,7 @@ class PostgresMaintenance:
         )
 
 
-_VALUES = {"unanswered": (OWN_WORD,), "records": (RECORD_VERSION,)}
+_VALUES = {"unanswered": (OWN_WORD,)}
 
 
 async def check_schema(connection: Connection, schema: str) -> Verdict:

@@ -251,7 +251,7 @@ class PostgresLiveness:
         ended = {node for node, runs in processes.items() if runs is False}
         silent = self._leases.observe(beats, asked=asked, now=self._monotonic(), free=free, ended=ended)
         dead = {row["id"]: row["beat"] for row in others if row["gone"] or row["id"] in silent}
-        nodes = [rows.node_record(row[:4]) for row in seen]
+        nodes = [rows.node_record(row[:3]) for row in seen]
         waiting = (seen[0]["has_mail"], seen[0]["has_forwarded"]) if seen else (True, True)
         return Overview(nodes, dead, *waiting)
 

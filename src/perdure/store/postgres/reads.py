@@ -28,15 +28,12 @@ T = TypeVar("T")
 MAX_READ = 500
 """Events in one read: the server would size more of them for an answer that is full."""
 
-STREAM_COLUMNS = len(fields(StreamRecord)) + 1
-"""The columns of a stream's row: the record's version, then the record."""
-
-SESSION_COLUMNS = len(fields(SessionRecord)) + 1
-CALL_COLUMNS = len(fields(CallRecord)) + 1
+STREAM_COLUMNS = len(fields(StreamRecord))
+SESSION_COLUMNS = len(fields(SessionRecord))
+CALL_COLUMNS = len(fields(CallRecord))
 
 session_record = rows.record_maker(
     SessionRecord,
-    "session {id}",
     owner=rows.strict,
     state=SessionState,
     sticky=tuple,

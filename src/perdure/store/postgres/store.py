@@ -39,7 +39,6 @@ from perdure.store.postgres.wakeups import HINT, Hints
 from perdure.store.records import (
     MAX_COUNTED,
     OLDEST_STREAMS,
-    RECORD_VERSION,
     Extent,
     Measures,
     SessionRecord,
@@ -292,7 +291,7 @@ class PostgresStore(Reads):
     async def _put_node(self, node: NodeId, wall: float | None) -> float:
         """Write the row of a node; returns the store's time."""
         lock = self._listener.lock if self._listener.has_notifications else None
-        values = (node, RECORD_VERSION, lock, self._writer.name, b"{}", wall, self._process)
+        values = (node, lock, self._writer.name, b"{}", wall, self._process)
         [(now,)] = await self._readers.fetch(self._queries["join"], *values)
         return float(now)
 

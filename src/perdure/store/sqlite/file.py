@@ -16,7 +16,6 @@ from perdure._core.ids import generations_skipped
 from perdure._core.text import see
 from perdure.errors import StoreError, StoreReplaced, StoreTooNew, StoreUnavailable
 from perdure.store.invariants import INVARIANTS, MOST_SHOWN, OWN_WORD, Fault, Verdict, verdict_of
-from perdure.store.records import RECORD_VERSION
 from perdure.store.sqlite import sql_files as _sql
 
 Sync = Literal["normal", "full"]
@@ -381,7 +380,7 @@ def _file(path: str) -> _File | None:
 INTEGRITY = "integrity"
 """The name of the rule that SQLite itself checks."""
 
-_VALUES = {"unanswered": (OWN_WORD,), "records": (RECORD_VERSION,)}
+_VALUES = {"unanswered": (OWN_WORD,)}
 
 
 def check_file(connection: sqlite3.Connection) -> Verdict:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from perdure._core.ids import Fence, NodeId, new_fence
 from perdure._core.states import ClaimState
 from perdure.store import rows
-from perdure.store.records import RECORD_VERSION, NodeRecord, Overview, StreamRecord
+from perdure.store.records import NodeRecord, Overview, StreamRecord
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.locks import Locks
 from perdure.store.sqlite.reads import ReaderPool
@@ -27,7 +27,7 @@ def join(
         (offset,) = found
     else:
         connection.execute(_SQL["set_clock"], (offset,))
-    connection.execute(_SQL["put_node"], (node, RECORD_VERSION, b"{}"))
+    connection.execute(_SQL["put_node"], (node, b"{}"))
     return new_fence(1, secrets.token_bytes), offset
 
 

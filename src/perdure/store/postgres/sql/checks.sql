@@ -147,11 +147,3 @@ UNION ALL
 SELECT 'single call ' || left(n.id, 8) || ' has ' || count(*) || ' streams'
 FROM perdure.session AS n JOIN perdure.stream AS s ON s.session = n.id
 WHERE n.kind = 'call' AND s.kind = 'c' GROUP BY n.id HAVING count(*) > 1;
-
--- records: records whose layout only a newer release knows
-SELECT what || ' has a record of version ' || record FROM (
-    SELECT 'session ' || left(id, 8) AS what, record FROM perdure.session
-    UNION ALL SELECT 'stream ' || left(id, 8), record FROM perdure.stream
-    UNION ALL SELECT 'call ' || left(request_id, 20) || ' of session ' || left(session, 8), record FROM perdure.call
-    UNION ALL SELECT 'an ask of session ' || left(session, 8), record FROM perdure.ask) AS r
-WHERE record > $1::int;

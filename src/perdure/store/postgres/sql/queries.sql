@@ -1,11 +1,10 @@
 -- Every query of the PostgreSQL store: a name, one line of purpose, the statement.
 
 -- streams_by_id: those of the streams that exist
-SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
-FROM perdure.stream WHERE id = ANY ($1);
+SELECT {stream} FROM perdure.stream WHERE id = ANY ($1);
 
 -- follow_streams: those of the streams that exist, with the revision of their session and their events after a number
-SELECT s.record, s.id, s.session, s.kind, s.node, s.fence, s.opened, s.generation, s.last, s.sealed, s.delivered, s.unread,
+SELECT {stream s},
        (SELECT revision FROM perdure.session WHERE id = s.session AND state <> 'ended'),
        e.seqs, e.times, e.payloads, e.finals
 FROM unnest($1::text[], $2::int[]) AS x (id, after) JOIN perdure.stream AS s ON s.id = x.id
@@ -26,24 +25,19 @@ LEFT JOIN LATERAL (
     WHERE before < $4::int) AS e ON true;
 
 -- streams_of_session: a session's streams, the oldest first
-SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
-FROM perdure.stream WHERE session = $1 ORDER BY key;
+SELECT {stream} FROM perdure.stream WHERE session = $1 ORDER BY key;
 
 -- unread_streams: a session's calls whose readers were lost before the end, the oldest first
-SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
-FROM perdure.stream WHERE session = $1 AND unread ORDER BY key;
+SELECT {stream} FROM perdure.stream WHERE session = $1 AND unread ORDER BY key;
 
 -- streams_of_node: the streams that a node writes, the oldest first
-SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
-FROM perdure.written_by_1($1);
+SELECT {stream} FROM perdure.written_by_1($1);
 
 -- streams_by_key: some streams, the oldest first
-SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
-FROM perdure.stream WHERE key = ANY ($1) ORDER BY key;
+SELECT {stream} FROM perdure.stream WHERE key = ANY ($1) ORDER BY key;
 
 -- forwarded_to: the streams for which messages wait, and which a node writes, or no node that has joined
-SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
-FROM perdure.stream AS s WHERE key IN (SELECT stream FROM perdure.forward)
+SELECT {stream} FROM perdure.stream AS s WHERE key IN (SELECT stream FROM perdure.forward)
     AND (node = $1 OR NOT EXISTS (SELECT 1 FROM perdure.node WHERE id = s.node))
 ORDER BY key;
 
@@ -68,22 +62,17 @@ FROM perdure.stream AS s JOIN perdure.generation AS g ON g.stream = s.key
 WHERE s.id = $1 ORDER BY g.generation;
 
 -- session_by_id: one session
-SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision, kind, digest
-FROM perdure.session WHERE id = $1;
+SELECT {session} FROM perdure.session WHERE id = $1;
 
 -- load_session: one session and its standalone stream
-SELECT n.record, n.id, n.owner, n.state, n.version, n.client_params, n.result, n.initialized, n.sticky, n.incarnation,
-       n.standalone, n.created, n.active, n.ended, n.address, n.revision,
-       n.kind, n.digest, s.record, s.id, s.session, s.kind, s.node, s.fence, s.opened, s.generation, s.last, s.sealed, s.delivered, s.unread
+SELECT {session n}, {stream s}
 FROM perdure.session AS n LEFT JOIN perdure.stream AS s ON s.id = n.standalone WHERE n.id = $1;
 
 -- single_call: one record and its one call, with the newest events of its stream and what it asks
-SELECT n.record, n.id, n.owner, n.state, n.version, n.client_params, n.result, n.initialized, n.sticky, n.incarnation,
-       n.standalone, n.created, n.active, n.ended, n.address, n.revision, n.kind, n.digest,
-       c.record, c.session, c.incarnation, c.request_id, c.stream_id, c.method, c.request, c.principal, c.attempt,
+SELECT {session n},
+       c.session, c.incarnation, c.request_id, c.stream_id, c.method, c.request, c.principal, c.attempt,
        c.progress, c.state, c.digest, c.name, e.seqs, e.times, e.payloads, e.finals,
-       a.records, a.sessions, a.ids, a.streams, a.requests, a.nodes
+       a.sessions, a.ids, a.streams, a.requests, a.nodes
 FROM perdure.session AS n
 LEFT JOIN LATERAL (
     SELECT c.*, s.id AS stream_id, s.last, s.trimmed, s.forgotten
@@ -103,26 +92,24 @@ LEFT JOIN LATERAL (
              WHERE stream = c.stream AND seq > greatest(c.last - $2::int, c.forgotten))) AS newest) AS sized
     WHERE behind < $3::int) AS e ON true
 LEFT JOIN LATERAL (
-    SELECT array_agg(record ORDER BY key) AS records, array_agg(session ORDER BY key) AS sessions,
+    SELECT array_agg(session ORDER BY key) AS sessions,
            array_agg(id ORDER BY key) AS ids, array_agg(c.stream_id ORDER BY key) AS streams,
            array_agg(request ORDER BY key) AS requests, array_agg(node ORDER BY key) AS nodes
     FROM perdure.ask WHERE session = n.id AND c.state IN ('running', 'waiting')) AS a ON true
 WHERE n.id = $1;
 
 -- sessions_after: a page of sessions, by id
-SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision, kind, digest
-FROM perdure.session WHERE id > $1 ORDER BY id LIMIT $2;
+SELECT {session} FROM perdure.session WHERE id > $1 ORDER BY id LIMIT $2;
 
 -- newest: the sessions and calls that were active last, in short; of a call also the state of its row
-SELECT record, id, owner, state, initialized, active, kind,
+SELECT id, owner, state, initialized, active, kind,
        CASE kind WHEN 'call' THEN (
            SELECT c.state FROM perdure.stream AS s JOIN perdure.call AS c ON c.stream = s.key
            WHERE s.session = n.id ORDER BY s.key, c.place LIMIT 1) END
 FROM perdure.session AS n WHERE kind IN ('session', 'call') ORDER BY active DESC, id LIMIT $1;
 
 -- newest_with_prefix: the same of those whose ids begin with a prefix, from the prefix to its end
-SELECT record, id, owner, state, initialized, active, kind,
+SELECT id, owner, state, initialized, active, kind,
        CASE kind WHEN 'call' THEN (
            SELECT c.state FROM perdure.stream AS s JOIN perdure.call AS c ON c.stream = s.key
            WHERE s.session = n.id ORDER BY s.key, c.place LIMIT 1) END
@@ -133,17 +120,13 @@ WHERE id >= $2 AND id < $3 AND kind IN ('session', 'call') ORDER BY active DESC,
 SELECT state, count(*) FROM perdure.session WHERE kind = $1 GROUP BY state;
 
 -- longest_dormant: the session that has been dormant for longest, of those that no node uses, of one caller or of all
-SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision, kind, digest
-FROM perdure.session AS s
+SELECT {session} FROM perdure.session AS s
 WHERE kind = $1 AND state = 'dormant' AND state <> 'ended'
     AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id)
 ORDER BY active LIMIT 1;
 
 -- longest_dormant_of: the same of one caller's; if $3, of those whose answers their readers have seen whole
-SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision, kind, digest
-FROM perdure.session AS s
+SELECT {session} FROM perdure.session AS s
 WHERE caller = $1 AND kind = $2 AND state = 'dormant' AND state <> 'ended'
     AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id)
     AND NOT ($3 AND EXISTS (SELECT 1 FROM perdure.stream AS t WHERE t.session = s.id AND t.unread))
@@ -162,26 +145,18 @@ FROM perdure.session AS n WHERE caller = $1 AND kind = 'call' AND state = 'dorma
 SELECT id, sticky FROM perdure.session WHERE id = ANY ($1) AND state <> 'ended';
 
 -- next_incarnation: a client begins again in a session that has not ended
-SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision, kind, digest
-FROM perdure.reattach_1($1);
+SELECT {session} FROM perdure.reattach_1($1);
 
 -- calls_of_session: a session's ledger, the oldest first
-SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
-       c.state, c.digest, c.name
-FROM perdure.stream AS s JOIN perdure.call AS c ON c.stream = s.key
+SELECT {call} FROM perdure.stream AS s JOIN perdure.call AS c ON c.stream = s.key
 WHERE s.session = $1 ORDER BY s.key, c.place;
 
 -- calls_of_stream: the ledger rows of what a stream answers, in order
-SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
-       c.state, c.digest, c.name
-FROM perdure.stream AS s JOIN perdure.call AS c ON c.stream = s.key
+SELECT {call} FROM perdure.stream AS s JOIN perdure.call AS c ON c.stream = s.key
 WHERE s.id = $1 ORDER BY c.place;
 
 -- open_calls_of_session: a session's calls that have not ended, the oldest first
-SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
-       c.state, c.digest, c.name
-FROM perdure.call AS c JOIN perdure.stream AS s ON s.key = c.stream
+SELECT {call} FROM perdure.call AS c JOIN perdure.stream AS s ON s.key = c.stream
 WHERE c.session = $1 AND c.state IN ('running', 'waiting') ORDER BY s.key, c.place;
 
 -- open_calls: calls that have not ended, by session
@@ -201,13 +176,13 @@ SELECT (SELECT count(*) FROM (SELECT 1 FROM perdure.event LIMIT $1::int) AS e)
      + (SELECT count(*) FROM (SELECT 1 FROM perdure.answer LIMIT $1::int) AS a);
 
 -- asks_of_session: a session's open asks, the oldest first
-SELECT a.record, a.session, a.id, s.id, a.request, a.node
+SELECT a.session, a.id, s.id, a.request, a.node
 FROM perdure.ask AS a JOIN perdure.stream AS s ON s.key = a.stream
 WHERE a.session = $1 ORDER BY a.key;
 
 -- streams_of_sessions: the streams of sessions, the oldest of each first. (One session at a time: no plan scans the table)
 SELECT s.* FROM unnest($1::text[]) AS w (session) CROSS JOIN LATERAL (
-    SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
+    SELECT {stream}
     FROM perdure.stream WHERE session = w.session ORDER BY key OFFSET 0) AS s;
 
 -- newest_of_sessions: of sessions, when the newest stream was opened or the newest retained event was appended
@@ -219,27 +194,26 @@ FROM unnest($1::text[]) AS w (session) CROSS JOIN LATERAL (
 GROUP BY w.session;
 
 -- readers_of_sessions: the readers of the streams of sessions, each after its session
-SELECT w.session, r.record, s.id, r.reader, r.node, r.seq FROM unnest($1::text[]) AS w (session)
+SELECT w.session, s.id, r.reader, r.node, r.seq FROM unnest($1::text[]) AS w (session)
 CROSS JOIN LATERAL (SELECT key, id FROM perdure.stream WHERE session = w.session ORDER BY key OFFSET 0) AS s
-CROSS JOIN LATERAL (SELECT record, reader, node, seq FROM perdure.reader WHERE stream = s.key OFFSET 0) AS r;
+CROSS JOIN LATERAL (SELECT reader, node, seq FROM perdure.reader WHERE stream = s.key OFFSET 0) AS r;
 
 -- reader_of_stream: the reader of a stream
-SELECT r.record, s.id, r.reader, r.node, r.seq
+SELECT s.id, r.reader, r.node, r.seq
 FROM perdure.stream AS s JOIN perdure.reader AS r ON r.stream = s.key
 WHERE s.id = $1;
 
 -- claim: become the writer of a stream
-SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
-FROM perdure.claim_1($1, $2, $3, $4, $5, $6, $7);
+SELECT {stream} FROM perdure.claim_1($1, $2, $3, $4, $5, $6, $7);
 
 -- commit: apply the steps of a commit
 SELECT perdure.commit_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17);
 
 -- all_nodes: the nodes that have joined and are not buried
-SELECT id, record, beat, facts FROM perdure.node ORDER BY key;
+SELECT id, beat, facts FROM perdure.node ORDER BY key;
 
 -- join: a node enters; returns the store's time
-SELECT perdure.join_1($1, $2, $3, $4, $5, $6, $7);
+SELECT perdure.join_1($1, $2, $3, $4, $5, $6);
 
 -- leave: a node stops
 SELECT perdure.leave_1($1);
@@ -266,7 +240,7 @@ WHERE swept NOT BETWEEN clock_timestamp() - make_interval(secs => $1) AND clock_
 UPDATE perdure.version SET swept = '-infinity';
 
 -- overview: each node, whether it has left and holds its lock; whether mail waits for one, and anything for a stream
-SELECT id, record, beat, facts, gone, perdure.is_held_1(lock) AS held, process,
+SELECT id, beat, facts, gone, perdure.is_held_1(lock) AS held, process,
        EXISTS (SELECT 1 FROM perdure.mail WHERE node = $1 AND key > $2) AS has_mail,
        EXISTS (SELECT 1 FROM perdure.forward) AS has_forwarded
 FROM perdure.node ORDER BY key;

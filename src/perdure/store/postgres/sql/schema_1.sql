@@ -9,7 +9,6 @@
 -- The tables into which every call writes (stream, event, answer, call) have no CHECK: the server parses the text of each
 -- one again in every statement, which was a seventh of its CPU time for a call. States and kinds are domains there, whose
 -- conditions it keeps parsed.
--- The columns named "record" hold the version of the record's layout.
 
 -- Names without a schema are the server's own, whatever other roles have created.
 SET LOCAL search_path = pg_catalog, pg_temp;
@@ -29,7 +28,6 @@ CREATE DOMAIN perdure.call_state AS text CHECK (VALUE IN ('running', 'waiting', 
 -- "caller" is a hash of owner and address, which may be long. "revision" rises with every change but that of "active".
 CREATE TABLE perdure.session (
     id            text COLLATE "C" PRIMARY KEY,
-    record        int NOT NULL,
     revision      bigint NOT NULL,
     owner         bytea NOT NULL,
     state         text NOT NULL CHECK (state IN ('opening', 'active', 'dormant', 'ended')),
@@ -60,7 +58,6 @@ CREATE INDEX session_active ON perdure.session (kind, active) WHERE state <> 'en
 CREATE TABLE perdure.stream (
     key        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     id         text COLLATE "C" NOT NULL UNIQUE,
-    record     int NOT NULL,
     session    text COLLATE "C" NOT NULL,
     kind       perdure.stream_kind NOT NULL,
     node       text COLLATE "C" NOT NULL,
@@ -151,7 +148,6 @@ CREATE TABLE perdure.generation (
 CREATE TABLE perdure.call (
     stream      bigint NOT NULL,
     place       int NOT NULL,
-    record      int NOT NULL,
     session     text COLLATE "C" NOT NULL,
     incarnation int NOT NULL,
     request_id  text COLLATE "C" NOT NULL,
@@ -174,7 +170,6 @@ CREATE TABLE perdure.ask (
     key     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     session text COLLATE "C" NOT NULL,
     id      text COLLATE "C" NOT NULL,
-    record  int NOT NULL,
     stream  bigint NOT NULL,
     request bytea NOT NULL,
     node    text COLLATE "C" NOT NULL,
@@ -185,7 +180,6 @@ CREATE INDEX ask_of_stream ON perdure.ask (stream);
 
 CREATE TABLE perdure.reader (
     stream bigint PRIMARY KEY,
-    record int NOT NULL,
     reader text COLLATE "C" NOT NULL,
     node   text COLLATE "C" NOT NULL,
     seq    bigint NOT NULL CHECK (seq >= 0)
@@ -200,7 +194,6 @@ CREATE INDEX reader_of_node ON perdure.reader (node);
 CREATE TABLE perdure.node (
     key      bigint GENERATED ALWAYS AS IDENTITY,
     id       text COLLATE "C" PRIMARY KEY,
-    record   int NOT NULL,
     beat     bigint NOT NULL DEFAULT 0,
     facts    bytea NOT NULL,
     gone     bool NOT NULL DEFAULT false,
@@ -542,7 +535,6 @@ DECLARE
     count_ int;
     done bool;
     session_ text;
-    record_ int;
     most_ bigint;
     calls_ int;
     more bytea[];
@@ -607,16 +599,16 @@ BEGIN
                 UPDATE perdure.stream SET listed = true WHERE key = k AND NOT listed AND NOT EXISTS (
                     SELECT 1 FROM perdure.call WHERE stream = k AND state NOT IN ('answered', 'cancelled', 'settled'));
             END IF;
-        WHEN 'o' THEN  -- open stream: id, session, kind, node; record, fence, generation, last, sealed, listed,
+        WHEN 'o' THEN  -- open stream: id, session, kind, node; fence, generation, last, sealed, listed,
             -- most calls or -1, calls, seen or -1, unique; opened. Of each call: id, state; incarnation, attempt, has progress; progress;
             -- key, method, request, principal, digest, name
             PERFORM 1 FROM perdure.session WHERE id = texts[t + 1] FOR NO KEY UPDATE;
-            INSERT INTO perdure.stream (id, record, session, kind, node, fence, opened, generation, last, sealed, listed)
-            SELECT texts[t], numbers[n], texts[t + 1], texts[t + 2], texts[t + 3], numbers[n + 1], times[f],
-                   numbers[n + 2], numbers[n + 3], numbers[n + 4] = 1, numbers[n + 5] = 1
-            FROM perdure.session WHERE id = texts[t + 1] AND state <> 'ended' AND (numbers[n + 8] = -1 OR (
+            INSERT INTO perdure.stream (id, session, kind, node, fence, opened, generation, last, sealed, listed)
+            SELECT texts[t], texts[t + 1], texts[t + 2], texts[t + 3], numbers[n], times[f],
+                   numbers[n + 1], numbers[n + 2], numbers[n + 3] = 1, numbers[n + 4] = 1
+            FROM perdure.session WHERE id = texts[t + 1] AND state <> 'ended' AND (numbers[n + 7] = -1 OR (
                 -- Messages that were forwarded to this node come before those of the call.
-                numbers[n + 8] = revision AND NOT EXISTS (
+                numbers[n + 7] = revision AND NOT EXISTS (
                     SELECT 1 FROM perdure.stream AS h JOIN perdure.forward AS w ON w.stream = h.key
                     WHERE h.id = session.standalone AND h.node = texts[t + 3])))
             ON CONFLICT (id) DO NOTHING RETURNING key INTO k;
@@ -627,22 +619,21 @@ BEGIN
                     SELECT ARRAY['changed', revision::text] INTO why FROM perdure.session
                     WHERE id = texts[t + 1] AND state <> 'ended';
                     why := coalesce(why, ARRAY['ended', '']);
-                ELSIF numbers[n + 9] = 1 AND s.fence <> numbers[n + 1] THEN
+                ELSIF numbers[n + 8] = 1 AND s.fence <> numbers[n] THEN
                     why := ARRAY['fenced', s.fence::text];
-                ELSIF numbers[n + 9] = 1 AND s.sealed THEN
+                ELSIF numbers[n + 8] = 1 AND s.sealed THEN
                     why := ARRAY['sealed', ''];
                 END IF;
             END IF;
             session_ := texts[t + 1];
-            record_ := numbers[n];
-            most_ := numbers[n + 6];
-            calls_ := numbers[n + 7];
+            most_ := numbers[n + 5];
+            calls_ := numbers[n + 6];
             FOR c IN 1 .. calls_ LOOP
                 EXIT WHEN done;
                 INSERT INTO perdure.call VALUES (
-                    k, c, record_, session_, numbers[n + 7 + 3 * c], texts[t + 2 + 2 * c], blobs[b], blobs[b + 1],
-                    blobs[b + 2], blobs[b + 3], numbers[n + 8 + 3 * c],
-                    CASE WHEN numbers[n + 9 + 3 * c] = 1 THEN times[f + c] END, texts[t + 3 + 2 * c],
+                    k, c, session_, numbers[n + 6 + 3 * c], texts[t + 2 + 2 * c], blobs[b], blobs[b + 1],
+                    blobs[b + 2], blobs[b + 3], numbers[n + 7 + 3 * c],
+                    CASE WHEN numbers[n + 8 + 3 * c] = 1 THEN times[f + c] END, texts[t + 3 + 2 * c],
                     blobs[b + 4], blobs[b + 5])
                 ON CONFLICT DO NOTHING;
                 IF NOT FOUND THEN
@@ -662,7 +653,7 @@ BEGIN
                 DELETE FROM perdure.call WHERE stream = k;
                 DELETE FROM perdure.stream WHERE key = k;
             END IF;
-        WHEN 'p', 'r' THEN  -- stream; fence. Put call: id, state; record, incarnation, attempt, has progress; progress
+        WHEN 'p', 'r' THEN  -- stream; fence. Put call: id, state; incarnation, attempt, has progress; progress
             SELECT key, fence, sealed, node INTO s FROM perdure.stream WHERE id = texts[t] FOR NO KEY UPDATE;
             IF NOT FOUND THEN
                 why := ARRAY['gone', ''];
@@ -676,40 +667,40 @@ BEGIN
                 why := ARRAY['released', ''];
             ELSE
                 UPDATE perdure.call SET
-                    record = numbers[n + 1], state = texts[t + 2], attempt = numbers[n + 3],
-                    progress = CASE WHEN numbers[n + 4] = 1 THEN times[f] END
-                WHERE stream = s.key AND incarnation = numbers[n + 2] AND request_id = texts[t + 1]
+                    state = texts[t + 2], attempt = numbers[n + 2],
+                    progress = CASE WHEN numbers[n + 3] = 1 THEN times[f] END
+                WHERE stream = s.key AND incarnation = numbers[n + 1] AND request_id = texts[t + 1]
                     AND state NOT IN ('answered', 'cancelled', 'settled');
             END IF;
-        WHEN 's' THEN  -- put session: id, state, version, standalone, ended, kind; record, initialized, incarnation, limits,
+        WHEN 's' THEN  -- put session: id, state, version, standalone, ended, kind; initialized, incarnation, limits,
             -- has caller, most of caller, most or -1, sticky, revision; created, active; owner, address, caller, params, result, digest,
             -- sticky…
             INSERT INTO perdure.session (
-                id, state, version, standalone, ended, record, initialized, incarnation, created, active, owner, address,
+                id, state, version, standalone, ended, initialized, incarnation, created, active, owner, address,
                 caller, client_params, result, sticky, revision, kind, digest)
             VALUES (
-                texts[t], texts[t + 1], texts[t + 2], texts[t + 3], texts[t + 4], numbers[n], numbers[n + 1] = 1,
-                numbers[n + 2], times[f], times[f + 1], blobs[b], blobs[b + 1], blobs[b + 2], blobs[b + 3], blobs[b + 4],
-                blobs[b + 6 : b + 5 + numbers[n + 7]::int], numbers[n + 8], texts[t + 5], blobs[b + 5])
+                texts[t], texts[t + 1], texts[t + 2], texts[t + 3], texts[t + 4], numbers[n] = 1,
+                numbers[n + 1], times[f], times[f + 1], blobs[b], blobs[b + 1], blobs[b + 2], blobs[b + 3], blobs[b + 4],
+                blobs[b + 6 : b + 5 + numbers[n + 6]::int], numbers[n + 7], texts[t + 5], blobs[b + 5])
             ON CONFLICT (id) DO NOTHING;
-            IF FOUND AND numbers[n + 3] = 1 THEN
-                why := perdure.limit_sessions_1(texts[t], numbers[n + 4] = 1, numbers[n + 5], nullif(numbers[n + 6], -1));
+            IF FOUND AND numbers[n + 2] = 1 THEN
+                why := perdure.limit_sessions_1(texts[t], numbers[n + 3] = 1, numbers[n + 4], nullif(numbers[n + 5], -1));
             END IF;
-        WHEN 'c' THEN  -- change session: id, state or '', version; record, has version, result, initialized or -1, sticks, seen,
+        WHEN 'c' THEN  -- change session: id, state or '', version; has version, result, initialized or -1, sticks, seen,
             -- sticky; active or -infinity; result, seen…, sticky…
-            done := numbers[n + 4] = 0;
-            count_ := numbers[n + 5];
-            more := blobs[b + 1 + count_ : b + count_ + numbers[n + 6]::int];
+            done := numbers[n + 3] = 0;
+            count_ := numbers[n + 4];
+            more := blobs[b + 1 + count_ : b + count_ + numbers[n + 5]::int];
             UPDATE perdure.session SET
-                record = numbers[n], active = greatest(active, times[f]),
+                active = greatest(active, times[f]),
                 state = coalesce(nullif(texts[t + 1], ''), state),
-                version = CASE WHEN numbers[n + 1] = 1 THEN texts[t + 2] ELSE version END,
-                result = CASE WHEN numbers[n + 2] = 1 THEN blobs[b] ELSE result END,
-                initialized = CASE WHEN numbers[n + 3] >= 0 THEN numbers[n + 3] = 1 ELSE initialized END,
+                version = CASE WHEN numbers[n] = 1 THEN texts[t + 2] ELSE version END,
+                result = CASE WHEN numbers[n + 1] = 1 THEN blobs[b] ELSE result END,
+                initialized = CASE WHEN numbers[n + 2] >= 0 THEN numbers[n + 2] = 1 ELSE initialized END,
                 sticky = CASE WHEN done THEN sticky ELSE more END,
-                revision = revision + (texts[t + 1] NOT IN ('', state) OR (numbers[n + 1] = 1 AND texts[t + 2] <> version)
-                    OR (numbers[n + 2] = 1 AND blobs[b] <> result)
-                    OR (numbers[n + 3] >= 0 AND (numbers[n + 3] = 1) <> initialized)
+                revision = revision + (texts[t + 1] NOT IN ('', state) OR (numbers[n] = 1 AND texts[t + 2] <> version)
+                    OR (numbers[n + 1] = 1 AND blobs[b] <> result)
+                    OR (numbers[n + 2] >= 0 AND (numbers[n + 2] = 1) <> initialized)
                     OR (NOT done AND more <> sticky))::int
             WHERE id = texts[t] AND state <> 'ended'
                 AND (done OR sticky = blobs[b + 1 : b + count_]);
@@ -729,24 +720,24 @@ BEGIN
             IF FOUND THEN
                 PERFORM perdure.drop_streams_1(ARRAY[k]);
             END IF;
-        WHEN 'q' THEN  -- open ask: session, id, stream, node; record; request
+        WHEN 'q' THEN  -- open ask: session, id, stream, node; request
             -- The lock keeps the stream from being deleted before the ask is seen, and stops no append.
             SELECT key INTO k FROM perdure.stream WHERE id = texts[t + 2] FOR KEY SHARE;
             IF FOUND THEN
-                INSERT INTO perdure.ask (session, id, record, stream, request, node)
-                VALUES (texts[t], texts[t + 1], numbers[n], k, blobs[b], texts[t + 3])
+                INSERT INTO perdure.ask (session, id, stream, request, node)
+                VALUES (texts[t], texts[t + 1], k, blobs[b], texts[t + 3])
                 ON CONFLICT (session, id) DO NOTHING;
             END IF;
         WHEN 'Q' THEN  -- close ask: session, id
             DELETE FROM perdure.ask WHERE session = texts[t] AND id = texts[t + 1];
-        WHEN 'h' THEN  -- put reader: stream, reader, node; record, seq, attaches
+        WHEN 'h' THEN  -- put reader: stream, reader, node; seq, attaches
             SELECT key INTO k FROM perdure.stream WHERE id = texts[t] FOR KEY SHARE;
-            IF FOUND AND (numbers[n + 2] = 1 OR EXISTS (
+            IF FOUND AND (numbers[n + 1] = 1 OR EXISTS (
                 SELECT 1 FROM perdure.reader WHERE stream = k AND reader = texts[t + 1] FOR UPDATE)) THEN
-                INSERT INTO perdure.reader (stream, record, reader, node, seq)
-                VALUES (k, numbers[n], texts[t + 1], texts[t + 2], numbers[n + 1])
+                INSERT INTO perdure.reader (stream, reader, node, seq)
+                VALUES (k, texts[t + 1], texts[t + 2], numbers[n])
                 ON CONFLICT (stream) DO UPDATE SET
-                    record = excluded.record, reader = excluded.reader, node = excluded.node, seq = excluded.seq;
+                    reader = excluded.reader, node = excluded.node, seq = excluded.seq;
             END IF;
         WHEN 'l' THEN  -- leave reader: stream, reader
             DELETE FROM perdure.reader
@@ -861,7 +852,7 @@ $$;
 -- Enter a node. Returns the store's time: that of a node that is alive and showed it a moment ago, or else the caller's
 -- (NULL: the server's clock).
 CREATE FUNCTION perdure.join_1(
-    node_ text, record_ int, lock_ bigint, writer_ bigint, facts_ bytea, wall float8, process_ text)
+    node_ text, lock_ bigint, writer_ bigint, facts_ bytea, wall float8, process_ text)
 RETURNS float8 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     told float8;
@@ -871,9 +862,9 @@ BEGIN
         AND perdure.is_held_1(lock) IS NOT FALSE
     ORDER BY seen DESC LIMIT 1;
     told := coalesce(told, wall, extract(epoch FROM clock_timestamp()));
-    INSERT INTO perdure.node (id, record, lock, writer, facts, clock, seen, process)
-    VALUES (node_, record_, lock_, writer_, facts_, told, clock_timestamp(), process_)
-    ON CONFLICT (id) DO UPDATE SET record = excluded.record, lock = excluded.lock, writer = excluded.writer,
+    INSERT INTO perdure.node (id, lock, writer, facts, clock, seen, process)
+    VALUES (node_, lock_, writer_, facts_, told, clock_timestamp(), process_)
+    ON CONFLICT (id) DO UPDATE SET lock = excluded.lock, writer = excluded.writer,
         gone = false, process = excluded.process;
     INSERT INTO perdure.mailbox (node) VALUES (node_) ON CONFLICT (node) DO NOTHING;
     DELETE FROM perdure.buried WHERE node = node_;

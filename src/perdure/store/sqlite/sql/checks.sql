@@ -149,13 +149,3 @@ UNION ALL
 SELECT 'single call ' || substr(n.id, 1, 8) || ' has ' || count(*) || ' streams'
 FROM session AS n JOIN stream AS s ON s.session = n.id
 WHERE n.kind = 'call' AND s.kind = 'c' GROUP BY n.id HAVING count(*) > 1;
-
--- records: records whose layout only a newer release knows
-SELECT 'session ' || substr(id, 1, 8) || ' has a record of version ' || record FROM session WHERE record > ?1
-UNION ALL
-SELECT 'stream ' || substr(id, 1, 8) || ' has a record of version ' || record FROM stream WHERE record > ?1
-UNION ALL
-SELECT 'call ' || substr(request_id, 1, 20) || ' of session ' || substr(session, 1, 8) || ' has a record of version ' || record
-FROM call WHERE record > ?1
-UNION ALL
-SELECT 'an ask of session ' || substr(session, 1, 8) || ' has a record of version ' || record FROM ask WHERE record > ?1;

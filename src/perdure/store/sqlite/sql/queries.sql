@@ -1,9 +1,9 @@
 -- Every query of the SQLite store: a name, one line of purpose, the statement.
 
 -- put_session: a new session; nothing if it is there already
-INSERT INTO session (id, record, owner, state, version, client_params, result, initialized, sticky, incarnation,
+INSERT INTO session (id, owner, state, version, client_params, result, initialized, sticky, incarnation,
                      standalone, created, active, ended, address, revision, kind, digest)
-VALUES (:id, :record, :owner, :state, :version, :client_params, :result, :initialized, :sticky, :incarnation,
+VALUES (:id, :owner, :state, :version, :client_params, :result, :initialized, :sticky, :incarnation,
         :standalone, :created, :active, :ended, :address, :revision, :kind, :digest)
 ON CONFLICT (id) DO NOTHING;
 
@@ -52,8 +52,8 @@ DELETE FROM session WHERE id IN (
 DELETE FROM stream WHERE session = ? RETURNING id;
 
 -- open_stream: a new stream of a session that has not ended, and is as it was seen; nothing if it is there already
-INSERT INTO stream (id, record, session, kind, node, fence, opened, generation, last, sealed, listed)
-SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+INSERT INTO stream (id, session, kind, node, fence, opened, generation, last, sealed, listed)
+SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
 WHERE EXISTS (SELECT 1 FROM session WHERE id = ? AND state <> 'ended' AND revision = coalesce(?, revision))
 ON CONFLICT (id) DO NOTHING;
 
@@ -64,9 +64,9 @@ SELECT fence, sealed FROM stream WHERE id = ?;
 SELECT revision FROM session WHERE id = ? AND state <> 'ended';
 
 -- open_call: a ledger row of a new stream; nothing if the id is taken
-INSERT INTO call (stream, incarnation, request_id, session, id_key, place, record, method, request, principal, attempt,
+INSERT INTO call (stream, incarnation, request_id, session, id_key, place, method, request, principal, attempt,
                   progress, state, digest, name)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING;
 
 -- count_calls: how many calls of a session have not ended
@@ -114,16 +114,16 @@ SELECT seq FROM event WHERE stream = ? ORDER BY seq LIMIT 1;
 DELETE FROM stream WHERE id = ?;
 
 -- open_ask: an ask that waits; nothing if it is there already, or its stream is not
-INSERT INTO ask (session, id, record, stream, request, node)
-SELECT :session, :id, :record, key, :request, :node FROM stream WHERE id = :stream
+INSERT INTO ask (session, id, stream, request, node)
+SELECT :session, :id, key, :request, :node FROM stream WHERE id = :stream
 ON CONFLICT (session, id) DO NOTHING;
 
 -- close_ask: an ask that was answered or given up
 DELETE FROM ask WHERE session = :session AND id = :id;
 
 -- put_reader: the reader of a stream, and how far it has got; one that does not attach must be the reader already
-INSERT OR REPLACE INTO reader (stream, record, reader, node, seq)
-SELECT key, :record, :reader, :node, :seq FROM stream
+INSERT OR REPLACE INTO reader (stream, reader, node, seq)
+SELECT key, :reader, :node, :seq FROM stream
 WHERE id = :stream AND (:attaches OR EXISTS (SELECT 1 FROM reader WHERE stream = stream.key AND reader = :reader));
 
 -- leave_reader: a reader left, unless another one has taken its place
@@ -144,20 +144,16 @@ WHERE s.id = ? AND e.seq > ?
 ORDER BY e.seq LIMIT ?;
 
 -- stream_by_id: one stream
-SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
-FROM stream WHERE id = ?;
+SELECT {stream} FROM stream WHERE id = ?;
 
 -- streams_of_session: a session's streams, the oldest first
-SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
-FROM stream WHERE session = ? ORDER BY key;
+SELECT {stream} FROM stream WHERE session = ? ORDER BY key;
 
 -- unread_streams: a session's calls whose readers were lost before the end, the oldest first
-SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
-FROM stream WHERE session = ? AND unread = 1 ORDER BY key;
+SELECT {stream} FROM stream WHERE session = ? AND unread = 1 ORDER BY key;
 
 -- streams_of_node: the streams that a node writes, the oldest first: what is listed, and what has open calls
-SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
-FROM stream WHERE sealed = 0 AND key IN (
+SELECT {stream} FROM stream WHERE sealed = 0 AND key IN (
     SELECT key FROM stream WHERE node = :node AND listed = 1
     UNION SELECT s.key FROM call AS c INDEXED BY call_open JOIN stream AS s ON s.key = c.stream
     WHERE c.state IN ('running', 'waiting') AND s.node = :node)
@@ -180,18 +176,14 @@ FROM stream AS s JOIN generation AS g ON g.stream = s.key
 WHERE s.id = ? ORDER BY g.generation;
 
 -- session_by_id: one session
-SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision, kind, digest
-FROM session WHERE id = ?;
+SELECT {session} FROM session WHERE id = ?;
 
 -- sessions_after: a page of sessions, by id
-SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision, kind, digest
-FROM session WHERE id > ? ORDER BY id LIMIT ?;
+SELECT {session} FROM session WHERE id > ? ORDER BY id LIMIT ?;
 
 -- newest: the sessions and calls that were active last, in short; of a call also the state of its row. Only indexes are
 -- walked through: the records themselves are large
-SELECT record, id, owner, state, initialized, active, kind,
+SELECT id, owner, state, initialized, active, kind,
        CASE kind WHEN 'call' THEN (
            SELECT c.state FROM stream AS s JOIN call AS c ON c.stream = s.key
            WHERE s.session = session.id ORDER BY s.key, c.place LIMIT 1) END
@@ -205,7 +197,7 @@ WHERE kind IN ('session', 'call') AND (
 ORDER BY active DESC, id LIMIT ?1;
 
 -- newest_with_prefix: the same of those whose ids begin with a prefix, from the prefix to its end
-SELECT record, id, owner, state, initialized, active, kind,
+SELECT id, owner, state, initialized, active, kind,
        CASE kind WHEN 'call' THEN (
            SELECT c.state FROM stream AS s JOIN call AS c ON c.stream = s.key
            WHERE s.session = session.id ORDER BY s.key, c.place LIMIT 1) END
@@ -222,24 +214,18 @@ WHERE owner = ? AND address = ? AND kind = ? AND state <> 'ended';
 SELECT state, count(*) FROM session INDEXED BY session_state WHERE kind = ? GROUP BY state;
 
 -- longest_dormant: the session that has been dormant for longest, of those that no node uses
-SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision, kind, digest
-FROM session INDEXED BY session_dormant
+SELECT {session} FROM session INDEXED BY session_dormant
 WHERE state = 'dormant' AND kind = ? AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id)
 ORDER BY active LIMIT 1;
 
 -- longest_dormant_of: the same of one caller's (that it has not ended is said for the index)
-SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision, kind, digest
-FROM session INDEXED BY session_of_caller
+SELECT {session} FROM session INDEXED BY session_of_caller
 WHERE owner = ? AND address = ? AND kind = ? AND state <> 'ended' AND state = 'dormant'
     AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id)
 ORDER BY active LIMIT 1;
 
 -- longest_delivered_of: the same, of those whose answers their readers have seen whole
-SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision, kind, digest
-FROM session INDEXED BY session_of_caller
+SELECT {session} FROM session INDEXED BY session_of_caller
 WHERE owner = ? AND address = ? AND kind = ? AND state <> 'ended' AND state = 'dormant'
     AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id)
     AND NOT EXISTS (SELECT 1 FROM stream INDEXED BY stream_unread WHERE stream.session = session.id AND unread = 1)
@@ -253,21 +239,15 @@ FROM session AS n INDEXED BY session_of_caller
 WHERE owner = ? AND address = ? AND kind = 'call' AND state <> 'ended' AND state = 'dormant';
 
 -- calls_of_session: a session's ledger, the oldest first
-SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
-       c.state, c.digest, c.name
-FROM stream AS s JOIN call AS c ON c.stream = s.key
+SELECT {call} FROM stream AS s JOIN call AS c ON c.stream = s.key
 WHERE s.session = ? ORDER BY s.key, c.place;
 
 -- calls_of_stream: the ledger rows of what a stream answers, in order
-SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
-       c.state, c.digest, c.name
-FROM stream AS s JOIN call AS c ON c.stream = s.key
+SELECT {call} FROM stream AS s JOIN call AS c ON c.stream = s.key
 WHERE s.id = ? ORDER BY c.place;
 
 -- open_calls_of_session: a session's calls that have not ended, the oldest first
-SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
-       c.state, c.digest, c.name
-FROM call AS c JOIN stream AS s ON s.key = c.stream
+SELECT {call} FROM call AS c JOIN stream AS s ON s.key = c.stream
 WHERE c.session = ? AND c.state IN ('running', 'waiting') ORDER BY s.key, c.place;
 
 -- open_calls: calls that have not ended, by session
@@ -284,12 +264,12 @@ SELECT min(oldest) FROM (
     FROM stream AS s ORDER BY s.key LIMIT ?);
 
 -- asks_of_session: a session's open asks, the oldest first
-SELECT a.record, a.session, a.id, s.id, a.request, a.node
+SELECT a.session, a.id, s.id, a.request, a.node
 FROM ask AS a JOIN stream AS s ON s.key = a.stream
 WHERE a.session = ? ORDER BY a.key;
 
 -- reader_of_stream: the reader of a stream
-SELECT r.record, s.id, r.reader, r.node, r.seq
+SELECT s.id, r.reader, r.node, r.seq
 FROM stream AS s JOIN reader AS r ON r.stream = s.key
 WHERE s.id = ?;
 
@@ -297,7 +277,7 @@ WHERE s.id = ?;
 SELECT max(e.time) FROM stream AS s JOIN event AS e ON e.stream = s.key AND e.seq = s.last WHERE s.session = ?;
 
 -- readers_of_session: the readers of a session's streams
-SELECT r.record, s.id, r.reader, r.node, r.seq
+SELECT s.id, r.reader, r.node, r.seq
 FROM stream AS s JOIN reader AS r ON r.stream = s.key
 WHERE s.session = ? ORDER BY s.key;
 
@@ -322,8 +302,7 @@ DELETE FROM generation WHERE stream = (SELECT key FROM stream WHERE id = :stream
     AND generation < (SELECT generation FROM stream WHERE id = :stream) - :kept;
 
 -- put_node: a node joins
-INSERT INTO node (id, record, beat, facts) VALUES (?, ?, 0, ?)
-ON CONFLICT (id) DO UPDATE SET record = excluded.record;
+INSERT INTO node (id, beat, facts) VALUES (?, 0, ?) ON CONFLICT (id) DO NOTHING;
 
 -- read_clock: what is added to the monotonic clock
 SELECT offset FROM clock WHERE only = 1;
@@ -338,7 +317,7 @@ UPDATE node SET beat = beat + 1, facts = ? WHERE id = ?;
 SELECT beat FROM node WHERE id = ?;
 
 -- all_nodes: the nodes that have joined and are not buried
-SELECT id, record, beat, facts FROM node ORDER BY key;
+SELECT id, beat, facts FROM node ORDER BY key;
 
 -- drop_node: a node is buried
 DELETE FROM node WHERE id = ?;
@@ -354,9 +333,7 @@ WHERE id = :node
   AND NOT EXISTS (SELECT 1 FROM reader WHERE node = :node);
 
 -- streams_read_from: the streams that are read on a node
-SELECT s.record, s.id, s.session, s.kind, s.node, s.fence, s.opened, s.generation, s.last, s.sealed,
-       s.delivered, s.unread
-FROM reader AS r CROSS JOIN stream AS s ON s.key = r.stream
+SELECT {stream s} FROM reader AS r CROSS JOIN stream AS s ON s.key = r.stream
 WHERE r.node = ? ORDER BY r.stream;
 
 -- drop_readers: a node has no readers any more
@@ -397,8 +374,7 @@ WHERE s.id = ? AND f.key > ? ORDER BY f.key LIMIT ?;
 DELETE FROM forward WHERE stream = ? AND key <= ?;
 
 -- forwarded_to: the streams for which messages wait, and which a node writes, or none that is there
-SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
-FROM stream WHERE key IN (SELECT stream FROM forward)
+SELECT {stream} FROM stream WHERE key IN (SELECT stream FROM forward)
     AND (node = ? OR NOT EXISTS (SELECT 1 FROM node WHERE id = stream.node))
 ORDER BY key;
 

@@ -2,11 +2,9 @@
 --
 -- Streams have small integer keys, because every event carries one. A stream takes everything in it along when it
 -- goes: the trigger at the end does that, so that no event, call, ask or reader is ever left without its stream.
--- The columns named "record" hold the version of the record's layout.
 
 CREATE TABLE session (
     id            TEXT PRIMARY KEY NOT NULL,
-    record        INTEGER NOT NULL,
     owner         NOT NULL,
     state         TEXT NOT NULL CHECK (state IN ('opening', 'active', 'dormant', 'ended')),
     version       TEXT NOT NULL,
@@ -39,7 +37,6 @@ CREATE INDEX session_dormant ON session (kind, active) WHERE state = 'dormant';
 CREATE TABLE stream (
     key        INTEGER PRIMARY KEY,
     id         TEXT NOT NULL UNIQUE,
-    record     INTEGER NOT NULL,
     session    TEXT NOT NULL,
     kind       TEXT NOT NULL CHECK (kind IN ('c', 's')),
     node       TEXT NOT NULL,
@@ -87,7 +84,6 @@ CREATE TABLE call (
     session     TEXT NOT NULL,
     id_key      NOT NULL,
     place       INTEGER NOT NULL,
-    record      INTEGER NOT NULL,
     method      NOT NULL,
     request     BLOB NOT NULL,
     principal   NOT NULL,
@@ -106,7 +102,6 @@ CREATE TABLE ask (
     key     INTEGER PRIMARY KEY,
     session TEXT NOT NULL,
     id      TEXT NOT NULL,
-    record  INTEGER NOT NULL,
     stream  INTEGER NOT NULL,
     request BLOB NOT NULL,
     node    TEXT NOT NULL,
@@ -117,7 +112,6 @@ CREATE INDEX ask_of_stream ON ask (stream);
 
 CREATE TABLE reader (
     stream INTEGER PRIMARY KEY,
-    record INTEGER NOT NULL,
     reader TEXT NOT NULL,
     node   TEXT NOT NULL,
     seq    INTEGER NOT NULL CHECK (seq >= 0)
@@ -127,7 +121,6 @@ CREATE TABLE reader (
 CREATE TABLE node (
     key    INTEGER PRIMARY KEY,
     id     TEXT NOT NULL UNIQUE,
-    record INTEGER NOT NULL,
     beat   INTEGER NOT NULL CHECK (beat >= 0),
     facts  BLOB NOT NULL
 );
