@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from perdure._core.ids import Fence, NodeId, StreamId
 from perdure._core.states import SessionStep
@@ -43,7 +41,6 @@ from perdure.testing._values import (
     picture,
     put,
 )
-from tests.store.machine import store_machine
 from tests.store.test_contract import locked
 
 pytestmark = pytest.mark.anyio
@@ -71,6 +68,7 @@ async def test_the_store_in_memory_keeps_the_promises_with_a_codec() -> None:
     await check_store(lambda name: MemoryStore(codec=Flipping()), durable=False)
 
 
+@pytest.mark.long
 async def test_the_sqlite_store_keeps_the_promises_with_a_codec(tmp_path: Path) -> None:
     """Limits count the sizes of the payloads themselves (14, 16), and pages do (4)."""
 
@@ -78,11 +76,6 @@ async def test_the_sqlite_store_keeps_the_promises_with_a_codec(tmp_path: Path) 
         return SqliteStore(str(tmp_path / name), codec=Flipping())
 
     await check_store(make, hang=lambda name: locked(tmp_path / name))
-
-
-def test_histories_with_a_codec_show_what_the_model_shows(tmp_path: Path) -> None:
-    machine = store_machine(lambda name: SqliteStore(str(tmp_path / name), codec=Flipping()))
-    run_state_machine_as_test(machine, settings=settings(max_examples=15, stateful_step_count=30))
 
 
 MARKED = (

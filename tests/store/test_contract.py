@@ -30,7 +30,7 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("sync", ["normal", "full"])
+@pytest.mark.parametrize("sync", ["normal", pytest.param("full", marks=pytest.mark.long)])
 async def test_the_sqlite_store_keeps_the_promises(tmp_path: Path, sync: Sync) -> None:
     def make(name: str) -> Store:
         return SqliteStore(str(tmp_path / name), sync=sync)

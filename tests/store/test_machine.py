@@ -10,7 +10,6 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from perdure.store.memory import MemoryStore
 from perdure.store.sqlite import SqliteStore
 from tests.store.machine import store_machine
 from tests.support.stores import memory_files
@@ -26,10 +25,4 @@ def folder() -> Iterator[Path]:
 @pytest.mark.timeout(400)
 def test_histories_on_sqlite_show_what_the_model_shows(folder: Path) -> None:
     machine = store_machine(lambda name: SqliteStore(str(folder / name)))
-    run_state_machine_as_test(machine, settings=settings(max_examples=20, stateful_step_count=30))
-
-
-def test_histories_on_a_second_memory_store_show_the_same(folder: Path) -> None:
-    """The machine itself is sound: a model agrees with itself."""
-    machine = store_machine(lambda name: MemoryStore(), durable=False)
     run_state_machine_as_test(machine, settings=settings(max_examples=20, stateful_step_count=30))

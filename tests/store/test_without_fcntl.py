@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -42,9 +41,7 @@ async def served_alone(folder: Path) -> AsyncIterator[tuple[Served, Peer]]:
         yield served, Peer(port=served.port)
 
 
-@pytest.mark.parametrize(
-    "arguments", [("--version",), ("serve", "--help"), ("sessions", "--help"), ("stdio", "--help")]
-)
+@pytest.mark.parametrize("arguments", [("--version",), ("serve", "--help")])
 def test_the_command_tells_what_it_is(arguments: tuple[str, ...]) -> None:
     answer = told(*arguments)
     assert (answer.returncode, answer.stderr) == (0, "")
@@ -58,7 +55,11 @@ def test_workers_are_refused_by_name(folder: Path) -> None:
 
 
 async def test_one_process_serves_a_file_and_the_next_one_goes_on_after_a_kill(folder: Path) -> None:
+    """Until then a second process on the same file is refused by name."""
     async with served_alone(folder) as (first, peer):
+        answer = told("serve", STUBBORN, "--port", "0", "--store", f"sqlite:{folder}/log.db")
+        said = f"perdure: another process serves this log, and {REASON}: one at a time may\n"
+        assert (answer.returncode, answer.stderr) == (2, said)
         session = await peer.session()
         async with await session.begin_call("look_for", name="bread") as call:
             await call.until_messages(1)
@@ -67,19 +68,8 @@ async def test_one_process_serves_a_file_and_the_next_one_goes_on_after_a_kill(f
     async with served_alone(folder) as (second, peer):
         next_life = SessionPeer(port=second.port, headers=session.headers, id=session.id)
         async with await next_life.resume(call.position) as resumed:
-            [*_, answer] = (await resumed.answer()).messages
-    assert text_of(answer) == "bread is there"
-
-
-async def test_a_second_process_on_the_same_file_is_refused_by_name_until_the_first_has_ended(folder: Path) -> None:
-    async with served_alone(folder) as (first, _):
-        answer = told("serve", STUBBORN, "--port", "0", "--store", f"sqlite:{folder}/log.db")
-        said = f"perdure: another process serves this log, and {REASON}: one at a time may\n"
-        assert (answer.returncode, answer.stderr) == (2, said)
-        first.send(signal.SIGTERM)
-        assert await first.wait() == 0
-    async with served_alone(folder) as (_, peer):
-        assert await peer.health() == "ok"
+            [*_, last] = (await resumed.answer()).messages
+    assert text_of(last) == "bread is there"
 
 
 async def test_a_client_keeps_its_session_and_shares_its_state_with_no_other(folder: Path) -> None:
