@@ -200,6 +200,7 @@ def test_a_session_is_as_active_as_its_newest_event() -> None:
 TASK = dataclasses.replace(
     RECORD,
     kind=RecordKind.CALL,
+    is_task=True,
     version="2026-07-28",
     incarnation=1,
     sticky=(),
@@ -214,9 +215,7 @@ def test_a_call_that_its_client_can_ask_for_is_a_task_and_has_the_state_of_its_r
     assert (listed["kind"], listed["state"], listed["home"], listed["calls"]) == ("task", "active", None, 1)
     assert listed["call"] == {"method": "tools/call", "name": "count", "state": "running", "attempt": 2, "node": NODE}
     ended = a_call({}, state=CallState.SETTLED)
-    over = list_object(
-        dataclasses.replace(TASK, initialized=False), usage=Usage([a_stream(sealed=True)]), calls=[ended]
-    )
+    over = list_object(dataclasses.replace(TASK, is_task=False), usage=Usage([a_stream(sealed=True)]), calls=[ended])
     assert (over["kind"], over["calls"], over["streams"], over["call"]["node"]) == ("call", 0, 0, None)
     assert list_lines([listed, over], now=NOW) == [
         f"{'ID':<43}  KIND  OWNER  STATE    AGE  ACTIVE  READER  CALLS  NODE      WHAT",

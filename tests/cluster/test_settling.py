@@ -249,7 +249,7 @@ async def test_a_call_that_is_not_kept_does_not_run_again(house: House) -> None:
     assert session is not None
     ids = [new_session_id(secrets.token_bytes) for _ in range(2)]
     for id_, kept in zip(ids, (False, True), strict=True):
-        owner = replace(session, id=id_, standalone=StreamId(""), kind=RecordKind.CALL, initialized=kept)
+        owner = replace(session, id=id_, standalone=StreamId(""), kind=RecordKind.CALL, is_task=kept)
         await ghost.store.commit([PutSession(record=replace(owner, version="2026-07-28", result=b""))])
         await ghost.take(id_, peer.tool("put", key="kept" if kept else "not kept"))
     await settle(ghost, site)

@@ -75,7 +75,7 @@ class EntryKind(enum.Enum):
 def entry_kind(record: SessionRecord | Outline) -> EntryKind:
     if record.kind is RecordKind.SESSION:
         return EntryKind.SESSION
-    return EntryKind.TASK if record.initialized else EntryKind.CALL
+    return EntryKind.TASK if record.is_task else EntryKind.CALL
 
 
 def is_clients(record: SessionRecord | Outline) -> bool:

@@ -491,7 +491,7 @@ class Settler:
     async def _verdict(self, owner: SessionRecord, call: AbandonedCall, by: SettleRequest) -> Verdict:
         if call.key in by.cancelled:
             return Verdict.CANCEL
-        if owner.kind is RecordKind.CALL and not owner.initialized:
+        if owner.kind is RecordKind.CALL and not owner.is_task:
             return Verdict.CANCEL  # its client has neither handle nor key, and its connection broke with the process
         needs_credentials = by.occasion in (Occasion.NODE_DIED, Occasion.NODE_LEFT) and owner.owner
         row = VERDICTS[Occasion.PRINCIPAL_AWAY if needs_credentials else by.occasion]
@@ -509,7 +509,7 @@ class Settler:
         if owner.kind is RecordKind.SESSION:
             return None
         now = self._context.clock()
-        if owner.initialized:
+        if owner.is_task:
             return ChangeSession(session=owner.id, active=now, state=SessionState.DORMANT)
         return EndSession(session=owner.id, time=now, reason="its connection broke")
 

@@ -243,7 +243,7 @@ class DurableCallEndpoint:
         found = await self._calls.look(task_id, request.owner)
         if found is None:
             await self._refuse_given_up(task_id, request.owner)
-        if found is None or not found[0].initialized:
+        if found is None or not found[0].is_task:
             raise HttpRefusal(Refusal.NO_TASK)
         record, facts = found
         match request.message.method:
@@ -387,7 +387,7 @@ class DurableCallEndpoint:
     async def _show(
         self, request: ModernRequest, session: Session, call: Call, after: float | None, response: EventStream
     ) -> None:
-        has_key = session.record.initialized
+        has_key = session.record.is_task
         has_begun = False
         try:
             with session.in_use(), call.stream.pinned():
@@ -408,7 +408,7 @@ class DurableCallEndpoint:
                         return
                     if ending is Ending.LEFT:
                         # The client cancels the call by closing the connection, unless it can ask for it again.
-                        if not session.record.initialized:
+                        if not session.record.is_task:
                             reason = {"reason": "the client has left"}
                             session.link.cancel(call.request.id, incarnation=1, params=reason)
                         return
@@ -430,7 +430,7 @@ class DurableCallEndpoint:
         """Write the answer that came in the same moment in which its reader ended, and that is not kept. Returns
         whether there is one: none, if another process has taken the call over."""
         finals = call.stream.tail.finals
-        if session.record.initialized or not call.stream.is_over or not finals:
+        if session.record.is_task or not call.stream.is_over or not finals:
             return False
         await response.answer(finals[-1].payload)
         return True

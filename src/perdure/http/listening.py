@@ -271,7 +271,7 @@ async def _open_tasks(request: ModernRequest, calls: DurableCalls) -> _NamedTask
     if not request.client.takes_tasks:
         raise needs_tasks()
     found = [await calls.find(name, request.owner) for name in dict.fromkeys(names)]
-    return _NamedTasks(calls, [record for record in found if record is not None and record.initialized], True)
+    return _NamedTasks(calls, [record for record in found if record is not None and record.is_task], True)
 
 
 def hearing_changes(send: Send, tell: Callable[[str, Mapping[str, Any] | None], None]) -> Send:

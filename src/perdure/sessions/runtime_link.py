@@ -161,7 +161,7 @@ class RuntimeLink:
         keeper, now = self.keeper, self.context.clock()
         if not keeper.is_durable_call:
             return None
-        if keeper.record.initialized:
+        if keeper.record.is_task:
             return keeper.change(ChangeSession(session=keeper.record.id, active=now, state=SessionState.DORMANT))
         # No client can ask for it later, so the answer need not wait for the log.
         for stream in self.streams.values():
@@ -197,7 +197,7 @@ class RuntimeLink:
 
     @property
     def is_task(self) -> bool:
-        return self.keeper.is_durable_call and self.keeper.record.initialized
+        return self.keeper.record.is_task
 
     def notify(self, method: str, params: dict[str, Any] | None, *, call: int | None) -> Flow | None:
         record = self.keeper.record

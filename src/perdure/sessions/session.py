@@ -151,12 +151,12 @@ class Session:
     @property
     def is_task(self) -> bool:
         """It is a durable call that its client can ask for again: as a task, or by its key."""
-        return self.is_durable_call and self.record.initialized
+        return self.record.is_task
 
     async def show_to_client(self) -> None:
         """The client of a durable call is about to learn its id: it is kept when it has ended. Raises `StoreError`."""
-        if not self.record.initialized:
-            step = self.keeper.change(ChangeSession(session=self.id, initialized=True))
+        if not self.record.is_task:
+            step = self.keeper.change(ChangeSession(session=self.id, is_task=True))
             try:
                 await self.context.journal.write(step)
             finally:

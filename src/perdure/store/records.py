@@ -34,6 +34,7 @@ class SessionRecord:
     result: bytes
     """The server's `initialize` result, as JSON; empty while OPENING."""
     initialized: bool
+    """The client has said `notifications/initialized`; never so of a durable call."""
     sticky: tuple[bytes, ...]
     """Requests to repeat when the session is loaded: `logging/setLevel`, `resources/subscribe`."""
     incarnation: int
@@ -48,6 +49,8 @@ class SessionRecord:
     revision: int = field(default=0, compare=False)
     """Rises with each change but that of `active` (21)."""
     kind: RecordKind = RecordKind.SESSION
+    is_task: bool = False
+    """Of a durable call: its client can ask for it again, because it has the call's handle or gave it a key."""
     digest: bytes = b""
     """Of a key: what stands for the request that was given up (`CallRecord.digest`)."""
 
@@ -145,7 +148,7 @@ class Outline(NamedTuple):
     id: SessionId
     owner: str
     state: SessionState
-    initialized: bool
+    is_task: bool
     active: float
     kind: RecordKind
     call: CallState | None

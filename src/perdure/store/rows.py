@@ -123,6 +123,7 @@ session_record = record_maker(
     initialized=bool,
     sticky=sticky_requests,
     kind=RecordKind,
+    is_task=bool,
 )
 stream_record = record_maker(StreamRecord, kind=Kind, sealed=bool, unread=bool)
 call_record = record_maker(
@@ -136,12 +137,12 @@ call_record = record_maker(
 
 
 def outline(row: Row) -> Outline:
-    id_, owner, state, initialized, active, kind, call = row
+    id_, owner, state, is_task, active, kind, call = row
     return Outline(
         id_,
         strict(owner),
         SessionState(state),
-        bool(initialized),
+        bool(is_task),
         active,
         RecordKind(kind),
         None if call is None else CallState(call),

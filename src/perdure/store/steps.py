@@ -63,6 +63,7 @@ class ChangeSession(Step):
     version: str | None = None
     result: bytes | None = None
     initialized: bool | None = None
+    is_task: bool | None = None
     stick: bytes | None = None
     """A sticky request that succeeded: `_core.sticky.after` decides what is repeated from now on."""
 
@@ -250,7 +251,7 @@ Sticking = Callable[[tuple[bytes, ...], bytes], tuple[bytes, ...]]
 
 def changed(record: SessionRecord, step: ChangeSession, after: Sticking = sticky.after) -> SessionRecord:
     """Return a record as a step changes it. `after` returns the sticky requests after one more."""
-    fields = {name: getattr(step, name) for name in ("state", "version", "result", "initialized")}
+    fields = {name: getattr(step, name) for name in ("state", "version", "result", "initialized", "is_task")}
     fields["sticky"] = None if step.stick is None else after(record.sticky, step.stick)
     given = {name: value for name, value in fields.items() if value not in (None, getattr(record, name))}
     active = max(record.active, step.active or 0.0)

@@ -920,6 +920,7 @@ class SessionChecks(Case):
             (ChangeSession(session=SESSION, version="2025-06-18"), {"version": "2025-06-18"}),
             (ChangeSession(session=SESSION, result=b"{}"), {"result": b"{}"}),
             (ChangeSession(session=SESSION, initialized=True), {"initialized": True}),
+            (ChangeSession(session=SESSION, is_task=True), {"is_task": True}),
             (ChangeSession(session=SESSION, active=7.5), {"active": 7.5}),
             (ChangeSession(session=SESSION, active=6.0), {}),
             (ChangeSession(session=SESSION, result=b"", initialized=False), {"result": b"", "initialized": False}),
@@ -1281,7 +1282,7 @@ class InspectChecks(Case):
         await self.accept(self.answer(stream="of c"))
         states = {task.id: CallState.RUNNING, ended.id: CallState.ANSWERED}
         records[3:5] = records[4:2:-1]  # of one moment, by their ids
-        wanted = [Outline(r.id, r.owner, r.state, r.initialized, r.active, r.kind, states.get(r.id)) for r in records]
+        wanted = [Outline(r.id, r.owner, r.state, r.is_task, r.active, r.kind, states.get(r.id)) for r in records]
         same("all", list(await inspect.newest(limit=9)), wanted)
         same("some", list(await inspect.newest(limit=3)), wanted[:3])
         with_prefix = [one for one in wanted if one.id.startswith("a")]

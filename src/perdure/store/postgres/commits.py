@@ -253,12 +253,12 @@ class CommitArguments:
             self._blobs += (id_key(call.request_id), *said, call.digest, stored(call.name))
 
     def _change_session(self, step: ChangeSession) -> None:
-        initialized = -1 if step.initialized is None else int(step.initialized)
+        initialized, is_task = (-1 if said is None else int(said) for said in (step.initialized, step.is_task))
         flags = (int(step.version is not None), int(step.result is not None), initialized)
         seen = after = self._sticky.get(step.session, ())  # none, if the session does not exist or has ended
         if step.stick is not None:
             after = self._sticky[step.session] = self._payloads.stick(seen, step.stick)
-        sticky = (int(step.stick is not None), len(seen), len(after))
+        sticky = (int(step.stick is not None), len(seen), len(after), is_task)
         texts = (step.session, "" if step.state is None else step.state.value, step.version or "")
         active = float("-inf") if step.active is None else step.active
         self._put("c", texts, (*flags, *sticky), (active,), (step.result or b"", *seen, *after))
@@ -276,7 +276,7 @@ class CommitArguments:
         self._put(
             "s",
             texts,
-            (*numbers, len(record.sticky), record.revision),
+            (*numbers, len(record.sticky), record.revision, int(record.is_task)),
             (record.created, record.active),
             (*caller, record.client_params, record.result, record.digest, *record.sticky),
         )

@@ -102,14 +102,14 @@ WHERE n.id = $1;
 SELECT {session} FROM perdure.session WHERE id > $1 ORDER BY id LIMIT $2;
 
 -- newest: the sessions and calls that were active last, in short; of a call also the state of its row
-SELECT id, owner, state, initialized, active, kind,
+SELECT id, owner, state, is_task, active, kind,
        CASE kind WHEN 'call' THEN (
            SELECT c.state FROM perdure.stream AS s JOIN perdure.call AS c ON c.stream = s.key
            WHERE s.session = n.id ORDER BY s.key, c.place LIMIT 1) END
 FROM perdure.session AS n WHERE kind IN ('session', 'call') ORDER BY active DESC, id LIMIT $1;
 
 -- newest_with_prefix: the same of those whose ids begin with a prefix, from the prefix to its end
-SELECT id, owner, state, initialized, active, kind,
+SELECT id, owner, state, is_task, active, kind,
        CASE kind WHEN 'call' THEN (
            SELECT c.state FROM perdure.stream AS s JOIN perdure.call AS c ON c.stream = s.key
            WHERE s.session = n.id ORDER BY s.key, c.place LIMIT 1) END

@@ -44,6 +44,7 @@ CREATE TABLE perdure.session (
     address       bytea NOT NULL DEFAULT '',
     caller        bytea NOT NULL,
     kind          text NOT NULL DEFAULT 'session' CHECK (kind IN ('session', 'call', 'key')),
+    is_task       bool NOT NULL DEFAULT false,
     digest        bytea NOT NULL DEFAULT ''
 ) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
@@ -673,21 +674,21 @@ BEGIN
                     AND state NOT IN ('answered', 'cancelled', 'settled');
             END IF;
         WHEN 's' THEN  -- put session: id, state, version, standalone, ended, kind; initialized, incarnation, limits,
-            -- has caller, most of caller, most or -1, sticky, revision; created, active; owner, address, caller, params, result, digest,
+            -- has caller, most of caller, most or -1, sticky, revision, is task; created, active; owner, address, caller, params, result, digest,
             -- sticky…
             INSERT INTO perdure.session (
                 id, state, version, standalone, ended, initialized, incarnation, created, active, owner, address,
-                caller, client_params, result, sticky, revision, kind, digest)
+                caller, client_params, result, sticky, revision, kind, digest, is_task)
             VALUES (
                 texts[t], texts[t + 1], texts[t + 2], texts[t + 3], texts[t + 4], numbers[n] = 1,
                 numbers[n + 1], times[f], times[f + 1], blobs[b], blobs[b + 1], blobs[b + 2], blobs[b + 3], blobs[b + 4],
-                blobs[b + 6 : b + 5 + numbers[n + 6]::int], numbers[n + 7], texts[t + 5], blobs[b + 5])
+                blobs[b + 6 : b + 5 + numbers[n + 6]::int], numbers[n + 7], texts[t + 5], blobs[b + 5], numbers[n + 8] = 1)
             ON CONFLICT (id) DO NOTHING;
             IF FOUND AND numbers[n + 2] = 1 THEN
                 why := perdure.limit_sessions_1(texts[t], numbers[n + 3] = 1, numbers[n + 4], nullif(numbers[n + 5], -1));
             END IF;
         WHEN 'c' THEN  -- change session: id, state or '', version; has version, result, initialized or -1, sticks, seen,
-            -- sticky; active or -infinity; result, seen…, sticky…
+            -- sticky, is task or -1; active or -infinity; result, seen…, sticky…
             done := numbers[n + 3] = 0;
             count_ := numbers[n + 4];
             more := blobs[b + 1 + count_ : b + count_ + numbers[n + 5]::int];
@@ -697,11 +698,12 @@ BEGIN
                 version = CASE WHEN numbers[n] = 1 THEN texts[t + 2] ELSE version END,
                 result = CASE WHEN numbers[n + 1] = 1 THEN blobs[b] ELSE result END,
                 initialized = CASE WHEN numbers[n + 2] >= 0 THEN numbers[n + 2] = 1 ELSE initialized END,
+                is_task = CASE WHEN numbers[n + 6] >= 0 THEN numbers[n + 6] = 1 ELSE is_task END,
                 sticky = CASE WHEN done THEN sticky ELSE more END,
                 revision = revision + (texts[t + 1] NOT IN ('', state) OR (numbers[n] = 1 AND texts[t + 2] <> version)
                     OR (numbers[n + 1] = 1 AND blobs[b] <> result)
                     OR (numbers[n + 2] >= 0 AND (numbers[n + 2] = 1) <> initialized)
-                    OR (NOT done AND more <> sticky))::int
+                    OR (numbers[n + 6] >= 0 AND (numbers[n + 6] = 1) <> is_task) OR (NOT done AND more <> sticky))::int
             WHERE id = texts[t] AND state <> 'ended'
                 AND (done OR sticky = blobs[b + 1 : b + count_]);
             IF NOT FOUND AND NOT done

@@ -2,9 +2,9 @@
 
 -- put_session: a new session; nothing if it is there already
 INSERT INTO session (id, owner, state, version, client_params, result, initialized, sticky, incarnation,
-                     standalone, created, active, ended, address, revision, kind, digest)
+                     standalone, created, active, ended, address, revision, kind, is_task, digest)
 VALUES (:id, :owner, :state, :version, :client_params, :result, :initialized, :sticky, :incarnation,
-        :standalone, :created, :active, :ended, :address, :revision, :kind, :digest)
+        :standalone, :created, :active, :ended, :address, :revision, :kind, :is_task, :digest)
 ON CONFLICT (id) DO NOTHING;
 
 -- unput_session: a session was one too many
@@ -14,10 +14,11 @@ DELETE FROM session WHERE id = ?;
 UPDATE session SET
     revision = revision + (coalesce(:state, state) <> state OR coalesce(:version, version) <> version
         OR coalesce(:result, result) <> result OR coalesce(:initialized, initialized) <> initialized
-        OR coalesce(:sticky, sticky) <> sticky),
+        OR coalesce(:is_task, is_task) <> is_task OR coalesce(:sticky, sticky) <> sticky),
     active = max(active, coalesce(:active, active)), state = coalesce(:state, state),
     version = coalesce(:version, version), result = coalesce(:result, result),
-    initialized = coalesce(:initialized, initialized), sticky = coalesce(:sticky, sticky)
+    initialized = coalesce(:initialized, initialized), is_task = coalesce(:is_task, is_task),
+    sticky = coalesce(:sticky, sticky)
 WHERE id = :session AND state <> 'ended';
 
 -- read_sticky: what a session that has not ended repeats
@@ -183,7 +184,7 @@ SELECT {session} FROM session WHERE id > ? ORDER BY id LIMIT ?;
 
 -- newest: the sessions and calls that were active last, in short; of a call also the state of its row. Only indexes are
 -- walked through: the records themselves are large
-SELECT id, owner, state, initialized, active, kind,
+SELECT id, owner, state, is_task, active, kind,
        CASE kind WHEN 'call' THEN (
            SELECT c.state FROM stream AS s JOIN call AS c ON c.stream = s.key
            WHERE s.session = session.id ORDER BY s.key, c.place LIMIT 1) END
@@ -197,7 +198,7 @@ WHERE kind IN ('session', 'call') AND (
 ORDER BY active DESC, id LIMIT ?1;
 
 -- newest_with_prefix: the same of those whose ids begin with a prefix, from the prefix to its end
-SELECT id, owner, state, initialized, active, kind,
+SELECT id, owner, state, is_task, active, kind,
        CASE kind WHEN 'call' THEN (
            SELECT c.state FROM stream AS s JOIN call AS c ON c.stream = s.key
            WHERE s.session = session.id ORDER BY s.key, c.place LIMIT 1) END

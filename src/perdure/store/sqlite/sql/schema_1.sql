@@ -20,6 +20,7 @@ CREATE TABLE session (
     address       TEXT NOT NULL DEFAULT '',
     revision      INTEGER NOT NULL DEFAULT 0,
     kind          TEXT NOT NULL DEFAULT 'session' CHECK (kind IN ('session', 'call', 'key')),
+    is_task       INTEGER NOT NULL DEFAULT 0 CHECK (is_task IN (0, 1)),
     digest        BLOB NOT NULL DEFAULT x''
 );
 
