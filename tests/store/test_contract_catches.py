@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -12,26 +12,18 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from perdure._core.ids import Fence, Generation, NodeId, SessionId, StreamId
-from perdure._core.retention import Cutoffs
-from perdure._core.states import CallState, ClaimState, SessionState
-from perdure.errors import StaleFence
+from perdure._core.states import ClaimState, SessionState
 from perdure.store.memory import MemoryLiveness, MemoryStore
 from perdure.store.records import (
-    MAX_MAIL,
     CallRecord,
     Event,
-    Followed,
-    Loaded,
     Mail,
-    Overview,
     SessionRecord,
     StreamRecord,
 )
 from perdure.store.steps import (
     Append,
     DropStream,
-    EndSession,
-    Forward,
     MailReceived,
     OpenStream,
     PutCall,
@@ -72,26 +64,11 @@ class TakesAnyFence(MemoryStore):
         return step
 
 
-class ReadsBackwards(MemoryStore):
-    async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
-        return list(await super().read(stream, after=after, limit=limit))[::-1]
-
-
 class ReadsFromThePosition(MemoryStore):
     """One event twice for everybody who resumes."""
 
     async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
         return await super().read(stream, after=max(0, after - 1), limit=limit)
-
-
-class ReadsWithoutABound(MemoryStore):
-    """However large the events are, as many as were asked for."""
-
-    async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
-        found: list[Event] = []
-        while more := await super().read(stream, after=found[-1].seq if found else after, limit=limit - len(found)):
-            found += more
-        return found
 
 
 class OpensAnew(MemoryStore):
@@ -111,19 +88,6 @@ class ForgetsGenerations(MemoryStore):
         return ()
 
 
-class KeepsTheGeneration(MemoryStore):
-    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
-        record = await super().claim(stream, node=node, held=held, known=known)
-        return record and replace(record, generation=1)
-
-
-class ForgetsLostGenerations(MemoryStore):
-    """A generation that its readers know of comes again, with other events."""
-
-    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
-        return await super().claim(stream, node=node, held=held)
-
-
 class LetsEverybodyClaim(MemoryStore):
     """Looks at the fence that the caller has seen, and takes the stream when others have looked as well."""
 
@@ -132,13 +96,6 @@ class LetsEverybodyClaim(MemoryStore):
             return None
         await asyncio.sleep(0)
         return await super().claim(stream, node=node, held=self._streams[stream].record.fence, known=known)
-
-
-class ClaimsWhatIsSealed(MemoryStore):
-    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
-        found = self._streams[stream]
-        found.record = replace(found.record, sealed=False)
-        return await super().claim(stream, node=node, held=held, known=known)
 
 
 class HandsMailOutOnce(MemoryStore):
@@ -161,14 +118,6 @@ class InheritsUnderOldKeys(MemoryStore):
         return await super().bury(node, heir=heir, beat=beat)
 
 
-class FailsTheWholeCommitForOneMessage(MemoryStore):
-    def commit_now(self, steps: Sequence[Step]) -> Refusals:
-        unknown = [isinstance(step, SendMail) and step.node not in self._nodes for step in steps]
-        if not any(unknown):
-            return super().commit_now(steps)
-        return [self._apply(step) if gone else None for step, gone in zip(steps, unknown, strict=True)]
-
-
 class ForgetsWhatItTook(MemoryStore):
     """A message that is forwarded again after it was appended is appended once more."""
 
@@ -177,39 +126,6 @@ class ForgetsWhatItTook(MemoryStore):
         if isinstance(step, Append) and step.taken:
             self._streams[step.stream].senders.clear()
         return refusal
-
-
-class TakesMessagesThatDoNotFollow(MemoryStore):
-    def _apply(self, step: Step) -> StepRejected | None:
-        if isinstance(step, Forward) and (row := self._streams.get(step.stream)) is not None:
-            sender, last = row.senders.get(step.node, (step.sender, 0))
-            row.senders[step.node] = (sender, max(last, step.first - 1))
-        return super()._apply(step)
-
-
-class TakesAwayWithoutAppending(MemoryStore):
-    """What is forwarded is gone although its events were refused."""
-
-    def _apply(self, step: Step) -> StepRejected | None:
-        if isinstance(step, Append) and (row := self._streams.get(step.stream)) is not None:
-            row.forwarded = [message for message in row.forwarded if message.key > step.taken]
-        return super()._apply(step)
-
-
-class CountsMailNowAndThen(MemoryStore):
-    """One message in 64 is refused, and those behind it are taken."""
-
-    beyond = 0
-
-    def _deliver(self, step: SendMail) -> StepRejected | None:
-        row = self._nodes.get(step.node)
-        if row is None or len(row.mail) < MAX_MAIL:
-            return super()._deliver(step)
-        self.beyond += 1
-        if self.beyond % 64 == 1:
-            return super()._deliver(step)
-        self._put_mail(step.node, step.message)
-        return None
 
 
 class ShowsMailOutOfOrder(MemoryStore):
@@ -234,13 +150,6 @@ class TakesEveryHole(MemoryStore):
         return super()._append(replace(step, lost=True))
 
 
-class TakesNoHole(MemoryStore):
-    """A call whose events were lost never gets its answer in."""
-
-    def _append(self, step: Append) -> StepRejected | None:
-        return super()._append(replace(step, lost=False))
-
-
 class FillsHoles(MemoryStore):
     """Numbers that were lost get other events."""
 
@@ -253,12 +162,6 @@ class FillsHoles(MemoryStore):
             last = max([found.record.last, *(event.seq for event in step.events)])
             found.record = replace(found.record, last=last)
         return super()._append(step)
-
-
-class CallsEveryRefusalStale(MemoryStore):
-    def _append(self, step: Append) -> StepRejected | None:
-        refusal = super()._append(step)
-        return StaleFence(str(refusal)) if refusal is not None else None
 
 
 class CountsCallsAsSessions(MemoryStore):
@@ -276,21 +179,6 @@ class CountsCallsAsSessions(MemoryStore):
         return refusal
 
 
-class KeepsEndedCalls(MemoryStore):
-    """A single call leaves a record, as a session does."""
-
-    def _end(self, step: EndSession) -> None:
-        record = self._sessions.get(step.session)
-        super()._end(step)
-        if record is not None:
-            self._sessions.setdefault(record.id, replace(record, state=SessionState.ENDED))
-
-
-class SweepsCallsAsSessions(MemoryStore):
-    async def sweep(self, cutoffs: Cutoffs) -> int:
-        return await super().sweep(replace(cutoffs, calls=cutoffs.answers))
-
-
 class ForgetsTheDigest(MemoryStore):
     async def calls(
         self, session: SessionId, *, stream: StreamId | None = None, only_open: bool = False
@@ -299,42 +187,11 @@ class ForgetsTheDigest(MemoryStore):
         return [replace(row, digest=row.digest if row.request else b"") for row in found]
 
 
-class ForgetsTheName(MemoryStore):
-    async def calls(
-        self, session: SessionId, *, stream: StreamId | None = None, only_open: bool = False
-    ) -> Sequence[CallRecord]:
-        found = await super().calls(session, stream=stream, only_open=only_open)
-        return [replace(row, name=row.name if row.request else "") for row in found]
-
-
-class TakesTheLivingForDead(MemoryStore):
-    """When one leaves, all seem to have left."""
-
-    async def leave(self, node: NodeId) -> None:
-        for row in self._nodes.values():
-            row.left = True
-        await super().leave(node)
-
-
 class BuriesWhoIsBack(MemoryStore):
     """Does not look whether the node has beaten since it was found dead."""
 
     async def bury(self, node: NodeId, *, heir: NodeId, beat: int | None = None) -> Sequence[StreamRecord] | None:
         return await super().bury(node, heir=heir)
-
-
-class StaysFrozen(MemoryStore):
-    """A claim that ran out once never holds again."""
-
-    def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> MemoryLiveness:
-        store = self
-
-        class View(MemoryLiveness):
-            async def beat(self, facts: bytes) -> None:
-                if self.own_claim is not ClaimState.FROZEN:
-                    await super().beat(facts)
-
-        return View(store, node, lease=lease, monotonic=monotonic)
 
 
 class TakesTheBuriedBack(MemoryStore):
@@ -367,17 +224,6 @@ class HoldsForEver(MemoryStore):
         super()._hold(node, True)
 
 
-class NamesHoldersWhoHaveLeft(MemoryStore):
-    held: set[NodeId]
-
-    def _hold(self, node: NodeId, holding: bool) -> None:
-        super()._hold(node, holding)
-        self.held = ({*getattr(self, "held", ()), node}) if holding else set()
-
-    def _holders(self) -> list[NodeId]:
-        return sorted(getattr(self, "held", ()))
-
-
 class ComparesIdsAsTheyAre(MemoryStore):
     """8 and "8" run side by side."""
 
@@ -394,16 +240,6 @@ class OpensForEveryWriter(MemoryStore):
 
     def _apply(self, step: Step) -> StepRejected | None:
         return super()._apply(replace(step, unique=False) if isinstance(step, OpenStream) else step)
-
-
-class ForgetsWhoWaits(MemoryStore):
-    """A call that waits for another node to run it does not hold its id."""
-
-    def _apply(self, step: Step) -> StepRejected | None:
-        refusal = super()._apply(step)
-        if isinstance(step, PutCall) and step.state is CallState.WAITING:
-            self._open_calls.clear()
-        return refusal
 
 
 class OpensStreamsOfEndedSessions(MemoryStore):
@@ -434,11 +270,6 @@ class KeepsNotesOfEndedSessions(MemoryStore):
             super()._forget_notes(session)
 
 
-class FindsNotesByTheirWholeNames(MemoryStore):
-    async def notes(self, prefix: str) -> Mapping[str, bytes]:
-        return {name: value for name, value in (await super().notes(prefix)).items() if name == prefix}
-
-
 class CountsBeforehand(MemoryStore):
     """Looks how many sessions there are, and puts another when others have looked as well."""
 
@@ -449,11 +280,6 @@ class CountsBeforehand(MemoryStore):
                     return await super().commit(steps)
                 await asyncio.sleep(0)
         return await super().commit([replace(s, limits=None) if isinstance(s, PutSession) else s for s in steps])
-
-
-class CountsNoCalls(MemoryStore):
-    def _open(self, step: OpenStream) -> StepRejected | None:
-        return super()._open(replace(step, most_calls=None))
 
 
 class LooksAtNoRevision(MemoryStore):
@@ -472,11 +298,6 @@ class KeepsTheRevision(MemoryStore):
         return record
 
 
-class KeepsEveryEndedSession(MemoryStore):
-    def _forget_ended(self, caller: tuple[str, str]) -> None:
-        pass
-
-
 class KeepsTheStamp(MemoryStore):
     def stamp(self) -> object:
         return "always"
@@ -490,11 +311,6 @@ class CountsFences(MemoryStore):
     def _new_fence(self, generation: int = 1) -> Fence:
         self.counted += 1
         return Fence(self.counted)
-
-
-class GivesEverybodyTheSameFence(MemoryStore):
-    async def join(self, node: NodeId) -> Fence:
-        return Fence(1)
 
 
 class TrimsAnswers(MemoryStore):
@@ -552,31 +368,6 @@ class TakesReadersBack(MemoryStore):
         return super().commit_now(steps)
 
 
-class HidesWhatWaits(MemoryStore):
-    """Its overview says that no mail is there."""
-
-    def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> MemoryLiveness:
-        class View(MemoryLiveness):
-            async def overview(self, *, mail_after: int) -> Overview:
-                return (await super().overview(mail_after=mail_after))._replace(has_mail=False)
-
-        return View(self, node, lease=lease, monotonic=monotonic)
-
-
-class FollowsFromTheBeginning(MemoryStore):
-    """Gives all events of a stream that is followed, wherever its reader is."""
-
-    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
-        found = await super().follow(after, limit=limit)
-        return {name: seen._replace(events=await self.read(name, after=0, limit=limit)) for name, seen in found.items()}
-
-
-class LoadsWithoutAHome(MemoryStore):
-    async def load(self, session: SessionId) -> Loaded | None:
-        found = await super().load(session)
-        return None if found is None else found._replace(standalone=None)
-
-
 class CountsLostEventsAsRead(MemoryStore):
     """Takes the number of an event that was lost for the one that has its place now."""
 
@@ -594,56 +385,31 @@ class CountsLostEventsAsRead(MemoryStore):
     [
         (CommitsStepByStep, "promise 1"),
         (TakesAnyFence, "promise 2"),
-        (ReadsBackwards, "promise"),
         (ReadsFromThePosition, "promise"),
-        (ReadsWithoutABound, "promise 4 one answer"),
         (OpensAnew, "promise 5"),
         (ForgetsGenerations, "promise 6"),
-        (KeepsTheGeneration, "promise 6"),
-        (GivesEverybodyTheSameFence, "promise 6 no fence is given twice"),
         (CountsFences, "promise 6 fences are not counted"),
         (LetsEverybodyClaim, "promise 6 of several"),
-        (ForgetsLostGenerations, "promise 6 a generation that was lost"),
-        (ClaimsWhatIsSealed, "promise 6 what is sealed"),
         (TrimsAnswers, "promise 7"),
         (TakesEveryHole, "promise 2 an append that leaves a hole"),
-        (TakesNoHole, "promise 4 the writer of a store that lost events"),
         (FillsHoles, "promise 4 the writer of a store that lost events"),
-        (CallsEveryRefusalStale, "promise 2"),
         (HandsMailOutOnce, "promise 10 mail stays"),
         (ShowsMailOutOfOrder, "promise 10 mail becomes visible"),
         (InheritsUnderOldKeys, "promise 10 the heir"),
-        (FailsTheWholeCommitForOneMessage, "promise 10 a message for an unknown node"),
-        (CountsMailNowAndThen, "promise 10 mail is read a page"),
         (ForgetsWhatItTook, "promise 16 a message is appended and taken away"),
-        (TakesMessagesThatDoNotFollow, "promise 16 no message is taken before"),
-        (TakesAwayWithoutAppending, "promise 16 a message is appended and taken away"),
-        (FollowsFromTheBeginning, "promise 4 streams that are followed"),
-        (LoadsWithoutAHome, "promise 21 a session is loaded"),
-        (HidesWhatWaits, "promise 11 an overview"),
-        (TakesTheLivingForDead, "promise 11"),
         (BuriesWhoIsBack, "promise 11 a node that has beaten since"),
-        (StaysFrozen, "promise 11 a node whose claim ran out"),
         (TakesTheBuriedBack, "promise 11 a node that (left|was buried)"),
         (TellsOfNobodyWhoHolds, "promise 15 a node that holds"),
-        (NamesHoldersWhoHaveLeft, "promise 15 a node that is gone"),
         (ComparesIdsAsTheyAre, "promise 12 no two calls"),
         (OpensForEveryWriter, "promise 12 of several writers"),
-        (ForgetsWhoWaits, "promise 12 an id is free"),
         (OpensStreamsOfEndedSessions, "promise 12 a session that has ended"),
         (CountsBeforehand, "promise 14 of many that come at once"),
-        (CountsNoCalls, "promise 14 calls beyond the limit"),
         (LooksAtNoRevision, "promise 21 a call is refused"),
         (KeepsTheRevision, "promise 21 whatever changes"),
         (CountsCallsAsSessions, "promise 22 single calls and sessions"),
-        (KeepsEndedCalls, "promise 22 a single call that ends"),
-        (SweepsCallsAsSessions, "promise 22 a single call is given up"),
         (ForgetsTheDigest, "a call keeps its name and what stands for its request"),
-        (ForgetsTheName, "a call keeps its name and what stands for its request"),
-        (KeepsEveryEndedSession, "promise 14 of a callers ended sessions"),
         (ChangesWhateverIsThere, "promise 13 of several"),
         (KeepsNotesOfEndedSessions, "promise 13 a note of a session ends"),
-        (FindsNotesByTheirWholeNames, "promise 13 notes are found"),
         (TakesReadersBack, "promise 19 how far"),
         (CountsLostEventsAsRead, "promise 19 an event in the place"),
         (KeepsTheStamp, "equal stamps"),
@@ -651,7 +417,7 @@ class CountsLostEventsAsRead(MemoryStore):
 )
 async def test_a_store_that_breaks_a_promise_is_told_by_its_number(broken: type[MemoryStore], promise: str) -> None:
     with pytest.raises(AssertionError, match=f"^{promise}"):
-        await check_store(lambda name: broken(), durable=False, only=promise)
+        await check_store(lambda name: broken(), durable=False, only=promise.partition(" (")[0])
 
 
 async def test_a_store_whose_nodes_hold_for_ever_is_told_by_its_number() -> None:
@@ -693,7 +459,6 @@ async def test_a_failure_without_a_name_is_not_taken_for_one() -> None:
 @pytest.mark.parametrize(
     "broken",
     [
-        ReadsBackwards,
         OpensAnew,
         TrimsAnswers,
         HandsMailOutOnce,
