@@ -30,7 +30,7 @@ _SCHEMES = ("memory", "sqlite", "postgresql", "postgres")
 
 
 def open_store(url: str, *, busy_timeout: float = 1.0) -> Store:
-    """Give the store at an address (`memory:`, `sqlite:PATH`, `sqlite:PATH?sync=normal|full`,
+    """Return the store at an address (`memory:`, `sqlite:PATH`, `sqlite:PATH?sync=normal|full`,
     `postgresql://USER@HOST/DATABASE`), not opened yet."""
     scheme, rest = _parts(url)
     if scheme.startswith("postgres"):
@@ -56,7 +56,7 @@ def existing_store(url: str, *, writes: bool, busy_timeout: float = 5.0) -> Insp
 
 
 def maintenance_of(url: str) -> Maintenance:
-    """Give what makes, migrates and checks the store at an address."""
+    """Return what makes, migrates and checks the store at an address."""
     scheme, rest = _shared_parts(url)
     if scheme.startswith("postgres"):
         _need_asyncpg()

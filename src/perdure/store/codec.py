@@ -69,7 +69,7 @@ class Payloads:
         return steps if self.is_plain else [_changed(step, self._encode) for step in steps]
 
     def decode(self, record: R) -> R:
-        """Give a record of any kind, or `None`, as it came into the store."""
+        """Return a record of any kind, or `None`, as it came into the store."""
         return record if self.is_plain else _changed(record, self._decode)
 
     def decode_all(self, records: Sequence[R]) -> Sequence[R]:
@@ -82,11 +82,11 @@ class Payloads:
         return stored if self.is_plain else self._decode(stored)
 
     def size(self, stored: bytes) -> int:
-        """Give the size of a payload, as limits count it: before it was encoded."""
+        """Return the size of a payload, as limits count it: before it was encoded."""
         return max(0, len(stored) - self.overhead)
 
     def stick(self, kept: tuple[bytes, ...], request: bytes) -> tuple[bytes, ...]:
-        """Give the sticky requests behind another one (`_core.sticky`), all of them as they are stored."""
+        """Return the sticky requests behind another one (`_core.sticky`), all of them as they are stored."""
         if self.is_plain:
             return sticky.after(kept, request)
         plain = sticky.after(tuple(map(self._decode, kept)), self._decode(request))
@@ -100,7 +100,7 @@ class Payloads:
 
 
 def _changed(value: Any, change: Callable[[bytes], bytes]) -> Any:
-    """Give a step or a record with each of its payloads changed. What has none is given as it is."""
+    """Return a step or a record with each of its payloads changed. What has none is given as it is."""
     match value:
         case Event() | Forwarded():
             return value._replace(payload=change(value.payload))
@@ -129,7 +129,7 @@ def _changed(value: Any, change: Callable[[bytes], bytes]) -> Any:
 
 
 def weigh(steps: Sequence[Step]) -> tuple[int, int, bool]:
-    """Give how many rows and bytes the steps write, nearly; and whether they forget anything."""
+    """Return how many rows and bytes the steps write, nearly; and whether they forget anything."""
     count = size = 0
     forget = False
     for step in steps:

@@ -380,7 +380,7 @@ class Measured(Protocol):
 
 
 async def paged(read: Callable[[int], Awaitable[Sequence[T]]]) -> AsyncIterator[T]:
-    """Give all that a store gives page by page; `read` gives the page behind a number, which each item has first."""
+    """Return all that a store gives page by page; `read` gives the page behind a number, which each item has first."""
     after = 0
     while page := await read(after):
         for item in page:
@@ -389,19 +389,19 @@ async def paged(read: Callable[[int], Awaitable[Sequence[T]]]) -> AsyncIterator[
 
 
 def measures_of(store: object) -> Measures | None:
-    """Give what a store has to tell, or `None` if it has nothing."""
+    """Return what a store has to tell, or `None` if it has nothing."""
     measures: Callable[[], Measures] | None = getattr(store, "measures", None)
     return None if measures is None else measures()
 
 
 async def survey_of(store: object) -> Survey | None:
-    """Give what a store's server says, or `None` if there is none."""
+    """Return what a store's server says, or `None` if there is none."""
     survey: Callable[[], Awaitable[Survey]] | None = getattr(store, "survey", None)
     return None if survey is None else await survey()
 
 
 async def stream_by_id(store: Store, stream: StreamId) -> StreamRecord | None:
-    """Give one stream, or `None` if it is not there."""
+    """Return one stream, or `None` if it is not there."""
     return (await store.streams_by_id((stream,))).get(stream)
 
 

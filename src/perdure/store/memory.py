@@ -611,7 +611,7 @@ class MemoryStore(Store):
             view.look_at_claim()
 
     def _living(self) -> dict[NodeId, NodeRow]:
-        """Give the nodes that have not left by themselves."""
+        """Return the nodes that have not left by themselves."""
         return {node: row for node, row in self._nodes.items() if not row.left}
 
     def _hold(self, node: NodeId, holding: bool) -> None:
@@ -683,7 +683,7 @@ class MemoryLiveness:
 
 
 def caller(session: SessionRecord) -> tuple[str, str]:
-    """Give the name that opened a session, or the address."""
+    """Return the name that opened a session, or the address."""
     return session.owner, session.address
 
 
@@ -703,7 +703,7 @@ def _reached(stream: StreamRow, step: Reached) -> StreamRecord:
 
 
 def _not_written(stream: StreamRow, step: Append | PutCall | Release) -> StepRejected | None:
-    """Give the refusal of a step whose writer is not the stream's."""
+    """Return the refusal of a step whose writer is not the stream's."""
     record = stream.record
     if record.fence != step.fence:
         return refusal(step, Why.FENCED, record.fence)

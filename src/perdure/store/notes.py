@@ -51,7 +51,7 @@ async def chain_of(store: Store, session: SessionId) -> Chain | None:
 
 
 async def put_chain(store: Store, chain: Chain) -> bool:
-    """Give a session its chain, in place of the one that it may have. `False`: the session has ended."""
+    """Return a session its chain, in place of the one that it may have. `False`: the session has ended."""
     pointer = chain.session.encode()
     if not await store.change_note(_TOKEN + chain.name, seen=None, value=pointer, session=chain.session):
         return False

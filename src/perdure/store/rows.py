@@ -44,7 +44,7 @@ Row = tuple[Any, ...]
 
 
 def named_values(value: Any) -> dict[str, object]:
-    """Give the fields of a record, or of a step, by their names."""
+    """Return the fields of a record, or of a step, by their names."""
     found: dict[str, object] = {}
     for name in value.__dataclass_fields__:
         field = getattr(value, name)
@@ -84,7 +84,7 @@ def id_key(request_id: int | str) -> str | bytes:
 
 
 def loose(text: str) -> str | bytes:
-    """Give text as a database can hold it: half a surrogate pair, which JSON may spell, is not UTF-8."""
+    """Return text as a database can hold it: half a surrogate pair, which JSON may spell, is not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -174,7 +174,7 @@ class RecordReads(Inspect):
 
     @abstractmethod
     async def _all(self, query: str, record: Callable[[Any], T], *values: Any) -> Sequence[T]:
-        """Give the records that a query finds. All payloads are decoded here, at the edge."""
+        """Return the records that a query finds. All payloads are decoded here, at the edge."""
 
     async def _one(self, query: str, record: Callable[[Any], T], *values: Any) -> T | None:
         found = await self._all(query, record, *values)
@@ -254,7 +254,7 @@ _CALL_COLUMNS = ", ".join("s.id" if field.name == "stream" else f"c.{field.name}
 
 
 def statements_by_name(text: str) -> Mapping[str, str]:
-    """Give the statements of a file in which each stands below a line with its name and its purpose."""
+    """Return the statements of a file in which each stands below a line with its name and its purpose."""
     text = _COLUMNS.sub(_columns, text).replace("{call}", _CALL_COLUMNS)
     headings = list(_HEADING.finditer(text))
     ends = [heading.start() for heading in headings[1:]] + [len(text)]

@@ -296,7 +296,7 @@ _STALE = {
 
 
 def refusal(step: Any, why: Why, what: object = "") -> StepRejected:
-    """Give the named refusal of a step. `what` is what the store has in place of what the step supposes."""
+    """Return the named refusal of a step. `what` is what the store has in place of what the step supposes."""
     match why, step:
         case Why.ENDED, OpenStream():
             return SessionEnded(f"session {step.record.session[:8]} has ended")

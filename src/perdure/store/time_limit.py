@@ -45,7 +45,7 @@ class TimeLimit:
         """The same of the last ticks: a call that is older than all of these has seen nothing move."""
 
     async def wait(self, asked: Awaitable[T]) -> T:
-        """Give what the store answers, however long the call waits its turn."""
+        """Return what the store answers, however long the call waits its turn."""
         number = next(self._numbers)
         scope = asyncio.timeout(None)
         try:

@@ -17,7 +17,7 @@ from perdure._core.ids import Fence
 from perdure._core.states import CallState
 from perdure.store.records import Event
 from perdure.store.sqlite import SqliteStore
-from perdure.store.sqlite import writing_connection as _sqlite_checkpoints
+from perdure.store.sqlite import writer as _sqlite_checkpoints
 from perdure.store.steps import Append, CallEnd, OpenStream, PutSession, Step
 from perdure.testing._values import NODE, a_call, a_session, a_stream, an_append, put
 

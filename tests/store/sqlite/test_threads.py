@@ -15,7 +15,7 @@ from perdure.errors import StoreUnavailable
 from perdure.store.records import Event
 from perdure.store.sqlite import SqliteStore
 from perdure.store.sqlite import sweep as sweep_module
-from perdure.store.sqlite import writing_connection as _sqlite_checkpoints
+from perdure.store.sqlite import writer as _sqlite_checkpoints
 from perdure.store.steps import DropStream, EndSession, OpenStream, PutSession, Release, Trim
 from perdure.testing._values import (
     NODE,

@@ -22,7 +22,7 @@ class Point:
 
 
 STEPS = "perdure.store.sqlite.steps"
-WRITER = "perdure.store.sqlite.writing_connection"
+WRITER = "perdure.store.sqlite.writer"
 FILE = "perdure.store.sqlite.file"
 NODES = "perdure.store.sqlite.nodes"
 

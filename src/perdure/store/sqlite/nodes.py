@@ -39,7 +39,7 @@ def leave(_: StepWriter, connection: sqlite3.Connection, *, node: NodeId) -> Non
 def bury(
     _: StepWriter, connection: sqlite3.Connection, *, node: NodeId, heir: NodeId, beat: int | None
 ) -> tuple[list[StreamRecord], bool] | None:
-    """Give the streams that it read, and whether it had mail; or `None` if it has beaten since `beat`."""
+    """Return the streams that it read, and whether it had mail; or `None` if it has beaten since `beat`."""
     found = connection.execute(_SQL["read_beat"], (node,)).fetchone()
     if beat is not None and found not in (None, (beat,)):
         return None
@@ -107,7 +107,7 @@ class SqliteLiveness:
         return {node: now - seen for node, seen in self._alive.items()} | {self._node: 0.0}
 
     def _look(self, connection: sqlite3.Connection) -> tuple[list[NodeRecord], list[NodeId], list[NodeId]]:
-        """Give the nodes that have joined, and those of them that are dead and alive, without this one."""
+        """Return the nodes that have joined, and those of them that are dead and alive, without this one."""
         self._writer.look_at_file()
         joined = _joined(connection)
         others = [record.id for record in joined if record.id != self._node]

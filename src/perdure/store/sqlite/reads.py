@@ -176,7 +176,7 @@ class Reads(RecordReads):
 def _events(
     payloads: Payloads, connection: sqlite3.Connection, *, stream: StreamId, after: int, limit: int, room: int
 ) -> tuple[Sequence[Event], int]:
-    """Give events, and how many bytes there is room for behind them."""
+    """Return events, and how many bytes there is room for behind them."""
     events: list[Event] = []
     overhead = payloads.overhead
     # Closed at its end: a query that is left in the middle would keep the file's log from being reused.

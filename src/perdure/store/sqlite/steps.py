@@ -394,6 +394,6 @@ class StepWriter:
 
 
 def next_key(cursor: sqlite3.Cursor | sqlite3.Connection, table: str) -> int:
-    """Give the key of the next message in one of the two tables of messages."""
+    """Return the key of the next message in one of the two tables of messages."""
     (given,) = cursor.execute(_SQL["last_key"], (table,)).fetchone()
     return records.next_key(given, now=time.time())

@@ -71,7 +71,7 @@ def _column(query: str, values: Any, connection: sqlite3.Connection) -> list[Any
 def _expire(
     steps: StepWriter, connection: sqlite3.Connection, *, keys: Sequence[int], cutoffs: Cutoffs
 ) -> tuple[int, int]:
-    """Give how many of the streams were finished, and how many rows went."""
+    """Return how many of the streams were finished, and how many rows went."""
     room = CHUNK
     for place, key in enumerate(keys):
         values = {"stream": key, "events": cutoffs.events, "answers": cutoffs.answers, "limit": room}
@@ -87,7 +87,7 @@ def _expire(
 def _forget(
     steps: StepWriter, connection: sqlite3.Connection, *, session: SessionId, cutoffs: Cutoffs
 ) -> tuple[int, bool]:
-    """Give how many rows went, and whether the session is done with.
+    """Return how many rows went, and whether the session is done with.
 
     The events go first, then the rest with the record: a client that comes back in between finds the session.
     """
