@@ -15,7 +15,6 @@ from tests.cluster.conftest import Start
 from tests.cluster.test_following import test_a_killed_process_is_settled_live_to_a_reader_at_the_other
 from tests.cluster.test_order import test_a_home_that_moves_while_tools_speak_changes_nothing_in_their_order
 from tests.cluster.test_reattach_elsewhere import (
-    test_a_session_at_rest_is_loaded_elsewhere_with_its_sticky_requests_once,
     test_an_ask_of_one_node_is_asked_again_and_answered_through_the_other,
 )
 from tests.cluster.test_two_nodes import (

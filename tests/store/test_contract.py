@@ -35,4 +35,4 @@ async def test_the_sqlite_store_keeps_the_promises(tmp_path: Path, sync: Sync) -
     def make(name: str) -> Store:
         return SqliteStore(str(tmp_path / name), sync=sync)
 
-    await check_store(make, hang=lambda name: locked(tmp_path / name))
+    await check_store(make, hang=lambda name: locked(tmp_path / name), patience=60.0)

@@ -47,7 +47,7 @@ class Stores:
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_the_postgres_store_keeps_the_promises(version: int | None) -> None:
     stores = Stores(version)
-    await check_store(stores.make, hang=stores.hang, at_once=4)
+    await check_store(stores.make, hang=stores.hang, patience=60.0, at_once=4)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

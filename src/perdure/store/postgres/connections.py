@@ -232,13 +232,10 @@ class Connections:
             with named(self._connector.shown, doing):
                 while self._idle and self._idle[-1].is_closed():
                     self._connector.give_up(self._idle.pop())
-                is_new = not self._idle
-                connection = await self._connector.connect() if is_new else self._idle.pop()
+                connection = self._idle.pop() if self._idle else await self._new_connection()
+                began = time.perf_counter()
                 is_usable = False
                 try:
-                    if is_new and self._prepare is not None:
-                        await self._prepare(connection)
-                    began = time.perf_counter()
                     result = await work(connection)
                     self.took.observe(time.perf_counter() - began)
                     is_usable = True
@@ -252,3 +249,13 @@ class Connections:
                         self._idle.append(connection)
                     else:
                         self._connector.give_up(connection)
+
+    async def _new_connection(self) -> Connection:
+        connection = await self._connector.connect()
+        try:
+            if self._prepare is not None:
+                await self._prepare(connection)
+        except BaseException:
+            self._connector.give_up(connection)
+            raise
+        return connection

@@ -70,7 +70,10 @@ class Holding:
         self._answering: set[asyncio.Task[None]] = set()
 
     def hold(self, node: NodeId, holding: bool) -> None:
-        (self._holding.add if holding and node in self.joined else self._holding.discard)(node)
+        if holding and node in self.joined:
+            self._holding.add(node)
+        else:
+            self._holding.discard(node)
 
     def join(self, node: NodeId) -> None:
         self._has_buried = False
