@@ -17,8 +17,8 @@ from perdure._core.states import SessionState
 from perdure.store import SqliteStore
 from perdure.store.records import CallRecord, Event, SessionRecord, StreamRecord
 from perdure.store.steps import Append, OpenStream, PutSession, Step
+from tests.browser.console_page import BUILT, VIOLATIONS, Page, axe, build, open_page
 from tests.support.clients.chromium import Browser
-from tests.support.clients.console_page import BUILT, VIOLATIONS, Page, axe, build, open_page
 from tests.support.clients.raw_http import Peer
 from tests.support.processes.cluster import cluster
 from tests.support.processes.console_process import Console, consoling

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.browser.console_page import VIOLATIONS, axe
 from tests.support.clients.chromium import Browser
-from tests.support.clients.console_page import VIOLATIONS, axe
 from tests.support.clients.demo_page import have_page
 from tests.support.processes.serving import ROOT, python_path
 

@@ -14,17 +14,17 @@ from typing import Any, ClassVar
 import pytest
 
 from perdure.cli.tool_calls import listing_lines
-from tests.support.processes.pty_program import on_a_pty
+from tests.cli.command_line_tools import has_noted
+from tests.cli.pty_program import on_a_pty
 from tests.support.processes.serving import Served, serving
 from tests.support.processes.starting import can_fork, start
 from tests.support.proxies.cutting_proxy import cutting_proxy
-from tests.support.servers.command_line_tools import has_noted
 from tests.support.servers.gate_file_tools import diary, open_gate
 from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 
-KITCHEN = "tests.support.servers.command_line_tools:server"
+KITCHEN = "tests.cli.command_line_tools:server"
 ERAS = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
 needs_pty = pytest.mark.skipif(not can_fork(), reason="the program is given its terminal as a fork")
 

@@ -38,11 +38,11 @@ from perdure.store.steps import (
     Step,
     Trim,
 )
+from tests.cli.commands_here import run_here
 from tests.cli.test_process import exchange, hello, open_session, port_of
 from tests.cli.test_process import start as serve
 from tests.support.clients.modern_requests import TASKS, modern
 from tests.support.clients.raw_http import Peer
-from tests.support.processes.commands_here import run_here
 from tests.support.processes.starting import Program
 from tests.support.processes.starting import start as start_module
 from tests.support.stores.postgres import connection, new_schema, store_url

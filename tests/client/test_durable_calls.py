@@ -28,12 +28,12 @@ from perdure.client.transport import Transport
 from perdure.remote.call import MOST_RUNS
 from perdure.remote.endpoint import Endpoint, http_client
 from tests.client.conftest import text
+from tests.client.sdk_task_server import SdkTaskServer
 from tests.client.test_tasks import BRIEF, EAGER, Person, behind_proxy
 from tests.support.clients.modern_requests import MODERN
 from tests.support.proxies.cutting_proxy import Loss, cutting_proxy
 from tests.support.servers.in_process import under_uvicorn, until
 from tests.support.servers.round_tools import server as rounds
-from tests.support.servers.sdk_task_server import SdkTaskServer
 
 pytestmark = pytest.mark.anyio
 

@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("fastmcp_tasks") is None, reason="fastmcp-tasks is not installed"),
 ]
 
-KITCHEN = (sys.executable, "-m", "tests.support.servers.fastmcp_task_server")
+KITCHEN = (sys.executable, "-m", "tests.client.fastmcp_task_server")
 
 
 async def test_its_tasks_outlive_cuts_and_the_client_and_what_is_no_task_is_unknown(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes.client_process import client_process
+from tests.client.client_process import client_process
 from tests.support.processes.cluster import GATE_FILE_TOOLS, cluster
 from tests.support.processes.serving import serving
 from tests.support.servers.gate_file_tools import diary, open_gate

@@ -16,15 +16,15 @@ import perdure
 from perdure._core.envelope import KEY
 from perdure.client import transport
 from perdure.client.memory import decode
+from tests.client.client_process import client_process
 from tests.client.conftest import text
+from tests.client.sdk_task_server import SdkTaskServer
 from tests.client.test_durable_calls import keys_of
 from tests.client.test_elsewhere import ModernOnly
 from tests.client.test_tasks import EAGER, Person
 from tests.support.clients.modern_requests import MODERN
-from tests.support.processes.client_process import client_process
 from tests.support.proxies.cutting_proxy import cutting_proxy
 from tests.support.servers.in_process import under_uvicorn, until
-from tests.support.servers.sdk_task_server import SdkTaskServer
 
 pytestmark = pytest.mark.anyio
 

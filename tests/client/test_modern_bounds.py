@@ -12,11 +12,11 @@ from perdure._core.polling import MAX_ANSWERED, MAX_QUESTIONS
 from perdure.client.memory import decode
 from perdure.remote.durable_calls import MOST_ROUNDS, TOOL_PAGES
 from tests.client.conftest import text
+from tests.client.sdk_task_server import SdkTaskServer
 from tests.client.test_killed_modern import left_behind
 from tests.client.test_tasks import EAGER, Person, behind_proxy
 from tests.support.clients.modern_requests import MODERN
 from tests.support.servers.in_process import until
-from tests.support.servers.sdk_task_server import SdkTaskServer
 
 pytestmark = pytest.mark.anyio
 

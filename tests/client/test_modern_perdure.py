@@ -14,10 +14,10 @@ from mcp_types import ElicitRequestParams, ElicitResult, ProgressNotification
 import perdure
 from perdure._core.envelope import CALLS, KEPT
 from perdure.client.memory import decode
+from tests.client.client_process import client_process
 from tests.client.conftest import Progress, text
 from tests.client.test_tasks import EAGER
 from tests.support.clients.modern_requests import MODERN
-from tests.support.processes.client_process import client_process
 from tests.support.processes.cluster import cluster
 from tests.support.processes.serving import serving
 from tests.support.proxies.cutting_proxy import cutting_proxy

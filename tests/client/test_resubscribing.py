@@ -11,11 +11,11 @@ import pytest
 from mcp.client.subscriptions import SubscriptionLost
 
 import perdure
+from tests.client.sdk_task_server import SdkTaskServer
 from tests.client.test_tasks import BRIEF, EAGER, behind_proxy
 from tests.support.clients.modern_requests import MODERN
 from tests.support.proxies.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.support.servers.in_process import under_uvicorn, until
-from tests.support.servers.sdk_task_server import SdkTaskServer
 from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio

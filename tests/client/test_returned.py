@@ -17,10 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import perdure
 from perdure.client.memory import Memory, StateFile, decode
 from perdure.remote.durable_calls import DurableCall
+from tests.client.client_process import client_process
 from tests.client.conftest import text
 from tests.client.odd import BRIEF
 from tests.support.clients.modern_requests import MODERN
-from tests.support.processes.client_process import client_process
 from tests.support.processes.cluster import GATE_FILE_TOOLS
 from tests.support.processes.serving import serving
 from tests.support.servers.gate_file_tools import open_gate

@@ -17,8 +17,8 @@ import perdure
 from perdure.client.memory import Ask, Running, State, StateFile, decode
 from perdure.remote.endpoint import Handshake
 from perdure.remote.state_file import BadState, encode
+from tests.client.client_process import client_process
 from tests.client.conftest import text
-from tests.support.processes.client_process import client_process
 from tests.support.processes.serving import BASIC_TOOLS, serving
 from tests.support.proxies.cutting_proxy import CuttingProxy
 from tests.support.servers.in_process import Site, until

@@ -19,10 +19,10 @@ import perdure
 from perdure._core.envelope import TASKS
 from perdure.client.memory import decode
 from tests.client.conftest import text
+from tests.client.sdk_task_server import SdkTaskServer
 from tests.support.clients.modern_requests import MODERN
 from tests.support.proxies.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.support.servers.in_process import under_uvicorn, until
-from tests.support.servers.sdk_task_server import SdkTaskServer
 
 pytestmark = pytest.mark.anyio
 

@@ -14,12 +14,12 @@ import pytest
 from fastmcp import Client as FastClient
 from mcp_types import TextContent
 
+from tests.clients.balancer import Balancer, balancer
 from tests.clients.node_clients import node_client
 from tests.clients.python_clients import python_client
 from tests.clients.stock import MODEL_SAYS, USER_SAYS
 from tests.support.processes.node_programs import node_modules
 from tests.support.processes.serving import serving
-from tests.support.proxies.balancer import Balancer, balancer
 
 pytestmark = pytest.mark.anyio
 

@@ -24,12 +24,12 @@ from perdure.store.records import Event
 from perdure.store.steps import Append
 from perdure.testing._values import dead_nodes
 from tests.cluster.conftest import Pair
+from tests.cluster.held_reads import HeldReads
 from tests.support.clients.wire_client import Message, Peer, notices_of
 from tests.support.servers.in_process import serve, until
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.dead_node import DeadNode, Left, Library, life_of
 from tests.support.stores.faulty_store import Fault, FaultyStore
-from tests.support.stores.held_reads import HeldReads
 from tests.support.stores.shared import ON_POSTGRES, SharedStore, held_up
 
 pytestmark = pytest.mark.anyio

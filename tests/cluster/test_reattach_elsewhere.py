@@ -13,11 +13,11 @@ from perdure._core.ids import Kind, SessionId
 from perdure.store.records import SessionRecord
 from perdure.store.steps import MailReceived
 from tests.cluster.conftest import Node, Pair, Start
+from tests.cluster.held_reads import HeldReads
 from tests.support.clients.wire_client import Ended, Message, Peer, Wire, answer_of, gaps_of, progress_of, text_of
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.dead_node import life_of
-from tests.support.stores.held_reads import HeldReads
 from tests.support.stores.shared import SharedStore
 
 pytestmark = pytest.mark.anyio

@@ -33,11 +33,11 @@ from perdure.store.interface import stream_by_id
 from perdure.store.records import AskRecord, CallRecord, Event, StreamRecord
 from perdure.store.steps import Append, Forward, OpenAsk, OpenStream, PutCall, PutSession, Refusals, SendMail, Step
 from perdure.testing._values import dead_nodes
+from tests.cluster.held_reads import HeldReads
 from tests.support.clients.wire_client import LATEST, Message, Peer, progress_of, text_of
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.stores.dead_node import DeadNode, Left, Library, life_of, logged_by_call, progress_of_call
 from tests.support.stores.faulty_store import Fault, FaultyStore
-from tests.support.stores.held_reads import HeldReads
 from tests.support.stores.shared import SharedStore
 
 pytestmark = pytest.mark.anyio

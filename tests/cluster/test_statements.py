@@ -13,9 +13,9 @@ import pytest
 from perdure.cluster.node import LONGEST_PAUSE, ROUND
 from perdure.store.postgres.store import PostgresStore
 from tests.cluster.conftest import Pair, Start
+from tests.cluster.statement_counter import Statements, counting
 from tests.support.clients.listeners import listening
 from tests.support.clients.wire_client import text_of
-from tests.support.proxies.statement_counter import Statements, counting
 from tests.support.servers.in_process import until
 from tests.support.stores.dead_node import life_of
 from tests.support.stores.postgres import store_url

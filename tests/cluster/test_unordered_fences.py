@@ -14,6 +14,7 @@ from perdure._core.ids import NodeId
 from perdure.store.steps import OpenStream, PutSession
 from perdure.testing._values import a_session, a_stream
 from tests.cluster.conftest import Start
+from tests.cluster.scrambled_fences import ScrambledFences
 from tests.cluster.test_order import test_a_home_that_moves_while_tools_speak_changes_nothing_in_their_order
 from tests.cluster.test_reattach_elsewhere import (
     test_a_session_at_rest_is_loaded_elsewhere_with_its_sticky_requests_once,
@@ -24,7 +25,6 @@ from tests.cluster.test_two_nodes import (
     test_the_newest_reader_wins_wherever_it_is,
     test_what_a_call_sends_to_the_standalone_stream_reaches_it_from_any_node,
 )
-from tests.support.stores.scrambled_fences import ScrambledFences
 
 pytestmark = pytest.mark.anyio
 

@@ -230,7 +230,7 @@ def start_and_stop(argv: list[str], variables: dict[str, str], folder: Path, *, 
 
 def run_python(text: str, folder: Path) -> str:
     (folder / "example.py").write_text(text)
-    return run_module("tests.support.processes.strict", "example.py", cwd=folder, env=environment())
+    return run_module("tests.docs.strict", "example.py", cwd=folder, env=environment())
 
 
 def run_module(module: str, *arguments: str, cwd: Path, env: dict[str, str]) -> str:

@@ -20,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure._core.sse import Decoder
-from tests.support.clients.fuzzer import answers_to_asks, bodies, broken_bodies, http_requests, mangled_bytes, mostly
+from tests.http.fuzz_target import HANG, Target, receive, running
+from tests.http.fuzzer import answers_to_asks, bodies, broken_bodies, http_requests, mangled_bytes, mostly
 from tests.support.clients.raw_http import VERSION, Parser, message
-from tests.support.servers.fuzz_target import HANG, Target, receive, running
 
 TIMES = float(os.environ.get("PERDURE_TEST_FUZZ", "1"))
 

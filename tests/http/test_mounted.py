@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @asynccontextmanager
 async def mounted(how: str) -> AsyncIterator[tuple[Program, Peer]]:
     """A process of plain uvicorn that answers. It is killed at the end of the block."""
-    process = await start("tests.support.servers.mounted_app", how, errors=None)
+    process = await start("tests.http.mounted_app", how, errors=None)
     assert process.stdout is not None
     try:
         peer = Peer(port=int(await process.stdout.readline()))

@@ -21,7 +21,7 @@ SECONDS = 30
 
 @contextmanager
 def started(mode: str) -> Iterator[Program]:
-    process = start("tests.support.servers.small_app", mode, cwd=ROOT)
+    process = start("tests.serve.small_app", mode, cwd=ROOT)
     try:
         yield process
     finally:
@@ -131,7 +131,7 @@ def test_control_c_twice_does_not_wait_for_a_request_that_does_not_end() -> None
 @pytest.mark.parametrize(
     ("mode", "reason"),
     [
-        ("start-raises", r"the server did not start: KeyError: 'DATABASE' \(tests/support/servers/small_app\.py:\d+\)"),
+        ("start-raises", r"the server did not start: KeyError: 'DATABASE' \(tests/serve/small_app\.py:\d+\)"),
         ("start-refuses", r"log\.db is too new"),
     ],
 )

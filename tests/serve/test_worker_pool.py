@@ -27,11 +27,11 @@ import pytest
 from perdure.errors import Misuse
 from perdure.serve.listener import listen
 from perdure.serve.worker_pool import MAX_PAUSE_SECONDS, TRIES, VARIABLE, pause_after
+from tests.serve.tiny_pool import REASON
 from tests.support.clients.raw_http import VERSION, Exchange, Peer, SessionPeer, message
 from tests.support.processes.forked_workers import is_spring
 from tests.support.processes.serving import ROOT, START_SECONDS, Line, Served, log_lines, serving
 from tests.support.processes.starting import can_fork, start
-from tests.support.processes.tiny_pool import REASON
 from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
@@ -192,7 +192,7 @@ async def test_a_store_that_fails_while_workers_are_killed_costs_those_workers_o
 
 @asynccontextmanager
 async def tiny_pool(folder: Path, *, workers: int = 2) -> AsyncIterator[Served]:
-    process = await start("tests.support.processes.tiny_pool", str(folder), str(workers), cwd=ROOT, errors=STDOUT)
+    process = await start("tests.serve.tiny_pool", str(folder), str(workers), cwd=ROOT, errors=STDOUT)
     served = Served(process=process, url="", port=0)
 
     async def read() -> None:

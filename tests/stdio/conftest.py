@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes.stdio_bridges import end_hosts
+from tests.stdio.stdio_bridges import end_hosts
 
 
 @pytest.fixture

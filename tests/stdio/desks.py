@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.processes.stdio_bridges import PATIENCE, Host, HostedBridge, Message, a_host
+from tests.stdio.stdio_bridges import PATIENCE, Host, HostedBridge, Message, a_host
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer
 

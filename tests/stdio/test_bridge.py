@@ -12,7 +12,7 @@ import pytest
 from perdure.stdio.host_side import MAX_RUNNING
 from perdure.stdio.pipes import MAX_LINE_BYTES, Cutter, TooLong
 from tests.stdio.desks import a_desk, question, reply
-from tests.support.processes.stdio_bridges import PROMPTLY, text_of
+from tests.stdio.stdio_bridges import PROMPTLY, text_of
 from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio

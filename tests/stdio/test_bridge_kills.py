@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.stdio.desks import FIRST, RESUMED, Desk, a_desk, sentences
-from tests.support.processes.stdio_bridges import HostedBridge, Message
+from tests.stdio.stdio_bridges import HostedBridge, Message
 
 pytestmark = pytest.mark.anyio
 

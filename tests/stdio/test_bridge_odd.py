@@ -24,8 +24,8 @@ from perdure.stdio.resume_slot import Target, open_slot
 from perdure.stdio.state_files import KeysFile, PositionsFile
 from tests.client.odd import Odd, event, events
 from tests.stdio.desks import RESUMED, a_desk, noted_calls, question, sentences
+from tests.stdio.stdio_bridges import PATIENCE, PROMPTLY, a_host
 from tests.stdio.test_bridge_trouble import _delete
-from tests.support.processes.stdio_bridges import PATIENCE, PROMPTLY, a_host
 from tests.support.proxies.cutting_proxy import cutting_proxy
 from tests.support.servers.in_process import under_uvicorn, until
 

@@ -14,9 +14,9 @@ import pytest
 
 from tests.client.odd import WELCOME, Odd, json_of, result
 from tests.stdio.desks import sentences
+from tests.stdio.stdio_bridges import a_host
 from tests.stdio.test_bridge_trouble import _self_signed, answering
 from tests.support.processes.serving import python_path
-from tests.support.processes.stdio_bridges import a_host
 from tests.support.servers.in_process import under_uvicorn
 
 pytestmark = pytest.mark.anyio

@@ -15,7 +15,7 @@ from perdure.stdio.identity import Identity, here
 from perdure.stdio.resume_slot import Target, open_slot
 from perdure.store import SqliteStore
 from tests.stdio.desks import FIRST, HOST, REJECTED, RESUMED, Desk, a_desk, noted_calls, question, reply, sentences
-from tests.support.processes.stdio_bridges import PATIENCE, HostedBridge, a_host, text_of
+from tests.stdio.stdio_bridges import PATIENCE, HostedBridge, a_host, text_of
 from tests.support.proxies.cutting_proxy import cutting_proxy
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer

@@ -23,7 +23,7 @@ from perdure.remote.route import Route
 from perdure.remote.stream import Stream
 from perdure.stdio.bridge import connection_log, limits_of
 from tests.stdio.desks import FIRST, RESUMED, Desk, a_desk, sentences
-from tests.support.processes.stdio_bridges import a_host, text_of
+from tests.stdio.stdio_bridges import a_host, text_of
 from tests.support.proxies.cutting_proxy import cutting_proxy
 from tests.support.servers.in_process import serve, under_uvicorn
 from tests.support.servers.tool_server import ToolServer

@@ -11,7 +11,7 @@ import pytest
 
 from perdure.stdio.program import outcome
 from perdure.stdio.resume_slot import survey
-from tests.support.processes.fake_hosts import host, opened, target, token
+from tests.stdio.fake_hosts import host, opened, target, token
 from tests.support.processes.serving import python_path
 
 URL = "http://127.0.0.1:9/mcp"

@@ -22,8 +22,8 @@ from perdure.stdio.pipes import Output
 from perdure.stdio.resume_broker import ResumeBroker
 from perdure.stdio.resume_slot import Slot
 from perdure.stdio.state_files import KeysFile, PositionsFile
+from tests.stdio.stdio_bridges import Message
 from tests.stdio.test_modern_host import params
-from tests.support.processes.stdio_bridges import Message
 from tests.support.servers.in_process import serve
 from tests.support.servers.tool_server import ToolServer
 

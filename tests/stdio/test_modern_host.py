@@ -14,8 +14,8 @@ from mcp.server.transport_security import TransportSecuritySettings
 from pydantic import Field
 
 from tests.stdio.desks import a_desk
+from tests.stdio.stdio_bridges import Bridge, Host, Message, a_host, text_of
 from tests.support.processes.cluster import Cluster, cluster
-from tests.support.processes.stdio_bridges import Bridge, Host, Message, a_host, text_of
 from tests.support.proxies.cutting_proxy import cutting_proxy
 from tests.support.servers.gate_file_tools import diary, open_gate
 from tests.support.servers.in_process import serve, under_uvicorn, until

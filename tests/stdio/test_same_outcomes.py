@@ -13,7 +13,7 @@ from starlette.responses import Response
 import perdure
 from tests.client.odd import BRIEF, Odd
 from tests.remote.test_call import RESPONSES, outcome
-from tests.support.processes.stdio_bridges import a_host
+from tests.stdio.stdio_bridges import a_host
 from tests.support.servers.in_process import under_uvicorn
 
 pytestmark = pytest.mark.anyio

@@ -20,9 +20,9 @@ from mcp_types import ElicitRequestParams, ElicitResult
 
 from tests.clients.node_clients import HERE
 from tests.stdio.desks import RESUMED
+from tests.stdio.stdio_bridges import Bridge
 from tests.support.processes.node_programs import node_modules, program
 from tests.support.processes.serving import python_path
-from tests.support.processes.stdio_bridges import Bridge
 from tests.support.servers import basic_tools
 from tests.support.servers.in_process import Site, serve
 

@@ -17,7 +17,7 @@ from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 
-WITHOUT = (sys.executable, "-m", "tests.support.processes.without_fcntl")
+WITHOUT = (sys.executable, "-m", "tests.store.without_fcntl")
 STUBBORN = "tests.support.servers.slow_tools:server"
 REASON = "this system has no locks that tell which processes live (Python's fcntl)"
 SECONDS = 60
@@ -87,7 +87,7 @@ async def test_a_client_keeps_its_session_and_shares_its_state_with_no_other(fol
 
 
 def keeping(url: str, state: str) -> subprocess.Popen[str]:
-    command = [*WITHOUT, "tests.support.processes.client_with_state_file", url, state]
+    command = [*WITHOUT, "tests.store.client_with_state_file", url, state]
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(), bufsize=1
     )

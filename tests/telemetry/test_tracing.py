@@ -17,7 +17,7 @@ from perdure.telemetry import tracing as spans
 from tests.support.clients.wire_client import Peer
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer
-from tests.support.tracing import Traced, traced
+from tests.telemetry.tracing import Traced, traced
 
 pytestmark = pytest.mark.anyio
 

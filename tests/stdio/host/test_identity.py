@@ -17,7 +17,7 @@ import pytest
 from perdure.stdio import identity as parent
 from perdure.stdio.identity import MAX_COMMAND, Identity, Processes, ProcessInfo, ProcFs, Psutil, here, identify
 from perdure.stdio.resume_slot import SlotName
-from tests.support.processes.process_trees import ProcessTree, make_workshop
+from tests.stdio.host.process_trees import ProcessTree, make_workshop
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

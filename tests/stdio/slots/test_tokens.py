@@ -11,7 +11,7 @@ import pytest
 
 from perdure._files.private import Folder
 from perdure.stdio.resume_slot import default_directory, open_slot
-from tests.support.processes.fake_hosts import kept, opened, place, said, target, token
+from tests.stdio.fake_hosts import kept, opened, place, said, target, token
 
 NOT_FOUND = "Token file not found (first run or clean slate)"
 

@@ -42,7 +42,7 @@ class Host:
 
 @contextlib.contextmanager
 def running_host(folder: Path) -> Iterator[Host]:
-    command = [sys.executable, "-m", "tests.support.processes.token_host", str(folder)]
+    command = [sys.executable, "-m", "tests.stdio.slots.token_host", str(folder)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env={**os.environ}) as process:
         yield Host(process)

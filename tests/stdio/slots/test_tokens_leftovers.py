@@ -7,7 +7,7 @@ from pathlib import Path
 
 from perdure.stdio.identity import Identity, ProcFs
 from perdure.stdio.resume_slot import FORGOTTEN, parse_name
-from tests.support.processes.fake_hosts import Living, host, opened, place, target, token
+from tests.stdio.fake_hosts import Living, host, opened, place, target, token
 
 
 def test_files_of_dead_hosts_are_removed_and_those_of_living_ones_stay(folder: Path) -> None:

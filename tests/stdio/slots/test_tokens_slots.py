@@ -12,7 +12,7 @@ import pytest
 from perdure._files.private import Folder
 from perdure.stdio.identity import Identity
 from perdure.stdio.resume_slot import SlotChooser, Target, open_slot
-from tests.support.processes.fake_hosts import Living, host, kept, killed, opened, place, said, target, token
+from tests.stdio.fake_hosts import Living, host, kept, killed, opened, place, said, target, token
 
 
 def test_bridges_of_one_host_have_a_slot_each(folder: Path) -> None:

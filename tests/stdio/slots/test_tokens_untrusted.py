@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from perdure.stdio.resume_slot import Slot, open_slot
-from tests.support.processes.fake_hosts import host, kept, opened, place, said, target, token
+from tests.stdio.fake_hosts import host, kept, opened, place, said, target, token
 
 CORRUPTED = "Token file corrupted, treating as stale"
 NOBODY = 65_534

@@ -185,7 +185,7 @@ class HostProcess:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            (sys.executable, "-m", "tests.support.processes.stdio_host"),
+            (sys.executable, "-m", "tests.stdio.stdio_host"),
             env={**os.environ, "PYTHONPATH": python_path()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,6 +1,6 @@
 """A FastMCP server with tasks of its own: one tool becomes a task, the other does not.
 
-It is a program (`python -m tests.support.servers.fastmcp_task_server FOLDER`), because importing `fastmcp_tasks`
+It is a program (`python -m tests.client.fastmcp_task_server FOLDER`), because importing `fastmcp_tasks`
 changes every FastMCP client of a process. A file in the folder opens a gate; the tools
 write to `seen` there.
 """

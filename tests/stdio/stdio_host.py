@@ -20,8 +20,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from perdure.stdio import pipes
+from tests.stdio.stdio_bridges import PATIENCE
 from tests.support.processes.crash_child import EDGES, code_of, die_at
-from tests.support.processes.stdio_bridges import PATIENCE
 
 PRELOADED = ("perdure.cli.entry", "perdure.cli.stdio", "perdure.stdio.program", "perdure.stdio.resume_slot")
 

@@ -56,7 +56,7 @@ async def client_process(
     url: str, state: Path, tool: str = "-", *more: str, **arguments: object
 ) -> AsyncIterator[ClientProcess]:
     process = await start(
-        *("tests.support.processes.client_child", url, str(state), tool, json.dumps(arguments), *more), errors=None
+        *("tests.client.client_child", url, str(state), tool, json.dumps(arguments), *more), errors=None
     )
     try:
         yield ClientProcess(process)

@@ -1,6 +1,6 @@
 """A pool of workers that speak on the channel and do nothing else: a start takes a moment, not most of a second.
 
-    python -m tests.support.processes.tiny_pool FOLDER COUNT
+    python -m tests.serve.tiny_pool FOLDER COUNT
 
 The parent is the real one, with shorter pauses. Files in the folder tell workers what to do: with `waits` they say that
 the store fails, with `dies` they are killed as they start, with `hangs` they are never ready and do not end at SIGTERM.
@@ -74,7 +74,7 @@ def main() -> int:
         worker_pool.WorkerPool = LatePool  # type: ignore[misc]
     with listen("127.0.0.1", 0) as listener:
         return worker_pool.run_workers(
-            [sys.executable, "-m", "tests.support.processes.tiny_pool", *sys.argv[1:]],
+            [sys.executable, "-m", "tests.serve.tiny_pool", *sys.argv[1:]],
             environment=os.environ,
             listener=listener,
             count=count,

@@ -1,4 +1,4 @@
-"""A real host: `python -m tests.support.processes.token_host FOLDER`. It forks bridges that only keep tokens.
+"""A real host: `python -m tests.stdio.slots.token_host FOLDER`. It forks bridges that only keep tokens.
 
 It reads lines of JSON: `{"start": COUNT, "target": NAME}` starts bridges at once and says for each one which token it
 offered and which one it keeps now; `{"kill": [PID, …]}` kills them. The end of its input ends it.
@@ -15,7 +15,7 @@ import sys
 
 from perdure.stdio.identity import identify
 from perdure.stdio.resume_slot import open_slot
-from tests.support.processes.fake_hosts import target
+from tests.stdio.fake_hosts import target
 
 PATIENCE = 0.2
 """Shorter than that of real bridges: the first ones of a target wait for it in vain."""

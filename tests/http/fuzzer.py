@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from tests.http.fuzz_target import Target
 from tests.support.clients.raw_http import BOTH, VERSION
-from tests.support.servers.fuzz_target import Target
 
 text = st.text(st.characters(codec="utf-8"), max_size=40)
 numbers = st.one_of(

@@ -1,4 +1,4 @@
-"""A client process that a test kills: `python -m tests.support.processes.client_child URL STATE TOOL ARGS`.
+"""A client process that a test kills: `python -m tests.client.client_child URL STATE TOOL ARGS`.
 
 Prints one JSON line for each thing that happens. With TOOL `-` it calls nothing and follows the calls that a process of
 before has left, until all have ended; with `look` it takes their notifications, and not their results. With `all` it
