@@ -153,7 +153,7 @@ def running() -> Iterator[Target]:
     stop: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 
     async def serve() -> None:
-        async with live(server=server) as served:
+        async with live(server=server, complaint="the handler of") as served:
             ids = [(await served.session(version)).id for version in (VERSION, "2025-03-26", "2025-06-18")]
             stop.append((asyncio.get_running_loop(), asyncio.Event()))
             ready.put(Target(port=served.port, session_id=ids[0], old_id=ids[1], witness_id=ids[2]))
