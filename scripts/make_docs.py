@@ -116,7 +116,6 @@ MACHINES: list[tuple[str, Mapping[Any, Mapping[Any, Any]], enum.Enum]] = [
     ("Reader", states.READER, states.ReaderState.STARTING),
     ("Session", states.SESSION, states.SessionState.OPENING),
     ("Call", states.CALL, states.CallState.RUNNING),
-    ("Log", states.LOG, states.LogState.HEALTHY),
     ("Claim", states.CLAIM, states.ClaimState.HOLDING),
     ("Exchange", states.EXCHANGE, states.ExchangeState.RUNNING),
 ]

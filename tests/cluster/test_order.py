@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from perdure._core.ids import SessionId, StreamId
-from perdure._core.states import LogState
 from perdure.cluster.node import Watcher
 from perdure.log.stream import RUN_AHEAD
 from perdure.store.interface import stream_by_id
@@ -225,7 +224,7 @@ async def test_what_is_forwarded_while_the_store_fails_arrives_once_and_in_order
         await speaker.result("announce", n=1)
         bad.writes = fault
         call = asyncio.create_task(speaker.result("announce", n=300, start=2))
-        await until(lambda: life_of(other).context.journal.state is LogState.DEGRADED)
+        await until(lambda: life_of(other).context.journal.is_degraded)
         bad.works()
         await call
         await speaker.result("announce", n=3, start=302)

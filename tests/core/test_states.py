@@ -21,7 +21,7 @@ from perdure._core.states import (
     advance,
 )
 
-NAMES = ("Content", "Writing", "Reader", "Session", "Call", "Log", "Claim", "Exchange")
+NAMES = ("Content", "Writing", "Reader", "Session", "Call", "Claim", "Exchange")
 """The first state of each is the one in which its life begins."""
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from perdure._core.codes import OUTCOME_UNKNOWN
 from perdure._core.ids import SessionId, StreamId, parse_position
-from perdure._core.states import CallState, LogState
+from perdure._core.states import CallState
 from perdure.store.interface import Store, stream_by_id
 from tests.support.clients.wire_client import Peer, Wire, gaps_of, notices_of, progress_of, text_of
 from tests.support.servers.in_process import serve, until
@@ -326,7 +326,7 @@ async def test_an_outage_without_a_loss_asks_nothing_again(losing: Losing) -> No
         await peer.result("count", n=1)
         store.works()
         journal = life_of(site).context.journal
-        await until(lambda: journal.state is LogState.HEALTHY)
+        await until(lambda: not journal.is_degraded)
         await life_of(site).settler.go_round()
         await peer.answer(asked, {"action": "accept", "content": {"answer": "Because"}})
         assert [text_of(message) for message in await wire.rest()] == ["Because"]

@@ -30,7 +30,6 @@ from mcp_types import (
 from perdure._core import listening as rules
 from perdure._core.codes import STORE_UNAVAILABLE
 from perdure._core.limits import Caller
-from perdure._core.states import LogState
 from perdure.sessions import call_quota
 from perdure.sessions import listening as rules_of_listening
 from perdure.sessions.listening import Listening
@@ -287,13 +286,13 @@ async def test_listeners_are_refused_while_the_store_fails() -> None:
     ):
         store.writes = Fault.RAISES
         await CallPeer(port=site.port).call("change", {"what": "tools"}, key="mine")
-        assert life_of(site).context.journal.state is LogState.DEGRADED
+        assert life_of(site).context.journal.is_degraded
         await publish(site.port, "tools")
         await ear.until_told("tools")  # what is here goes on from memory
         answer = await ask(site, wanted("tools"))
         assert (answer.status, answer.error["code"]) == (503, STORE_UNAVAILABLE)
         store.works()
-        await until(lambda: life_of(site).context.journal.state is LogState.HEALTHY)
+        await until(lambda: not life_of(site).context.journal.is_degraded)
         async with listening(site.port, "tools"):
             pass
 

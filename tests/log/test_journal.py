@@ -15,7 +15,6 @@ import pytest
 
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.leases import Claim
-from perdure._core.states import LogState
 from perdure.errors import StaleFence, StoreError, StoreUnavailable
 from perdure.log.journal import GROUP_BYTES, GROUP_STEPS, Journal, Steps
 from perdure.settings import Settings
@@ -87,7 +86,7 @@ async def test_what_is_held_has_a_bound_in_bytes(size: int, has_room: bool, monk
     store.writes = Fault.RAISES
     event = Event(1, 1.0, b"x" * size)
     await journal.write(Append(stream=StreamId("a"), fence=fence, events=(event,)))
-    assert (journal.state, journal.backlog.has_room, journal.refuses) == (LogState.DEGRADED, has_room, not has_room)
+    assert (journal.is_degraded, journal.backlog.has_room, journal.refuses) == (True, has_room, not has_room)
     store.works()
     await journal.backlog.wait_for_room()
     await journal.aclose()
@@ -118,9 +117,9 @@ async def test_what_was_accepted_while_the_store_failed_is_not_refused_for_a_lim
     await journal.write(PutSession(record=a_session("one more"), limits=limits))
     calls = tuple(a_call(id_, stream="b", session="s") for id_ in (1, 2))
     await journal.write(replace(opening("b", fence=fence), calls=calls, most_calls=1))
-    assert journal.state is LogState.DEGRADED
+    assert journal.is_degraded
     store.works()
-    await until(lambda: journal.state is LogState.HEALTHY)
+    await until(lambda: not journal.is_degraded)
     assert await count_open(inner) == 2
     assert len(await inner.calls(SessionId("s"))) == 2
     await journal.aclose()
@@ -137,7 +136,7 @@ async def test_what_may_not_be_held_is_refused_while_the_store_fails_and_holds_u
             await journal.write(PutSession(record=a_session(name)), may_be_held=False)
         await journal.write(PutSession(record=a_session(f"held {name}")))
     store.works()
-    await until(lambda: journal.state is LogState.HEALTHY)
+    await until(lambda: not journal.is_degraded)
     await journal.write(PutSession(record=a_session("third")), may_be_held=False)
     kept = await inner.sessions(after=None, limit=9)
     assert {record.id for record in kept} == {"held first", "held second", "third"}
@@ -167,7 +166,7 @@ async def test_a_step_that_asks_for_the_impossible_is_refused_alone_and_holds_no
             False,
             True,
         ]
-        assert journal.state is LogState.HEALTHY
+        assert not journal.is_degraded
         await journal.aclose()
 
 
@@ -197,7 +196,7 @@ async def test_a_group_is_bounded_and_the_rest_follows_in_order(
     for seq in range(1, count + 1):
         journal.put(Steps([message("a", fence=fence, seq=seq, size=size)]))
     if held:
-        await until(lambda: journal.state is LogState.DEGRADED)
+        await until(lambda: journal.is_degraded)
     store.works()
     await journal.aclose()
     assert store.groups == groups
@@ -248,9 +247,9 @@ async def test_a_store_that_hangs_is_told_and_caught_up_with(fault: Fault) -> No
     journal = Journal(store, Settings(store_timeout=0.1), counters)
     store.writes = fault
     await journal.write(message("a", fence=fence, seq=1))
-    assert (journal.state, counters.outages) == (LogState.DEGRADED, 1)
+    assert (journal.is_degraded, counters.outages) == (True, 1)
     store.works()
-    await until(lambda: journal.state is LogState.HEALTHY)
+    await until(lambda: not journal.is_degraded)
     assert await store.numbers() == [1]
     await journal.aclose()
 
@@ -323,9 +322,9 @@ async def test_others_are_told_before_anything_is_shown_that_is_not_written(sett
     await store.commit([PutSession(record=a_session("s")), opening("a", fence=fence)])
     store.writes = Fault.RAISES
     journal.put(Witness(message("a", fence=fence, seq=1), seen))
-    await until(lambda: journal.state is LogState.DEGRADED)
+    await until(lambda: journal.is_degraded)
     store.works()
-    await until(lambda: journal.state is LogState.HEALTHY)
+    await until(lambda: not journal.is_degraded)
     assert seen == told
     await journal.aclose()
 
@@ -347,9 +346,9 @@ async def test_a_frozen_node_writes_and_shows_nothing_and_keeps_everything(caplo
         journal.put(Witness(message("a", fence=fence, seq=seq), seen))
     with pytest.raises(StoreUnavailable):
         await journal.write(opening("b", fence=fence))
-    assert (journal.state, seen, store.groups) == (LogState.DEGRADED, [], [])
+    assert (journal.is_degraded, seen, store.groups) == (True, [], [])
     claim.renew(math.inf, now=0.0)
-    await until(lambda: journal.state is LogState.HEALTHY)
+    await until(lambda: not journal.is_degraded)
     assert await store.numbers() == [1, 2]
     assert seen == ["written", "written"]
     assert recoveries(caplog) == ["the store is back; everything held is written"]
@@ -372,7 +371,7 @@ async def test_what_was_held_when_a_node_froze_is_written_when_it_goes_on() -> N
         await asyncio.sleep(0.01)  # attempts come and go meanwhile
     assert (seen, store.asked - asked) == (["held"], 0)
     claim.renew(math.inf, now=0.0)
-    await until(lambda: journal.state is LogState.HEALTHY)
+    await until(lambda: not journal.is_degraded)
     assert await store.numbers() == [1, 2]
     await journal.aclose()
 
@@ -395,7 +394,7 @@ async def test_what_a_frozen_node_held_is_not_shown_before_the_store_has_it() ->
     assert (seen, journal.may_show, journal.refuses) == (["held"], False, True)
     store.writes = Fault.NONE
     assert await store.claim(StreamId("a"), node=NodeId("other"), held=fence) is not None
-    await until(lambda: journal.state is LogState.HEALTHY)
+    await until(lambda: not journal.is_degraded)
     assert ("held" in seen[1:], journal.may_show, journal.refuses) == (False, True, False)
     assert await store.numbers() == []
     await journal.aclose()
@@ -433,6 +432,6 @@ async def test_what_the_store_refuses_in_the_end_is_not_told_as_written(caplog: 
     await journal.write(message("b", fence=fence, seq=1))
     store.writes = Fault.NONE
     assert await store.claim(StreamId("b"), node=NodeId("other"), held=fence) is not None
-    await until(lambda: journal.state is LogState.HEALTHY)
+    await until(lambda: not journal.is_degraded)
     assert recoveries(caplog) == ["the store is back; what was held is written, but for 1 steps that it refused"]
     await journal.aclose()

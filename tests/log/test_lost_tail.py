@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId
-from perdure._core.states import CallState, ContentState, LogState, WritingState
+from perdure._core.states import CallState, ContentState, WritingState
 from perdure.errors import StoreUnavailable
 from perdure.log.journal import Journal, Steps
 from perdure.log.stream import Stream, StreamOwner, Streams
@@ -159,7 +159,7 @@ async def test_a_store_that_fails_while_it_is_repaired_gets_everything_once(desk
     desk.journal.put(Steps((SendMail(node=NODE, message=b"before"),)))
     stream.append(b"4")
     desk.journal.put(Steps((SendMail(node=NODE, message=b"behind"),)))
-    await until(lambda: desk.journal.state is LogState.DEGRADED)
+    await until(lambda: desk.journal.is_degraded)
     stream.append(b"5")
     await until(lambda: stream.tail.durable == 5)
     assert await numbers(desk.store, CALL) == [1, 4, 5]

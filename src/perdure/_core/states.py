@@ -1,4 +1,4 @@
-"""Tables hold the lives of a stream, a reader, a session, a call, the store, a node's claim and an exchange.
+"""Tables hold the lives of a stream, a reader, a session, a call, a node's claim and an exchange.
 
 Each table maps a state and a step to the state that follows. A step that is not in the table cannot happen: `advance`
 raises `IllegalStep`. The diagrams in the documentation are drawn from these tables.
@@ -22,8 +22,6 @@ and answers stay) and is ACTIVE again with its client's next message.
 **Call.** One row of the ledger. A call reaches exactly one of the three ends, once (promise 3): the table has no step
 for a late answer to a cancelled call, so it is dropped. A call whose node died is WAITING until another node runs it
 again or settles it.
-
-**Log.** The store's health, as `/healthz` shows it: HEALTHY, or DEGRADED while the store fails (promise 7).
 
 **Claim.** What a node may do with the streams that it writes, as it knows by itself. While it is HOLDING its claim it
 writes and shows them. A node that could not show for too long that it lives is FROZEN: another node may act in its
@@ -125,16 +123,6 @@ class CallStep(_Name):
     SETTLE = "settle"
 
 
-class LogState(_Name):
-    HEALTHY = "healthy"
-    DEGRADED = "degraded"
-
-
-class LogStep(_Name):
-    STORE_FAILED = "store failed"
-    STORE_CAUGHT_UP = "store caught up"
-
-
 class ClaimState(_Name):
     HOLDING = "holding"
     FROZEN = "frozen"
@@ -220,11 +208,6 @@ CALL: Mapping[CallState, Mapping[CallStep, CallState]] = {
     CallState.ANSWERED: {},
     CallState.CANCELLED: {},
     CallState.SETTLED: {},
-}
-
-LOG: Mapping[LogState, Mapping[LogStep, LogState]] = {
-    LogState.HEALTHY: {LogStep.STORE_FAILED: LogState.DEGRADED},
-    LogState.DEGRADED: {LogStep.STORE_FAILED: LogState.DEGRADED, LogStep.STORE_CAUGHT_UP: LogState.HEALTHY},
 }
 
 _UNBURIED = {

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 from perdure._core import mail
 from perdure._core.ids import Kind, NodeId, StreamId, is_only_listed, place, reader_name
-from perdure._core.states import LogState
 from perdure.errors import PerdureError
 from perdure.log.chores import Chores, OnDemand
 from perdure.log.journal import Journal, Steps
@@ -167,7 +166,7 @@ class RemoteReaders:
     def list_here(self, reader: Reader) -> None:
         """Enter a reader of a stream that this node writes. While the store fails, that would only add to what is
         held."""
-        if self._store.shared and self._journal.state is LogState.HEALTHY:
+        if self._store.shared and not self._journal.is_degraded:
             self._listed_here[reader.stream.id] = reader
             self._put(self._entering(reader, only_listed=True))
 

@@ -24,7 +24,7 @@ from perdure._core.codes import REQUEST_CANCELLED
 from perdure._core.ids import Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import InvalidMessage, Request, coerce_id, error_payload, parse_body
 from perdure._core.settling import VERDICTS, Occasion, Rerun, Verdict
-from perdure._core.states import CALL, SESSION, CallState, CallStep, LogState, SessionState, SessionStep, advance
+from perdure._core.states import CALL, SESSION, CallState, CallStep, SessionState, SessionStep, advance
 from perdure.errors import HeldElsewhere, IdTaken, SessionEnded, StaleFence, StoreError, StoreUnavailable
 from perdure.log.chores import Chores
 from perdure.log.stream import Stream
@@ -350,7 +350,7 @@ class Settler:
         their answers. Looked for where there was a sign of a loss, and now and then, because an idle node sees none."""
         context, journal, now = self._context, self._context.journal, self._context.hub.monotonic()
         doubts = journal.doubts
-        if journal.state is LogState.DEGRADED or (doubts == self._doubts and now < self._looked_for_lost + _LOOK_AGAIN):
+        if journal.is_degraded or (doubts == self._doubts and now < self._looked_for_lost + _LOOK_AGAIN):
             return
         await self._repair_own()
         by = SettleRequest(occasion=Occasion.STORE_BEHIND, tools=ToolHints(self._context))

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from perdure._core.ids import RecordKind
 from perdure._core.revisions import REVISIONS, is_sessionless
-from perdure._core.states import LogState, SessionState
+from perdure._core.states import SessionState
 from perdure.assembly import ServerProcess, doing, running
 from perdure.errors import Misuse, NodeBuried, StoreError, StoreLost, StoreReplaced
 from perdure.http import BESIDE, HEALTH, METRICS
@@ -378,7 +378,7 @@ class App:
             status, word = 503, self._lost.state
         elif stopping or journal is None:
             status, word = 503, "stopping" if stopping else "starting"
-        elif journal.refuses or journal.state is LogState.DEGRADED:
+        elif journal.refuses or journal.is_degraded:
             status, word = 503 if journal.refuses else 200, "degraded"
         else:
             status, word = 200, "ok"
@@ -397,7 +397,7 @@ class App:
         stored_calls: Mapping[SessionState, int] | None = None
         survey: Survey | None = None
         store = process.context.store
-        if process.context.journal.state is LogState.HEALTHY:
+        if not process.context.journal.is_degraded:
             # A scrape is not what finds out that the store fails, and must not fail with it.
             with contextlib.suppress(StoreError):
                 others = tuple(await store.nodes())

@@ -37,7 +37,7 @@ from perdure._core.durable_calls import (
 from perdure._core.envelope import CANCEL
 from perdure._core.ids import SessionId, StreamId
 from perdure._core.jsonrpc import JsonObject, error_payload
-from perdure._core.states import CallState, LogState, SessionStep
+from perdure._core.states import CallState, SessionStep
 from perdure.errors import StoreError, TooManySessions
 from perdure.http.access import FAILURES, SessionAccess, refusal_of
 from perdure.http.credentials import caller_of, while_good
@@ -441,7 +441,7 @@ class DurableCallEndpoint:
             await session.show_to_client()
         except StoreError:
             return False
-        if self._context.journal.state is LogState.DEGRADED:
+        if self._context.journal.is_degraded:
             return False
         facts = await self._calls.facts(session.record)
         if facts is None:

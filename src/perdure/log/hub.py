@@ -11,7 +11,7 @@ from perdure._core import sse
 from perdure._core.ids import Kind, Position, RandomBytes, StreamId
 from perdure._core.limits import Quota, share_of
 from perdure._core.losses import gap_notification
-from perdure._core.states import ContentState, LogState
+from perdure._core.states import ContentState
 from perdure.log.chores import Chores
 from perdure.log.journal import Journal, Steps
 from perdure.log.reader import Reader
@@ -101,7 +101,7 @@ class ReadMarks:
             self.moved(next(iter(self._unwritten.values())))
 
     def _write(self, *streams: Stream) -> None:
-        if self._journal.state is LogState.DEGRADED:
+        if self._journal.is_degraded:
             return  # it would only have more to catch up with; once it is back, one step for each stream says it all
         steps: list[Step] = []
         for stream in streams:

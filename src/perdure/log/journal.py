@@ -5,7 +5,7 @@ each source has by then, commits it as one group, and calls the sources back. Sm
 the store can do that without waiting; the others go through the store's own thread, and meanwhile the next group
 forms.
 
-When the store fails (`LogState.DEGRADED`, promise 7) the steps stay in the backlog, in order. With `hold` their sources
+When the store fails (`is_degraded`, promise 7) the steps stay in the backlog, in order. With `hold` their sources
 learn that they are held, so that live traffic goes on from memory; with `refuse` they learn nothing before the steps
 are written. Steps are repeatable, so a commit that was given up and happened all the same does no harm.
 
@@ -30,7 +30,7 @@ from itertools import islice
 from typing import Protocol, TypeVar
 
 from perdure._core.leases import Claim
-from perdure._core.states import LOG, ClaimState, LogState, LogStep, advance
+from perdure._core.states import ClaimState
 from perdure.errors import (
     Behind,
     MailFull,
@@ -122,7 +122,8 @@ class Journal:
         lapses: bool = False,
         on_holding: Callable[[bool], None] = lambda _: None,
     ) -> None:
-        self.state = LogState.HEALTHY
+        self.is_degraded = False
+        """The store fails, and steps are held or refused until it is back (promise 7)."""
         self.backlog = Backlog(settings.max_held_events, on_holding)
         self.turns = Turns()
         self.store = store
@@ -172,13 +173,12 @@ class Journal:
     def refuses(self) -> bool:
         """New work is refused: the claim does not hold; or the store fails, and the setting says so or too much is
         held."""
-        degraded = self.state is LogState.DEGRADED
-        return not self.may_show or (degraded and not (self._holding and self.backlog.has_room))
+        return not self.may_show or (self.is_degraded and not (self._holding and self.backlog.has_room))
 
     @property
     def _is_behind(self) -> bool:
         """The store has failed, and there is something to catch up with. A buried node only has its backlog refused."""
-        return self.state is LogState.DEGRADED and (bool(self.backlog.parts) or not self._is_buried)
+        return self.is_degraded and (bool(self.backlog.parts) or not self._is_buried)
 
     def put(self, source: Source) -> None:
         """Queue a source, once. It is asked for its steps at the end of this turn of the loop."""
@@ -210,7 +210,7 @@ class Journal:
                 continue
             groups = self._groups
             await asyncio.wait({self._writer}, timeout=0 if self.is_lost else self._timeout)
-            if self._writer is not None and self.state is LogState.DEGRADED and self._groups == groups:
+            if self._writer is not None and self.is_degraded and self._groups == groups:
                 lost = sum(len(steps) for _, steps in self.backlog.parts)
                 sentence = f"the store is still failing: {lost} steps are lost"
                 log_event(logging.ERROR, "journal.lost", sentence, steps=lost)
@@ -222,13 +222,13 @@ class Journal:
     # Writing
 
     def _schedule(self) -> None:
-        if self._queue and not self._scheduled and (self._writer is None or self.state is LogState.DEGRADED):
+        if self._queue and not self._scheduled and (self._writer is None or self.is_degraded):
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         self._scheduled = False
-        if self.state is LogState.DEGRADED and self._is_behind:
+        if self._is_behind:
             self._hold(list(self._taken()))
             return
         if self._writer is not None or not self._queue:
@@ -254,7 +254,7 @@ class Journal:
                 yield source, steps
 
     def _at_once(self, steps: Sequence[Step]) -> Refusals | None:
-        if self.state is LogState.DEGRADED or self._has_lapsed or time.monotonic() >= self._claim.until:
+        if self.is_degraded or self._has_lapsed or time.monotonic() >= self._claim.until:
             return None
         try:
             return self.store.commit_now(steps)
@@ -348,12 +348,12 @@ class Journal:
     def _failed(self, failure: StoreError) -> None:
         if isinstance(failure, StoreReplaced):
             self.lose()
-        if self.state is LogState.HEALTHY and not self.is_lost:  # the node logs the loss
+        if not self.is_degraded and not self.is_lost:  # the node logs the loss
             self._refused = 0
             self.counters.outages += 1
             what = "live traffic goes on from memory" if self._holding and self.may_show else "new requests are refused"
             log_event(logging.ERROR, "store.degraded", f"the store fails ({failure}); {what}")
-        self.state = advance(LOG, self.state, LogStep.STORE_FAILED)
+        self.is_degraded = True
         self._note_lapse()
 
     def _note_lapse(self) -> None:
@@ -408,7 +408,7 @@ class Journal:
                         steps=lost,
                     )
                     return
-                self.state = advance(LOG, self.state, LogStep.STORE_CAUGHT_UP)
+                self.is_degraded = False
                 self._has_lapsed = False
                 what = f"what was held is written, but for {lost} steps that it refused"
                 log_event(

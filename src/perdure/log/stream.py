@@ -22,7 +22,6 @@ from perdure._core.states import (
     WRITING,
     ContentState,
     ContentStep,
-    LogState,
     WritingState,
     WritingStep,
     advance,
@@ -402,7 +401,7 @@ class Stream:
     @property
     def is_withheld(self) -> bool:
         """Everything owed is appended, and is not shown while the store fails."""
-        return self.is_sealed and not self.is_over and self._journal.state is LogState.DEGRADED
+        return self.is_sealed and not self.is_over and self._journal.is_degraded
 
     @property
     def is_over(self) -> bool:

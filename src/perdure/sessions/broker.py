@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from perdure._core import chains
 from perdure._core.chains import Action, Chain, Outcome, Token
 from perdure._core.ids import SessionId
-from perdure._core.states import LogState, SessionState
+from perdure._core.states import SessionState
 from perdure.errors import SessionEnded, StoreError, StoreUnavailable
 from perdure.sessions.context import ServerContext
 from perdure.sessions.registry import SessionRegistry
@@ -158,5 +158,5 @@ class Broker:
 
     def _refuse_while_failing(self) -> None:
         """Refuse while this process holds anything: a session may have ended in what the store does not have."""
-        if self._context.journal.state is LogState.DEGRADED:
+        if self._context.journal.is_degraded:
             raise StoreUnavailable

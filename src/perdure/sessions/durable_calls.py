@@ -20,7 +20,7 @@ from perdure._core.durable_calls import CallClient, TaskFacts, task_view
 from perdure._core.ids import RecordKind, SessionId, StreamId, new_session_id, parse_session_id
 from perdure._core.jsonrpc import JsonObject, Request, Response
 from perdure._core.limits import Caller
-from perdure._core.states import CallState, LogState, SessionState
+from perdure._core.states import CallState, SessionState
 from perdure.errors import StaleFence, StaleRecord, StoreError, StoreUnavailable, TooManySessions
 from perdure.sessions.call_quota import ALL, CallQuota
 from perdure.sessions.context import ServerContext
@@ -160,7 +160,7 @@ class DurableCalls:
             begun.set_result(None)
 
     async def _count_tasks(self) -> int:
-        if self._context.journal.state is LogState.DEGRADED:
+        if self._context.journal.is_degraded:
             return 0  # live traffic goes on, and does not wait for a store that hangs (promise 7)
         try:
             states = await self._context.store.count_states(RecordKind.CALL)
@@ -170,7 +170,7 @@ class DurableCalls:
 
     async def _begin(self, new: NewCall, session_id: SessionId) -> tuple[Session, Call]:
         context, client, caller = self._context, new.client, new.caller
-        if new.names is not None and context.journal.state is LogState.DEGRADED:
+        if new.names is not None and context.journal.is_degraded:
             raise StoreUnavailable("the store cannot tell now whether there is a call with this key")
         now = context.clock()
         record = SessionRecord(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from perdure._core import mail
 from perdure._core.retention import cutoffs
-from perdure._core.states import LogState, SessionState, SessionStep
+from perdure._core.states import SessionState, SessionStep
 from perdure.errors import StoreError
 from perdure.log.chores import Chores
 from perdure.sessions.context import ServerContext, mail_to
@@ -50,7 +50,7 @@ class Housekeeping:
 
     async def _look_after_all(self) -> None:
         # On its own, or `tend` would hold on to the last session while it sleeps.
-        healthy = self._context.journal.state is LogState.HEALTHY
+        healthy = not self._context.journal.is_degraded
         for place, session in enumerate(self._sessions):
             with self._chores.surviving("a session could not be looked after", session.id):
                 await self._look_after(session)
@@ -97,7 +97,7 @@ class Housekeeping:
         """Whether it was not used for so long, at this node or any other."""
         if session.is_busy or self._context.clock() - max(session.keeper.active, session.seen) < seconds:
             return False
-        if self._context.journal.state is LogState.DEGRADED:
+        if self._context.journal.is_degraded:
             return False  # what rests is known to the store alone, and the store does not know everything now
         if not self._context.nodes.alone:
             try:
@@ -115,7 +115,7 @@ class Housekeeping:
     async def _sweep_once(self) -> None:
         # On its own, or `sweep` would hold on to the last session while it sleeps.
         context, settings = self._context, self._context.settings
-        if context.journal.state is LogState.DEGRADED or not self._times_are_written:
+        if context.journal.is_degraded or not self._times_are_written:
             return  # the store does not know yet what was used meanwhile
         before = cutoffs(
             now=context.clock(),

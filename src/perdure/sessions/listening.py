@@ -41,7 +41,6 @@ from perdure._core.listening import (
     DueChanges,
     change_of,
 )
-from perdure._core.states import LogState
 from perdure.errors import NodeGone, PerdureError, StoreUnavailable
 from perdure.log.chores import OnDemand, cancel_all
 from perdure.log.journal import Steps
@@ -375,7 +374,7 @@ class Listening:
     async def join(self, wanted: ChangeFilter, *, caller: Caller) -> ChangeListener | None:
         """Begin to listen. `None`: this process cannot subscribe to its server, and only the server itself can serve a
         listener. Raises `StoreError`, or `TooManyResources`."""
-        if self._context.journal.state is LogState.DEGRADED:
+        if self._context.journal.is_degraded:
             raise StoreUnavailable("other nodes cannot be asked to subscribe to more")
         self._begun += 1
         is_named = False

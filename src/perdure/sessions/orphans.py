@@ -26,7 +26,7 @@ from perdure._core import mail
 from perdure._core.ids import Kind, NodeId, Position
 from perdure._core.jsonrpc import Request, coerce_id
 from perdure._core.losses import ORPHAN, Orphan, Visits
-from perdure._core.states import LogState, SessionState
+from perdure._core.states import SessionState
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.log.stream import Stream
 from perdure.sessions.context import ServerContext, mail_to
@@ -273,7 +273,7 @@ class Orphans:
                         last=stream.tail.last,
                     )
                     self._say(running)
-            if context.journal.state is LogState.DEGRADED:
+            if context.journal.is_degraded:
                 # A store that can be read would not learn what its client was told, and have it told again.
                 raise StoreUnavailable
             async with context.hub.marks.one_at_a_time:

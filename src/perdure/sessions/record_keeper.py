@@ -8,7 +8,7 @@ from typing import Any
 
 from perdure._core.ids import RecordKind
 from perdure._core.revisions import DURABLE_CALL, REVISIONS, Revision
-from perdure._core.states import LogState, SessionState
+from perdure._core.states import SessionState
 from perdure.errors import PerdureError
 from perdure.log.journal import Steps
 from perdure.sessions.context import ServerContext, Stamp
@@ -96,7 +96,7 @@ class RecordKeeper:
         settings = self._context.settings
         slack = min(settings.replay_window / 8, settings.session_grace / 2) if busy else 0.0
         # While the store fails this would only add to what is held, round after round.
-        if self.active - self._written_active > slack and self._context.journal.state is LogState.HEALTHY:
+        if self.active - self._written_active > slack and not self._context.journal.is_degraded:
             self.update()
 
 

@@ -18,7 +18,7 @@ from perdure._core.ids import Kind, RecordKind, SessionId, new_session_id, parse
 from perdure._core.jsonrpc import JsonObject, Request
 from perdure._core.limits import Caller
 from perdure._core.settling import Occasion, Rerun, may_run_again, rerun
-from perdure._core.states import CallState, ContentState, LogState, SessionState, SessionStep
+from perdure._core.states import CallState, ContentState, SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreUnavailable, TooManySessions
 from perdure.log.stream import Stream, StreamOwner, Streams
 from perdure.sessions.context import ServerContext, Stamp
@@ -207,7 +207,7 @@ class SessionRegistry(StreamOwner):
     async def _read(self, session_id: SessionId, seen: _Seen | None = None) -> Session | None:
         store = self._context.store
         stamp = self._context.stamp()
-        complete = self._context.journal.state is LogState.HEALTHY  # nothing is held that reading would miss
+        complete = not self._context.journal.is_degraded  # nothing is held that reading would miss
         session = self._by_id.get(session_id)
         changes = 0 if session is None else session.keeper.changes
         loaded: Loaded | None = None
@@ -347,7 +347,7 @@ class SessionRegistry(StreamOwner):
     async def _open(self, caller: Caller, request: Request, body: bytes) -> tuple[Session, Call]:
         context, settings = self._context, self._context.settings
         limits: SessionLimits | None = None
-        if context.journal.state is not LogState.DEGRADED:
+        if not context.journal.is_degraded:
             most = settings.max_principal_sessions if caller.owner else settings.max_address_sessions
             limits = SessionLimits(total=settings.max_sessions, caller=most)
         elif len(self) >= settings.max_sessions:
@@ -395,7 +395,7 @@ class SessionRegistry(StreamOwner):
 
     def forget_ended(self) -> None:
         """The store knows all sessions that this process has ended, once nothing is held."""
-        if self._ending and self._context.journal.state is LogState.HEALTHY:
+        if self._ending and not self._context.journal.is_degraded:
             self._ending = {session_id: False for session_id, ended in self._ending.items() if not ended}
 
     async def was_ended(self, session_id: SessionId, reason: str) -> None:
@@ -540,7 +540,7 @@ def numbers(context: ServerContext, sessions: SessionRegistry) -> Snapshot:
         readers=len(context.hub.readers),
         open_readers=context.hub.count_readers(),
         held_bytes=context.journal.backlog.bytes,
-        degraded=context.journal.state is LogState.DEGRADED,
+        degraded=context.journal.is_degraded,
         measures=measures_of(context.store),
     )
 
