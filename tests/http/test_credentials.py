@@ -8,10 +8,11 @@ import pytest
 from fastmcp import FastMCP
 from fastmcp.server.dependencies import get_access_token as fastmcp_token
 from mcp.server.auth.middleware.auth_context import get_access_token
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken, TokenVerifier
 from mcp.server.mcpserver import MCPServer
 
-from perdure.http.credentials import RenewableUser
+from perdure.http.credentials import renew
 from tests.support.clients.raw_http import VERSION, Exchange, SessionPeer, message, text_of
 from tests.support.servers.gated_tools import gate
 from tests.support.servers.raw_served import Live, live
@@ -131,7 +132,7 @@ async def test_tokens_of_others_and_late_ones_change_nothing(served: Live, reque
     [(SOON, LATER, LATER), (LATER, SOON, LATER), (SOON, None, None), (None, SOON, SOON), (SOON, SOON, SOON)],
 )
 def test_the_newest_token_stays_unless_it_expires_sooner(held: int | None, shown: int | None, kept: int | None) -> None:
-    user = RenewableUser(token("first", expires_at=held))
-    user.renew(token("second", expires_at=shown))
+    user = AuthenticatedUser(token("first", expires_at=held))
+    renew(user, token("second", expires_at=shown))
     assert user.access_token.expires_at == kept
     assert user.scopes == user.access_token.scopes

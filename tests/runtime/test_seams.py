@@ -153,7 +153,7 @@ async def test_the_sdks_endpoint_calls_whatever_stands_in_for_its_session_manage
     endpoint = endpoint_of(web)
     endpoint.session_manager = Stand()
     await endpoint({"type": "http", "path": "/mcp", "method": "POST", "headers": []}, None, None)
-    assert called == ["/mcp"], moved("StreamableHTTPASGIApp → session_manager.asgi_app", "_Stand")
+    assert called == ["/mcp"], moved("StreamableHTTPASGIApp → session_manager.asgi_app", "App.lifespan()")
 
 
 def test_the_sessionless_handler_takes_these_options() -> None:
@@ -184,7 +184,7 @@ async def test_fastmcps_endpoint_calls_whatever_stands_in_for_its_session_manage
     endpoint = endpoint_of(web)
     endpoint.session_manager = Stand()
     await endpoint({"type": "http", "path": "/mcp", "method": "POST", "headers": []}, None, None)
-    assert called == ["/mcp"], moved("FastMCP's StreamableHTTPASGIApp → handle_request", "_Stand")
+    assert called == ["/mcp"], moved("FastMCP's StreamableHTTPASGIApp → handle_request", "App.lifespan()")
 
 
 # --- Auth
@@ -204,7 +204,7 @@ def test_a_tool_s_token_is_that_of_the_user_in_the_context() -> None:
     undo = auth_context_var.set(user)
     try:
         user.access_token = second
-        assert get_access_token() is second, moved("auth_context_var, AuthenticatedUser.access_token", "RenewableUser")
+        assert get_access_token() is second, moved("auth_context_var, AuthenticatedUser.access_token", "renew()")
     finally:
         auth_context_var.reset(undo)
 

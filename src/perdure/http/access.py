@@ -26,7 +26,6 @@ class SessionAccess:
     """Gives handlers the sessions of their callers, or the reason to refuse a request."""
 
     def __init__(self, process: ServerProcess, is_draining: Callable[[], bool]) -> None:
-        """`is_draining`: whether the process takes no new work."""
         self.context = process.context
         self.settings = process.context.settings
         self.sessions = process.sessions
@@ -67,19 +66,16 @@ class SessionAccess:
                 raise await self._recovery.gone(headers, owner, scope)
 
     def refuse_readers(self, caller: Caller) -> None:
-        """Refuse an event stream beyond `max_readers`."""
         quota = self.context.hub.open
         if (full := quota.lacks(caller)) is not None:
             refuse_full(full, Refusal.TOO_MANY_READERS, quota, "max_readers")
 
     def refuse_work(self, caller: Caller, size: int) -> None:
-        """Refuse a message beyond `max_work` bytes of memory."""
         quota = self.context.work
         if (full := quota.lacks(caller, size)) is not None:
             refuse_full(full, Refusal.TOO_MUCH_WORK, quota, "max_work")
 
     def refuse_calls(self, caller: Caller, count: int) -> None:
-        """Refuse requests of a caller beyond `max_principal_calls`."""
         if self.context.running.lacks(caller, count):
             raise HttpRefusal(Refusal.TOO_MANY_OWN_CALLS, limit=self.settings.max_principal_calls)
 

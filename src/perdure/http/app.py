@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
 from mcp.server.auth.middleware.bearer_auth import BearerAuthBackend, RequireAuthMiddleware
@@ -144,7 +145,8 @@ class App:
                 own = endpoint_of(self._hosted.web)
                 # FastMCP reads its own manager once more when it stops.
                 stack.callback(setattr, own, "session_manager", own.session_manager)
-                own.session_manager = _EndpointInPlace(self._serve)
+                # The SDK calls `asgi_app`, FastMCP `handle_request`.
+                own.session_manager = SimpleNamespace(asgi_app=self._serve, handle_request=self._serve)
             if started.sessionless is not None:
                 await stack.enter_async_context(started.sessionless.run())
             if (keys := started.state_keys) is not None:
@@ -293,7 +295,11 @@ class App:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request that passed the authentication. Nothing of it is kept while its stream is served."""
-        if scope[_ENTERED] == METRICS:
+        entered = scope.get(_ENTERED)
+        if entered is None:  # the server's own router has found its way here by another spelling of the path
+            await _not_found(scope, receive, send)
+            return
+        if entered == METRICS:
             await self._serve_beside(self._metrics, scope, receive, send)
             return
         response: Response | EventStreamResponse | None
@@ -326,19 +332,17 @@ class App:
         if len(accept) > 1:
             headers[b"accept"] = b", ".join(accept)
         self._host_and_origin.check(scope["headers"], headers)
-        if (
-            "user" in scope
-            and not self._has_logged_no_subject
-            and (client := client_without_subject(scope)) is not None
-        ):
+        if "user" in scope and not self._has_logged_no_subject and (client := client_without_subject(scope)):
             self._has_logged_no_subject = True
             why = "each of them owns its sessions, tasks and keys alone, and a renewed one begins again"
             log_event(logging.WARNING, "auth.no_subject", f"tokens of client {client} have no subject: {why}")
         resume = self._resume_actions.get(scope[_ENTERED])
         if scope["method"] == "OPTIONS":
             return Response(status_code=204, headers=ALLOW if resume is None else ALLOW_POST)
-        if resume is None and (handler := self._without_session(headers)) is not None:
-            await handler(scope, receive, send, headers)
+        # The header tells the era, before the body is read.
+        version = headers.get(b"mcp-protocol-version")
+        if resume is None and version is not None and version.decode("latin-1") not in REVISIONS:
+            await self._passthrough(version.decode("latin-1"), headers)(scope, receive, send, headers)
             return None
         endpoint = self._started()
         if self._process is not None and not self._process.context.journal.may_show:
@@ -354,12 +358,7 @@ class App:
             raise HttpRefusal(Refusal.STORE_LOST, state=self._lost.state)
         return self._endpoint
 
-    def _without_session(self, headers: Headers) -> SdkPassthrough | None:
-        """Return the handler of a request of the era without sessions, by its header, before its body is read."""
-        header = headers.get(b"mcp-protocol-version")
-        version = None if header is None else header.decode("latin-1")
-        if version is None or version in REVISIONS:
-            return None
+    def _passthrough(self, version: str, headers: Headers) -> SdkPassthrough:
         # An unknown version without a session: the SDK's answer names what it supports, era and all.
         if self._settings.eras != "session" and (is_sessionless(version) or b"mcp-session-id" not in headers):
             handler = self._started().sessionless
@@ -427,19 +426,6 @@ class App:
     def other_nodes(self) -> list[str]:
         """List the nodes that share the store with this one, as far as it knows."""
         return [] if self._process is None else list(self._process.context.nodes.others)
-
-
-class _EndpointInPlace:
-    """Takes the place of the served server's own session manager. (The SDK calls `asgi_app`, FastMCP
-    `handle_request`.)"""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self.handle_request = self.asgi_app
-
-    async def asgi_app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Only after authentication: a router may find its way here by another spelling of the path.
-        await (self._app if scope.get(_ENTERED) else _not_found)(scope, receive, send)
 
 
 def _protected(app: ASGIApp, auth: TokenVerifier) -> ASGIApp:

@@ -10,7 +10,7 @@ import asyncio
 import ipaddress
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
@@ -27,7 +27,6 @@ from perdure.errors import Misuse
 
 _NETWORK = 64
 """Bits of an IPv6 address that tell callers apart: one customer has the rest to itself (RFC 6177)."""
-
 
 _READ_AGAIN = 60.0
 """Seconds until the clock is read again: it may be set, and a machine may sleep."""
@@ -53,13 +52,12 @@ def while_good(seconds: float, scope: Scope) -> float:
     return seconds if at is None else min(seconds, max(0.0, at + 1 - _wall_clock()))
 
 
-def ending_with_token(scope: Scope, end: Callable[[], None]) -> AbstractContextManager[None]:
-    """Call `end` if the token of a request expires within the block."""
-    return nullcontext() if scope[EXPIRES_AT] is None else _ending_with_token(scope, end)
-
-
 @contextmanager
-def _ending_with_token(scope: Scope, end: Callable[[], None]) -> Iterator[None]:
+def ending_with_token(scope: Scope, end: Callable[[], None]) -> Iterator[None]:
+    """Call `end` if the token of a request expires within the block."""
+    if scope[EXPIRES_AT] is None:
+        yield
+        return
     loop = asyncio.get_running_loop()
     timers: list[asyncio.Handle] = []
 
@@ -74,21 +72,18 @@ def _ending_with_token(scope: Scope, end: Callable[[], None]) -> Iterator[None]:
         timers[0].cancel()
 
 
-class RenewableUser(AuthenticatedUser):
-    """An authenticated user whose token is replaced while calls run."""
-
-    def renew(self, token: AccessToken) -> None:
-        """Take a token of the same principal, unless it expires sooner: its request was late."""
-        held = self.access_token.expires_at
-        if held is None or token.expires_at is None or token.expires_at >= held:
-            self.access_token, self.scopes = token, token.scopes
+def renew(user: AuthenticatedUser, token: AccessToken) -> None:
+    """Give a user a token of the same principal, unless it expires sooner: its request was late."""
+    held = user.access_token.expires_at
+    if held is None or token.expires_at is None or token.expires_at >= held:
+        user.access_token, user.scopes = token, token.scopes
 
 
 class Credentials:
     """The users of the sessions in which calls run, here."""
 
     def __init__(self) -> None:
-        self._users: WeakValueDictionary[SessionId, RenewableUser] = WeakValueDictionary()
+        self._users: WeakValueDictionary[SessionId, AuthenticatedUser] = WeakValueDictionary()
         """The contexts of running calls keep them alive."""
 
     def bring(self, session: SessionId, scope: Scope) -> None:
@@ -98,9 +93,9 @@ class Credentials:
             return
         user = self._users.get(session)
         if user is None:
-            user = self._users[session] = RenewableUser(shown.access_token)
+            user = self._users[session] = AuthenticatedUser(shown.access_token)
         else:
-            user.renew(shown.access_token)
+            renew(user, shown.access_token)
         scope["user"] = user
         auth_context_var.set(user)
 
@@ -151,7 +146,6 @@ def caller_of(owner: str, scope: Scope) -> Caller:
 
 @lru_cache(maxsize=1024)
 def _network(text: str) -> str:
-    """The part of an address that is counted as one caller."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

@@ -11,11 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mcp.shared.inbound import (
-    MCP_NAME_HEADER,
-    decode_header_value,
-    validate_mcp_param_headers,
-)
+from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value, validate_mcp_param_headers
 from starlette.types import Receive, Send
 
 from perdure._core import sse
@@ -178,7 +174,6 @@ class DurableCallEndpoint:
 
     @property
     def is_beginning(self) -> bool:
-        """Whether a call is about to run."""
         return self._beginning > 0
 
     def give_handles(self) -> None:
@@ -218,7 +213,6 @@ class DurableCallEndpoint:
         return True
 
     async def _cancel(self, request: ModernRequest) -> JsonObject:
-        """Cancel the call with a key."""
         given = request.params.get("key")
         if not is_key(given):
             raise HttpRefusal(Refusal.BAD_KEY, where="key", limit=MAX_KEY, seen=repr(given))
@@ -280,7 +274,14 @@ class DurableCallEndpoint:
         key = read_key(request)
         state = request.params.get("requestState")
         if isinstance(state, str) and state.startswith(STATE_PREFIX):
-            await self._next_round(request, state.removeprefix(STATE_PREFIX), response)
+            # A further round of a call: its client brings the answers to what it was asked.
+            record = await self._calls.find(state.removeprefix(STATE_PREFIX), request.owner)
+            row = None if record is None else await self._calls.row(record)
+            begun = {name: value for name, value in request.params.items() if name != "inputResponses"}
+            if record is None or row is None or row.digest != call_digest(request.message.method, begun):
+                raise HttpRefusal(Refusal.BAD_STATE)
+            await self._take_responses(record, request)
+            await self._join(request, record, None, response, gone=Refusal.BAD_STATE)
             return True
         name, client = str(request.params.get("name")), request.client
         if key is None and not client.takes_asks:
@@ -404,7 +405,13 @@ class DurableCallEndpoint:
                         ending = await connection.read(reader, after=after)
                     finally:
                         self._shown.discard(connection)
-                    if ending is Ending.WRITTEN or await self._answer_unkept(session, call, response):
+                    if ending is Ending.WRITTEN:
+                        return
+                    finals = call.stream.tail.finals
+                    if not session.record.is_task and call.stream.is_over and finals:
+                        # The answer came in the same moment in which its reader ended, and is not kept. There is none
+                        # if another process has taken the call over.
+                        await response.answer(finals[-1].payload)
                         return
                     if ending is Ending.LEFT:
                         # The client cancels the call by closing the connection, unless it can ask for it again.
@@ -426,15 +433,6 @@ class DurableCallEndpoint:
         finally:
             self._access.sessions.let_go(session)
 
-    async def _answer_unkept(self, session: Session, call: Call, response: EventStream) -> bool:
-        """Write the answer that came in the same moment in which its reader ended, and that is not kept. Returns
-        whether there is one: none, if another process has taken the call over."""
-        finals = call.stream.tail.finals
-        if session.record.is_task or not call.stream.is_over or not finals:
-            return False
-        await response.answer(finals[-1].payload)
-        return True
-
     async def _give_handle(self, session: Session, call: Call, response: EventStream) -> bool:
         """Give the client a handle in place of the answer, if the store has what it stands for. Returns whether."""
         try:
@@ -452,16 +450,6 @@ class DurableCallEndpoint:
 
     # A call that another request began
 
-    async def _next_round(self, request: ModernRequest, handle: str, response: EventStream) -> None:
-        """A further round of a call: its client brings the answers to what it was asked."""
-        record = await self._calls.find(handle, request.owner)
-        row = None if record is None else await self._calls.row(record)
-        begun = {name: value for name, value in request.params.items() if name != "inputResponses"}
-        if record is None or row is None or row.digest != call_digest(request.message.method, begun):
-            raise HttpRefusal(Refusal.BAD_STATE)
-        await self._take_responses(record, request)
-        await self._join(request, record, None, response, gone=Refusal.BAD_STATE)
-
     async def _join(
         self,
         request: ModernRequest,
@@ -473,7 +461,31 @@ class DurableCallEndpoint:
     ) -> None:
         """Wait for the answer of a call, wherever it runs; until this process stops, or the client leaves. `gone`: the
         refusal if the call's time passes in this moment."""
-        waiting = asyncio.create_task(self._write_outcome(request, record, after, response, gone))
+        # What this request answers may still be on its way to the node that asked: its client is not asked that again.
+        responses = request.params.get("inputResponses")
+        answered = frozenset(responses) if isinstance(responses, Mapping) else frozenset[str]()
+        loop, interval = asyncio.get_running_loop(), self._settings.keepalive_interval
+        deadline = None if after is None else loop.time() + after
+
+        async def write_outcome() -> None:
+            silent = min(FIRST_SIGN, interval)
+            while True:
+                seconds = silent if deadline is None else max(0.0, min(silent, deadline - loop.time()))
+                await self._run_again(record, request)
+                facts = await self._calls.follow(record, answered=answered, seconds=seconds)
+                if facts is None:
+                    await self._refuse_given_up(record.id, request.owner)
+                    raise HttpRefusal(gone)
+                if facts.is_over and facts.answer is not None:
+                    return await response.answer(encode({**json.loads(facts.answer), "id": request.message.id}))
+                if facts.is_over or (deadline is not None and (facts.asks or loop.time() >= deadline)):
+                    return await response.result(request.message.id, self._handle(facts))
+                if facts.asks:
+                    return await self._write_round(request, record, facts, response)
+                await response.write(sse.KEEP_ALIVE)
+                silent = interval
+
+        waiting = asyncio.create_task(write_outcome())
         self._joined.add(waiting)
         try:
             with self._context.work.holding(caller_of(request.owner, request.http.scope), request.size):
@@ -482,30 +494,6 @@ class DurableCallEndpoint:
                     await self._answer_stopped(request, response, is_kept=True)
         finally:
             self._joined.discard(waiting)
-
-    async def _write_outcome(
-        self, request: ModernRequest, record: SessionRecord, after: float | None, response: EventStream, gone: Refusal
-    ) -> None:
-        # What this request answers may still be on its way to the node that asked: its client is not asked that again.
-        responses = request.params.get("inputResponses")
-        answered = frozenset(responses) if isinstance(responses, Mapping) else frozenset[str]()
-        loop, interval = asyncio.get_running_loop(), self._settings.keepalive_interval
-        deadline, silent = None if after is None else loop.time() + after, min(FIRST_SIGN, interval)
-        while True:
-            seconds = silent if deadline is None else max(0.0, min(silent, deadline - loop.time()))
-            await self._run_again(record, request)
-            facts = await self._calls.follow(record, answered=answered, seconds=seconds)
-            if facts is None:
-                await self._refuse_given_up(record.id, request.owner)
-                raise HttpRefusal(gone)
-            if facts.is_over and facts.answer is not None:
-                return await response.answer(encode({**json.loads(facts.answer), "id": request.message.id}))
-            if facts.is_over or (deadline is not None and (facts.asks or loop.time() >= deadline)):
-                return await response.result(request.message.id, self._handle(facts))
-            if facts.asks:
-                return await self._write_round(request, record, facts, response)
-            await response.write(sse.KEEP_ALIVE)
-            silent = interval
 
     async def _run_again(self, record: SessionRecord, request: ModernRequest) -> None:
         if await self._calls.waits_for_principal(record):
@@ -546,15 +534,12 @@ class DurableCallEndpoint:
 
     async def _answer_stopped(self, request: ModernRequest, response: EventStream, *, is_kept: bool) -> None:
         """The process stops, and the call is left to the next one: only a key finds it there."""
-        message = request.message
-        if is_kept:
-            sentence = "This server is stopping; ask again with the same key"
-            await response.answer(error_payload(message.id, STOPPING, sentence), 503)
-        else:
+        message, sentence = request.message, "This server is stopping; ask again with the same key"
+        answer = error_payload(message.id, STOPPING, sentence)
+        if not is_kept:
             reason = "the server is stopping"
-            await response.answer(
-                unknown_outcome(message.id, method=message.method, reason=reason, params=message.params), 200
-            )
+            answer = unknown_outcome(message.id, method=message.method, reason=reason, params=message.params)
+        await response.answer(answer, 503 if is_kept else 200)
 
     def _handle(self, facts: TaskFacts) -> JsonObject:
         return self._stamped({"resultType": "task", **handle_view(self._calls.view(facts))})

@@ -56,7 +56,6 @@ drains would cost the program the answer that the stop has waited for."""
 
 _SUBSCRIBING = ("resources/subscribe", "resources/unsubscribe")
 
-
 MAX_NOTIFICATIONS = 1_000
 """Notifications of one session that wait for their handler or are being handled: a task each, of a few kilobytes."""
 
@@ -77,14 +76,12 @@ class Endpoint:
         self._post = PostHandler(access)
         self._resume = ResumeTokenEndpoint(access)
         self.sessionless: SdkPassthrough | None = None
-        if started.sessionless is not None:
-            durable_calls, tasks, listening = None, None, None
-            if started.tools is not None:
-                calls = DurableCalls(process.context, process.sessions, access.waiting)
-                tasks = None if started.tools.serves_tasks else calls
-                asks = started.asks_in_session
-                durable_calls = DurableCallEndpoint(access, calls, started.tools, call_secret, asks_in_session=asks)
+        if started.sessionless is not None and started.tools is not None:
+            calls, listening = DurableCalls(process.context, process.sessions, access.waiting), None
+            asks = started.asks_in_session
+            durable_calls = DurableCallEndpoint(access, calls, started.tools, call_secret, asks_in_session=asks)
             if process.listening is not None:
+                tasks = None if started.tools.serves_tasks else calls
                 listening = ListeningHandler(access, process.listening, tasks)
             self.sessionless = SdkPassthrough(started.sessionless, access, durable_calls, listening)
 
@@ -290,9 +287,31 @@ class PostHandler:
             raise HttpRefusal(Refusal.HANDSHAKE_TOO_LARGE, limit=MAX_HANDSHAKE, where="")
         if weigh(body) > MAX_HANDSHAKE_MEMORY:
             raise HttpRefusal(Refusal.HANDSHAKE_TOO_LARGE, limit=MAX_HANDSHAKE_MEMORY, where=" in memory")
-        self._check_room(caller_of(owner, http.scope))
+        sessions, caller = self._access.sessions, caller_of(owner, http.scope)
+        self._check_room(caller)
         reattached = await self._reattach(request, body, http, headers, owner)
-        return await self._open(request, body, http, owner) if reattached is None else reattached
+        if reattached is not None:
+            return reattached
+        try:
+            session, call = await sessions.open(caller, request, body)
+        except TooManySessions as full:
+            settings = self._settings
+            refusal, limit = Refusal.TOO_MANY_SESSIONS, settings.max_sessions
+            if full.of_caller and caller.owner:
+                refusal, limit = Refusal.TOO_MANY_OF_YOURS, settings.max_principal_sessions
+            elif full.of_caller:
+                refusal, limit = Refusal.TOO_MANY_FROM_THERE, settings.max_address_sessions
+            raise HttpRefusal(refusal, limit=limit) from None
+        except SessionEnded:  # the store took longer than a handshake may
+            raise HttpRefusal(Refusal.STORE_FAILS) from None
+        with call.stream.pinned():
+            session.link.start(call, http)
+            await call.stream.wait_over()  # the session's id leaves only with a successful answer
+            if session.state is not SessionState.ACTIVE:
+                answers = await _answers(call.stream)
+                await sessions.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake failed")
+                return json_answer(answers[0])
+            return await self._answer(session, call.stream)
 
     async def _reattach(
         self, request: Request, body: bytes, http: HttpRequest, headers: Headers, owner: str
@@ -319,32 +338,6 @@ class PostHandler:
             return None
         with call.stream.pinned():
             session.link.answer_recorded(call)
-            return await self._answer(session, call.stream)
-
-    async def _open(
-        self, request: Request, body: bytes, http: HttpRequest, owner: str
-    ) -> Response | EventStreamResponse:
-        """Open a session. Its id leaves only with a successful answer, so the response waits for it."""
-        sessions, caller = self._access.sessions, caller_of(owner, http.scope)
-        try:
-            session, call = await sessions.open(caller, request, body)
-        except TooManySessions as full:
-            settings = self._settings
-            refusal, limit = Refusal.TOO_MANY_SESSIONS, settings.max_sessions
-            if full.of_caller and caller.owner:
-                refusal, limit = Refusal.TOO_MANY_OF_YOURS, settings.max_principal_sessions
-            elif full.of_caller:
-                refusal, limit = Refusal.TOO_MANY_FROM_THERE, settings.max_address_sessions
-            raise HttpRefusal(refusal, limit=limit) from None
-        except SessionEnded:  # the store took longer than a handshake may
-            raise HttpRefusal(Refusal.STORE_FAILS) from None
-        with call.stream.pinned():
-            session.link.start(call, http)
-            await call.stream.wait_over()
-            if session.state is not SessionState.ACTIVE:
-                answers = await _answers(call.stream)
-                await sessions.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake failed")
-                return json_answer(answers[0])
             return await self._answer(session, call.stream)
 
 

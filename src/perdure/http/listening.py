@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from perdure._core import sse
 from perdure._core.durable_calls import TaskFacts
 from perdure._core.envelope import LISTEN, SUBSCRIPTION
-from perdure._core.limits import Caller, Quota, share_of, weigh
+from perdure._core.limits import Quota, share_of, weigh
 from perdure._core.listening import ACKNOWLEDGED, METHODS, BadFilter, Cue, read_filter
 from perdure.errors import StoreError
 from perdure.http.access import SessionAccess, refuse_full
@@ -107,8 +107,7 @@ class _NamedTasks:
                     if seen is None:
                         facts = await self._calls.facts(record)
                     else:
-                        is_news = partial(_differs, seen)
-                        facts = await self._calls.wait(record, is_news, seconds=_WAIT)
+                        facts = await self._calls.wait(record, partial(_differs, seen), seconds=_WAIT)
                 except StoreError:
                     await asyncio.sleep(_LATER)
                     continue
@@ -229,8 +228,16 @@ class ListeningHandler:
             stack.callback(self._open.discard, listening)
             stack.enter_context(self._quota.holding(caller))
             stack.enter_context(context.hub.open.holding(caller))
-            changes = await self._open_changes(request, caller)
-            if changes is None:
+            try:
+                changes = await self._listening.join(read_filter(request.params["notifications"]), caller=caller)
+            except BadFilter as error:
+                raise HttpRefusal(Refusal.BAD_FILTER, reason=error) from None
+            except TooManyResources as full:
+                if full.of_caller:
+                    what = "the resources that listeners name"
+                    raise HttpRefusal(Refusal.OWN_SHARE, limit=full.limit, what=what) from None
+                raise HttpRefusal(Refusal.TOO_MANY_RESOURCES, limit=full.limit) from None
+            if changes is None:  # only the server itself can serve this request
                 await stack.aclose()
                 return None
             stack.callback(changes.close)
@@ -243,19 +250,6 @@ class ListeningHandler:
                 raise HttpRefusal(Refusal.STOPPING)
             stack.enter_context(context.work.holding(caller, 2 * len(json.dumps(listening.honoured))))
             return listening
-
-    async def _open_changes(self, request: ModernRequest, caller: Caller) -> ChangeListener | None:
-        """Open the changes of the server's lists and resources, at whatever node; `None` if only the server itself can
-        serve this request."""
-        try:
-            return await self._listening.join(read_filter(request.params["notifications"]), caller=caller)
-        except BadFilter as error:
-            raise HttpRefusal(Refusal.BAD_FILTER, reason=error) from None
-        except TooManyResources as full:
-            if full.of_caller:
-                what = "the resources that listeners name"
-                raise HttpRefusal(Refusal.OWN_SHARE, limit=full.limit, what=what) from None
-            raise HttpRefusal(Refusal.TOO_MANY_RESOURCES, limit=full.limit) from None
 
 
 async def _open_tasks(request: ModernRequest, calls: DurableCalls) -> _NamedTasks:

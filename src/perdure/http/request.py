@@ -26,7 +26,6 @@ PACE_BYTES = 10_000
 """A body must bring so many bytes in so much time, as long as it is not complete: what Apache asks for by default
 (`RequestReadTimeout body=20,MinRate=500`), and less than the slowest telephone line brings."""
 
-
 _JSON_KINDS = frozenset({b"*/*", b"application/*", b"application/json"})
 _EVENT_KINDS = frozenset({b"*/*", b"text/*", b"text/event-stream"})
 
@@ -174,14 +173,12 @@ def require_accept(headers: Headers, *, json: bool = True, events: bool = True) 
 
 
 def require_json(headers: Headers) -> None:
-    """Raise `HttpRefusal` unless the body is declared as JSON."""
     content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if content_type != b"application/json":
         raise HttpRefusal(Refusal.MEDIA_TYPE, seen=content_type.decode("latin-1") or "(none)")
 
 
 def parse(scope: Scope, body: bytes) -> Envelope | Batch:
-    """Parse the message, or the messages, in a body."""
     try:
         message = parse_body(body)
     except InvalidMessage as error:

@@ -100,7 +100,7 @@ class SdkPassthrough:
         self,
         manager: StreamableHTTPSessionManager,
         access: SessionAccess,
-        durable_calls: DurableCallEndpoint | None,
+        durable_calls: DurableCallEndpoint,
         listening: ListeningHandler | None,
     ) -> None:
         """The SDK's handler has what neither `durable_calls` nor `listening` takes."""
@@ -119,8 +119,7 @@ class SdkPassthrough:
     @property
     def is_busy(self) -> bool:
         """Whether a request runs that will have an answer: all but subscriptions."""
-        is_beginning = self._durable_calls is not None and self._durable_calls.is_beginning
-        return is_beginning or bool(self.count)
+        return self._durable_calls.is_beginning or bool(self.count)
 
     @property
     def count(self) -> int:
@@ -129,8 +128,7 @@ class SdkPassthrough:
 
     def give_handles(self) -> None:
         """Give handles to clients that take them, in place of the answers that they wait for."""
-        if self._durable_calls is not None:
-            self._durable_calls.give_handles()
+        self._durable_calls.give_handles()
 
     def end_listening(self) -> None:
         """End the subscriptions: their clients subscribe elsewhere."""
@@ -146,8 +144,7 @@ class SdkPassthrough:
         self.end_listening()
         for running in self._running:
             running.stop()
-        if self._durable_calls is not None:
-            self._durable_calls.end_all()
+        self._durable_calls.end_all()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
         method = headers.get(b"mcp-method")
@@ -169,14 +166,12 @@ class SdkPassthrough:
             if scope["method"] == "POST":
                 body = await self._access.bodies.read(receive, headers)
                 self._access.refuse_work(caller, size := weigh(body))
-                durable = self._durable_calls
-                durable = None if durable is None or not durable.wants(headers) else durable
-                request = None
-                if durable is not None or (method == DISCOVER.encode() and settings.eras == "auto"):
+                is_durable, request = self._durable_calls.wants(headers), None
+                if is_durable or (method == DISCOVER.encode() and settings.eras == "auto"):
                     request = read_modern(scope, headers, body, size=size, json_only=settings.json_response)
                 if method == DISCOVER.encode():
                     self._lead(request)
-                if durable is not None and request is not None and await durable(request, receive, send):
+                if is_durable and request is not None and await self._durable_calls(request, receive, send):
                     return
                 receive = replayed_first(body, receive)
             if self._ended:

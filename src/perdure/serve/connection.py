@@ -117,7 +117,9 @@ class Connection(HttpToolsProtocol):
         self._hand_over_if_idle()
 
     def _hand_over_if_idle(self) -> None:
-        if self.giving is None or not self._is_between_requests:
+        has_begun = self.head is not None or self.held or self.pipeline or (self.cycle and self.cycle.more_body)
+        is_answered = self.is_idle and all(cycle.response_complete for cycle in self.overtaken)
+        if self.giving is None or has_begun or not is_answered or self.transport.is_closing():
             return
         self.flow.pause_reading()
         if self.transport.get_write_buffer_size():
@@ -129,13 +131,6 @@ class Connection(HttpToolsProtocol):
             self.flow.resume_reading()
         else:
             self.transport.close()  # this process's part of it
-
-    @property
-    def _is_between_requests(self) -> bool:
-        """Whether the last answer was written, and no byte of another request has come."""
-        has_begun = self.head is not None or self.held or self.pipeline or (self.cycle and self.cycle.more_body)
-        is_answered = self.is_idle and all(cycle.response_complete for cycle in self.overtaken)
-        return is_answered and not has_begun and not self.transport.is_closing()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

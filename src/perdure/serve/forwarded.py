@@ -51,7 +51,9 @@ class TrustedProxies:
         if not self.trusts(_read(peer or "")):
             return None
         plain = self._first_stranger(_values(headers, b"x-forwarded-for"))
-        formal = self._first_stranger(map(_for_of, _values(headers, b"forwarded")))
+        # The node that each element of `Forwarded` names (RFC 7239, 4).
+        found = map(_FOR.search, _values(headers, b"forwarded"))
+        formal = self._first_stranger("" if node is None else node[1] or node[2] or "" for node in found)
         return None if plain and formal and plain != formal else plain or formal
 
     def _first_stranger(self, hops: Iterable[str]) -> str | None:
@@ -87,12 +89,6 @@ def _values(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> list[str]:
     """Return the elements of a list header, over all its lines."""
     lines = [value.decode("latin-1") for key, value in headers if key == name]
     return [element.strip() for element in ",".join(lines).split(",") if element.strip()]
-
-
-def _for_of(element: str) -> str:
-    """Return the node that an element of `Forwarded` names (RFC 7239, 4)."""
-    found = _FOR.search(element)
-    return "" if found is None else found[1] or found[2] or ""
 
 
 def _read(text: str) -> _Address | None:

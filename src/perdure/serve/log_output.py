@@ -67,7 +67,17 @@ class SharedStream(logging.StreamHandler[TextIO]):
     _patience = TURN_SECONDS
 
     def emit(self, record: logging.LogRecord) -> None:
-        is_locked = self._lock()
+        is_locked, until = False, time.monotonic() + self._patience
+        while not is_locked:
+            try:
+                fcntl.lockf(self.stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_locked = True
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    break
+                time.sleep(TURN_LOOK)
+            except OSError:  # the system has no locks for such a file, so waiting is of no use
+                break
         self._patience = TURN_SECONDS if is_locked else 0.0
         try:
             super().emit(record)
@@ -75,21 +85,6 @@ class SharedStream(logging.StreamHandler[TextIO]):
             if is_locked:
                 with contextlib.suppress(OSError):
                     fcntl.lockf(self.stream, fcntl.LOCK_UN)
-
-    def _lock(self) -> bool:
-        """Lock the file, pipe or terminal. Returns whether the lock was free in time."""
-        until = time.monotonic() + self._patience
-        while True:
-            try:
-                fcntl.lockf(self.stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    return False
-                time.sleep(TURN_LOOK)
-            except OSError:  # the system has no locks for such a file, so waiting is of no use
-                return False
-            else:
-                return True
 
 
 class ShownRecords:

@@ -168,7 +168,12 @@ def own_traceback(error: BaseException) -> str:
 
 
 def own_frames(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    ours_aside = [frame for frame in frames if not _is_machinery(frame.filename)]
+    ours_aside = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith("<frozen ")
+        and not any(Path(frame.filename).is_relative_to(folder) for folder in (_PERDURE, _IMPORTLIB))
+    ]
     return [frame for frame in ours_aside if not _is_library(frame.filename)] or ours_aside
 
 
@@ -181,11 +186,6 @@ def _leave_out_others(summary: traceback.TracebackException) -> None:
     for further in (summary.__cause__, summary.__context__, *(summary.exceptions or ())):
         if further is not None:
             _leave_out_others(further)
-
-
-def _is_machinery(filename: str) -> bool:
-    path = Path(filename)
-    return filename.startswith("<frozen ") or path.is_relative_to(_PERDURE) or path.is_relative_to(_IMPORTLIB)
 
 
 def _is_library(filename: str) -> bool:

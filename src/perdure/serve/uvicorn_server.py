@@ -334,21 +334,18 @@ class _Server(uvicorn.Server):
         elif self.draining is None:
             self.announce_close()
         if self.draining is None:
-            self.log_wait()
+            seconds = self.longest_drain if self.app.has_tasks else self.drain_timeout
+            # Without this line, a user who pressed Ctrl-C sees nothing for as long as calls run.
+            if seconds and (running := self.app.running):
+                names = ", ".join(dict.fromkeys(running[:MOST_NAMES])) + ("" if len(running) <= MOST_NAMES else ", …")
+                what = f"{len(running)} running {'call' if len(running) == 1 else 'calls'} ({names})"
+                how = f"waits for {what}, up to {seconds:g} s; a second Ctrl-C or SIGTERM does not wait"
+                log_event(logging.WARNING, "serve.stopping", f"the server stops and {how}")
             self.draining = asyncio.create_task(self.run_drain())
             # The idle ones are closed now: stock clients send a request again over another connection, and do not come
             # again after a 503.
             for connection in list(self.server_state.connections):
                 connection.shutdown()
-
-    def log_wait(self) -> None:
-        """Without this line, a user who pressed Ctrl-C sees nothing for as long as calls run."""
-        seconds = self.longest_drain if self.app.has_tasks else self.drain_timeout
-        if seconds and (running := self.app.running):
-            names = ", ".join(dict.fromkeys(running[:MOST_NAMES])) + ("" if len(running) <= MOST_NAMES else ", …")
-            what = f"{len(running)} running {'call' if len(running) == 1 else 'calls'} ({names})"
-            how = f"waits for {what}, up to {seconds:g} s; a second Ctrl-C or SIGTERM does not wait"
-            log_event(logging.WARNING, "serve.stopping", f"the server stops and {how}")
 
     async def run_drain(self) -> None:
         try:
