@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp_types import CLIENT_CAPABILITIES_META_KEY, PROTOCOL_VERSION_META_KEY
 
 from perdure._core import mail
 from perdure._core.ids import (
@@ -251,7 +252,9 @@ async def test_a_call_that_is_not_kept_does_not_run_again(house: House) -> None:
     for id_, kept in zip(ids, (False, True), strict=True):
         owner = replace(session, id=id_, standalone=StreamId(""), kind=RecordKind.CALL, is_task=kept)
         await ghost.store.commit([PutSession(record=replace(owner, version="2026-07-28", result=b""))])
-        await ghost.take(id_, peer.tool("put", key="kept" if kept else "not kept"))
+        request = peer.tool("put", key="kept" if kept else "not kept")
+        request["params"]["_meta"] = {PROTOCOL_VERSION_META_KEY: "2026-07-28", CLIENT_CAPABILITIES_META_KEY: {}}
+        await ghost.take(id_, request)
     await settle(ghost, site)
     await until(lambda: shop.seen)
     assert shop.seen == ["put kept"]
