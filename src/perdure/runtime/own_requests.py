@@ -14,13 +14,14 @@ import math
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import anyio
 from mcp.server.connection import Connection
 from mcp.server.lowlevel.server import Server
 from mcp.server.runner import serve_one
-from mcp.shared.dispatcher import CallOptions
+from mcp.shared.dispatcher import CallOptions, Outbound
 from mcp.shared.exceptions import MCPError, NoBackChannelError
 from mcp.shared.message import MessageMetadata, ServerMessageMetadata
 from mcp.shared.transport_context import TransportContext
@@ -90,14 +91,12 @@ async def pages(
     lifespan_state: object,
     method: str,
     context: OwnRequestContext,
-    connect: Callable[[OwnRequestContext], Connection],
+    connect: Callable[[], Connection],
     params: Mapping[str, Any],
 ) -> AsyncIterator[dict[str, Any]]:
     """Read the pages of a list of the server, `MAX_PAGES` at most."""
     for _ in range(MAX_PAGES):
-        page = await serve_one(
-            server, context, method, params, connection=connect(context), lifespan_state=lifespan_state
-        )
+        page = await serve_one(server, context, method, params, connection=connect(), lifespan_state=lifespan_state)
         cursor = page.get("nextCursor")
         yield page
         if not isinstance(cursor, str):
@@ -128,9 +127,6 @@ MAX_OWNERS = 256
 LISTED_AS = "2025-11-25"
 """The revision in which tools are listed: the last one in which a tool says whether it runs as a task. The SDK leaves
 `execution` out of the lists of later revisions."""
-
-_UNKNOWN = {"name": "unknown", "version": ""}
-"""A client that does not say what it is."""
 
 _logger = logging.getLogger("perdure")
 
@@ -167,7 +163,10 @@ class ToolCatalog:
     async def tool(self, name: str, owner: str, client: CallClient, origin: HttpRequest) -> JsonObject | None:
         """A tool as the caller's `tools/list` shows it; `None` if it does not, or not in time."""
         now = asyncio.get_running_loop().time()
-        listed = self._lists.get(owner) or self._add(owner)
+        if (listed := self._lists.get(owner)) is None:
+            listed = self._lists[owner] = _Listed()
+            if len(self._lists) > MAX_OWNERS:
+                self._lists.popitem(last=False)
         self._lists.move_to_end(owner)
         age = now - listed.since
         if listed.reading is None and age >= (KEEP_SECONDS if name in listed.tools else LOOK_AGAIN_SECONDS):
@@ -176,12 +175,6 @@ class ToolCatalog:
         if name not in listed.tools and listed.reading is not None:
             await asyncio.wait({listed.reading}, timeout=max(0.0, WAIT_SECONDS - age))
         return listed.tools.get(name)
-
-    def _add(self, owner: str) -> _Listed:
-        listed = self._lists[owner] = _Listed()
-        if len(self._lists) > MAX_OWNERS:
-            self._lists.popitem(last=False)
-        return listed
 
     async def _read(self, listed: _Listed, client: CallClient, origin: HttpRequest) -> None:
         """Read a list. If the server fails, what is known of its tools stays."""
@@ -206,28 +199,30 @@ async def list_tools(
         transport=TransportContext(kind="streamable-http", can_send_request=False, headers=origin.headers),
         message_metadata=ServerMessageMetadata(request_context=origin),
     )
-    told = _initialize_params(client)
-
-    def connect(context: OwnRequestContext) -> Connection:
-        connection = Connection(context, protocol_version=LISTED_AS, client_params=told)
-        connection.initialized.set()
-        return connection
-
+    try:
+        told = initialize_params(client, LISTED_AS)
+    except ValidationError:
+        # The call of a client that describes itself wrongly is refused when it runs. The list counts for other clients
+        # of the same caller as well.
+        told = initialize_params(CallClient(version="", info=None, capabilities={}), LISTED_AS)
+    connect = partial(connect_session, context, told)
     async for page in pages(server, lifespan_state, "tools/list", context, connect, {}):
         tools |= {str(tool.get("name")): tool for tool in page.get("tools", ())}
     return tools
 
 
-def _initialize_params(client: CallClient) -> InitializeRequestParams:
-    """What the client would have said of itself at the beginning of a session. One that describes itself wrongly is
-    refused when its call runs; the list counts for other clients of the same caller as well."""
-    info = client.info or _UNKNOWN
-    told = {"protocolVersion": LISTED_AS, "capabilities": client.capabilities, "clientInfo": info}
-    try:
-        return InitializeRequestParams.model_validate(told, by_name=False)
-    except ValidationError:
-        told |= {"capabilities": {}, "clientInfo": _UNKNOWN}
-        return InitializeRequestParams.model_validate(told, by_name=False)
+def initialize_params(client: CallClient, version: str) -> InitializeRequestParams:
+    """The params with which a client of a durable call would have opened a session."""
+    info = client.info or {"name": "unknown", "version": ""}
+    told = {"protocolVersion": version, "capabilities": client.capabilities, "clientInfo": info}
+    return InitializeRequestParams.model_validate(told, by_name=False)
+
+
+def connect_session(outbound: Outbound, told: InitializeRequestParams) -> Connection:
+    """A connection that is initialized, as in a session."""
+    connection = Connection(outbound, protocol_version=told.protocol_version, client_params=told)
+    connection.initialized.set()
+    return connection
 
 
 # --- Changes
@@ -247,7 +242,7 @@ _META = {
 }
 
 
-def _connect(_: OwnRequestContext) -> Connection:
+def _connect() -> Connection:
     return Connection.from_envelope(LATEST_MODERN_VERSION, _INFO, {})
 
 
@@ -262,7 +257,6 @@ class SdkChanges:
     async def listen(
         self, uris: Sequence[str], *, on_acknowledged: Callable[[ChangeFilter], None], on_notification: OnNotification
     ) -> None:
-        """Listen to all lists and to these resources, until it is cancelled or the server ends it."""
         acknowledged = False
 
         async def take(method: str, params: Mapping[str, Any] | None) -> None:
@@ -283,7 +277,7 @@ class SdkChanges:
                 context,
                 LISTEN,
                 {"notifications": wanted, "_meta": _META},
-                connection=_connect(context),
+                connection=_connect(),
                 lifespan_state=self.lifespan_state,
             )
         except MCPError as error:

@@ -15,7 +15,7 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from mcp.server.lowlevel.server import Server
 from mcp.server.request_state import AESGCMRequestStateCodec, RequestStateBoundary, RequestStateSecurity
@@ -39,18 +39,10 @@ RENEW_SECONDS = 3_600.0
 """Seconds between two reads of the keys: often within the life of a key, and one small query."""
 
 
-class Ring(NamedTuple):
-    """The names of the keys that count at a moment."""
-
-    present: str
-    previous: str
-    next: str
-
-
-def ring(name: str, *, now: float) -> Ring:
-    """The keys of a ring, at a time in seconds since 1970."""
+def ring(now: float) -> tuple[str, str, str]:
+    """The names of the present, the previous and the next key, at a time in seconds since 1970."""
     number = int(now // LIFE)
-    return Ring(f"{name}-{number}", f"{name}-{number - 1}", f"{name}-{number + 1}")
+    return f"{RING}-{number}", f"{RING}-{number - 1}", f"{RING}-{number + 1}"
 
 
 @dataclass(slots=True, eq=False)
@@ -69,11 +61,12 @@ class SharedKeys:
 
     async def load(self, store: Store, clock: Callable[[], float]) -> None:
         """Read the keys, and make those that are missing: the one that seals now, and the next one."""
-        names, kept = ring(RING, now=clock()), dict(await store.notes(""))
-        for name in (names.present, names.next):
+        kept = dict(await store.notes(""))
+        present, previous, following = ring(clock())
+        for name in (present, following):
             if name not in kept:
                 kept[name] = await notes.keep(store, name, secrets.token_bytes(KEY_BYTES))
-        self._codec = AESGCMRequestStateCodec([kept[name] for name in names if name in kept])
+        self._codec = AESGCMRequestStateCodec([kept[name] for name in (present, previous, following) if name in kept])
 
     async def renew(self, store: Store, clock: Callable[[], float]) -> None:
         """Read the keys again and again; runs for ever."""

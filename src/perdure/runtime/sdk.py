@@ -13,7 +13,7 @@ import asyncio
 import contextvars
 import json
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -44,7 +44,7 @@ from perdure._core.ids import RecordKind
 from perdure._core.jsonrpc import Envelope, JsonObject, Notification, Request, Response
 from perdure._core.revisions import is_sessionless
 from perdure.runtime.base import CallEnded, Outlet, Runtime
-from perdure.runtime.own_requests import http_request, list_tools
+from perdure.runtime.own_requests import connect_session, http_request, initialize_params, list_tools
 from perdure.store.records import SessionRecord
 from perdure.telemetry import tracing as spans
 
@@ -237,14 +237,15 @@ class HandlerRuntime:
             return
         total, message = params.get("total"), params.get("message")
         given = total if isinstance(total, int | float) else None, message if isinstance(message, str) else None
-        self._start(_report(partial(ask.on_progress, float(progress), *given)), context)
+        on_progress = partial(ask.on_progress, float(progress), *given)
 
+        async def report() -> None:
+            try:
+                await on_progress()
+            except Exception:
+                _logger.exception("a progress callback failed", extra={"action": "call.failed"})
 
-async def _report(on_progress: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    try:
-        await on_progress()
-    except Exception:
-        _logger.exception("a progress callback failed", extra={"action": "call.failed"})
+        self._start(report(), context)
 
 
 def _closed() -> MCPError:
@@ -258,43 +259,34 @@ def _log_failure(failure: BaseException, method: str) -> None:
 # --- Sessions
 
 
-@dataclass(slots=True, eq=False)
-class Outbound:
-    """A session's own channel. Notifications reach the session also after the runtime was dropped (a tool may have kept
-    its session object); requests need a runtime that waits for the answer."""
+class SdkRuntime(HandlerRuntime):
+    """Runs the server of one session, and is the SDK's `Outbound` of the session's connection."""
 
-    _outlet: Outlet
-    _runtime: HandlerRuntime
+    __slots__ = ("_connection", "_runner")
+
+    def __init__(self, runtimes: SdkRuntimes, record: SessionRecord, outlet: Outlet) -> None:
+        super().__init__(runtimes, outlet)
+        if record.version:
+            params = InitializeRequestParams.model_validate_json(record.client_params, by_name=False)
+            self._connection = Connection(
+                self, protocol_version=record.version, session_id=record.id, client_params=params
+            )
+            if record.initialized:
+                self._connection.initialized.set()
+        else:  # it is still opening, and has no client params yet
+            self._connection = Connection.for_loop(self, session_id=record.id)
+        self._runner = ServerRunner(runtimes.server, self._connection, runtimes.lifespan_state)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
-        flow = self._outlet.notify(method, None if params is None else dict(params), call=None)
+        """Also after the runtime was dropped, because a tool may have kept its session object."""
+        flow = self.outlet.notify(method, None if params is None else dict(params), call=None)
         if flow is not None:
             await flow.wait_for_room()
 
     async def send_raw_request(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
     ) -> dict[str, Any]:
-        return await self._runtime.ask(method, params, opts or {}, call=None)
-
-
-class SdkRuntime(HandlerRuntime):
-    """One session's server, running."""
-
-    __slots__ = ("_connection", "_runner")
-
-    def __init__(self, runtimes: SdkRuntimes, record: SessionRecord, outlet: Outlet) -> None:
-        super().__init__(runtimes, outlet)
-        outbound = Outbound(outlet, self)
-        if record.version:
-            params = InitializeRequestParams.model_validate_json(record.client_params, by_name=False)
-            self._connection = Connection(
-                outbound, protocol_version=record.version, session_id=record.id, client_params=params
-            )
-            if record.initialized:
-                self._connection.initialized.set()
-        else:  # it is still opening, and has no client params yet
-            self._connection = Connection.for_loop(outbound, session_id=record.id)
-        self._runner = ServerRunner(runtimes.server, self._connection, runtimes.lifespan_state)
+        return await self.ask(method, params, opts or {}, call=None)
 
     @property
     def keeps_state(self) -> bool:
@@ -447,11 +439,7 @@ class CallRuntime(HandlerRuntime):
         outbound = _CallOutbound(context)
         as_session = not is_sessionless(client.version)
         if as_session:
-            told = {"protocolVersion": client.version, "capabilities": client.capabilities}
-            info = client.info or {"name": "unknown", "version": ""}
-            opened = InitializeRequestParams.model_validate({**told, "clientInfo": info}, by_name=False)
-            connection = Connection(outbound, protocol_version=client.version, client_params=opened)
-            connection.initialized.set()
+            connection = connect_session(outbound, initialize_params(client, client.version))
         else:
             connection = Connection.from_envelope(client.version, client.info, client.capabilities, outbound=outbound)
         result = await serve_one(

@@ -24,9 +24,7 @@ def share(handshake: bytes) -> bytes:
     return _shared(handshake) if len(handshake) <= SHARED_BYTES else handshake
 
 
-@lru_cache(maxsize=64)
-def _shared(handshake: bytes) -> bytes:
-    return handshake
+_shared = lru_cache(maxsize=64)(bytes)
 
 
 @dataclass(slots=True, eq=False)

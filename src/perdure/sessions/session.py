@@ -73,10 +73,11 @@ class Session:
         self.is_durable_call = self.keeper.is_durable_call
         self.seen = context.clock()  # the caller has it loaded because its client, or a call, is about to use it
         """When its client was last here."""
+        is_opening = record.state is SessionState.OPENING
         self.home: Home | NoHome = (
             NoHome(context, record.id)
             if standalone is None
-            else Home(context, self.keeper, self._on_home_moved, standalone, record.state is SessionState.OPENING)
+            else Home(context, self.keeper, lambda: self.link.runtime.on_home_moved(), standalone, is_opening)
         )
         self.standalone = self.home.standalone
         self.call_streams = call_streams
@@ -96,9 +97,6 @@ class Session:
     @property
     def state(self) -> SessionState:
         return self.keeper.record.state
-
-    def _on_home_moved(self) -> None:
-        self.link.runtime.on_home_moved()
 
     def in_use(self) -> Self:
         """Keep the session in memory for a `with` block: a request, or a chore, has yet to do something with it."""
