@@ -1,5 +1,4 @@
-"""Keeps chores going: what fails costs its own item, is logged once, and is tried again with the next round. Runs jobs
-that are wanted now and then, one run at a time."""
+"""Runs chores that go on after a failure: it costs its own item, is logged once, and is tried again the next round."""
 
 import asyncio
 import logging
@@ -10,8 +9,8 @@ from perdure.errors import StoreError
 from perdure.telemetry.log_records import log_event
 
 MOST_TOLD = 1_000
-"""Failing items that are remembered. A store in trouble makes all of them fail at once, and the log need not say that
-more often."""
+"""Failing items that are remembered: a store in trouble makes all of them fail at once, and the log need not grow more.
+"""
 
 AGAIN = 1.0
 """Seconds until a chore that broke down as a whole begins again."""
@@ -25,7 +24,7 @@ class Chores:
 
     @contextmanager
     def surviving(self, what: str, item: object = None) -> Iterator[None]:
-        """Go on after the block, whatever happens in it. `what` says what could not be done, `item` for which item."""
+        """Log an exception of the block and go on. `what` says what could not be done, `item` for which item."""
         key = (what, item)
         try:
             yield
@@ -42,7 +41,6 @@ class Chores:
 
 
 async def keep_going(chore: Callable[[], Awaitable[None]]) -> None:
-    """Run a chore for ever; if it fails, log that and begin again."""
     chores = Chores()
     while True:
         with chores.surviving("a chore broke down, and begins again"):
@@ -52,7 +50,7 @@ async def keep_going(chore: Callable[[], Awaitable[None]]) -> None:
 
 
 class OnDemand:
-    """A job that is wanted now and then. A wish while it runs makes it run once more."""
+    """Runs a job whenever it is wanted, one run at a time. `want` during a run causes one more run."""
 
     def __init__(
         self,

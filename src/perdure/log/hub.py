@@ -1,4 +1,4 @@
-"""Keeps all readers of this process: attaches and ends them, looks after the silent ones, and records their reach."""
+"""Keeps all readers of this process: attaches and ends them, keeps silent ones alive, and records how far they got."""
 
 import asyncio
 import json
@@ -22,8 +22,8 @@ from perdure.telemetry.counters import Counters
 from perdure.telemetry.log_records import PeerLog
 
 MOMENT = 0.1
-"""Seconds until it is written what was delivered. Less costs a busy standalone stream a write for each of its events;
-more is delivered again after a crash."""
+"""Seconds until the store learns what was delivered. With less, a busy standalone stream costs a write for each event;
+with more, more is delivered again after a crash."""
 
 
 class Registry(Protocol):
@@ -32,7 +32,7 @@ class Registry(Protocol):
     def on_attached(self, reader: Reader) -> None: ...
 
     def list_here(self, reader: Reader) -> None:
-        """A reader came to a stream that this node writes: enter it in the store, for operators."""
+        """Enter a reader of a stream that this node writes in the store, for operators."""
 
     def on_progress(self, reader: Reader) -> None: ...
 
@@ -49,13 +49,12 @@ class Registry(Protocol):
 
 
 class ReadMarks:
-    """How far the readers of this process have got, as far as the store does not know it yet, so that the next reader
-    goes on from there in whatever process it comes to.
+    """Writes how far readers have got, so that the next reader goes on from there in any process.
 
-    Never written for each event: how far the readers of standalone streams have got is written a moment later, for all
-    of them together, and at once when a reader leaves. So a process that is killed forgets what it delivered in its
-    last moment, and a client that comes back without a position is sent that again. Of a call's stream it is written
-    only that its reader was lost before the end, because a client that lost the position as well has to learn of it.
+    For standalone streams this is written `MOMENT` later, for all of them together, and at once when a reader leaves.
+    So a process that is killed forgets what it delivered last, and a client that comes back without a position is sent
+    that again. For a call's stream only the loss of its reader before the end is written, because a client that lost
+    the position as well has to learn of it.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -63,7 +62,7 @@ class ReadMarks:
         self._unwritten: dict[StreamId, Stream] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.one_at_a_time = asyncio.Lock()
-        """Taken to look for unread calls: thousands of clients may come at once, and their requests go first."""
+        """Held while unread calls are searched: thousands of clients may come at once, and their requests go first."""
 
     def left(self, stream: Stream) -> None:
         """The reader of a stream has left, or came to its end."""
@@ -115,8 +114,6 @@ class ReadMarks:
 
 @dataclass(slots=True, eq=False)
 class Hub:
-    """All readers of this process."""
-
     _settings: Settings
     counters: Counters
     peers: PeerLog
@@ -153,8 +150,7 @@ class Hub:
         return {"call": calls, "standalone": standalone, "sessionless": self.open.held - len(self.readers)}
 
     def attach(self, reader: Reader) -> None:
-        """Put a reader on its stream. The newest reader wins, whichever the store answered first; the other is
-        ended."""
+        """Put a reader on its stream, and end the older one. The arrival decides, not the store's order of answers."""
         stream = reader.stream
         before = stream.readers.reader
         self.readers.add(reader)
@@ -175,8 +171,8 @@ class Hub:
         stream.moved()
 
     def resume_readers(self) -> None:
-        """Wake the readers that rest because nothing could be shown. Called again and again while this node holds its
-        claim, so that a reader is not forgotten that rests just before it is renewed."""
+        """Wake the frozen readers. Called repeatedly while this node holds its claim, because a reader may come to rest
+        just before the claim is renewed."""
         while self.frozen:
             self.frozen.pop().wake()
 
@@ -205,8 +201,8 @@ class Hub:
         behind: int | None = None,
         progress: float | None = None,
     ) -> bytes:
-        """Count, log and frame a gap: events are no longer there (promise 4). `behind` is the number after which the
-        stream goes on, if that is not the last of them; `progress` what they had said of it."""
+        """Count, log and frame a gap: events no longer exist (promise 4). The stream goes on after `behind`, or after
+        the last of them. `progress` is the progress that they had reported."""
         self.counters.gaps += 1
         sentence = f"events {first} to {last} of a stream are gone: {reason}"
         position = stream.position(last if behind is None else behind, progress)
@@ -218,7 +214,6 @@ class Hub:
         return warning_frames(position, sentence, message, random=self.random, log=by_log)
 
     async def watch(self) -> None:
-        """Write a comment to silent connections and end those that are stuck, for ever."""
         while True:
             await asyncio.sleep(min(self._settings.keepalive_interval, self._settings.stream_timeout) / 4)
             self._look_at_all()
@@ -252,8 +247,8 @@ class Hub:
 
 
 def warning_frames(behind: Position, sentence: str, *messages: bytes, random: RandomBytes, log: bool) -> bytes:
-    """A warning on the wire: a comment for people, messages for programs, a log message where that is declared.
-    `behind` is the position after which the stream goes on."""
+    """Frame a warning: a comment for people, messages for programs, and with `log` a log message. The stream goes on
+    after `behind`."""
     if log:
         params = {"level": "warning", "logger": "perdure", "data": sentence}
         message = {"jsonrpc": "2.0", "method": "notifications/message", "params": params}

@@ -1,23 +1,21 @@
 """Groups steps and commits them: the one way into the store.
 
-A *source* that has something to write is put into the queue. At the end of the event loop's turn the journal takes what
-each source has by then, commits it as one group, and calls the sources back. Small groups are committed at once where
-the store can do that without waiting; the others go through the store's own thread, and meanwhile the next group
-forms.
+A *source* with something to write is put into the queue. At the end of the event loop's turn the journal takes the
+steps of all sources, commits them as one group, and calls the sources back. Small groups are committed at once where
+the store can do that without waiting. The others go through the store's own thread while the next group forms.
 
 When the store fails (`is_degraded`, promise 7) the steps stay in the backlog, in order. With `hold` their sources
-learn that they are held, so that live traffic goes on from memory; with `refuse` they learn nothing before the steps
-are written. Steps are repeatable, so a commit that was given up and happened all the same does no harm.
+learn that they are held, so live traffic goes on from memory; with `refuse` they learn nothing before the steps are
+written. Steps are repeatable, so a commit that was given up and happened all the same does no harm.
 
-A store whose file was replaced (`is_lost`) never comes back. Nothing can be resumed from it, so what runs finishes from
-memory, also with `refuse`, and the process ends.
+A store whose file was replaced (`is_lost`) never comes back. Calls that run finish from memory, also with `refuse`, and
+the process ends.
 
-A node whose claim is FROZEN (`_core.states.CLAIM`) writes nothing and lets no source show more; what is held stays, and
-is written when the claim is renewed. For a node that is BURIED everything held is refused: other nodes write its
-streams.
+A node whose claim is FROZEN (`_core.states.CLAIM`) writes nothing and shows nothing more until the claim is renewed.
+Everything that a BURIED node holds is refused, because other nodes write its streams.
 
-A store may come back without what was written last. It refuses the next append to a stream as `Behind`, and the journal
-asks the source for what is to be written in its place, before it goes on with anything else.
+A store may come back without its last commits. It refuses the next append to a stream as `Behind`, and the journal asks
+the source what to write instead, before it goes on with anything else.
 """
 
 import asyncio
@@ -55,8 +53,8 @@ T = TypeVar("T")
 
 GROUP_BYTES = 1 << 20
 GROUP_STEPS = 2_048
-"""How much is written in one commit, nearly: bytes, and steps and events together. More gains little, keeps the first
-of them waiting for the last, and makes one operation of the store long. The source that reaches a bound is the last."""
+"""The size of one commit, in bytes, and in steps and events together. The source that reaches a bound is the last.
+More gains little, and keeps the first source waiting for the last."""
 
 MOST_HELD_BYTES = 256 << 20
 """Bytes held while the store fails, besides the number of events: they may be large, and so may requests."""
@@ -87,8 +85,7 @@ class Source(Protocol):
     """Has steps to write, and learns what became of them."""
 
     def take(self) -> Sequence[Step]:
-        """All steps there are, in order. They are written in one commit, so they should be few: the writers of a stream
-        wait in `wait_for_room`."""
+        """All steps, in order. They are written in one commit, so they should be few."""
 
     def held(self, steps: Sequence[Step]) -> None:
         """These steps are held while the store fails. They may be shown; where `Journal.lapses`, final answers may
@@ -110,8 +107,6 @@ Group = list[Part]
 
 
 class Journal:
-    """Writes steps, and knows whether the store works."""
-
     def __init__(
         self,
         store: Store,
@@ -131,16 +126,16 @@ class Journal:
         self._timeout = settings.store_timeout
         self._holding = settings.on_store_failure == "hold"
         self.is_lost = False
-        """The file of the store does not exist any more: nothing that is held is ever written."""
+        """The store's file does not exist any more: nothing that is held is ever written."""
         self._claim = claim or Claim()
         self.lapses = lapses
-        """The claim of a live node may lapse, and another node settles its calls then. So a final answer is shown only
-        when it is in the store: the other node might give another one (promise 3)."""
+        """The claim of a live node may lapse, and another node then settles its calls. So a final answer is shown only
+        when it is in the store: the other node might give another answer (promise 3)."""
         self.counters = counters
         self._queue: deque[Source] = deque()
         self._queued_since = self._taken_since = self.time = 0.0
-        """`time` is the store's, when the first source came into the queue: that of all events which are appended until
-        the queue is taken."""
+        """`time` is the store's time at which the first source was queued: the time of all events until the queue is
+        taken."""
         self._too_much = 0
         """Bytes of the group at which the store failed."""
         self._groups = 0
@@ -149,8 +144,8 @@ class Journal:
         self.doubts = 0
         """How often the store may have lost something: it was away, or it is behind."""
         self._has_lapsed = False
-        """The claim has lapsed since the store began to fail: other nodes may have taken the streams of this node, so
-        nothing that is held is shown before the store has it."""
+        """The claim has lapsed since the store began to fail. Other nodes may write this node's streams, so nothing
+        that is held is shown before the store has it."""
         self._scheduled = False
         self._writer: asyncio.Task[None] | None = None
 
@@ -164,15 +159,14 @@ class Journal:
         return self._claim.at(time.monotonic()) is ClaimState.BURIED
 
     def check_claim(self) -> None:
-        """Raises `StoreUnavailable` unless this node holds its claim. Called before the node writes or claims a stream:
-        it may have stood still since it decided to, and a stream of a buried node never has a writer."""
+        """Raises `StoreUnavailable` unless this node holds its claim. Called before the node writes or claims a stream,
+        because the process may have stood still, and a stream of a buried node never has a writer."""
         if time.monotonic() >= self._claim.until:
             raise StoreUnavailable("it has not answered this node for so long that the node's lease has lapsed")
 
     @property
     def refuses(self) -> bool:
-        """New work is refused: the claim does not hold; or the store fails, and the setting says so or too much is
-        held."""
+        """New work is refused: the claim has lapsed; or the store fails, with `refuse` or with too much held."""
         return not self.may_show or (self.is_degraded and not (self._holding and self.backlog.has_room))
 
     @property
@@ -190,8 +184,8 @@ class Journal:
             self._schedule()
 
     async def write(self, *steps: Step, may_be_held: bool = True) -> None:
-        """Write steps and wait until they are accepted. Raises `StoreUnavailable` where the journal refuses; also where
-        it would hold steps that may not be held, because only the store can decide what becomes of them."""
+        """Write steps and wait until they are accepted. Raises `StoreUnavailable` where the journal refuses, or where
+        it would hold steps that may not be held because only the store can decide on them."""
         if not self._queue and self._writer is None and (refusals := self._at_once(steps)) is not None:
             for refusal in refusals:
                 if refusal is not None:
@@ -202,8 +196,7 @@ class Journal:
         await outcome
 
     async def aclose(self) -> None:
-        """Write what is queued. What is left when the store took nothing for `store_timeout` is lost with the
-        process."""
+        """Write what is queued. If the store takes nothing for `store_timeout`, the rest is lost with the process."""
         while self._queue or self._writer is not None:
             if self._writer is None:
                 await asyncio.sleep(0)  # until `_flush`
@@ -244,7 +237,6 @@ class Journal:
             self._schedule()
 
     def _taken(self) -> Iterator[Part]:
-        """Take the sources from the queue, and their steps."""
         self._taken_since = self._queued_since
         while self._queue:
             source = self._queue.popleft()
@@ -286,8 +278,7 @@ class Journal:
             self._hold(list(self._taken()))  # what came while the store was tried: it is not put into the queue again
 
     async def _commit(self, group: Group) -> None:
-        """Write a group, call its sources back and remove them from it. If the store fails, the rest stays in the
-        group."""
+        """Write a group, and remove the sources from it that were called back. If the store fails, the rest stays."""
         while group:
             if self._is_buried:
                 self._done(group, [StaleFence("other nodes have buried this one")] * len(flat(group)))
@@ -308,8 +299,8 @@ class Journal:
                 self._done(group, refusals)
 
     async def _asked(self, answer: Awaitable[T]) -> T:
-        """Wait for the store. A store must raise nothing but `StoreError`, but a journal that ends with its first other
-        exception would be worse than a store in trouble."""
+        """Wait for the store, and turn an exception that it must not raise into `StoreUnavailable`: the journal goes
+        on."""
         try:
             return await answer
         except StoreError:
@@ -318,9 +309,9 @@ class Journal:
             raise StoreUnavailable(f"the store broke: {error!r}") from error
 
     def _done(self, group: Group, refusals: Sequence[PerdureError | None]) -> None:
-        """Call the sources of a group back. What a source writes in place of its steps, because the store has lost what
-        came before them, stays in the group. It is written before everything that is queued or held after it, and what
-        is held of the same source is refused until then."""
+        """Call the sources of a group back. The steps that a source writes after a loss (`Source.after_loss`) stay in
+        the group. They are written before everything that is queued or held after them, and held steps of the same
+        source are refused until then."""
         outcomes = iter(refusals)
         again: Group = []
         for source, steps in group:
@@ -419,7 +410,7 @@ class Journal:
 
 
 class Steps:
-    """A source for a few steps. A caller may wait for their outcome."""
+    """A source of a few steps. A caller may wait for their outcome."""
 
     __slots__ = ("_steps", "may_be_held", "outcome")
 
@@ -469,7 +460,6 @@ class Backlog:
         self._room.set()
 
     def set_shown(self, shown: bool) -> None:
-        """What is held is shown from now on; or nothing is held any more."""
         if shown != self._shows:
             self._shows = shown
             self._on_holding(shown)
@@ -480,7 +470,7 @@ class Backlog:
         return self._count(steps, 1)
 
     def replace(self, taken: int, left: Group) -> None:
-        """Of so many parts at the front these are left; the others are written or refused."""
+        """Put `left` in place of the first `taken` parts: the others are written or refused."""
         for _ in range(taken):
             self._count(self.parts.popleft()[1], -1)
         for part in reversed(left):
@@ -523,20 +513,19 @@ def flat(group: Group) -> list[Step]:
 
 
 def _without_limit(step: Step) -> Step:
-    """A held step counts as accepted: it must not be refused later for a limit, nor because the session's record
-    changed."""
+    """A held step counts as accepted: neither a limit nor a changed record may refuse it later."""
     if isinstance(step, PutSession):
         return replace(step, limits=None)
     return replace(step, most_calls=None, seen=None) if isinstance(step, OpenStream) else step
 
 
 class Turns:
-    """Shares each turn of the event loop, and what is queued to be written, between calls that send without a pause.
+    """Shares each turn of the event loop, and the queue of the journal, between calls that send without a pause.
 
-    If hundreds of calls ran ahead of the log by hundreds of events in one turn, that turn would take seconds, and so
-    would the commit after it, for which every quick call waits twice: with its row, and with its answer. So all calls
-    together have a share of each turn. A call that is a little ahead when the share is used up waits in a line. Events
-    and bytes are counted, not time: a busy machine does not make the shares smaller.
+    If hundreds of calls ran ahead of the log by hundreds of events in one turn, the turn and the commit after it would
+    take seconds, and every quick call waits for two commits: of its row, and of its answer. So all calls together have
+    a share of each turn. A call that is ahead when the share is used up waits in a line. The share counts events and
+    bytes, not time, so a busy machine does not make it smaller.
     """
 
     __slots__ = ("_line", "_scheduled", "queued", "sent")
@@ -573,8 +562,7 @@ class Turns:
         asyncio.get_running_loop().call_soon(self._begin)
 
     def _begin(self) -> None:
-        """The next turn has come. One call goes on in it, and sends as much as the share allows; if it sends less, the
-        turn was short and this is called again."""
+        """Begin the next turn. One call goes on in it; if it sends less than the share, this is called again soon."""
         self._scheduled = False
         self.sent = 0
         if self.queued >= QUEUED_BYTES:

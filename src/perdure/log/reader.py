@@ -1,12 +1,12 @@
 """Delivers one stream to one HTTP response.
 
-A reader holds a position and pulls: read what comes after it, write it, go on; nothing there, then rest until woken.
-Reading at the end is live delivery, reading from further back is resuming; there is one path for both, so there is no
-moment between them in which an event could fall through (promise 2).
+A reader holds a position, reads the events after it, writes them, and rests until it is woken. Reading at the end is
+live delivery, and reading from further back is resuming. Both take one path, so no event is lost between them
+(promise 2).
 
-At rest a reader costs no task of its own: its response waits for the client to leave, and `wake` starts a pump that
-runs until it has caught up. The newest reader of a stream wins; the older one is ended at once and writes nothing more.
-`_core.states.READER` says what a reader may do in which state.
+At rest a reader has no task: its response waits for the client to leave, and `wake` starts a pump that runs until it
+has caught up. The newest reader of a stream wins; the older one is ended at once and writes nothing more.
+`_core.states.READER` defines what a reader may do in which state.
 """
 
 from __future__ import annotations
@@ -60,11 +60,10 @@ class Connection(Protocol):
 
 
 BATCH = 256
-"""Events read and written together at the most: one write for many, and never a long one for a slow reader. They are no
-more than `READ_BYTES`, as the store reads them: what was read is written, and nothing of it is read twice."""
+"""Events that are read and written together, within `READ_BYTES`, as the store reads them: nothing is read twice."""
 
 _CLOSE_SECONDS = 1.0
-"""How long ending a connection politely may take; a dead socket is not waited for."""
+"""Seconds for the last write to a connection that is ended: its socket may be dead."""
 
 _logger = logging.getLogger("perdure")
 
@@ -89,11 +88,11 @@ class Reader:
     preamble: bytes = b""
     """Bytes that are written before the next event."""
     is_primed: bool = False
-    """Its client knows what a priming event and a `retry` without an event mean."""
+    """Its client understands a priming event, and a `retry` without an event."""
     frame: Callable[[Event], bytes] | None = None
-    """Encodes an event without its position, where that is wanted."""
+    """Encodes an event without its position."""
     progress: float | None = None
-    """The progress that its client was shown and that was not in the log then."""
+    """Progress that its client was shown before it was in the log."""
     state: ReaderState = ReaderState.STARTING
     failure: Exception | None = None
     live_from: int = field(init=False)
@@ -103,7 +102,7 @@ class Reader:
     _connection: Connection | None = None
     _pump: asyncio.Task[None] | None = None
     _woken: bool = False
-    """There may be more to write than the pump has seen, or there is something before it has begun."""
+    """There may be more to write than the pump has seen."""
     _has_written: bool = False
     _gapped: bool = False
     _stop_at: int | None = None
@@ -140,7 +139,6 @@ class Reader:
         return self._writing_since is not None
 
     def leave(self) -> None:
-        """Let go of the stream, whatever happened."""
         if self.state is not ReaderState.FINISHED:
             self.state = advance(READER, self.state, ReaderStep.FINISH)
         if self._pump is not None:
@@ -152,7 +150,6 @@ class Reader:
         self._hub.detach(self)
 
     def wake(self) -> None:
-        """There may be something to write."""
         if self.state is ReaderState.RESTING:
             self.state = READER[ReaderState.RESTING][ReaderStep.WAKE]
             self._pump = asyncio.create_task(self._run_pump())
@@ -161,8 +158,8 @@ class Reader:
 
     @contextmanager
     def taking(self, events: Sequence[Event], *, after: int) -> Iterator[None]:
-        """Save a reader at rest that is woken in the block from reading: `events` are the first ones after a number.
-        Only a reader whose pump has not begun takes them, because one that runs may have read some of them already."""
+        """Hand `events`, the first ones `after` a number, to a reader at rest that is woken in the block. Only a reader
+        whose pump has not begun takes them, because a pump that runs may have read some of them."""
         was_resting = self.state is ReaderState.RESTING
         yield
         if not events or not was_resting or self.state is not ReaderState.PUMPING:
@@ -292,15 +289,25 @@ class Reader:
         if frames or last or self.preamble or not (self._has_written or self.frame):
             await self._send(b"".join(frames), last=last)
         if moved:
-            self._move(cursor)
+            hub = self._hub
+            if self._replay is not None:
+                hub.counters.events_replayed += max(0, min(cursor, self.live_from) - self.cursor)
+                self._replay = self._replay.at(cursor, end=self.live_from)
+            self.cursor = cursor
+            stream.readers.advance(cursor)
+            if stream.kind is Kind.STANDALONE:
+                hub.marks.moved(stream)
+            if stream.writer is None:
+                hub.registry.on_progress(self)
+            stream.moved()
         if last:
             self._finish()
             return False
         return moved
 
     def _note_progress(self, event: Event, *, is_held: bool) -> bool:
-        """Keep the progress of a held event for the positions from there on, until the log is beyond it. Returns
-        whether an event is shown: an event of a second run is not while the first run was further."""
+        """Keep the progress of a held event for later positions, until the log is beyond it. Returns whether the event
+        is shown: an event of a second run is not while the first run was further."""
         progress = settling.progress_in(event.payload) if self.stream.has_one_call else None
         if progress is not None and is_held and math.isfinite(progress):
             self.progress = progress if self.progress is None else max(self.progress, progress)
@@ -314,21 +321,7 @@ class Reader:
         self._gapped = True
         return self._hub.tell_gap(self.stream, first, last, reason="trimmed", by_log=self._history.tells_by_log)
 
-    def _move(self, cursor: int) -> None:
-        hub, stream = self._hub, self.stream
-        if self._replay is not None:
-            hub.counters.events_replayed += max(0, min(cursor, self.live_from) - self.cursor)
-            self._replay = self._replay.at(cursor, end=self.live_from)
-        self.cursor = cursor
-        stream.readers.delivered = max(stream.readers.delivered, cursor)
-        if stream.kind is Kind.STANDALONE:
-            hub.marks.moved(stream)
-        if stream.writer is None:
-            hub.registry.on_progress(self)
-        stream.moved()
-
     async def _send(self, body: bytes, *, last: bool) -> None:
-        """Write the preamble and frames; first of all the head of the response."""
         self._writing_since = self._hub.monotonic()
         assert self._connection is not None
         if self.preamble:

@@ -1,8 +1,8 @@
 """Keeps the streams that are written or read here, one object for each: its newest events, its writer, its readers.
 
-A stream is written by one node at a time. Where that is another node, this object only follows: `follow` reports how
-far the stream has grown, and it may become the writer by a claim. Where it is this one (`writer` is there), its reader
-may sit at another node, known from the store. `_core.states.WRITING` and `CONTENT` say what may happen in which order.
+One node at a time writes a stream. Where another node does, the object here follows it (`follow`), and becomes the
+writer by a claim. Where this node does (`writer` exists), the reader may be at another node, known from the store.
+`_core.states.WRITING` and `CONTENT` define what may happen in which order.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ TAIL_BYTES = 256 * 1024
 """Bytes of durable events kept in memory for a reader that lags; beyond, it reads from the store."""
 
 RUN_AHEAD = 256
-"""Events a call may send before they are accepted. More is faster, and the longer an event waits at full load."""
+"""Events a call may send before they are accepted. More is faster, and an event waits longer at full load."""
 
 RUN_AHEAD_BYTES = TAIL_BYTES
-"""Bytes a call may send before they are accepted, and the rest of the last event. They are written in one commit, which
-must be short; and sent from the tail, which should hold them."""
+"""Bytes a call may send before they are accepted. They are written in one commit, which must be short, and sent from
+the tail, which should hold them."""
 
 LIGHT_REQUEST = 1024
-"""Bytes of a request that stay with its row in memory. Taking them out costs more than they do, and most requests are
-smaller; a client that does not read its answer must not keep a large one here."""
+"""Bytes of a request that stay with its row in memory. Most requests are smaller, and removing those costs more than
+keeping them; a client that does not read its answer must not keep a large request here."""
 
 
 class Tail:
-    """The newest events of one stream, in memory, and three marks that tell how far the stream has come.
+    """Keeps the newest events of one stream in memory, and three marks.
 
-    `last` is appended, `visible` may be shown (it is in the store, or held while the store fails), `durable` is in the
-    store. Readers see nothing beyond `visible`, so no byte leaves before the store has accepted it (promise 1). The
-    tail keeps what is not durable yet or what the attached reader still needs, so that reading at the end costs no
-    query; whatever the tail no longer has is read from the store. Nothing depends on the tail.
+    Events up to `last` are appended. Events up to `visible` may be shown: they are in the store, or held while the
+    store fails. Events up to `durable` are in the store. Readers see nothing beyond `visible`, so no byte leaves before
+    the store has accepted it (promise 1). The tail keeps what is not durable, and what the reader still needs, so that
+    reading at the end costs no query. Anything older is read from the store.
     """
 
     __slots__ = ("durable", "events", "last", "pins", "size", "visible")
@@ -66,7 +66,7 @@ class Tail:
         self.reset(last)
 
     def reset(self, last: int) -> None:
-        """Forget all events; the stream has come this far, in the store."""
+        """Forget all events: the store has them up to `last`."""
         self.last = self.visible = self.durable = last
         self.events: list[Event] = []
         self.size = 0
@@ -87,8 +87,7 @@ class Tail:
     @property
     def unseen_final(self) -> int | None:
         """The number of the first final answer that may not be shown yet."""
-        unseen = self.events[max(0, self.visible - self.start) :]
-        return next((event.seq for event in unseen if event.final), None)
+        return next((event.seq for event in self.events if event.final and event.seq > self.visible), None)
 
     def after(self, last: int) -> list[Event]:
         """Durable events after a number, as far as they are in memory: the last ones, without a gap."""
@@ -104,8 +103,7 @@ class Tail:
         return self.events[0].seq - 1 if self.events else self.last
 
     def release(self, floor: int, kept: int = 0) -> None:
-        """Forget the front: events that are durable and read (up to `floor`), or too many bytes for a reader that lags;
-        of these not the newest `kept`."""
+        """Forget durable events: those up to `floor`, and those beyond `TAIL_BYTES` except the newest `kept`."""
         events = self.events
         if self.pins or not events:
             return
@@ -125,18 +123,18 @@ class Tail:
 
 @dataclass(slots=True, eq=False)
 class Readership:
-    """The reader of one stream, of which there is one at a time, and the writers that wait for it."""
+    """The one reader of a stream, and the writers that wait for it."""
 
     delivered: int
     """How far the readers have got."""
     marked_unread: bool
-    """The store has noted that the reader of this call was lost before the end."""
+    """The store knows that the reader of this call was lost before the end."""
     reader: Reader | None = None
     """At this node."""
     remote: ReaderRecord | None = None
     """At another node, as the store has it."""
     lost_at: int = 0
-    """When the last reader was lost, as an arrival number of the hub."""
+    """The arrival number (`Hub.arrive`) at which the last reader was lost."""
     pause_at: int = 0
     """The sequence number at which the writer has to wait."""
     # Mostly empty, and there are thousands of streams at rest: a tuple, which costs nothing when empty.
@@ -159,8 +157,8 @@ class Readership:
             self.delivered = through
 
     def end_beyond(self, end: int) -> None:
-        """End a reader that was shown what the log will not have: its writer held it, and has lost its claim or died.
-        The client learns that from its position when it comes again."""
+        """End a reader that was shown events which the log will not have: their writer held them, and lost its claim or
+        died. The client learns that from its position when it comes again."""
         if self.reader is not None and self.reader.cursor > end:
             self.reader.end()
 
@@ -179,7 +177,7 @@ class Readership:
 
 @dataclass(slots=True, eq=False)
 class StreamWriter:
-    """What this node keeps of a stream that it writes."""
+    """The state of a stream that this node writes."""
 
     sizes: StreamSizes
     owed: int
@@ -188,7 +186,7 @@ class StreamWriter:
     """As it was when this node became the writer."""
     calls: Sequence[CallRecord]
     written_ends: tuple[CallEnd, ...] = ()
-    """Ends of calls that are written. Few streams have more than one call, so it is mostly empty."""
+    """Ends of calls that are written; mostly empty, because few streams have more than one call."""
     loss: str = ""
     """What the store has lost, when it was last found behind."""
     written_taken: int = 0
@@ -206,9 +204,8 @@ class StreamWriter:
 
     @property
     def opening(self) -> OpenStream:
-        """The step that opens the stream again if the store has lost it; repeated without harm. A call whose row was
-        lost is written without its request: if its node dies as well, it is not run again, and its outcome is
-        unknown."""
+        """The step that opens the stream again if the store has lost it. A call whose row was lost is written without
+        its request: if its node dies as well, it does not run again, and its outcome is unknown."""
         return OpenStream(record=self.record, calls=tuple([replace(call, request=b"") for call in self.calls]))
 
     def drop(self) -> Sequence[Step]:
@@ -220,15 +217,15 @@ class StreamWriter:
 
 
 class StreamOwner:
-    """Is notified of what happens to streams. The methods do nothing unless an owner defines them."""
+    """Is notified of changes of streams. By default the methods do nothing."""
 
     __slots__ = ()
 
     def on_settled(self, stream: Stream) -> None:
-        """The store has all of a stream, or no reader needs it here: the object may go. Called repeatedly."""
+        """The store has all of a stream, or no reader needs it here: it may be released. Called repeatedly."""
 
     def on_grown(self, stream: Stream) -> None:
-        """A stream has grown that is read at another node."""
+        """A stream that is read at another node has grown."""
 
     def on_lost(self, stream: Stream, unwritten: Sequence[Event], shown: int) -> None:
         """Another node has become the writer. `unwritten` could not be appended; events up to `shown` may have been
@@ -302,8 +299,8 @@ class Stream:
     # Who writes
 
     def follow(self, record: StreamRecord, *, kept: int | None = None) -> None:
-        """Another node writes the stream, which has come this far. `kept`: the store has lost what was followed here
-        after that number, and its writer went on from there. The reader is ended, and its client learns of the gap when
+        """Take over the record of a stream that another node writes. `kept`: the store has lost what was followed here
+        after that number, and the writer went on from there. The reader is ended, and its client learns of the gap when
         it comes again."""
         tail, readers, writes = self.tail, self.readers, self.writer is not None
         if record.generation > self.generation and record.last < tail.durable and kept is None:
@@ -346,7 +343,7 @@ class Stream:
         self._owner.on_lost(self, unwritten, shown)
 
     def claim(self, record: StreamRecord, *, owed: int = 0, calls: Sequence[CallRecord] = ()) -> None:
-        """This node has become the writer; also where it was the writer before."""
+        """Become the writer, also where this node was the writer before."""
         self._set_node(record)
         self.writing = advance(WRITING, self.writing, WritingStep.CLAIM)
         tail, readers = self.tail, self.readers
@@ -364,7 +361,7 @@ class Stream:
     # Who reads
 
     def set_remote_reader(self, record: ReaderRecord | None, *, arrival: int) -> None:
-        """Take over what the store has of a reader at another node. `arrival`: the arrival number of this moment."""
+        """Take over the store's row of a reader at another node. `arrival`: the present arrival number."""
         readers = self.readers
         if record == readers.remote:
             return
@@ -472,8 +469,7 @@ class Stream:
         )
 
     async def wait_for_room(self) -> None:
-        """Wait until the writer may go on: events accepted, room in memory, the reader not too far behind. If many
-        calls send at once, each has its turn."""
+        """Wait until events are accepted, memory has room, and the reader is near. Calls take turns to send."""
         while (writer := self.writer) is not None and (
             self.tail.last >= self.readers.pause_at or writer.ahead_bytes >= RUN_AHEAD_BYTES
         ):
@@ -489,8 +485,8 @@ class Stream:
 
     @contextmanager
     def pinned(self) -> Iterator[None]:
-        """Keep the stream, and all of it, in memory meanwhile: it will be read from its start whatever the store does,
-        or a reader is about to come."""
+        """Keep all of the stream in memory during the block: it will be read from its start even if the store fails, or
+        a reader is about to come."""
         self.tail.pins += 1
         try:
             yield
@@ -499,9 +495,8 @@ class Stream:
             self.moved()
 
     def moved(self, *, kept: int = 0) -> None:
-        """A reader came, moved or left, or more events may be shown: compute how far the writer may go, wake the
-        writers that wait, and forget what is not needed in memory: the front of the tail except the newest `kept`, or
-        the stream."""
+        """Note that a reader came, moved or left, or that more events may be shown: compute how far the writer may go,
+        wake waiting writers, and release the front of the tail except the newest `kept`, or the whole stream."""
         readers, tail = self.readers, self.tail
         reader, pause_at = readers.reader, tail.visible + RUN_AHEAD
         if self._most_ahead is not None:
@@ -522,8 +517,8 @@ class Stream:
     # A source of the journal
 
     def take(self) -> Sequence[Step]:
-        """The steps that write what is pending, and keep the stream within its limit. Sizes are counted here, once for
-        a group of events."""
+        """The steps that write the pending events and keep the stream within its limit. Sizes are counted here, once
+        for a group of events."""
         writer = self.writer
         if self.writing is not WritingState.WRITING or writer is None:
             return ()  # lost since it was queued, and dealt with then
@@ -601,9 +596,9 @@ class Stream:
         self.moved(kept=len(append.events))  # for its reader, which was woken just now
 
     def after_loss(self, steps: Sequence[Step], reason: Behind) -> Sequence[Step]:
-        """The store has lost the end of this stream, or all of it, and this node still writes it. It is opened again if
-        necessary, and goes on with the numbers that its readers know. Lost events that are still in memory are written
-        again, the others leave a hole. Calls that had ended have ended, what was taken is taken."""
+        """Open a stream again whose end, or all of it, the store has lost. It goes on with the numbers that its readers
+        know. Lost events that are still in memory are written again, the others leave a hole. Ended calls stay ended,
+        and messages that were taken stay taken."""
         append, writer = _append_of(steps), self.writer
         if append.lost or append.fence != self.fence or writer is None or self.writing is not WritingState.WRITING:
             return ()
@@ -644,7 +639,6 @@ class Stream:
     # What it keeps
 
     def usage(self, *, idle: bool) -> StreamUsage:
-        """What the stream keeps, where this node writes it."""
         assert self.writer is not None
         return self.writer.sizes.usage(self.id, last=self.tail.last, read=self.readers.through, idle=idle)
 
@@ -685,11 +679,10 @@ _NO_STREAMS: Mapping[StreamId, Stream] = MappingProxyType({})
 
 
 class Streams:
-    """The streams of calls that are in memory, by session and id.
+    """Keeps the call streams that are in memory, by session and id.
 
-    Sessions, settling and resumed readers all ask here, so a stream that one of them has is the stream that the others
-    get. It stays until it is over, written and unread, or until no reader needs what another node writes. A session's
-    standalone stream is not here: it lives and goes with its session.
+    Sessions, settling and resumed readers all share these objects. A stream stays until it is over, written and unread,
+    or until no reader needs what another node writes. A session keeps its standalone stream itself.
     """
 
     def __init__(self, journal: Journal, owner: StreamOwner, *, limit: int) -> None:
@@ -706,7 +699,7 @@ class Streams:
         return self._by_session.get(session, _NO_STREAMS)
 
     def write(self, record: StreamRecord, *, owed: int, calls: Sequence[CallRecord] = ()) -> Stream:
-        """The stream of a record that this node has opened or claimed."""
+        """Enter a stream that this node has opened or claimed."""
         stream = self.of(record.session).get(record.id)
         if stream is None:
             stream = Stream(record, self._journal, self._owner, limit=self._limit, writes=True, owed=owed, calls=calls)
@@ -716,8 +709,8 @@ class Streams:
         return stream
 
     def follow(self, record: StreamRecord) -> Stream:
-        """The stream of a record that a reader needs. The caller keeps it (`Stream.pinned`) in the same turn of the
-        loop, until its reader exists."""
+        """Enter a stream that a reader needs. The caller pins it (`Stream.pinned`) in the same turn of the loop, until
+        its reader exists."""
         stream = self.of(record.session).get(record.id)
         if stream is None:
             stream = Stream(record, self._journal, self._owner, limit=self._limit, writes=False)
@@ -729,7 +722,7 @@ class Streams:
         return stream
 
     def release(self, stream: Stream) -> bool:
-        """Let go of a stream. Returns whether it was here."""
+        """Remove a stream. Returns whether it was here."""
         streams = self._by_session.get(stream.session, {})
         if streams.pop(stream.id, None) is None:
             return False
@@ -738,8 +731,8 @@ class Streams:
         return True
 
     def release_parked(self, is_needed: Callable[[Stream], bool]) -> None:
-        """Let go of streams that are not needed and at rest: their calls wait for their principal while their session
-        is not in memory, or their session has ended."""
+        """Remove streams at rest that are not needed: their calls wait for their principal while their session is not
+        in memory, or their session has ended."""
         for stream in self:
             tail = stream.tail
             at_rest = stream.readers.reader is None and not tail.pins and tail.durable >= tail.last

@@ -1,11 +1,11 @@
 """The interface between a session and what answers its requests, in plain values and texts.
 
-A session *loads* a runtime with the first message that needs one, *sends* it messages, and lets it go when it is idle;
-the record says all that the next one has to know. What the runtime says goes through the session's `Outlet`, in the
-task of the handler that says it, so order and back-pressure come by themselves, call by call.
+A session *loads* a runtime with the first message, *sends* it messages, and drops it when it is idle. The record has
+all that the next runtime needs. A handler sends through the session's `Outlet`, in its own task, so each call has its
+order and its back-pressure.
 
-A runtime knows each request under a number that the session gave it (`Request.id`), never under the client's id: those
-repeat after each reload. The numbers of one session never repeat.
+A runtime knows each request by a number of the session (`Request.id`), never by the client's id, because those repeat
+after each reload. The numbers of one session never repeat.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -27,11 +27,11 @@ class CallEnded(Exception):
 
 
 class Outlet(Protocol):
-    """Takes what a runtime says: a session.
+    """Takes the messages of a runtime: a session.
 
-    1. `notify`, `ask` and `answer` keep the order of their calls. The first two return where to wait before more is
-       said, if too much is under way.
-    2. What concerns a call that has ended is dropped; only `ask` raises, because its caller would wait for ever.
+    1. `notify`, `ask` and `answer` keep the order of their calls. The first two return where to wait before the next
+       message, if too much is under way.
+    2. Messages of a call that has ended are dropped; only `ask` raises, because its caller would wait for ever.
     3. A runtime that was closed answers, asks and reports nothing more. A handler that goes on may still notify, but
        not for its call.
     """
@@ -45,7 +45,7 @@ class Outlet(Protocol):
         """Whether this is a durable call whose answer its client may learn later, by a handle or by a key."""
 
     def notify(self, method: str, params: JsonObject | None, *, call: int | None) -> Flow | None:
-        """Send a notification, which belongs to that call or to none. The params are the session's from then on."""
+        """Send a notification of that call or of none. The caller must not use the params afterwards."""
 
     def new_ask_id(self) -> str:
         """Name the next ask. The name never repeats within a session, on any node."""
@@ -58,13 +58,13 @@ class Outlet(Protocol):
         """Answer a request with its result or, `failed`, with its error object, as JSON."""
 
     def interrupted(self, call: int) -> None:
-        """Tell that a request has ended without an answer: it was cancelled, or cut short from within."""
+        """Report that a request has ended without an answer: it was cancelled, or cut short from within."""
 
     def handled(self, size: int) -> None:
-        """Tell that a notification which was sent with that `size` has been handled."""
+        """Report that a notification of that `size` was handled."""
 
     def close_reader(self, call: int | None) -> None:
-        """Close the connection on which a call's messages go (`None`: the standalone one); its client comes back."""
+        """Close the connection of a call's stream (`None`: of the standalone stream); its client comes back."""
 
 
 class Runtime(Protocol):
@@ -72,31 +72,29 @@ class Runtime(Protocol):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether handlers keep something in it that dropping it would lose."""
+        """Whether handlers keep state in it that dropping it would lose."""
 
     def send(self, message: Envelope, *, origin: object, size: int = 0) -> None:
         """Hand over a message, in the caller's context; messages are taken in their order.
-        Of a request and a notification `id`, `method` and `params` count, of a response `raw`. `origin` is what the
-        message came with (an HTTP request) or `None`; only the runtime and the edge look into it. A notification with a
-        `size` is reported to `Outlet.handled`, once.
+        Requests and notifications are read from `id`, `method` and `params`, responses from `raw`. `origin` is the HTTP
+        request of the message or `None`; only the runtime and the edge read it. A notification with a `size` is
+        reported to `Outlet.handled`, once.
         """
 
     def mark_initialized(self) -> None:
-        """Take note that the client's `initialized` has reached another node."""
+        """Note that another node has received the client's `initialized`."""
 
     async def aclose(self) -> None:
-        """End it in silence. Handlers are stopped; one that does not stop is left to itself after a short time."""
+        """End it without a message. Handlers are stopped; one that does not stop in a short time is left running."""
 
 
 class Runtimes(Protocol):
-    """Makes runtimes."""
-
     def load(self, record: SessionRecord, outlet: Outlet) -> Runtime:
-        """Start a runtime for a session that may have had others before. Must be called in an event loop."""
+        """Start a runtime for a session. Must be called in an event loop."""
 
     async def tools(self, record: SessionRecord, origin: object) -> Mapping[str, JsonObject]:
-        """The tools that the server shows a session's client, by name. `origin`: as of `Runtime.send`. Raises whatever
-        the server's handler raises."""
+        """The tools that the server lists for a session's client, by name. `origin`: as in `Runtime.send`. Raises
+        whatever the server's handler raises."""
 
 
 class NoListening(Exception):
@@ -104,16 +102,16 @@ class NoListening(Exception):
 
 
 class ListeningRefused(Exception):
-    """The server serves `subscriptions/listen`, and refuses a listener that is no client's."""
+    """The server serves `subscriptions/listen`, and refuses the listener of this process."""
 
 
 class ServerChanges(Protocol):
-    """The server as the source of changes, to one listener in its own process."""
+    """Reports changes of the server to one listener in its own process."""
 
     @property
     def may_be_silent(self) -> bool:
-        """Whether clients are served that listen to a server which knows no `subscriptions/listen`: its tools report
-        changes by other means."""
+        """Whether clients may listen to a server without `subscriptions/listen`, because its tools report changes by
+        other means."""
 
     async def listen(
         self,
@@ -127,5 +125,5 @@ class ServerChanges(Protocol):
         Raises `NoListening` or `ListeningRefused` in place of the acknowledgement."""
 
     async def digest(self, method: str) -> bytes | None:
-        """A digest of the list whose changes a notification reports, as a request of this process's own gets it. `None`
-        if the server does not say. Raises whatever the server's handler raises."""
+        """A digest of the list whose change a notification reports, over all its pages. `None` if the server does not
+        say. Raises whatever the server's handler raises."""

@@ -1,7 +1,7 @@
 """Makes requests of this process to its own server: lists its tools as each caller sees them, and listens to it.
 
-The SDK's public `serve_one` runs the server's own handler on a dispatch context of ours, in place of a client. So the
-process hears what the server publishes, on whatever bus, without touching the bus.
+The SDK's public `serve_one` runs the server's handler on a dispatch context of ours, without a client. So the process
+hears the server's changes on any bus, without touching the bus.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from perdure._core.listening import ACKNOWLEDGED, LISTS, URIS, ChangeFilter, rea
 from perdure.runtime.base import ListeningRefused, NoListening
 
 NAME = "perdure"
-"""The id of such a request, and the name of its client."""
+"""The id of a request of this process, and the name of its client."""
 
 MAX_PAGES = 100
-"""Pages of one list: a server whose pages never end must not hold a call up for ever."""
+"""Pages that are read of one list: a server may have no last page."""
 
 OnNotification = Callable[[str, Mapping[str, Any] | None], Awaitable[None]]
 
 
 @dataclass(slots=True, eq=False)
 class OwnRequestContext:
-    """The SDK's `DispatchContext` of such a request: takes its notifications, or drops them."""
+    """The SDK's `DispatchContext` of a request of this process: takes its notifications, or drops them."""
 
     _on_notification: OnNotification | None = None
     transport: TransportContext = field(default=TransportContext(kind="perdure", can_send_request=False))
@@ -78,8 +78,8 @@ class OwnRequestContext:
 
 
 def http_request(origin: object, session: str = "") -> HttpRequest:
-    """The request that a message came with; one without credentials for a message that came with none: a sticky request
-    that is repeated, a call that runs again, mail."""
+    """The HTTP request of a message. A message without one (a repeated sticky request, a call that runs again, mail)
+    gets a request without credentials."""
     if isinstance(origin, HttpRequest):
         return origin
     headers = [(b"mcp-session-id", session.encode())] if session else []
@@ -94,7 +94,6 @@ async def pages(
     connect: Callable[[], Connection],
     params: Mapping[str, Any],
 ) -> AsyncIterator[dict[str, Any]]:
-    """Read the pages of a list of the server, `MAX_PAGES` at most."""
     for _ in range(MAX_PAGES):
         page = await serve_one(server, context, method, params, connection=connect(), lifespan_state=lifespan_state)
         cursor = page.get("nextCursor")
@@ -107,42 +106,42 @@ async def pages(
 # --- The lists of tools
 
 KEEP_SECONDS = 60.0
-"""How old a list may be before it is read again. A tool rarely changes what it says of itself, and each call would list
-them all otherwise. The old list counts until the new one has come."""
+"""The age at which a list is read again. A tool rarely changes its description, and each call would list all tools
+otherwise. The old list counts until the new one has come."""
 
 WAIT_SECONDS = 1.0
-"""How long a list that has not come yet is waited for, from its request on: longer than a server takes that looks its
-tools up elsewhere, and short for a user. After that its tools are served as those that say nothing of themselves."""
+"""Seconds for which a call waits for a list, from its request on: longer than a server takes that reads its tools from
+elsewhere, and short for a user. After that the tool is served as one without a description."""
 
 READ_SECONDS = 60.0
-"""How long a list may take to come; one that hangs is given up, and read again. As long as a list counts."""
+"""Seconds that reading a list may take, before it is given up and read again. As long as a list counts."""
 
 LOOK_AGAIN_SECONDS = 1.0
-"""A tool that is not in a list of this age is looked for again: it may be new. Callers that make names up cause no more
-lists than this."""
+"""The age at which a list without the tool is read again, because the tool may be new. Callers that make up names cause
+no more reads than this."""
 
 MAX_OWNERS = 256
-"""Lists that are kept, of as many callers; those that have not called for longest go first."""
+"""Callers whose lists are kept, the most recent ones."""
 
 LISTED_AS = "2025-11-25"
-"""The revision in which tools are listed: the last one in which a tool says whether it runs as a task. The SDK leaves
-`execution` out of the lists of later revisions."""
+"""The revision in which tools are listed: the last one in which the SDK lists a tool's `execution`, which declares
+whether the tool runs as a task."""
 
 _logger = logging.getLogger("perdure")
 
 
 @dataclass(slots=True)
 class _Listed:
-    """The tools that one caller is shown, as far as they are known."""
+    """The last known tools of one caller."""
 
     tools: Mapping[str, JsonObject] = field(default_factory=dict)
     since: float = -math.inf
-    """When the list was asked for last."""
+    """When the list was last requested."""
     reading: asyncio.Task[None] | None = None
 
 
 class ToolCatalog:
-    """The lists of tools of one server, by caller."""
+    """Keeps the lists of tools of one server, by caller."""
 
     def __init__(self, server: Server[Any], lifespan_state: object) -> None:
         self._server = server
@@ -151,17 +150,17 @@ class ToolCatalog:
 
     @property
     def serves_tasks(self) -> bool:
-        """The server answers the tasks extension by itself."""
+        """Whether the server answers the tasks extension by itself."""
         return self._server.get_request_handler("tasks/get") is not None
 
     @property
     def server_info(self) -> JsonObject:
-        """What results of this server say of it in their `_meta`."""
+        """The server's entry in the `_meta` of results."""
         info: JsonObject = {SERVER_INFO_META_KEY: self._server.server_info_stamp}
         return info
 
     async def tool(self, name: str, owner: str, client: CallClient, origin: HttpRequest) -> JsonObject | None:
-        """A tool as the caller's `tools/list` shows it; `None` if it does not, or not in time."""
+        """A tool as the caller's `tools/list` shows it; `None` if it is not there, or not in time."""
         now = asyncio.get_running_loop().time()
         if (listed := self._lists.get(owner)) is None:
             listed = self._lists[owner] = _Listed()
@@ -177,7 +176,7 @@ class ToolCatalog:
         return listed.tools.get(name)
 
     async def _read(self, listed: _Listed, client: CallClient, origin: HttpRequest) -> None:
-        """Read a list. If the server fails, what is known of its tools stays."""
+        """Read a list. If the server fails, the last known tools stay."""
         try:
             async with asyncio.timeout(READ_SECONDS):
                 listed.tools = await list_tools(self._server, self._lifespan_state, client, origin)
@@ -190,8 +189,7 @@ class ToolCatalog:
 async def list_tools(
     server: Server[Any], lifespan_state: object, client: CallClient, origin: HttpRequest
 ) -> Mapping[str, JsonObject]:
-    """The tools that `tools/list` shows a client, by name. `origin`: the request whose credentials the list is read
-    with."""
+    """The tools that `tools/list` shows a client, by name. The list is read with the credentials of `origin`."""
     tools: dict[str, JsonObject] = {}
     if server.get_request_handler("tools/list") is None:
         return tools
@@ -248,8 +246,6 @@ def _connect() -> Connection:
 
 @dataclass(frozen=True, kw_only=True)
 class SdkChanges:
-    """The SDK's server as a source of changes."""
-
     server: Server[Any]
     lifespan_state: Any
     may_be_silent: bool = False
@@ -290,7 +286,6 @@ class SdkChanges:
             raise ListeningRefused("it was answered without an acknowledgement")
 
     async def digest(self, method: str) -> bytes | None:
-        """A digest of a list, over all its pages; of the parts that the server does not serve, nothing."""
         digest = hashlib.sha256()
         for request in _READ_BY[method]:
             if self.server.get_request_handler(request) is not None:

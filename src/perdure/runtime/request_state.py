@@ -1,12 +1,11 @@
 """Seals the request state of multi-round calls with keys that all processes share.
 
-The SDK makes a key of its own in each process, so the second round of a call succeeds only at the process that answered
-the first. Here the keys are secrets of the store: a round may come to any process, also after a restart. Where the
-operator gives keys (`PERDURE_STATE_KEYS`), those are used, for deployments that share no store.
+The SDK makes a key in each process, so the second round of a call succeeds only at the process that answered the first.
+Here the keys are secrets of the store: a round may come to any process, also after a restart. The operator may give
+keys (`PERDURE_STATE_KEYS`) for deployments that share no store.
 
-Keys are named by the time in which each seals, so all processes that share a store, and so its clock and its secrets,
-have the same keys without a message. A key is made one life before it seals, so every process that reads the secrets
-now and then has it in time.
+A key is named by the time in which it seals, so all processes on a store have the same keys without a message. A key is
+made one life before it seals, so every process reads it in time.
 """
 
 import asyncio
@@ -32,11 +31,10 @@ RING = "request-state"
 KEY_BYTES = 32
 
 LIFE = 30 * 86_400.0
-"""Seconds for which a key seals: it is in few hands and seals little, and a ring of three is all that is kept in
-memory. What was sealed lives for minutes (the SDK's default is ten)."""
+"""Seconds for which a key seals. Sealed state lives for minutes (the SDK's default is ten)."""
 
 RENEW_SECONDS = 3_600.0
-"""Seconds between two reads of the keys: often within the life of a key, and one small query."""
+"""Seconds between two reads of the keys: one small query, often within the life of a key."""
 
 
 def ring(now: float) -> tuple[str, str, str]:
@@ -47,7 +45,7 @@ def ring(now: float) -> tuple[str, str, str]:
 
 @dataclass(slots=True, eq=False)
 class SharedKeys:
-    """The keys of the store, as a codec of the SDK's."""
+    """Seals with the keys of the store: a codec for the SDK."""
 
     _codec: AESGCMRequestStateCodec = field(
         default_factory=lambda: AESGCMRequestStateCodec([secrets.token_bytes(KEY_BYTES)])
@@ -60,7 +58,7 @@ class SharedKeys:
         return self._codec.unseal(token)
 
     async def load(self, store: Store, clock: Callable[[], float]) -> None:
-        """Read the keys, and make those that are missing: the one that seals now, and the next one."""
+        """Read the keys, and make the present and the next key if they are missing."""
         kept = dict(await store.notes(""))
         present, previous, following = ring(clock())
         for name in (present, following):
@@ -69,7 +67,6 @@ class SharedKeys:
         self._codec = AESGCMRequestStateCodec([kept[name] for name in (present, previous, following) if name in kept])
 
     async def renew(self, store: Store, clock: Callable[[], float]) -> None:
-        """Read the keys again and again; runs for ever."""
         while True:
             await asyncio.sleep(RENEW_SECONDS)
             try:
@@ -90,7 +87,7 @@ def given_keys() -> Sequence[str]:
 
 
 def share_request_state(server: Server[Any]) -> SharedKeys | None:
-    """Have a server seal its request state with shared keys. Returns those that have yet to be loaded from the store;
+    """Make a server seal its request state with shared keys. Returns the keys that the caller loads from the store;
     `None` if the operator gave keys, or the server seals nothing."""
     if not any(isinstance(part, RequestStateBoundary) for part in server.middleware):
         return None

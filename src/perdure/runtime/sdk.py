@@ -1,10 +1,9 @@
 """Runs the SDK's server for a session or for a durable call, through the SDK's public parts.
 
-Each message is one task, in a copy of the context in which it was sent: `ServerRunner` and `serve_one` run the handler
-on a dispatch context of ours. What the handler says goes to the session at once, in the handler's own task.
+Each message is one task, in a copy of the sender's context: `ServerRunner` and `serve_one` run the handler on a
+dispatch context of ours. The handler's messages go to the session at once, in the handler's own task.
 
-The SDK takes "8" for 8, so it knows requests under the session's numbers only, and asks under names that do not look
-like numbers.
+The SDK takes "8" for 8, so it knows requests by the session's numbers only, and asks by names that are no numbers.
 """
 
 from __future__ import annotations
@@ -49,11 +48,10 @@ from perdure.store.records import SessionRecord
 from perdure.telemetry import tracing as spans
 
 _CLOSE_SECONDS = 1.0
-"""How long handlers may take to stop. One that does not stop (a blocked thread, a shield) is left to itself, so that
-neither the end of its session nor that of another waits for it."""
+"""Seconds for handlers to stop. No session's end waits longer for one that does not (a blocked thread, a shield)."""
 
 MOST_ROUNDS = 10
-"""Rounds of one task in which its tool asks for input: as many as clients go by themselves."""
+"""Rounds of one task in which its tool asks for input: as many as clients allow by default."""
 
 _ending: set[asyncio.Task[None]] = set()
 """Keeps the tasks that end runtimes from being collected while they run."""
@@ -64,7 +62,7 @@ _logger = logging.getLogger("perdure")
 
 @dataclass(slots=True, eq=False)
 class HandlerContext:
-    """The SDK's `DispatchContext` of one message: its handler's way to the session."""
+    """The SDK's `DispatchContext` of one message: sends the handler's messages to the session."""
 
     _runtime: HandlerRuntime
     request_id: int | None
@@ -75,7 +73,7 @@ class HandlerContext:
     cancel_requested: anyio.Event = field(default_factory=anyio.Event)
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     has_ended: bool = False
-    """The handler has returned: what is still sent in its name is dropped."""
+    """The handler has returned: later messages are dropped."""
 
     @property
     def can_send_request(self) -> bool:
@@ -104,8 +102,6 @@ class HandlerContext:
 
 
 class _Ask(NamedTuple):
-    """A question that waits for the client's answer."""
-
     answer: asyncio.Future[dict[str, Any]]
     on_progress: ProgressFnT | None
 
@@ -123,7 +119,7 @@ class HandlerRuntime:
         self._asks: dict[str, _Ask] = {}
 
     async def aclose(self) -> None:
-        """End it: first the way to the session, then the handlers, so that nothing of their end gets into the log."""
+        """Close the way to the session first, then end the handlers, so that their end is not logged in the stream."""
         self.is_closed = True
         for ask in self._asks.values():
             if not ask.answer.done():
@@ -371,9 +367,8 @@ class _CallOutbound:
 
 
 class CallRuntime(HandlerRuntime):
-    """Answers a durable call, and what this process asks on the call's behalf. The protocol has no requests from server
-    to client there. A handler may ask its client all the same: the session shows the ask as input that the call
-    requires."""
+    """Answers a durable call. Its protocol has no requests from server to client, but a handler may ask its client all
+    the same: the session shows the ask as input that the call requires."""
 
     __slots__ = ("_client",)
 
@@ -417,8 +412,8 @@ class CallRuntime(HandlerRuntime):
         return await super().ask(method, params, options, call=call)
 
     async def _result(self, request: Request, context: HandlerContext) -> JsonObject:
-        """Run a handler, and once more for each round in which it wants its client's input. Such a result goes to the
-        client as it is, unless a handle may be out: then the client is asked as by the handler itself."""
+        """Run a handler, and again for each round in which it wants input. A result that wants input goes to the client
+        as it is, unless the client may have a handle: then the client is asked as by the handler itself."""
         result = await self._run(request, context)
         for _ in range(MOST_ROUNDS):
             is_round = result.get("resultType") == "input_required"
@@ -456,7 +451,7 @@ class CallRuntime(HandlerRuntime):
         return result
 
     def _error_of(self, failure: Exception, method: str) -> bytes:
-        """Nothing of a server's insides reaches its clients."""
+        """The message of an unexpected exception does not reach clients."""
         error = handler_exception_to_error_data(failure)
         if error is None:
             _log_failure(failure, method)
@@ -466,15 +461,15 @@ class CallRuntime(HandlerRuntime):
 
 @dataclass(frozen=True)
 class SdkRuntimes:
-    """Starts runtimes of one server whose lifespan was entered. Must be made in the context of the start: runtimes end
-    in that, not in the context of a request."""
+    """Starts runtimes of one server whose lifespan was entered. Must be made in the context of the start, because
+    runtimes end in it, not in the context of a request."""
 
     server: Server[Any]
     sessionless: Server[Any]
     """The same server for durable calls: request state is sealed with keys that all processes share."""
     lifespan_state: object
     can_ask: bool
-    """Whether handlers may ask the client something: a JSON response has no room for it. (Durable calls always may.)"""
+    """Whether handlers may ask the client: a JSON response has no room for it. (Durable calls always may.)"""
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
 
     def load(self, record: SessionRecord, outlet: Outlet) -> Runtime:

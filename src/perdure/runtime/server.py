@@ -1,7 +1,7 @@
-"""Finds the low-level server behind what a user gives (an `MCPServer`, a low-level `Server`, a FastMCP server).
+"""Finds the low-level server of an `MCPServer`, a low-level `Server` or a FastMCP server.
 
-Everything here leans on public names whose structure no release promises to keep; `tests/runtime/test_seams.py` fails
-clearly when one moves.
+This uses public names whose structure no release promises to keep; `tests/runtime/test_seams.py` names the one that
+moved.
 """
 
 import contextlib
@@ -43,11 +43,11 @@ class Started:
     sessionless: StreamableHTTPSessionManager | None
     """Answers the requests of 2026-07-28; `None` where nothing does."""
     tools: ToolCatalog | None = None
-    """What the server says of its tools; `None` where no durable calls are served."""
+    """The server's descriptions of its tools; `None` where no durable calls are served."""
     asks_in_session: bool = False
-    """Its tools ask their client something in a session alone: a durable call that may ask runs as in one."""
+    """Its tools ask their client in a session alone: a durable call that may ask runs as in one."""
     state_keys: SharedKeys | None = None
-    """Seal the request state of multi-round calls; to be loaded from the store. `None` where others do."""
+    """Seal the request state of multi-round calls; the caller loads them from the store."""
     changes: ServerChanges | None = None
     """The server as a source of changes; `None` where no client listens."""
 
@@ -61,11 +61,10 @@ class Hosted:
     start: Callable[[], AbstractAsyncContextManager[Started]]
     """Enters the server's lifespan, once."""
     name: str = ""
-    """The name that its author gave the server; empty if it has none but the default."""
+    """The name that its author gave the server, or empty."""
 
 
 def is_server(found: object) -> bool:
-    """Whether `host` takes it."""
     return isinstance(found, Server | MCPServer) or _is_fastmcp(found)
 
 
@@ -75,7 +74,7 @@ def _is_fastmcp(found: object) -> bool:
 
 
 def host(server: Any, settings: Settings, *, path: str) -> Hosted:
-    """Find the low-level server behind what a user gives us, or raise `BadTarget`."""
+    """Prepare a server to be run. Raises `BadTarget` if the object is not one."""
     if isinstance(server, Hosted):
         return server
     if isinstance(server, Server):
@@ -104,7 +103,7 @@ def host(server: Any, settings: Settings, *, path: str) -> Hosted:
 
 
 def endpoint_of(web: Starlette) -> Any:
-    """The endpoint of a web application that holds a session manager, behind whatever auth wraps it."""
+    """The endpoint of a web application that holds a session manager, inside any auth that wraps it."""
     found = []
     for route in web.routes:
         endpoint: Any = route.endpoint if isinstance(route, Route) else None
@@ -123,13 +122,13 @@ def is_bare(web: Starlette) -> bool:
 
 
 def authenticates(web: Starlette) -> bool:
-    """Whether the web application checks by itself who is calling."""
+    """Whether the web application authenticates callers by itself."""
     middleware: list[object] = [entry.cls for entry in web.user_middleware]
     return _is_wrapped(web) or AuthenticationMiddleware in middleware
 
 
 def _is_wrapped(web: Starlette) -> bool:
-    """The SDK and FastMCP wrap the endpoint in what requires a token, and in nothing else."""
+    """Whether the endpoint requires a token: the SDK and FastMCP wrap it for nothing else."""
     own = endpoint_of(web)
     return not any(isinstance(route, Route) and route.endpoint is own for route in web.routes)
 
@@ -159,7 +158,7 @@ async def _enter(server: Server[Any], settings: Settings, *, may_be_silent: bool
 async def announce_extensions(
     settings: Settings, ctx: ServerRequestContext[Any, Any], call_next: CallNext
 ) -> HandlerResult:
-    """Add to `server/discover` what Perdure serves beside the server. Tasks that the server has itself stay its own."""
+    """Add Perdure's extensions to `server/discover`. The server's own entries win."""
     result = await call_next(ctx)
     if ctx.method != "server/discover":
         return result

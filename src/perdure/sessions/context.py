@@ -32,21 +32,20 @@ _KNOWN_DEAD = 64
 
 
 class Peers:
-    """The other nodes on the store, as this node knows them."""
+    """Knows the other nodes on the store."""
 
     def __init__(self, *, node: NodeId, liveness: Liveness) -> None:
         self.others: Sequence[NodeId] = ()
-        """The nodes that are alive, as far as is known."""
+        """The nodes that are alive, when the store was last read."""
         self.departed: frozenset[NodeId] = frozenset()
         """The nodes that left in good order, and left something to settle."""
         self.alone = False
-        """No other node exists, not even a dead one whose calls are to be settled. Not known at first."""
+        """No other node exists, not even a dead one whose calls are to be settled. False until it is known."""
         self._node = node
         self._liveness = liveness
         self._dead: deque[NodeId] = deque(maxlen=_KNOWN_DEAD)
 
     async def meet(self, *, mail_after: int = 0) -> Overview:
-        """Read which nodes exist."""
         seen = await self._liveness.overview(mail_after=mail_after)
         known = [record.id for record in seen.nodes if record.id != self._node]
         self.alone = not known
@@ -56,8 +55,8 @@ class Peers:
         return seen
 
     async def is_dead(self, node: NodeId) -> bool:
-        """Whether a node certainly writes nothing more. The store is asked once, however many sessions of the node come
-        here; a node that is back after all is found by the next round."""
+        """Whether a node certainly writes nothing more. The store is asked once for all sessions of the node; `meet`
+        finds a node that is back after all."""
         if node == self._node:
             return False
         if node not in self._dead:
@@ -68,17 +67,17 @@ class Peers:
         return True
 
     async def holders(self) -> Sequence[NodeId]:
-        """The other nodes that are alive and show what is not in the store."""
+        """The other nodes that are alive and show events which are not in the store."""
         return await self._liveness.holders()
 
     async def refuse_while_held(self) -> None:
-        """Raises `HeldElsewhere` while another node holds anything. After that, the store has all that was shown."""
+        """Raises `HeldElsewhere` while another node holds anything. Otherwise the store has all that was shown."""
         if holders := await self.holders():
             raise HeldElsewhere(f"{len(holders)} other nodes hold what is not written yet")
 
 
 class CallWaiters:
-    """Wakes the requests of this process that wait for a change of a durable call, at whatever node the call runs."""
+    """Wakes the requests of this process that wait for a change of a durable call, at any node."""
 
     def __init__(self, hint: Callable[[NodeId, Sequence[StreamId]], None], others: Callable[[], Iterable[NodeId]]):
         self._hint = hint
@@ -89,7 +88,7 @@ class CallWaiters:
 
     @contextlib.contextmanager
     def watch(self, stream: StreamId) -> Iterator[asyncio.Event]:
-        """An event that is set by every change as long as the block runs."""
+        """Return an event that every change sets, during the block."""
         waiting, changed = self._waiting.setdefault(stream, set()), asyncio.Event()
         waiting.add(changed)
         try:
@@ -100,7 +99,6 @@ class CallWaiters:
                 del self._waiting[stream]
 
     def wake(self, streams: Iterable[StreamId]) -> None:
-        """Streams may have changed, here or at another node."""
         for stream in streams if self._waiting else ():
             for changed in self._waiting.get(stream, ()):
                 changed.set()
@@ -109,19 +107,18 @@ class CallWaiters:
         self.wake(list(self._waiting))
 
     def end(self) -> None:
-        """Wake every request of this process, for the last time."""
         self.is_over = True
         self.wake_all()
 
     def tell(self, stream: StreamId) -> None:
-        """A call that runs here has changed: wake the requests that wait for it, at all nodes."""
+        """Wake the requests that wait for a call that runs here, at all nodes."""
         self.wake((stream,))
         for node in self._others():
             self._hint(node, (stream,))
 
 
 class Stamp(NamedTuple):
-    """A moment at which a record is read: the record is current as long as no field changes."""
+    """The moment at which a record was read: the record is current while the stamp stays equal."""
 
     store: object
     doubts: int
@@ -130,8 +127,6 @@ class Stamp(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerContext:
-    """The parts of a running server."""
-
     runtimes: Runtimes
     store: Store
     journal: Journal
@@ -142,14 +137,13 @@ class ServerContext:
     fence: Fence
     nodes: Peers
     clock: Callable[[], float]
-    """The store's: the same for all nodes, and it does not jump."""
+    """The store's clock: the same for all nodes, and it does not jump."""
     random: RandomBytes
     ask_ids: itertools.count[int]
     task_context: contextvars.Context
-    """The context of the start, in which sticky requests are repeated: not that of the request that loads a runtime."""
+    """The context of the start. Sticky requests are repeated in it, not in that of the request that loads a runtime."""
     limits: Limits
     waiters: CallWaiters
-    """Wakes requests that wait for durable calls."""
     work: Quota
     """The memory of messages that are being handled, in bytes."""
     running: Quota
@@ -157,7 +151,7 @@ class ServerContext:
     peers: PeerLog
     """Logs what peers cause, at a limited rate."""
     change_listeners: list[Callable[[str, Mapping[str, Any] | None], None]] = field(default_factory=list)
-    """Get what tools say of changes: it concerns every listener, whichever session it was sent to."""
+    """Get the changes that tools report: they concern every listener, in any session."""
 
     def report_change(self, method: str, params: Mapping[str, Any] | None) -> None:
         for listener in self.change_listeners:

@@ -1,9 +1,8 @@
 """Keeps the requests of one session that this process has accepted: each ends in exactly one answer (promise 3).
 
-A call is known by two names: the client's request id, which may repeat as soon as the call has ended and in each
-incarnation, and a number of the session, under which the runtime knows it. The number stays in the table until the
-runtime is through with the call, also when it was answered long before (a cancelled tool that does not stop): what it
-still sends is dropped.
+A call has two names: the client's request id, which may repeat after the call and in each incarnation, and a number of
+the session, by which the runtime knows it. The number stays in the table until the runtime is done with the call, also
+when the call was answered long before (a cancelled tool that does not stop): its later messages are dropped.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from perdure.log.stream import Stream
 from perdure.store.steps import CallEnd, Step
 
 MAX_NAME = 128
-"""Characters of a tool's name that are kept with its call: the protocol asks tools for no more."""
+"""Characters of a tool's name that are kept with its call: the protocol allows no more."""
 
 LOG_MESSAGE = "notifications/message"
 
@@ -41,8 +40,6 @@ Key = tuple[int, int | str]
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Call:
-    """One accepted request."""
-
     number: int
     request: Request
     key: Key
@@ -51,7 +48,7 @@ class Call:
     token: int | str | None
     stream: Stream
     size: int = 0
-    """Bytes of memory that it takes while the runtime has it, estimated."""
+    """Estimated bytes of memory while the runtime has it."""
     state: CallState = CallState.RUNNING
     attempt: int = 1
     progress: float | None = None
@@ -59,9 +56,9 @@ class Call:
     logged: Counter[bytes] | None = None
     """Of a call that runs again: the log messages that were sent before (`log_key`). Each is dropped once."""
     _said: list[tuple[int, JsonObject]] = field(default_factory=list)
-    """Its progress with the numbers of the events: the last that is written, and those after it."""
+    """Its progress by event number: the last that is written, and those after it."""
     told_at: int = 0
-    """When its client was told that it is an orphan, as an arrival number of the hub."""
+    """The arrival number (`Hub.arrive`) at which its client was notified that it is an orphan."""
     begun: float = field(default_factory=time.perf_counter)
     is_displaced: bool = False
     """It is an orphan, and a later request has its id; perhaps its progress token as well."""
@@ -71,13 +68,13 @@ class Call:
         return self.key[0]
 
     def say(self, params: JsonObject) -> None:
-        """Its next event reports this progress."""
+        """Note the progress that the next event reports."""
         self._said.append((self.stream.tail.last + 1, params))
         self._forget_said()
 
     @property
     def progress_params(self) -> JsonObject | None:
-        """The last progress, as far as it is in the store: another node may have to go on there."""
+        """The last progress in the store: another node may have to go on there."""
         self._forget_said()
         return self._said[0][1] if self._said and self._said[0][0] <= self.stream.tail.durable else None
 
@@ -106,17 +103,15 @@ class Duplicate(IdTaken):
 
 @dataclass(slots=True, eq=False)
 class Calls:
-    """A session's calls in this process."""
-
     caller: Caller
     _work: Quota
     _running: Quota
     size: int = 0
-    """Bytes of memory that they take while the runtime has them, and those that are being written."""
+    """Estimated bytes of memory of the calls that the runtime has, and of those that are being written."""
     by_number: dict[int, Call] = field(default_factory=dict)
-    """The calls that the runtime is not through with."""
+    """The calls that the runtime is not done with."""
     _by_id: dict[Key, Call | int] = field(default_factory=dict)
-    """Of a call that is being written, only its size is known."""
+    """A call that is being written is entered with its size."""
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     cancelled: frozenset[Key] = frozenset()
     """Calls that were cancelled before they could begin."""
@@ -127,12 +122,11 @@ class Calls:
 
     @property
     def load(self) -> int:
-        """How many keep the runtime busy, or will: also cancelled calls that do not stop."""
+        """How many keep the runtime busy, or will; cancelled calls that do not stop count."""
         return len(self.by_number) + sum(isinstance(call, int) for call in self._by_id.values())
 
     def reserve(self, keys: Sequence[Key], requests: Sequence[Request], *, size: int) -> None:
-        """Keep the ids of new requests, which take `size` bytes of memory together. Raises `Duplicate` for the first
-        that is taken."""
+        """Reserve the ids of new requests, which take `size` bytes of memory together. Raises `Duplicate`."""
         for place, key in enumerate(keys):
             if key in self._by_id:
                 self.release(*keys[:place])
@@ -153,14 +147,14 @@ class Calls:
         self._by_id = self._by_id or {}  # a dictionary does not shrink, and thousands of sessions are at rest
 
     def cancel_early(self, key: Key) -> bool:
-        """Remember that the client cancels a request whose row is still being written. Returns whether it is one."""
+        """Note that the client cancels a request whose row is still being written. Returns whether it is known."""
         if key not in self._by_id:
             return False
         self.cancelled |= {key}
         return True
 
     def open(self, keys: Iterable[Key], requests: Iterable[Request], *, stream: Stream) -> list[Call]:
-        """Enter reserved requests, or those of a node that died."""
+        """Enter reserved requests, or requests of a dead node."""
         calls: list[Call] = []
         for key, request in zip(keys, requests, strict=True):
             number, sent_in = next(self._numbers), incarnation_of(key[0])
@@ -191,7 +185,7 @@ class Calls:
         return call if isinstance(call, Call) else None
 
     def numbers(self, incarnation: int, request_id: int | str) -> list[int]:
-        """The numbers under which the call may be entered that its client means by this id: here the newest alone."""
+        """The numbers of the call that the client may mean by this id; of calls here, the newest alone."""
         name = coerce_id(request_id)
         displaced = [call.incarnation for call in self.all_running() if call.is_displaced and call.key[1] == name]
         numbers = [number for number in numbers_of(incarnation) if number not in displaced]
@@ -204,8 +198,8 @@ class Calls:
         return [call for call in self._by_id.values() if isinstance(call, Call)]
 
     def answer(self, call: Call, step: CallStep, payload: bytes, also: Step | None = None) -> bool:
-        """Give a call its final answer, unless it has one: the response, the seal and the end of the row in one step.
-        Returns whether this was it."""
+        """Give a call its final answer, unless it has one: response, seal and end of the row in one step. Returns
+        whether this was the answer."""
         if call.state is not CallState.RUNNING:
             return False
         call.state = advance(CALL, call.state, step)
@@ -215,7 +209,7 @@ class Calls:
         return True
 
     def forget(self, stream: Stream) -> list[Call]:
-        """Another node writes this stream now: its calls belong to that node."""
+        """Remove the calls of a stream that another node writes now, and return them."""
         lost = [call for call in self.all_running() if call.stream is stream]
         for call in lost:
             call.state = advance(CALL, call.state, CallStep.LOSE_NODE)  # whatever the runtime still says is dropped
@@ -242,20 +236,18 @@ def unknown_outcome(request_id: int | str, *, method: str, reason: str, params: 
 
 
 def name_of(params: dict[str, Any] | None) -> str | None:
-    """The name of the tool or prompt, or the URI of the resource, where a request has one."""
+    """The name of the tool or prompt, or the URI of the resource."""
     name = params.get("name", params.get("uri")) if params else None
     return name if isinstance(name, str) else None
 
 
 def kept_name(params: dict[str, Any] | None) -> str:
-    """The name of the tool or prompt, which outlives the request. A URI does not, because it may reveal as much as
-    arguments."""
+    """The name that is kept longer than the request. A URI is not, because it may reveal as much as arguments."""
     name = params.get("name") if params else None
     return name[:MAX_NAME] if isinstance(name, str) else ""
 
 
 def log_key(params: object) -> bytes:
-    """A short digest of a log message."""
     return hashlib.blake2b(encode(params), digest_size=16).digest()
 
 
@@ -274,9 +266,8 @@ def progress_token(request: Request) -> int | str | None:
     return token if isinstance(token, str | int) and not isinstance(token, bool) else None
 
 
-# Messages for the log. They are put together around `to_json`, because progress comes by the tens of thousands a
-# second: `to_json` takes a quarter of the time of the standard library's encoder, which would also write NaN, a word
-# that JSON does not have. (The SDK writes null in its place as well.)
+# Messages for the log. `to_json` takes a quarter of the time of the standard library's encoder, and progress comes by
+# the tens of thousands a second. It writes null for NaN, which JSON does not have, as the SDK does.
 
 
 def encode(value: object) -> bytes:

@@ -16,11 +16,12 @@ from perdure.store.records import SessionRecord
 from perdure.store.steps import ChangeSession, Step, changed
 
 SHARED_BYTES = 4_096
-"""Bytes of a handshake that sessions share. A client decides on the size of its own, and must not fill the cache."""
+"""Bytes of a handshake that sessions share. A client decides on the size of its handshake, and must not fill the cache.
+"""
 
 
 def share(handshake: bytes) -> bytes:
-    """One object for equal bytes: clients of one kind declare the same, and the server gives all of them one result."""
+    """Return one object for equal bytes: clients of one kind send the same handshake, and get the same result."""
     return _shared(handshake) if len(handshake) <= SHARED_BYTES else handshake
 
 
@@ -29,15 +30,13 @@ _shared = lru_cache(maxsize=64)(bytes)
 
 @dataclass(slots=True, eq=False)
 class RecordKeeper:
-    """Keeps the record of one session."""
-
     _context: ServerContext
     record: SessionRecord
     stamp: Stamp | None
     """From before the record was last read; `None`: it has to be read again."""
     is_durable_call: bool = field(init=False)
     name: str = field(init=False)
-    """Enough of the session's id to tell it from others in a log. The whole of it is a secret."""
+    """The beginning of the session's id, for logs. The whole id is a secret."""
     active: float = field(init=False)
     """When the client, or a call, last used the session."""
     changes: int = 0
@@ -56,11 +55,11 @@ class RecordKeeper:
 
     @property
     def tells_by_log(self) -> bool:
-        """The server declared logging, so a log message may tell of a gap."""
+        """Whether the server declared logging, so that a log message may report a gap."""
         return bool(self.record.result) and "logging" in json.loads(self.record.result).get("capabilities", {})
 
     def end(self, reason: str) -> None:
-        """The session has ended; the caller writes that, or another process has."""
+        """Mark the session as ended; the caller writes that, or another process has."""
         self.record = replace(self.record, state=SessionState.ENDED, ended=reason)
 
     def update(self, **changes: Any) -> None:
@@ -75,12 +74,12 @@ class RecordKeeper:
         return step
 
     def on_written(self, step: Step) -> None:
-        """Forget a change: it is stored, or never will be."""
+        """Forget a change that is stored, or never will be."""
         self.changes += 1
         self._pending = tuple(pending for pending in self._pending if pending is not step)
 
     def take_in(self, stored: SessionRecord) -> None:
-        """Take over what is stored, with the unwritten changes on top."""
+        """Take over the stored record, with the unwritten changes on top."""
         for step in self._pending:
             stored = changed(stored, step)
         self.record = stored

@@ -1,7 +1,7 @@
-"""Passes messages between a session and its runtime, both ways: the boundary at which ids change.
+"""Passes messages between a session and its runtime.
 
-Inwards, the client's request ids and progress tokens become numbers of the session; outwards they are put back, and
-every message is appended to the stream where it belongs.
+Inwards, the client's request ids and progress tokens become numbers of the session. Outwards they are put back, and
+each message is appended to its stream.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from perdure.telemetry import tracing as spans
 from perdure.telemetry.log_records import CallIds, current_call, is_logged, log_event
 
 _ASK = re.compile(r"ask-([A-Za-z0-9_-]{22})-[0-9]+")
-"""The id of an ask names the node that waits. The letters in front keep it from being taken for an integer."""
+"""The id of an ask names the node that waits. Because of the letters in front it is no integer."""
 
 _ending: set[asyncio.Task[None]] = set()
 """Keeps the tasks that end runtimes from being collected while they run."""
 
 
 class RuntimeLink:
-    """One session's way to its runtime and back: the runtime's `Outlet`."""
+    """Links one session and its runtime: the runtime's `Outlet`."""
 
     __slots__ = ("_as_json", "_call_streams", "_visits", "asks", "calls", "context", "home", "keeper", "runtime")
 
@@ -76,14 +76,14 @@ class RuntimeLink:
 
     @property
     def work(self) -> int:
-        """Bytes of memory of messages that are being handled, estimated."""
+        """Estimated bytes of memory of messages that are being handled."""
         return self.calls.size + self.runtime.notification_bytes
 
     # Inwards
 
     def start(self, call: Call, origin: object) -> None:
-        """Hand a call to the runtime, in the context of the HTTP request that brought it (or of the next request of the
-        principal, or of none, where it runs again)."""
+        """Hand a call to the runtime, in the context of its HTTP request; a call that runs again, in that of the
+        principal's next request or of none."""
         if call.key in self.calls.cancelled:
             self.calls.runtime_done(call.number)
             self._answer_cancelled(call)
@@ -110,7 +110,7 @@ class RuntimeLink:
         progress: float | None,
         logged: Counter[bytes],
     ) -> None:
-        """Hand a call of a dead node to the runtime; `progress` and `logged` are what its client has seen of it."""
+        """Hand a call of a dead node to the runtime. Its client has seen `progress` and `logged`."""
         [call] = self.calls.open([(incarnation, coerce_id(request.id))], [request], stream=stream)
         call.attempt, call.progress, call.logged = attempt, progress, logged
         try:
@@ -121,7 +121,6 @@ class RuntimeLink:
             raise
 
     def pass_on(self, notification: Notification, origin: object, *, size: int = 0) -> None:
-        """Pass on a notification of the client, which takes `size` bytes of memory."""
         if notification.method == "notifications/initialized":
             if self.keeper.record.initialized:
                 return  # of a reattach: the server has seen it
@@ -129,7 +128,7 @@ class RuntimeLink:
         self.runtime.send(notification, origin=origin, size=size)
 
     def cancel(self, request_id: int | str, *, incarnation: int, params: dict[str, Any]) -> bool:
-        """Answer the call that is cancelled, and let the runtime stop it. Returns whether it runs on this node."""
+        """Answer a cancelled call, and make the runtime stop it. Returns whether it runs on this node."""
         key = (incarnation, coerce_id(request_id))
         if (call := self.calls.running(key)) is None:
             return self.calls.cancel_early(key)
@@ -139,7 +138,7 @@ class RuntimeLink:
         return True
 
     def stop_calls(self, stream: Stream) -> None:
-        """Another node has taken these calls over: let the runtime stop them."""
+        """Make the runtime stop calls that another node has taken over."""
         for call in self.calls.forget(stream):
             self._stop(call, {"reason": "taken over by another node"})
 
@@ -157,7 +156,7 @@ class RuntimeLink:
     # What an answer changes in the record, to be written together with it
 
     def _end_step(self) -> Step | None:
-        """The end of a durable call: one that its client can ask for stays as it ended, any other is deleted."""
+        """The end of a durable call: one that its client can ask for is kept, any other is deleted."""
         keeper, now = self.keeper, self.context.clock()
         if not keeper.is_durable_call:
             return None
@@ -226,8 +225,7 @@ class RuntimeLink:
         return self.append(found, encode_notification(method, params))
 
     def append(self, call: Call | None, payload: bytes, also: Step | None = None) -> Flow | None:
-        """Append a message to the stream where it belongs. Returns where to wait before more is sent, if too much is
-        under way."""
+        """Append a message to its stream. Returns where to wait before more is sent, if too much is under way."""
         if call is not None and call.state is not CallState.RUNNING:
             return None
         if call is None or ((call.stream.readers.reader is None or self._as_json) and self.goes_standalone(call)):
@@ -235,8 +233,8 @@ class RuntimeLink:
         return call.stream if call.stream.append(payload, also=also) else None
 
     def goes_standalone(self, call: Call) -> bool:
-        """Whether a message of this call goes to the standalone stream: the call's own stream has no reader, and its
-        client has come back without asking for it (R5); or its response is a JSON body, which has room for the answer
+        """Whether a message of this call goes to the standalone stream: no reader is on the call's stream, and its
+        client has come back without asking for it (R5); or the response is a JSON body with room for the answer
         only."""
         if self.keeper.is_durable_call:
             return False
@@ -312,29 +310,28 @@ class RuntimeLink:
 
 
 class RuntimeSlot:
-    """Holds the runtime of a session: loaded with the first message, dropped when it is idle, loaded again from the
-    record. Sticky requests are repeated to it."""
+    """Loads a session's runtime with the first message, drops it when it is idle, and repeats sticky requests to it."""
 
     __slots__ = ("_link", "_runtime", "_sent", "_subscribed", "notification_bytes", "notifications")
 
     def __init__(self, link: RuntimeLink) -> None:
         self.notifications = 0
-        """How many wait for their handler, or are being handled."""
+        """How many are not handled yet."""
         self.notification_bytes = 0
-        """Bytes of memory that they take, estimated."""
+        """Their estimated bytes of memory."""
         self._link = link
         self._runtime: Runtime | None = None
         self._sent = link.keeper.record.active
         self._subscribed: tuple[bytes, ...] = ()
-        """Subscriptions that are alive in this runtime, whatever the record says by now."""
+        """Subscriptions that are alive in this runtime; the record may differ."""
 
     @property
     def is_loaded(self) -> bool:
         return self._runtime is not None
 
     def send(self, message: Envelope, *, origin: object, size: int = 0) -> None:
-        """Hand a message to the runtime, and load that if necessary. `size`: the bytes of memory that a notification
-        takes until its handler is through."""
+        """Hand a message to the runtime, and load the runtime if necessary. `size`: the bytes of memory that a
+        notification takes until it is handled."""
         link = self._link
         if link.keeper.record.state is SessionState.ENDED:
             return  # a runtime that is loaded now would never be dropped
@@ -345,7 +342,6 @@ class RuntimeSlot:
         runtime.send(message, origin=origin, size=size)
 
     def count(self, notifications: int, size: int) -> None:
-        """Add notifications that are being handled, and their bytes."""
         self.notifications += notifications
         self.notification_bytes += size
         self._link.context.work.take(self._link.calls.caller, size)
@@ -373,7 +369,7 @@ class RuntimeSlot:
         self._subscribed = sticky.subscriptions(sticky.after(self._subscribed, request))
 
     def on_home_moved(self) -> None:
-        """What the session has subscribed to lives at its home, and no subscription may be alive twice."""
+        """Move the subscriptions: they live at the session's home, and none may be alive twice."""
         if not self._link.home.is_here:
             subscribed, self._subscribed = self._subscribed, ()
             for request in subscribed:
@@ -390,12 +386,11 @@ class RuntimeSlot:
             self.repeat(request)
 
     def mark_initialized(self) -> None:
-        """The client's `initialized` has reached another node."""
         if self._runtime is not None:
             self._runtime.mark_initialized()
 
     def is_idle(self, idle: float) -> bool:
-        """Whether it was not used for so long, and loading it again restores everything."""
+        """Whether it was not used for `idle` seconds, and loading it again restores everything."""
         runtime, link = self._runtime, self._link
         return (
             runtime is not None
@@ -408,7 +403,7 @@ class RuntimeSlot:
         )
 
     def forget(self) -> Runtime | None:
-        """Forget the runtime; the next message loads it again. Handlers that still run count no longer."""
+        """Forget the runtime; the next message loads another. Handlers that still run count no longer."""
         runtime, self._runtime = self._runtime, None
         self.count(-self.notifications, -self.notification_bytes)
         return runtime
@@ -428,7 +423,7 @@ class RuntimeSlot:
 
 
 class Ask(NamedTuple):
-    """An ask that waits: the id under which the runtime knows it, and its request."""
+    """An ask that waits: the id by which the runtime knows it, and its request."""
 
     inner: str
     method: str
@@ -454,14 +449,14 @@ class _Closing(Steps):
 
 
 class Asks:
-    """Keeps what the server asks its client and this node waits for, until it is answered or withdrawn."""
+    """Keeps the asks for which this node waits, until they are answered or withdrawn."""
 
     __slots__ = ("_link", "open")
 
     def __init__(self, link: RuntimeLink) -> None:
         self._link = link
         self.open: dict[str, Ask] = {}
-        """By the ids under which the client is asked at this moment."""
+        """By the present ids at the client."""
 
     def put(self, name: str, ask: Ask) -> Flow | None:
         """Ask the client. Returns where to wait before more is sent."""
@@ -483,13 +478,13 @@ class Asks:
         return True
 
     def give_up(self) -> None:
-        """The client has been away for too long: answer the runtime in its place."""
+        """Answer the runtime in place of a client that has been away for too long."""
         error = {"code": CLIENT_AWAY, "message": "The client has been away for too long to answer"}
         for name in list(self.open):
             self.answer(Response(id=name, raw={"jsonrpc": "2.0", "error": error}), None)
 
     def repeat(self, names: Iterable[str], *, why: str = "the client came again") -> None:
-        """The client or the store has forgotten these questions: cancel the old ids, ask under new ones."""
+        """Repeat asks that the client or the store has forgotten: cancel the old ids, ask under new ones."""
         for name in [name for name in names if name in self.open]:
             ask = self.open.pop(name)
             close = CloseAsk(session=self._link.keeper.record.id, id=name)
@@ -498,7 +493,7 @@ class Asks:
             self.put(self._link.new_ask_id(), ask)
 
     def withdraw(self, params: dict[str, Any]) -> dict[str, Any]:
-        """The runtime no longer waits for an ask, which the client may know under a later id."""
+        """Close an ask for which the runtime no longer waits. Returns the params with the client's id of it."""
         for name, ask in list(self.open.items()):
             if ask.inner == params.get("requestId"):
                 self._close(name)

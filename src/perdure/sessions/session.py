@@ -1,7 +1,6 @@
-"""A session that this process serves: its record, its streams, its runtime, and what it keeps of them.
+"""Serves one session in this process: its record, its streams and its runtime.
 
-Several processes may hold the same session. What they share is in the store; the record here is what was read, with
-this process's own changes on top until they are written.
+Several processes may hold the same session, and share what is in the store.
 """
 
 import json
@@ -35,8 +34,6 @@ CancelWaiting = Callable[[mail.Cancelled], Awaitable[None]]
 
 
 class Session:
-    """One session, as this process has it."""
-
     __slots__ = (
         "_users",
         "call_streams",
@@ -72,7 +69,7 @@ class Session:
         self.name = self.keeper.name
         self.is_durable_call = self.keeper.is_durable_call
         self.seen = context.clock()  # the caller has it loaded because its client, or a call, is about to use it
-        """When its client was last here."""
+        """When its client last used the session here."""
         is_opening = record.state is SessionState.OPENING
         self.home: Home | NoHome = (
             NoHome(context, record.id)
@@ -81,13 +78,13 @@ class Session:
         )
         self.standalone = self.home.standalone
         self.call_streams = call_streams
-        """The table of this node: those of its own calls are `streams`."""
+        """The table of this node; the session's own are `streams`."""
         self.retained = RetainedStreams(context.limits, kept)
         visits = Visits()
         self.link = RuntimeLink(context, self.keeper, self.home, call_streams, visits)
         self.orphans = Orphans(context, self.keeper, self.home, self.link, visits)
         self.waits = waits
-        """Calls of it wait for their principal to come back."""
+        """Calls of this session wait for their principal to come back."""
         self._users = 0
 
     @property
@@ -99,7 +96,7 @@ class Session:
         return self.keeper.record.state
 
     def in_use(self) -> Self:
-        """Keep the session in memory for a `with` block: a request, or a chore, has yet to do something with it."""
+        """Keep the session in memory during a `with` block."""
         return self
 
     def __enter__(self) -> None:
@@ -118,7 +115,7 @@ class Session:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it must stay in memory: something is under way that only this object knows of."""
+        """Whether it must stay in memory, because only this object knows of something under way."""
         return bool(self._users or len(self.link.calls) or self.home.waiting) or self.is_connected
 
     def touch(self) -> None:
@@ -128,7 +125,7 @@ class Session:
             keeper.update(state=advance(SESSION, keeper.record.state, SessionStep.CLIENT_CAME_BACK))
 
     async def come_back(self) -> None:
-        """The client is here; if it was away for so long that its home went, this node is the home now."""
+        """Note that the client is here. If it was away for so long that the home was released, this node becomes it."""
         rested = self.keeper.record.state is SessionState.DORMANT
         self.touch()
         if rested:
@@ -139,7 +136,7 @@ class Session:
 
     @property
     def asks_by_round(self) -> bool:
-        """It is a durable call that waits for what a client without tasks was asked, and that may never come again."""
+        """Whether it is a durable call that waits for input of a client without tasks, which may never come again."""
         if not self.is_task or not self.link.asks.open:
             return False
         said = json.loads(self.record.client_params)
@@ -148,11 +145,11 @@ class Session:
 
     @property
     def is_task(self) -> bool:
-        """It is a durable call that its client can ask for again: as a task, or by its key."""
+        """Whether it is a durable call that its client can ask for again: as a task, or by its key."""
         return self.record.is_task
 
     async def show_to_client(self) -> None:
-        """The client of a durable call is about to learn its id: it is kept when it has ended. Raises `StoreError`."""
+        """Keep a durable call after its end, because its client is about to learn its id. Raises `StoreError`."""
         if not self.record.is_task:
             step = self.keeper.change(ChangeSession(session=self.id, is_task=True))
             try:
@@ -163,7 +160,7 @@ class Session:
     # The record, and what follows from it
 
     def refresh(self, stored: SessionRecord, stamp: Stamp | None, *, reattached: bool = False) -> None:
-        """Take over what other processes have changed; or that the client has reattached, here and now."""
+        """Take over the changes of other processes, or (`reattached`) of the client that comes back here."""
         before = self.record
         self.keeper.stamp = stamp
         if before.state is SessionState.OPENING or stored.incarnation < before.incarnation:
@@ -178,8 +175,8 @@ class Session:
             self.link.runtime.mark_initialized()
 
     def begin_again(self, *, reattached: bool) -> None:
-        """The client has begun again, here (`reattached`) or at another node: end the readers that it left behind, and
-        ask it again what still waits for it."""
+        """End the readers of a client that has begun again, here (`reattached`) or at another node, and repeat the open
+        asks."""
         hub = self.context.hub
         for stream in (self.standalone, *self.streams.values()):
             if stream.is_sealed:
@@ -198,7 +195,7 @@ class Session:
         self.link.asks.repeat(list(self.link.asks.open))
 
     async def rest(self) -> None:
-        """No client has used it for long: its runtime and its home go, record and answers stay (R8). The runtime goes
+        """Drop the runtime and release the home of an unused session; record and answers stay (R8). The runtime goes
         first, because its messages after the release would be refused."""
         self.orphans.close()
         await self.link.runtime.drop()
@@ -213,7 +210,7 @@ class Session:
                 log_event(logging.INFO, "session.rest", f"a home could not be let go of: {failure}", session=self.name)
 
     async def end(self, step: SessionStep, reason: str) -> None:
-        """End the session: running calls get their answer, readers their end, and everything stored goes."""
+        """End the session: answer its running calls, end its readers, and delete everything stored."""
         if self.state is SessionState.ENDED:
             return
         advance(SESSION, self.state, step)
@@ -228,7 +225,6 @@ class Session:
             self.context.put(end)  # it is written when the store is back; or only a node was gone, and it is written
 
     async def was_ended(self, reason: str) -> None:
-        """It was ended by another process: let go of it."""
         if self.state is not SessionState.ENDED:
             self.keeper.end(reason)
             for stream in list(self.streams.values()):
@@ -249,9 +245,9 @@ class Session:
     async def receive(
         self, message: Notification | Response, origin: object, *, size: int, cancel_waiting: CancelWaiting
     ) -> None:
-        """Take what is not a request, at the node where it belongs. Late and unknown answers and cancellations are
-        dropped, because a client may send them. `size`: the bytes of memory that the message takes. `cancel_waiting` is
-        called for a call that waits at this node for its principal."""
+        """Take a message that is not a request, at the node where it belongs. Late and unknown answers and
+        cancellations are dropped, because a client may send them. `size`: the bytes of memory that the message takes.
+        `cancel_waiting` is called for a call that waits at this node for its principal."""
         here = self.context.node
         if isinstance(message, Response):
             if self.link.asks.answer(message, origin):
@@ -283,7 +279,7 @@ class Session:
             await self._send_mail(node, notified)
 
     async def _may_be_asked(self, ask: object, node: NodeId | None) -> bool:
-        """Whether an ask waits at a node, or may: a node that holds may have asked what is not in the store yet."""
+        """Whether an ask may wait at a node: a node that holds may have asks that are not in the store yet."""
 
         async def is_stored() -> bool:
             return any(record.id == ask for record in await self.context.store.asks(self.id))
@@ -292,7 +288,7 @@ class Session:
         return await is_stored() or node in await self.context.nodes.holders() or await is_stored()
 
     async def cancel_call(self, cancelled: mail.Cancelled, cancel_waiting: CancelWaiting) -> bool:
-        """Cancel a call, in whatever process it runs or waits. Returns whether there is one."""
+        """Cancel a call, in any process. Returns whether it exists."""
         context, incarnation, request_id = self.context, cancelled.incarnation, cancelled.request_id
         if self.link.cancel(request_id, incarnation=incarnation, params=cancelled.params):
             return True
@@ -326,7 +322,7 @@ class Session:
     # Streams that are over
 
     def on_call_settled(self, stream: Stream) -> None:
-        """A call's stream is not in memory any more: it is over and not read, or another node writes it."""
+        """Count a call's stream that has left memory: it is over and not read, or another node writes it."""
         if stream.writer is not None and not self.is_durable_call:  # else the node that writes it retains it
             self.orphans.ended(stream)
             self.retained.add(stream.usage(idle=stream.readers.remote is None), time=self.context.clock())
@@ -336,14 +332,13 @@ class Session:
         if steps := self.retained.enforce([self.standalone, *self.streams.values()]):
             self.context.put(*steps)
 
-    # What it knows of the events that a reader reads again (`log.reader.History`)
+    # `log.reader.History`
 
     @property
     def tells_by_log(self) -> bool:
         return self.keeper.tells_by_log
 
     async def lost_answers(self, stream: Stream) -> Sequence[bytes]:
-        """Error responses for the calls of a stream whose answers are no longer retained."""
         # What is held is in memory alone; it is looked at first, because from there it goes into the store.
         finals = stream.tail.finals
         stored = paged(lambda after: self.context.store.read(stream.id, after=after, limit=1_000))
@@ -357,7 +352,6 @@ class Session:
         ]
 
     async def closed_asks(self, events: Sequence[Event]) -> set[int]:
-        """Of replayed events, those that are asks which wait for no answer any more."""
         # Every ask contains these letters; what does not contain them need not be read.
         marked = {event.seq: json.loads(event.payload) for event in events if b'"ask-' in event.payload}
         asked = {
@@ -373,9 +367,9 @@ class Session:
 
 
 class Intake:
-    """Takes new requests of a session in: reserves their ids, writes their rows with the stream for the answers, and
-    opens the calls. Ids that were reserved and not opened are free again when its block is left. Requests belong to the
-    incarnation in which they came; the session may come further meanwhile."""
+    """Accepts new requests of a session: reserves their ids, writes their rows with the stream for the answers, and
+    opens the calls. Leaving its block frees ids that were reserved and not opened. Requests belong to the incarnation
+    in which they came; the session may move to a later one meanwhile."""
 
     def __init__(
         self, session: Session, requests: Sequence[Request], *, incarnation: int | None = None, size: int = 0
@@ -407,9 +401,9 @@ class Intake:
         digest: bytes = b"",
     ) -> list[Call]:
         """Write the rows and the stream, after other steps; only then may the runtime see the requests. `most_calls`:
-        as many calls may run in all processes; what runs here was counted by the caller. `seen`: raise `StaleRecord` if
-        the session's record has another revision by now. `stream_id`: the stream's id where it is made of a key; raise
-        `StaleFence` if the stream is there already. `digest`: stands for what is asked for."""
+        the limit for all processes; the caller has counted the calls here. `seen`: raise `StaleRecord` if the session's
+        record has another revision by now. `stream_id`: the stream's id where it is made of a key; raise `StaleFence`
+        if the stream exists. `digest`: of the request."""
         session, context = self._session, self._session.context
         record, stream = session.keeper.record, context.new_stream(session.id, Kind.CALL)
         if stream_id is not None:
