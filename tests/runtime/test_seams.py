@@ -24,18 +24,21 @@ from mcp.server.auth.provider import AccessToken, principal_components
 from mcp.server.connection import Connection
 from mcp.server.lowlevel.server import Server
 from mcp.server.mcpserver import MCPServer
-from mcp.server.request_state import AESGCMRequestStateCodec, RequestStateBoundary
+from mcp.server.request_state import AESGCMRequestStateCodec, RequestStateBoundary, RequestStateSecurity
 from mcp.server.runner import ServerRunner, aclose_shielded, serve_one
 from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ResourceUpdated
 from mcp.shared import inbound
-from mcp.shared.dispatcher import DispatchContext, coerce_request_id
+from mcp.shared.dispatcher import DispatchContext, Outbound, coerce_request_id
 from mcp.shared.exceptions import MCPError
 from mcp.shared.jsonrpc_dispatcher import handler_exception_to_error_data
 from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.subscriptions import LISTEN_STREAM_METHODS, SUBSCRIPTION_ID_META_KEY
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from starlette.applications import Starlette
+from starlette.authentication import AuthenticationBackend
+from starlette.middleware import Middleware
+from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.routing import Route
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -45,7 +48,9 @@ from perdure._core.jsonrpc import coerce_id
 from perdure._core.listening import LISTS, METHODS, URIS, ChangeFilter
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure.runtime.own_requests import SdkChanges
-from perdure.runtime.server import endpoint_of
+from perdure.runtime.sdk import SdkRuntime
+from perdure.runtime.server import authenticates, endpoint_of, host
+from perdure.settings import Settings
 
 pytestmark = pytest.mark.anyio
 
@@ -108,6 +113,11 @@ def test_a_runner_takes_a_server_a_connection_and_the_lifespans_state() -> None:
     assert list(parameters(aclose_shielded)) == ["connection"], moved("aclose_shielded(connection)", "Runtime")
 
 
+def test_a_connection_sends_through_two_methods_of_ours() -> None:
+    members = {name for name in dir(Outbound) if not name.startswith("_")}
+    assert members <= set(dir(SdkRuntime)), moved(f"Outbound.{members - set(dir(SdkRuntime))}", "SdkRuntime")
+
+
 def test_a_runner_has_a_callback_for_requests_and_one_for_notifications() -> None:
     runner = ServerRunner(Server("s"), Connection(None, protocol_version="2025-06-18"), None)  # type: ignore[arg-type]
     assert callable(runner.on_request), moved("ServerRunner.on_request", "Runtime")
@@ -118,6 +128,7 @@ def test_a_runner_has_a_callback_for_requests_and_one_for_notifications() -> Non
     error = handler_exception_to_error_data(MCPError(code=7, message="no"))
     assert error is not None, moved("handler_exception_to_error_data", "runtime/sdk.py")
     assert handler_exception_to_error_data(LookupError()) is None
+    assert MCPError(code=7, message="no").error.code == 7, moved("MCPError.error", "runtime/own_requests.py")
 
 
 def test_a_servers_lifespan_is_an_attribute_that_a_copy_may_replace() -> None:
@@ -187,7 +198,21 @@ async def test_fastmcps_endpoint_calls_whatever_stands_in_for_its_session_manage
     assert called == ["/mcp"], moved("FastMCP's StreamableHTTPASGIApp → handle_request", "App.lifespan()")
 
 
+@pytest.mark.parametrize("server", [MCPServer(), FastMCP()], ids=["MCPServer", "FastMCP"])
+def test_a_server_without_a_name_has_a_default_that_we_know(server: Any) -> None:
+    assert host(server, Settings(), path="/mcp").name == "", moved(f"the default name {server.name}", "host()")
+
+
 # --- Auth
+
+
+def test_a_web_application_lists_its_middleware() -> None:
+    web = MCPServer("x").streamable_http_app()
+    assert not authenticates(web)
+    guarded = Starlette(
+        routes=web.routes, middleware=[Middleware(AuthenticationMiddleware, backend=AuthenticationBackend())]
+    )
+    assert authenticates(guarded), moved("Starlette.user_middleware", "authenticates()")
 
 
 def test_a_principal_is_client_issuer_and_subject() -> None:
@@ -258,6 +283,7 @@ def test_request_state_is_sealed_by_a_part_of_the_public_list_of_middleware() ->
     told = moved("Server.middleware", "perdure.runtime.request_state")
     assert [type(part) for part in lowlevel.middleware].count(RequestStateBoundary) == 1, told
     assert list(parameters(RequestStateBoundary.__init__)) == ["self", "security", "default_audience"], told
+    assert {"keys", "codec"} <= set(parameters(RequestStateSecurity)), told
     codec = AESGCMRequestStateCodec([bytes(32), bytes([1]) * 32])
     assert AESGCMRequestStateCodec([bytes([1]) * 32, bytes(32)]).unseal(codec.seal(b"state")) == b"state", told
 

@@ -35,6 +35,11 @@ class Limits:
     size: int
     """Bytes, of events and answers together."""
 
+    def allow(self, *, events: int, streams: int, size: int) -> bool:
+        """Whether no stream has to lose its events."""
+        many = streams > self.streams + self.streams // SLACK_SHARE
+        return events <= self.session_events and not many and size <= self.size
+
 
 SLACK_SHARE = 20
 """A session may have a twentieth more streams or answers than its limit before the oldest are deleted, back to the
@@ -169,8 +174,7 @@ def events_to_trim(kept: Iterable[StreamUsage], limits: Limits, *, answer_bytes:
     events = sum(stream.events for stream in streams)
     with_events = sum(1 for stream in streams if stream.events)
     trimmed: list[StreamId] = []
-    many = with_events > limits.streams + limits.streams // SLACK_SHARE
-    if events <= limits.session_events and not many and size <= limits.size:
+    if limits.allow(events=events, streams=with_events, size=size):
         return trimmed
     for stream in streams:
         if events <= limits.session_events and with_events <= limits.streams and size <= limits.size:

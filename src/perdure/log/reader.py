@@ -294,7 +294,7 @@ class Reader:
                 hub.counters.events_replayed += max(0, min(cursor, self.live_from) - self.cursor)
                 self._replay = self._replay.at(cursor, end=self.live_from)
             self.cursor = cursor
-            stream.readers.advance(cursor)
+            stream.readers.delivered = max(stream.readers.delivered, cursor)
             if stream.kind is Kind.STANDALONE:
                 hub.marks.moved(stream)
             if stream.writer is None:

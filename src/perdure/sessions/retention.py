@@ -18,13 +18,13 @@ _ALL = (1 << 62) - 1
 class RetainedStreams:
     """Counts the streams of one session that are over, the oldest first."""
 
-    __slots__ = ("_answer_bytes", "_answers", "_limits", "_streams", "_with_events")
+    __slots__ = ("_answer_bytes", "_answers", "_event_bytes", "_events", "_limits", "_streams", "_with_events")
 
     def __init__(self, limits: Limits, stored: Sequence[UsageRecord]) -> None:
         self._limits = limits
         self._streams: dict[StreamId, tuple[StreamUsage, float]] = {}
         self._with_events: dict[StreamId, StreamUsage] = {}
-        self._answers = self._answer_bytes = 0
+        self._answers = self._answer_bytes = self._events = self._event_bytes = 0
         for record in stored:
             kept = StreamUsage(
                 stream=record.stream,
@@ -44,6 +44,8 @@ class RetainedStreams:
         self._answer_bytes += kept.answer_bytes
         if kept.events:
             self._with_events[kept.stream] = kept
+            self._events += kept.events
+            self._event_bytes += kept.event_bytes
 
     def enforce(self, open_streams: Sequence[Stream]) -> Sequence[Step]:
         """The steps that bring the session back within its limits; mostly none."""
@@ -66,13 +68,17 @@ class RetainedStreams:
         for stream_id in dropped:
             answer_bytes -= self._forget(stream_id)
             steps.append(DropStream(stream=stream_id))
+        events = self._events + sum(usage.events for usage in kept)
+        size = self._event_bytes + answer_bytes + sum(usage.event_bytes for usage in kept)
+        if self._limits.allow(events=events, streams=len(self._with_events) + len(kept), size=size):
+            return steps  # as after most calls, without a look at each stream
         over = [stream for stream in self._with_events.values() if stream.stream not in resumed]
         for stream_id in events_to_trim([*over, *kept], self._limits, answer_bytes=answer_bytes):
             if stream_id in written:
                 steps.append(written[stream_id].forget_events())
             else:
                 steps.append(Trim(stream=stream_id, through=_ALL))
-                del self._with_events[stream_id]
+                self._forget_events(stream_id)
         return steps
 
     def swept(self, cutoffs: Cutoffs) -> None:
@@ -81,15 +87,20 @@ class RetainedStreams:
             if time < cutoffs.answers:
                 self._forget(stream_id)
             elif time < cutoffs.events:
-                self._with_events.pop(stream_id, None)
+                self._forget_events(stream_id)
             else:
                 break
 
     def _forget(self, stream_id: StreamId) -> int:
         """No longer count a stream. Returns the bytes of its answers."""
-        self._with_events.pop(stream_id, None)
+        self._forget_events(stream_id)
         if (found := self._streams.pop(stream_id, None)) is None:
             return 0
         self._answers -= found[0].answers
         self._answer_bytes -= found[0].answer_bytes
         return found[0].answer_bytes
+
+    def _forget_events(self, stream_id: StreamId) -> None:
+        if (found := self._with_events.pop(stream_id, None)) is not None:
+            self._events -= found.events
+            self._event_bytes -= found.event_bytes
