@@ -101,10 +101,6 @@ class NoListening(Exception):
     """The server does not serve `subscriptions/listen`."""
 
 
-class ListeningRefused(Exception):
-    """The server serves `subscriptions/listen`, and refuses the listener of this process."""
-
-
 class ServerChanges(Protocol):
     """Reports changes of the server to one listener in its own process."""
 
@@ -122,7 +118,7 @@ class ServerChanges(Protocol):
     ) -> None:
         """Listen to all lists and to these resources, until it is cancelled or the server ends it.
 
-        Raises `NoListening` or `ListeningRefused` in place of the acknowledgement."""
+        Raises `NoListening`, or whatever the server's handler raises."""
 
     async def digest(self, method: str) -> bytes | None:
         """A digest of the list whose change a notification reports, over all its pages. `None` if the server does not

@@ -42,7 +42,7 @@ from perdure._core.durable_calls import CallClient
 from perdure._core.envelope import LISTEN
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.listening import ACKNOWLEDGED, LISTS, URIS, ChangeFilter, read_honoured
-from perdure.runtime.base import ListeningRefused, NoListening
+from perdure.runtime.base import NoListening
 
 NAME = "perdure"
 """The id of a request of this process, and the name of its client."""
@@ -279,11 +279,9 @@ class SdkChanges:
         except MCPError as error:
             if error.error.code == METHOD_NOT_FOUND:
                 raise NoListening from None
-            if not acknowledged:
-                raise ListeningRefused(error.error.message) from None
             raise
         if not acknowledged:
-            raise ListeningRefused("it was answered without an acknowledgement")
+            raise RuntimeError("the server answered subscriptions/listen without an acknowledgement")
 
     async def digest(self, method: str) -> bytes | None:
         digest = hashlib.sha256()
