@@ -148,7 +148,7 @@ async def running(
         watcher = Watcher(context, sessions, settler, readers, listening)
         stack.push_async_callback(readers.aclose)
         stack.push_async_callback(watcher.aclose)
-        stack.callback(watcher.subscribe())
+        stack.callback(store.subscribe(context.node, watcher.on_hint))
         if listening is not None:
             await listening.start()
         node = Node(context, liveness, settler, watcher, facts=facts, on_buried=on_buried, on_lost=on_lost)

@@ -62,10 +62,6 @@ class Watcher:
         failure = "mail waits, it could not be read"
         self._mail = OnDemand(self._handle_mail, name="perdure-mail", failure=failure, on_failure=again)
 
-    def subscribe(self) -> Callable[[], None]:
-        """Read whenever the store hints. Returns the function that stops it."""
-        return self._context.store.subscribe(self._context.node, self._on_hint)
-
     async def aclose(self) -> None:
         await asyncio.gather(self._streams.aclose(), self._homes.aclose(), self._mail.aclose())
 
@@ -81,7 +77,7 @@ class Watcher:
                 self._mail.want()
             self._streams.want()
 
-    def _on_hint(self, streams: Sequence[StreamId]) -> None:
+    def on_hint(self, streams: Sequence[StreamId]) -> None:
         """`streams` may have changed; without any, others may have written anything."""
         self._context.waiters.wake(streams)
         if streams:

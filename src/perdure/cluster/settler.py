@@ -54,8 +54,6 @@ CallKey = tuple[SessionId, int, int | str]
 
 @dataclass(frozen=True, kw_only=True)
 class AbandonedCall:
-    """A call that its node left behind."""
-
     row: CallRecord
 
     @cached_property
@@ -73,7 +71,6 @@ class AbandonedCall:
 
     @property
     def ids(self) -> dict[str, Any]:
-        """The facts of its log records."""
         return {"session": self.row.session, "stream": self.row.stream, "call": self.row.request_id}
 
     def ended(self, step: CallStep) -> CallEnd:
@@ -251,8 +248,6 @@ class _InProgress:
 
 
 class Settler:
-    """Settles what dead nodes left behind."""
-
     def __init__(self, context: ServerContext, sessions: SessionRegistry) -> None:
         self._context = context
         self._sessions = sessions

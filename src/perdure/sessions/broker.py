@@ -46,8 +46,6 @@ class TokenUser:
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Resumed:
-    """The way back into a session."""
-
     session: SessionId
     token: str
 

@@ -48,7 +48,6 @@ class CallQuota:
         return not left
 
     def found_room(self, caller: Caller) -> None:
-        """The calls of a caller were counted, and there was room."""
         if self._share:
             self._left[caller] = self._share
             self._left.move_to_end(caller)

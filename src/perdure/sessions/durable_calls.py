@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -27,7 +27,7 @@ from perdure.sessions.context import ServerContext
 from perdure.sessions.ledger import Call, encode, encode_ask
 from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Intake, Session
-from perdure.store.records import CallRecord, CallSnapshot, Event, SessionRecord
+from perdure.store.records import CallRecord, CallSnapshot, SessionRecord
 from perdure.store.steps import EndSession, PutSession, SessionLimits
 
 LOOK_AGAIN = 2.0
@@ -68,8 +68,6 @@ or log messages."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewCall:
-    """A request that becomes a durable call."""
-
     request: Request
     body: bytes
     caller: Caller
@@ -308,7 +306,6 @@ class DurableCalls:
         return record if record is not None and _is_call_of(owner, record) else None
 
     async def row(self, record: SessionRecord) -> CallRecord | None:
-        """A call's row, with the digest of its request."""
         rows = await self._context.store.calls(record.id)
         return rows[0] if rows else None
 
@@ -441,22 +438,14 @@ def _is_call_of(owner: str, record: SessionRecord) -> bool:
 
 def _facts(kept: CallSnapshot, call: CallRecord) -> TaskFacts:
     record, recent = kept.record, kept.recent
+    said = (json.loads(event.payload) for event in reversed(recent) if b"notifications/progress" in event.payload)
+    progress = (message["params"] for message in said if message.get("method") == "notifications/progress")
     return TaskFacts(
         id=record.id,
         created=record.created,
         updated=recent[-1].time if recent else record.created,
         state=call.state,
         asks={ask.id: ask.request for ask in kept.asks},
-        progress=_last_progress(recent),
+        progress=next(progress, None),
         answer=next((event.payload for event in recent if event.final), None),
     )
-
-
-def _last_progress(events: Sequence[Event]) -> JsonObject | None:
-    for event in reversed(events):
-        if b"notifications/progress" in event.payload:
-            message = json.loads(event.payload)
-            if message.get("method") == "notifications/progress":
-                params: JsonObject = message["params"]
-                return params
-    return None

@@ -46,8 +46,6 @@ Message = tuple[bytes, Step | None]
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """Messages that the journal has taken together."""
-
     messages: list[Message]
     steps: Sequence[Step]
     held: bool = False

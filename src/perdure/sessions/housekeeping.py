@@ -32,8 +32,6 @@ _TEND_AT_ONCE = 100
 
 @dataclass(slots=True, eq=False)
 class Housekeeping:
-    """Tends the sessions that this process holds."""
-
     _context: ServerContext
     _sessions: SessionRegistry
     _chores: Chores = field(default_factory=Chores)

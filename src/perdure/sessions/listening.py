@@ -92,8 +92,6 @@ class TooManyResources(PerdureError):
 
 
 class SubscriptionState(enum.Enum):
-    """State of the subscription."""
-
     NONE = "none"  #: it was not asked for yet
     OPEN = "open"  #: the server has acknowledged it
     ABSENT = "absent"  #: the server serves no subscriptions
@@ -101,8 +99,6 @@ class SubscriptionState(enum.Enum):
 
 
 class ServerSubscription:
-    """The subscription to this process's own server."""
-
     def __init__(
         self,
         server: ServerChanges,
@@ -209,16 +205,13 @@ class ChangeListener:
 
     @property
     def honoured(self) -> Mapping[str, Any]:
-        """Its part of the acknowledged filter."""
         return self.due.filter.wire
 
     @property
     def is_over(self) -> bool:
-        """Nothing will ever be due."""
         return not self.honoured
 
     def watch(self, on_due: Callable[[], None]) -> None:
-        """Call `on_due` whenever something is due."""
         self._on_due = on_due
 
     def add(self, changes: Iterable[Change]) -> None:
@@ -291,8 +284,6 @@ class _Announcement:
 
 
 class _NodeWithListeners(NamedTuple):
-    """Another node that has listeners, as of its last announcement."""
-
     number: int
     filter: ChangeFilter
 

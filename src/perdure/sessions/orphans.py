@@ -33,7 +33,7 @@ from perdure.sessions.context import ServerContext, mail_to
 from perdure.sessions.home import Home, NoHome
 from perdure.sessions.ledger import Call, encode_notification, name_of
 from perdure.sessions.record_keeper import RecordKeeper
-from perdure.sessions.runtime_link import Ask, RuntimeLink
+from perdure.sessions.runtime_link import RuntimeLink
 from perdure.store.interface import open_call, paged, stream_by_id
 from perdure.store.records import StreamRecord
 from perdure.store.steps import Reached, Step
@@ -112,10 +112,6 @@ class Orphans:
             coming += [payload for _, payload in await store.forwarded(stream.id)]
         met = {name for name in asked if any(name.encode() in payload for payload in coming)}
         self._link.asks.repeat([name for name in asked if name not in met])
-
-    def _is_of_orphan(self, ask: Ask) -> bool:
-        """Whether a question was asked on a call's own stream, which its client does not read any more."""
-        return ask.call is not None and ask.on == ask.call.stream.id and self.is_orphan(ask.call.stream)
 
     def tell_begun(self, *, cursor: int = 0) -> None:
         """Notify the other nodes that the client has come without positions: they may run calls that it lost."""
@@ -279,8 +275,10 @@ class Orphans:
             async with context.hub.marks.one_at_a_time:
                 elsewhere, told = set[NodeId](), 0
                 unread = await context.store.streams(record.id, only_unread=True)
-                asks = self._link.asks  # where the store can be read, their streams could be resumed
-                asks.repeat([name for name, ask in asks.open.items() if self._is_of_orphan(ask)])
+                # Where the store can be read, the streams of calls could be resumed.
+                for name, ask in list(self._link.asks.open.items()):
+                    if ask.call is not None and ask.on == ask.call.stream.id and self.is_orphan(ask.call.stream):
+                        self._link.asks.repeat([name])
                 for stream_record in unread:
                     if stream_record.node in context.nodes.others:
                         elsewhere.add(stream_record.node)

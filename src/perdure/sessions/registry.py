@@ -11,7 +11,6 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from perdure._core.ids import Kind, RecordKind, SessionId, new_session_id, parse_session_id
@@ -198,7 +197,13 @@ class SessionRegistry(StreamOwner):
                 return session
             if (task := self._loading.get(session_id)) is None:
                 task = self._loading[session_id] = asyncio.create_task(self._read(session_id, seen))
-                task.add_done_callback(partial(_loaded, self._loading, session_id))
+
+                def forget(done: asyncio.Task[Session | None]) -> None:
+                    del self._loading[session_id]
+                    if not done.cancelled():
+                        done.exception()  # all that waited for it may have left; asyncio would complain
+
+                task.add_done_callback(forget)
             session, seen = await asyncio.shield(task), None
             # The task was done a moment before this goes on: in between the session may have gone to rest, or ended.
             if session is None or self._by_id.get(session_id) is session:
@@ -459,14 +464,6 @@ def _is_session_of(owner: str, record: SessionRecord) -> bool:
     return record.owner == owner and record.kind is RecordKind.SESSION
 
 
-def _loaded(
-    loading: dict[SessionId, asyncio.Task[Session | None]], session_id: SessionId, task: asyncio.Task[Session | None]
-) -> None:
-    del loading[session_id]
-    if not task.cancelled():
-        task.exception()  # all that waited for it may have left; asyncio would complain
-
-
 def running_calls(sessions: SessionRegistry) -> list[tuple[Session, Call]]:
     return [(session, call) for session in sessions for call in session.link.calls.all_running()]
 
@@ -527,7 +524,6 @@ def _of_tool(request: Request, tools: Mapping[str, JsonObject]) -> Rerun:
 
 
 def numbers(context: ServerContext, sessions: SessionRegistry) -> Snapshot:
-    """The figures of this node and of its sessions at this moment."""
     held = [session for session in sessions if not session.is_durable_call]
     states = Counter(session.state.value for session in held)
     single = len(sessions) - len(held)

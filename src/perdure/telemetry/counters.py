@@ -84,7 +84,6 @@ class Counters:
     )
 
     def snapshot(self) -> dict[str, int]:
-        """The counters without the histograms."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, int)}
 

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -67,12 +67,10 @@ def log_event(level: int, action: str, sentence: str, /, **facts: object) -> Non
     A sentence may hold text of a peer (a method, a reason), so both are made harmless here, for every handler.
     """
     if _logger.isEnabledFor(level):
-        safe = {name: _harmless(name, fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
+        if isinstance(session := facts.get("session"), str):
+            facts["session"] = session[:SHORT]
+        safe = {name: printable(fact, MAX_SENTENCE) if isinstance(fact, str) else fact for name, fact in facts.items()}
         _logger.log(level, printable(sentence, MAX_SENTENCE), extra={"action": action, **safe})
-
-
-def _harmless(name: str, fact: str) -> str:
-    return printable(fact[:SHORT] if name == "session" else fact, MAX_SENTENCE)
 
 
 class CallIds(NamedTuple):
@@ -196,17 +194,14 @@ class JsonLines(logging.Formatter):
         }
         facts = {name: _value(fact) for name, fact in facts_of(record).items() if name not in members}
         members |= {name: facts.pop(name) for name in IDS if name in facts} | facts
-        members |= dict(self._tracebacks(record))
-        return json.dumps(members)
-
-    def _tracebacks(self, record: logging.LogRecord) -> Iterator[tuple[str, str]]:
         if record.exc_info and record.exc_info[0] is not None:
             # The base class's handlers share the text of a traceback by the record, and so does this one.
             record.exc_text = record.exc_text or self.formatException(record.exc_info)
         if record.exc_text:
-            yield "exception", _cut_lines(record.exc_text)
+            members["exception"] = _cut_lines(record.exc_text)
         if record.stack_info:
-            yield "stack", _cut_lines(self.formatStack(record.stack_info))
+            members["stack"] = _cut_lines(self.formatStack(record.stack_info))
+        return json.dumps(members)
 
 
 def _value(fact: object) -> object:

@@ -105,8 +105,6 @@ def read_facts(record: NodeRecord) -> Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """The numbers of one scrape."""
-
     nodes: Sequence[Snapshot]
     ages: Mapping[NodeId, float]
     stored: Mapping[SessionState, int]
@@ -145,8 +143,6 @@ Values = Callable[[Snapshot], Iterable[tuple[str, str, Any]]]
 def _of_node(
     name: str, kind: Literal["counter", "gauge", "histogram"], says: str, values: Values, label: str = ""
 ) -> Metric:
-    """A metric that each node has."""
-
     def samples(page: Page) -> Iterator[Sample]:
         for node in page.nodes:
             labels = {"node": node.node[:_NODE_CHARS]}
@@ -190,8 +186,6 @@ def _surveyed(
     *,
     where: str = _ON_A_SERVER,
 ) -> Metric:
-    """A gauge of the whole store."""
-
     def samples(page: Page) -> Iterator[Sample]:
         if page.survey is not None:
             yield from (("", {label: value}, number) for value, number in sorted(numbers(page.survey).items()))
