@@ -29,7 +29,7 @@ from perdure.errors import HeldElsewhere, IdTaken, SessionEnded, StaleFence, Sto
 from perdure.log.chores import Chores
 from perdure.log.stream import Stream
 from perdure.sessions.context import ServerContext, mail_to
-from perdure.sessions.ledger import logged_in, progress_token, unknown_outcome
+from perdure.sessions.ledger import end_of_call, logged_in, progress_token, unknown_outcome
 from perdure.sessions.registry import SessionRegistry, ToolHints
 from perdure.sessions.session import Session
 from perdure.store.interface import open_call, paged, stream_by_id
@@ -225,6 +225,7 @@ REASONS = {
 }
 """Why an outcome is unknown, where the reason is not that a process died."""
 DIED = "its process died"
+_BROKE = "its connection broke"
 
 _LOOK_AGAIN = 30.0
 """Seconds after which a node searches for calls whose end the store has lost, also where nothing indicated a loss. It
@@ -467,8 +468,9 @@ class Settler:
                         pass
                     case Verdict.CANCEL:
                         payload = error_payload(call.row.request_id, REQUEST_CANCELLED, "Request cancelled")
+                        also = end_of_call(owner, self._context.clock(), _BROKE)
                         with spans.settle(owner.id[:8], stream.id, outcome="cancelled"):
-                            stream.append(payload, end=call.ended(CallStep.CANCEL), also=self._end_of(owner))
+                            stream.append(payload, end=call.ended(CallStep.CANCEL), also=also)
                         self._context.counters.calls_cancelled += 1
                         self._context.counters.settles_cancelled += 1
                     case Verdict.WAIT:
@@ -499,21 +501,13 @@ class Settler:
 
     # What becomes of a call
 
-    def _end_of(self, owner: SessionRecord) -> Step | None:
-        """The change at the end of a durable call in its record, which may not be in memory."""
-        if owner.kind is RecordKind.SESSION:
-            return None
-        now = self._context.clock()
-        if owner.is_task:
-            return ChangeSession(session=owner.id, active=now, state=SessionState.DORMANT)
-        return EndSession(session=owner.id, time=now, reason="its connection broke")
-
     def _answer_unknown(self, owner: SessionRecord, call: AbandonedCall, stream: Stream, reason: str) -> None:
         row = call.row
         params = None if call.request is None else call.request.params
         payload = unknown_outcome(row.request_id, method=row.method, reason=reason, params=params)
+        also = end_of_call(owner, self._context.clock(), _BROKE)
         with spans.settle(row.session[:8], row.stream, outcome="unknown"):
-            stream.append(payload, end=call.ended(CallStep.SETTLE), also=self._end_of(owner))
+            stream.append(payload, end=call.ended(CallStep.SETTLE), also=also)
         self._context.counters.calls_settled += 1
         sentence = f"a request was interrupted ({row.method}): {reason}"
         self._context.peers.log_event(logging.WARNING, "call.unknown", sentence, **call.ids)

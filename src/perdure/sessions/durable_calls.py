@@ -408,8 +408,9 @@ class DurableCalls:
     async def answer(self, record: SessionRecord, responses: Mapping[str, Any], origin: object) -> None:
         """Hand the client's answers to the node that asked."""
         async with self._loaded(record) as session:
-            for name, result in responses.items() if session is not None else ():
-                assert session is not None
+            if session is None:
+                return
+            for name, result in responses.items():
                 answer = Response(id=name, raw={"jsonrpc": "2.0", "id": name, "result": result})
                 await session.receive(answer, origin, size=0, cancel_waiting=self._waiting.cancel)
 

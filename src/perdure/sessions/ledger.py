@@ -21,13 +21,15 @@ from typing import Any
 from pydantic_core import to_json
 
 from perdure._core.codes import OUTCOME_UNKNOWN, OUTCOME_UNKNOWN_TEXT
+from perdure._core.ids import RecordKind
 from perdure._core.jsonrpc import JsonObject, Request, coerce_id, error_payload
 from perdure._core.limits import Caller, Quota
 from perdure._core.losses import incarnation_of, numbers_of
-from perdure._core.states import CALL, CallState, CallStep, advance
+from perdure._core.states import CALL, CallState, CallStep, SessionState, advance
 from perdure.errors import IdTaken
 from perdure.log.stream import Stream
-from perdure.store.steps import CallEnd, Step
+from perdure.store.records import SessionRecord
+from perdure.store.steps import CallEnd, ChangeSession, EndSession, Step
 
 MAX_NAME = 128
 """Characters of a tool's name that are kept with its call: the protocol allows no more."""
@@ -233,6 +235,16 @@ def unknown_outcome(request_id: int | str, *, method: str, reason: str, params: 
     if (name := name_of(params)) is not None:
         data["name"] = name
     return error_payload(request_id, OUTCOME_UNKNOWN, OUTCOME_UNKNOWN_TEXT, data)
+
+
+def end_of_call(record: SessionRecord, now: float, reason: str) -> ChangeSession | EndSession | None:
+    """The change in the record at the end of a durable call: one that its client can ask for stays as it ended, any
+    other is deleted. `None` for a session."""
+    if record.kind is RecordKind.SESSION:
+        return None
+    if record.is_task:
+        return ChangeSession(session=record.id, active=now, state=SessionState.DORMANT)
+    return EndSession(session=record.id, time=now, reason=reason)
 
 
 def name_of(params: dict[str, Any] | None) -> str | None:

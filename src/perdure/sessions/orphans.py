@@ -123,16 +123,10 @@ class Orphans:
     def _seconds(self) -> float:
         return ATTEMPTS * self._context.settings.retry + SLACK
 
-    def give_time(self) -> None:
-        """The client is here: calls that are still unread when it has had the time to resume are orphans."""
-        self._give(came=True)
-
-    def on_reader_lost(self) -> None:
-        """A call that is written here has lost its reader: a client that still reads the standalone stream when the
-        time has passed, at any node, will not resume it."""
-        self._give(came=False)
-
-    def _give(self, *, came: bool) -> None:
+    def give_time(self, *, came: bool = True) -> None:
+        """Give the client time to resume its calls. If it `came`, calls that are still unread then are orphans.
+        Otherwise a call that is written here has lost its reader: a client that still reads the standalone stream then,
+        at any node, will not resume it."""
         if len(self._given) == MOST_GIVEN:
             *rest, last = self._given
             last.timer.cancel()
@@ -238,7 +232,7 @@ class Orphans:
             async with context.hub.marks.one_at_a_time, asyncio.timeout(SLOW):
                 found = await context.store.streams(session, only_unread=True)
         except (StoreError, TimeoutError):
-            self.on_reader_lost()
+            self.give_time(came=False)
             return
         streams, unread = self._link.streams, [record for record in found if record.node == context.node]
         if all(record.id in streams and streams[record.id].readers.present for record in unread):

@@ -113,7 +113,7 @@ class SessionRegistry(StreamOwner):
         if not self.streams.release(stream):
             return
         session = self._by_id.get(stream.session)
-        if session is None or session.is_task:
+        if session is None or session.record.is_task:
             self._context.waiters.tell(stream.id)  # a request may wait for its end
         if session is not None:
             session.on_call_settled(stream)
@@ -131,12 +131,12 @@ class SessionRegistry(StreamOwner):
     def on_reader_lost(self, stream: Stream) -> None:
         session = self._by_id.get(stream.session)
         if session is not None and stream.writer is not None and not session.is_durable_call:
-            session.orphans.on_reader_lost()
+            session.orphans.give_time(came=False)
 
     def on_step_written(self, stream: Stream, step: Step) -> None:
         if (session := self._by_id.get(stream.session)) is not None:
             session.keeper.on_written(step)
-            if type(step) is OpenAsk and session.is_task:
+            if type(step) is OpenAsk and session.record.is_task:
                 self._context.waiters.tell(stream.id)  # its client may wait for something to answer
 
     # Finding and loading
@@ -470,7 +470,7 @@ def running_calls(sessions: SessionRegistry) -> list[tuple[Session, Call]]:
 
 def has_tasks(sessions: SessionRegistry) -> bool:
     """Whether a call runs here that its client can ask for again, as a task or by its key."""
-    return any(session.is_task for session, _ in running_calls(sessions))
+    return any(session.record.is_task for session, _ in running_calls(sessions))
 
 
 class ToolHints:
@@ -509,7 +509,7 @@ class ToolHints:
         """Leave calls that may run again to the next process, and answer the others. `outlived`: there may be a next
         process, because the store outlives this one. `but_tasks`: let calls run on that clients can ask for again."""
         for session, call in running_calls(sessions):
-            if but_tasks and session.is_task:
+            if but_tasks and session.record.is_task:
                 continue
             may = rerun(call.request.method, attempt=call.attempt, occasion=Occasion.NODE_LEFT)
             may = _of_tool(call.request, self._known or {}) if may is Rerun.ASK else may

@@ -35,12 +35,13 @@ from perdure.sessions.ledger import (
     encode_answer,
     encode_ask,
     encode_notification,
+    end_of_call,
     name_of,
     unknown_outcome,
 )
 from perdure.sessions.record_keeper import RecordKeeper, share
 from perdure.store.records import AskRecord
-from perdure.store.steps import ChangeSession, CloseAsk, EndSession, OpenAsk, Step
+from perdure.store.steps import ChangeSession, CloseAsk, OpenAsk, Step
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.log_records import CallIds, current_call, is_logged, log_event
 
@@ -150,30 +151,25 @@ class RuntimeLink:
     def _answer_cancelled(self, call: Call) -> None:
         answer = error_payload(call.request.id, REQUEST_CANCELLED, "Request cancelled")
         if call.state is CallState.RUNNING:
-            self.calls.answer(call, CallStep.CANCEL, answer, self._end_step())
+            self.calls.answer(call, CallStep.CANCEL, answer, self._end_step(call))
             self.context.counters.calls_cancelled += 1
 
-    # What an answer changes in the record, to be written together with it
-
-    def _end_step(self) -> Step | None:
-        """The end of a durable call: one that its client can ask for is kept, any other is deleted."""
-        keeper, now = self.keeper, self.context.clock()
-        if not keeper.is_durable_call:
-            return None
-        if keeper.record.is_task:
-            return keeper.change(ChangeSession(session=keeper.record.id, active=now, state=SessionState.DORMANT))
-        # No client can ask for it later, so the answer need not wait for the log.
-        for stream in self.streams.values():
-            stream.unlog()
-        keeper.end("answered")
-        self.context.put(EndSession(session=keeper.record.id, time=now, reason="answered"))
-        return None
-
-    def _record_change(self, call: Call, result: bytes) -> Step | None:
-        """The changes of a successful answer."""
+    def _end_step(self, call: Call, result: bytes | None = None) -> Step | None:
+        """The change in the record at the end of a call, to be written together with the answer. `result`: that of a
+        successful call."""
         keeper, method = self.keeper, call.request.method
-        if keeper.is_durable_call:
-            return self._end_step()
+        end = end_of_call(keeper.record, self.context.clock(), "answered")
+        if isinstance(end, ChangeSession):
+            return keeper.change(end)
+        if end is not None:
+            # No client can ask for it later, so the answer need not wait for the log.
+            for stream in self.streams.values():
+                stream.unlog()
+            keeper.end(end.reason)
+            self.context.put(end)
+            return None
+        if result is None:
+            return None
         if method == "initialize" and keeper.record.state is SessionState.OPENING:
             version = json.loads(result).get("protocolVersion")
             if version not in REVISIONS:
@@ -258,7 +254,7 @@ class RuntimeLink:
         self.calls.runtime_done(call)
         if found.state is not CallState.RUNNING:
             return
-        also = self._end_step() if failed else self._record_change(found, body)
+        also = self._end_step(found, None if failed else body)
         self.calls.answer(found, CallStep.ANSWER, encode_answer(found.request.id, body, failed=failed), also)
         counters = self.context.counters
         counters.calls_answered += 1
@@ -299,7 +295,7 @@ class RuntimeLink:
         payload = unknown_outcome(request.id, method=request.method, reason=reason, params=request.params)
         with spans.settle(self.keeper.name, call.stream.id, outcome="unknown"):
             if call.state is CallState.RUNNING:
-                self.calls.answer(call, CallStep.SETTLE, payload, self._end_step())
+                self.calls.answer(call, CallStep.SETTLE, payload, self._end_step(call))
                 self.context.counters.calls_settled += 1
 
     async def aclose(self, reason: str) -> None:

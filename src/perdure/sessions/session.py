@@ -137,16 +137,11 @@ class Session:
     @property
     def asks_by_round(self) -> bool:
         """Whether it is a durable call that waits for input of a client without tasks, which may never come again."""
-        if not self.is_task or not self.link.asks.open:
+        if not self.record.is_task or not self.link.asks.open:
             return False
         said = json.loads(self.record.client_params)
         client = CallClient(version="", info=None, capabilities=said["capabilities"])
         return not client.takes_tasks and not self.is_connected
-
-    @property
-    def is_task(self) -> bool:
-        """Whether it is a durable call that its client can ask for again: as a task, or by its key."""
-        return self.record.is_task
 
     async def show_to_client(self) -> None:
         """Keep a durable call after its end, because its client is about to learn its id. Raises `StoreError`."""
