@@ -16,14 +16,15 @@ from perdure._core.ids import new_node_id
 from perdure._core.limits import Quota, share_of
 from perdure._core.retention import Limits
 from perdure.cluster.node import Node, Watcher
-from perdure.cluster.remote_readers import RemoteReaders
 from perdure.cluster.settler import Settler
 from perdure.errors import StoreError, StoreLost
 from perdure.log.chores import cancel_all, keep_going
 from perdure.log.hub import Hub, ReadMarks
 from perdure.log.journal import Journal
+from perdure.log.peers import Peers
+from perdure.log.remote_readers import RemoteReaders
 from perdure.runtime.base import Runtimes, ServerChanges
-from perdure.sessions.context import CallWaiters, Peers, ServerContext
+from perdure.sessions.context import CallWaiters, ServerContext
 from perdure.sessions.housekeeping import Housekeeping
 from perdure.sessions.listening import Listening
 from perdure.sessions.registry import SessionRegistry, ToolHints, has_tasks, numbers

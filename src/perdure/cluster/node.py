@@ -9,11 +9,12 @@ from perdure._core.ids import Kind, NodeId, StreamId
 from perdure._core.jsonrpc import Notification, Response, coerce_id
 from perdure._core.leases import BEATS_IN_LEASE
 from perdure._core.states import ClaimState
-from perdure.cluster.remote_readers import RemoteReaders
 from perdure.cluster.settler import Settler
 from perdure.errors import SessionEnded, StoreLost, StoreUnavailable
 from perdure.log.chores import Chores, OnDemand, cancel_all
-from perdure.sessions.context import ServerContext, mail_to
+from perdure.log.peers import mail_to
+from perdure.log.remote_readers import RemoteReaders
+from perdure.sessions.context import ServerContext
 from perdure.sessions.listening import Listening
 from perdure.sessions.registry import SessionRegistry
 from perdure.store.interface import Liveness, stream_by_id

@@ -27,8 +27,9 @@ from perdure._core.settling import VERDICTS, Occasion, Rerun, Verdict
 from perdure._core.states import CALL, SESSION, CallState, CallStep, SessionState, SessionStep, advance
 from perdure.errors import HeldElsewhere, IdTaken, SessionEnded, StaleFence, StoreError, StoreUnavailable
 from perdure.log.chores import Chores
+from perdure.log.peers import mail_to
 from perdure.log.stream import Stream
-from perdure.sessions.context import ServerContext, mail_to
+from perdure.sessions.context import ServerContext
 from perdure.sessions.ledger import end_of_call, logged_in, progress_token, unknown_outcome
 from perdure.sessions.registry import SessionRegistry, ToolHints
 from perdure.sessions.session import Session

@@ -1,1 +1,2 @@
-"""Appends events to streams and delivers them to readers; uses `telemetry`, `store` and the rooms below them."""
+"""Appends events to streams and delivers them to readers at any node; uses `telemetry`, `store` and the rooms below
+them."""

@@ -69,10 +69,6 @@ class OnDemand:
         self._is_wanted = self._is_closed = False
         self._task: asyncio.Task[None] | None = None
 
-    @property
-    def is_running(self) -> bool:
-        return self._task is not None
-
     def want(self) -> None:
         self._is_wanted = True
         if self._task is None and not self._is_closed:

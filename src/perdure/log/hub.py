@@ -5,7 +5,6 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from perdure._core import sse
 from perdure._core.ids import Kind, Position, RandomBytes, StreamId
@@ -15,6 +14,7 @@ from perdure._core.states import ContentState
 from perdure.log.chores import Chores
 from perdure.log.journal import Journal, Steps
 from perdure.log.reader import Reader
+from perdure.log.remote_readers import RemoteReaders
 from perdure.log.stream import Stream
 from perdure.settings import Settings
 from perdure.store.steps import Reached, Step
@@ -24,28 +24,6 @@ from perdure.telemetry.log_records import PeerLog
 MOMENT = 0.1
 """Seconds until the store learns what was delivered. With less, a busy standalone stream costs a write for each event;
 with more, more is delivered again after a crash."""
-
-
-class Registry(Protocol):
-    """Is notified of readers on streams that another node writes, and lists those of this node."""
-
-    def on_attached(self, reader: Reader) -> None: ...
-
-    def list_here(self, reader: Reader) -> None:
-        """Enter a reader of a stream that this node writes in the store, for operators."""
-
-    def on_progress(self, reader: Reader) -> None: ...
-
-    def on_detached(self, reader: Reader) -> None: ...
-
-    def on_grown(self, stream: Stream) -> None:
-        """A stream that this node writes has grown, and its reader is at another node."""
-
-    async def look_who_reads(self, stream: Stream) -> None:
-        """Read from the store which reader is on a stream, at any node."""
-
-    def on_claimed(self, stream: Stream) -> None:
-        """This node has claimed a stream that another node wrote."""
 
 
 class ReadMarks:
@@ -118,7 +96,7 @@ class Hub:
     counters: Counters
     peers: PeerLog
     marks: ReadMarks
-    registry: Registry
+    registry: RemoteReaders
     journal: Journal
     arrivals: Iterator[int]
     clock: Callable[[], float]

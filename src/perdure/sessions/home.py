@@ -20,9 +20,10 @@ from perdure._core.losses import gap_notification
 from perdure._core.states import SessionState
 from perdure.errors import Behind, HeldElsewhere, MailFull, NodeGone, PerdureError, SessionEnded, StoreError
 from perdure.log.journal import AHEAD
+from perdure.log.peers import mail_to
 from perdure.log.stream import RUN_AHEAD, Stream, StreamOwner
 from perdure.runtime.base import Flow
-from perdure.sessions.context import ServerContext, mail_to
+from perdure.sessions.context import ServerContext
 from perdure.sessions.record_keeper import RecordKeeper
 from perdure.store.interface import stream_by_id
 from perdure.store.records import Event, StreamRecord

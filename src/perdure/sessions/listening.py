@@ -44,8 +44,9 @@ from perdure._core.listening import (
 from perdure.errors import NodeGone, PerdureError, StoreUnavailable
 from perdure.log.chores import OnDemand, cancel_all
 from perdure.log.journal import Steps
+from perdure.log.peers import mail_to
 from perdure.runtime.base import NoListening, ServerChanges
-from perdure.sessions.context import ServerContext, mail_to
+from perdure.sessions.context import ServerContext
 from perdure.store.records import Overview
 from perdure.telemetry.log_records import log_event
 from perdure.telemetry.prometheus import read_facts

@@ -28,8 +28,9 @@ from perdure._core.jsonrpc import Request, coerce_id
 from perdure._core.losses import ORPHAN, Orphan, Visits
 from perdure._core.states import SessionState
 from perdure.errors import StoreError, StoreUnavailable
+from perdure.log.peers import mail_to
 from perdure.log.stream import Stream
-from perdure.sessions.context import ServerContext, mail_to
+from perdure.sessions.context import ServerContext
 from perdure.sessions.home import Home, NoHome
 from perdure.sessions.ledger import Call, encode_notification, name_of
 from perdure.sessions.record_keeper import RecordKeeper

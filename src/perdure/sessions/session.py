@@ -17,8 +17,9 @@ from perdure._core.jsonrpc import Notification, Request, Response, coerce_id, er
 from perdure._core.losses import Visits, read_call
 from perdure._core.states import SESSION, SessionState, SessionStep, advance
 from perdure.errors import NodeGone, PerdureError, SessionEnded, StoreError, StoreUnavailable
+from perdure.log.peers import mail_to
 from perdure.log.stream import Stream, Streams
-from perdure.sessions.context import ServerContext, Stamp, mail_to
+from perdure.sessions.context import ServerContext, Stamp
 from perdure.sessions.home import Home, NoHome
 from perdure.sessions.ledger import Call, kept_name
 from perdure.sessions.orphans import Orphans

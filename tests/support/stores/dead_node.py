@@ -17,7 +17,7 @@ from mcp_types import LoggingMessageNotification, LoggingMessageNotificationPara
 from perdure._core.ids import Fence, Kind, NodeId, Position, SessionId, StreamId, new_node_id, new_stream_id
 from perdure._core.states import CallState
 from perdure.assembly import ServerProcess
-from perdure.cluster.remote_readers import RemoteReaders
+from perdure.log.remote_readers import RemoteReaders
 from perdure.store.interface import Store
 from perdure.store.records import AskRecord, CallRecord, Event, StreamRecord
 from perdure.store.steps import Append, OpenAsk, OpenStream, Step
@@ -118,9 +118,7 @@ def life_of(site: Site) -> ServerProcess:
 
 
 def remote_readers_of(site: Site) -> RemoteReaders:
-    readers = life_of(site).context.hub.registry
-    assert isinstance(readers, RemoteReaders)
-    return readers
+    return life_of(site).context.hub.registry
 
 
 def progress_of_call(token: int | str, number: float) -> Message:

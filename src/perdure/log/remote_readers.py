@@ -10,7 +10,7 @@ because it came with the call, and the stream's record says when it was lost (`S
 """
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from perdure._core import mail
@@ -18,9 +18,9 @@ from perdure._core.ids import Kind, NodeId, StreamId, is_only_listed, place, rea
 from perdure.errors import PerdureError
 from perdure.log.chores import Chores, OnDemand
 from perdure.log.journal import Journal, Steps
+from perdure.log.peers import Peers, mail_to
 from perdure.log.reader import BATCH, Reader
 from perdure.log.stream import Stream
-from perdure.sessions.context import Peers, mail_to
 from perdure.store.interface import Store
 from perdure.store.records import Followed, ReaderRecord, StreamRecord
 from perdure.store.steps import LeaveReader, PutReader, Step
@@ -28,6 +28,9 @@ from perdure.store.steps import LeaveReader, PutReader, Step
 _EVENTS_AT_ONCE = 16
 """Streams whose new events are read with their records. They are held until each is written to its reader, so they must
 be few; a hint seldom names more."""
+
+
+_UNSEEN = "it could not be seen who reads a stream"
 
 
 class RemoteReaders:
@@ -52,19 +55,11 @@ class RemoteReaders:
         self._grown: dict[NodeId, set[StreamId]] = {}
         self._unsure: dict[StreamId, Stream] = {}
         """Streams of which the store has to say who reads them."""
-        failure = "it could not be seen who reads a stream"
-        self._look_up = OnDemand(
-            self._look_up_readers, name="perdure-readers", failure=failure, on_failure=self._look_up_rest
-        )
+        self._look_up = OnDemand(self._look_up_readers, name="perdure-readers", failure=_UNSEEN)
         self._chores = Chores()
 
     async def aclose(self) -> None:
         await self._look_up.aclose()
-
-    @property
-    def is_idle(self) -> bool:
-        """No stream is read at one node and written at another, and no reader is being looked for."""
-        return not (self._lent or self._followed or self._look_up.is_running)
 
     @property
     def has_readers_beyond(self) -> bool:
@@ -80,13 +75,14 @@ class RemoteReaders:
         """Hint at the end of this turn of the loop: one hint for all that grew in it."""
         assert stream.readers.remote is not None
         if not self._grown:
-            asyncio.get_running_loop().call_soon(self._hint)
-        self._grown.setdefault(stream.readers.remote.node, set()).add(stream.id)
 
-    def _hint(self) -> None:
-        grown, self._grown = self._grown, {}
-        for node, streams in grown.items():
-            self._store.hint(node, list(streams))
+            def hint() -> None:
+                grown, self._grown = self._grown, {}
+                for node, streams in grown.items():
+                    self._store.hint(node, list(streams))
+
+            asyncio.get_running_loop().call_soon(hint)
+        self._grown.setdefault(stream.readers.remote.node, set()).add(stream.id)
 
     def on_claimed(self, stream: Stream) -> None:
         entry = self._followed.pop(stream.id, None)
@@ -103,11 +99,8 @@ class RemoteReaders:
 
     async def _look_up_readers(self) -> None:
         while self._unsure:
-            await self.look_who_reads(self._unsure.pop(next(iter(self._unsure))))
-
-    def _look_up_rest(self) -> None:
-        if self._unsure:
-            self._look_up.want()  # the other streams are looked up all the same
+            with self._chores.surviving(_UNSEEN):  # the other streams are looked up all the same
+                await self.look_who_reads(self._unsure.pop(next(iter(self._unsure))))
 
     async def look_who_reads(self, stream: Stream) -> None:
         """Read from the store which reader is on a stream."""
@@ -207,32 +200,10 @@ class RemoteReaders:
         else:
             after = {name: entry.reader.cursor for name in named if (entry := self._followed.get(name)) is not None}
             found = dict(await self._store.follow(after, limit=BATCH)) if after else {}
-        homeless = await self._follow(after, found)
-        for entry in [entry for entry in self._followed.values() if everything and entry.rests_beyond]:
-            # A reader rests beyond the end of a stream while its writer holds what follows. Once that is written, it
-            # goes on; if it is not there then, it never will be: the reader is ended, and its client learns of the gap
-            # when it comes again.
-            beyond = entry.reader.cursor > entry.reader.stream.tail.durable
-            entry.rests_beyond = beyond and entry.reader.stream.node in holders
-            if beyond and not entry.rests_beyond:
-                entry.reader.end()
-        for stream in list(self._lent.values()):
-            if stream.is_over:
-                del self._lent[stream.id]  # nothing comes that its reader would have to learn
-            # Who comes and goes is in the mail; only progress is hinted at, and matters once a writer waits for it.
-            elif stream.id in named or (everything and stream.readers.waiting):
-                with self._chores.surviving("it could not be seen who reads a stream", stream.id):
-                    await self.look_who_reads(stream)
-        return homeless
-
-    async def _follow(
-        self, after: Mapping[StreamId, int], found: Mapping[StreamId, Followed]
-    ) -> Sequence[StreamRecord]:
-        """`after`: the streams that were looked for, and the numbers after which their events were read."""
-        homeless = []
         for stream_id in after.keys() - found.keys():
             if (gone := self._followed.pop(stream_id, None)) is not None:
                 gone.reader.end()
+        homeless = []
         for record, events, _ in found.values():
             if (entry := self._followed.get(record.id)) is None:
                 continue
@@ -249,6 +220,21 @@ class RemoteReaders:
                     # old one.
                     self._put(*self._reading(record.node, stream))
                     self._want_look_up(stream)
+        for entry in [entry for entry in self._followed.values() if everything and entry.rests_beyond]:
+            # A reader rests beyond the end of a stream while its writer holds what follows. Once that is written, it
+            # goes on; if it is not there then, it never will be: the reader is ended, and its client learns of the gap
+            # when it comes again.
+            beyond = entry.reader.cursor > entry.reader.stream.tail.durable
+            entry.rests_beyond = beyond and entry.reader.stream.node in holders
+            if beyond and not entry.rests_beyond:
+                entry.reader.end()
+        for stream in list(self._lent.values()):
+            if stream.is_over:
+                del self._lent[stream.id]  # nothing comes that its reader would have to learn
+            # Who comes and goes is in the mail; only progress is hinted at, and matters once a writer waits for it.
+            elif stream.id in named or (everything and stream.readers.waiting):
+                with self._chores.surviving(_UNSEEN, stream.id):
+                    await self.look_who_reads(stream)
         return homeless
 
     async def _look_for_loss(self, stream: Stream, record: StreamRecord) -> int | None:
