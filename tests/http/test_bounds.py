@@ -16,7 +16,7 @@ from mcp_types import EmptyResult
 
 from perdure._core import sticky
 from perdure._core.jsonrpc import MAX_BATCH, MAX_DEPTH, MAX_ID, MAX_ID_CHARS, MAX_METHOD_CHARS
-from tests.support.clients.raw_http import Answer, message
+from tests.support.clients.raw_http import Answer, bearer, message
 from tests.support.servers.gated_tools import open_gate
 from tests.support.servers.in_process import until
 from tests.support.servers.raw_served import Live, live, readers
@@ -40,10 +40,6 @@ class Names(TokenVerifier):
 
     async def verify_token(self, token: str) -> AccessToken | None:
         return AccessToken(token=token, client_id=token, subject=token, scopes=[])
-
-
-def bearer(name: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {name}"}
 
 
 @pytest.fixture
@@ -99,10 +95,12 @@ async def test_sessions_in_all() -> None:
 
 
 async def test_a_handshake_that_fails_takes_no_room() -> None:
+    """The answer is a JSON-RPC error, without a session id; nothing is kept."""
     async with live(max_sessions=1) as served:
         for _ in range(3):
-            failed = await served.ask("POST", message("initialize", {"protocolVersion": 5}, id=1))
-            assert failed.error["code"] == -32602
+            failed = await served.ask("POST", message("initialize", {"protocolVersion": 5}, id="first"))
+            assert (failed.status, failed.json["id"], failed.error["code"]) == (200, "first", -32602)
+            assert failed.header("mcp-session-id") is None
         assert served.app.session_ids() == []
         await served.session()
 

@@ -13,7 +13,7 @@ from mcp.server.auth.provider import AccessToken, TokenVerifier
 from mcp.server.mcpserver import MCPServer
 
 from perdure.http.credentials import renew
-from tests.support.clients.raw_http import VERSION, Exchange, SessionPeer, message, text_of
+from tests.support.clients.raw_http import VERSION, Exchange, SessionPeer, bearer, message, text_of
 from tests.support.servers.gated_tools import gate
 from tests.support.servers.raw_served import Live, live
 
@@ -73,10 +73,6 @@ async def served(request: pytest.FixtureRequest) -> AsyncIterator[Live]:
     make: Callable[[], object] = request.param
     async with live(server=make(), auth=Guests()) as running:
         yield running
-
-
-def bearer(text: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {text}"}
 
 
 async def begin(ann: SessionPeer, name: str) -> Exchange:

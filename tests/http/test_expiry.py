@@ -14,7 +14,7 @@ from perdure.http import credentials
 from perdure.http.credentials import EXPIRES_AT, ending_with_token, while_good
 from tests.support.clients.listeners import listening, publish
 from tests.support.clients.modern_peer import REPEATS, TAKES_TASKS, CallPeer, result_of
-from tests.support.clients.raw_http import SessionPeer, text_of
+from tests.support.clients.raw_http import SessionPeer, bearer, text_of
 from tests.support.servers.gated_tools import open_gate
 from tests.support.servers.in_process import until
 from tests.support.servers.notice_board import new_server
@@ -35,10 +35,6 @@ class Ann(TokenVerifier):
     async def verify_token(self, token: str) -> AccessToken | None:
         ends = self._ends.setdefault(token, int(time.time()) + LIFE)
         return AccessToken(token=token, client_id="app", subject="ann", scopes=[], expires_at=ends)
-
-
-def bearer(token: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {token}"}
 
 
 def shows(peer: SessionPeer, token: str) -> SessionPeer:

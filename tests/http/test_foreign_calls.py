@@ -7,8 +7,9 @@ import secrets
 import pytest
 
 from perdure.store import MemoryStore
-from tests.http.test_bounds import Names, bearer
+from tests.http.test_bounds import Names
 from tests.support.clients.modern_peer import ALL_ASKS, TAKES_TASKS, CallPeer, result_of
+from tests.support.clients.raw_http import bearer
 from tests.support.servers.asking_tools import server
 from tests.support.servers.raw_served import live
 from tests.support.stores.faulty_store import Fault, FaultyStore

@@ -105,14 +105,3 @@ def test_any_answer_to_an_ask_lets_the_call_end(target: Target, answer: dict[str
         assert heard[1]["id"] == "asking"
     assert answers[1].status == 202
     target.check(answers)
-
-
-@pytest.mark.parametrize(
-    ("protocol", "spelling"), [("h2c", "upgrade"), ("websocket", "Upgrade"), ("TLS/1.0", "UPGRADE")]
-)
-def test_a_wish_for_another_protocol_is_not_heard(target: Target, protocol: str, spelling: str) -> None:
-    """Java's HTTP client asks for HTTP/2 with every request, and means the request all the same."""
-    headers = {"mcp-session-id": target.session_id, "connection": "Upgrade, HTTP2-Settings", spelling: protocol}
-    [answer] = target.exchange(target.request("POST", message("ping", id=1), headers=headers))
-    assert answer.messages == [{"jsonrpc": "2.0", "id": 1, "result": {}}]
-    target.check([answer])

@@ -12,10 +12,10 @@ from mcp.server.mcpserver import MCPServer
 from pydantic import Field
 
 from perdure._core.envelope import KEY
-from tests.http.test_bounds import LIMIT, Names, bearer
+from tests.http.test_bounds import LIMIT, Names
 from tests.support.clients.modern_peer import ALL_ASKS, TAKES_TASKS, CallPeer, accept, result_of, said
 from tests.support.clients.modern_requests import modern
-from tests.support.clients.raw_http import Answer, message
+from tests.support.clients.raw_http import Answer, bearer, message
 from tests.support.servers.asking_tools import server as asking
 from tests.support.servers.gate_file_tools import diary, open_gate, server
 from tests.support.servers.in_process import until

@@ -22,7 +22,8 @@ from perdure.http.refusals import HttpRefusal
 from perdure.http.request import Bodies
 from perdure.settings import Settings
 from tests.http.test_bounds import LIMIT, refused
-from tests.support.clients.raw_http import Exchange, Peer, SessionPeer, message
+from tests.http.test_shares import sessionless
+from tests.support.clients.raw_http import Answer, Exchange, Peer, SessionPeer, message
 from tests.support.servers.gated_tools import open_gate
 from tests.support.servers.in_process import until
 from tests.support.servers.raw_served import Live, live
@@ -243,33 +244,21 @@ async def test_a_handshake_that_would_fill_memory_is_refused() -> None:
 # Requests without a session
 
 
-def _modern(peer: Peer, tool: str, **arguments: object) -> bytes:
-    meta = {
-        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-        "io.modelcontextprotocol/clientInfo": {"name": "x", "version": "1"},
-        "io.modelcontextprotocol/clientCapabilities": {},
-        "progressToken": 1,
-    }
-    headers = {"mcp-protocol-version": "2026-07-28", "mcp-method": "tools/call", "mcp-name": tool}
-    body = message("tools/call", {"name": tool, "arguments": arguments, "_meta": meta}, id=1)
-    return peer.request("POST", body, headers=headers)
-
-
-async def _answer(peer: Peer, data: bytes) -> Any:
-    async with await peer.open(data) as exchange:
+async def _answer(peer: Peer, **arguments: object) -> Answer:
+    async with await sessionless(peer, "", **arguments) as exchange:
         return await exchange.answer()
 
 
 async def test_requests_without_a_session() -> None:
     async with live(max_sessionless=1) as served:
         running = await _running(served, "sessionless")
-        refusal = await _answer(served, _modern(served, "count", n=1))
+        refusal = await _answer(served)
         refused(refusal, 503, LIMIT, "1 requests without a session run here, the limit (max_sessionless)")
         assert (await (await served.session()).call("count", n=1)).status == 200
         open_gate("sessionless")
         assert (await running.answer()).status == 200
         await running.aclose()
-        assert (await _answer(served, _modern(served, "count", n=1))).status == 200
+        assert (await _answer(served)).status == 200
 
 
 async def test_requests_without_a_session_are_counted_among_the_readers() -> None:
@@ -278,7 +267,7 @@ async def test_requests_without_a_session_are_counted_among_the_readers() -> Non
         running = await _running(served, "sessionless reader")
         words = "has 1 event streams, its limit (max_readers)"
         refused(await peer.call("count", n=1), 503, LIMIT, words)
-        refused(await _answer(served, _modern(served, "count", n=1)), 503, LIMIT, words)
+        refused(await _answer(served), 503, LIMIT, words)
         running.cut()
         await running.aclose()
 
@@ -291,18 +280,18 @@ async def test_requests_without_a_session_are_counted_among_the_readers() -> Non
 
 async def test_bodies_and_work_without_a_session_are_bounded_as_others_are() -> None:
     async with live(max_body=300_000, max_work=400_000, max_share=100) as served:
-        assert (await _answer(served, _modern(served, "count", n=1, x="x" * 300_000))).status == 413
+        assert (await _answer(served, x="x" * 300_000)).status == 413
         running = await _running(served, "heavy sessionless", x="x" * 150_000)
-        refusal = await _answer(served, _modern(served, "count", n=1, x="x" * 150_000))
+        refusal = await _answer(served, x="x" * 150_000)
         refused(refusal, 503, LIMIT, "bytes, the limit (max_work)")
         open_gate("heavy sessionless")
         assert (await running.answer()).status == 200
         await running.aclose()
-        assert (await _answer(served, _modern(served, "count", n=1, x="x" * 150_000))).status == 200
+        assert (await _answer(served, x="x" * 150_000)).status == 200
 
 
 async def _running(served: Live, gate: str, **more: object) -> Exchange:
     """A call without a session that is under way: it has sent its first progress."""
-    exchange = await served.open(_modern(served, "count", n=2, gate=gate, first=1, **more))
+    exchange = await sessionless(served, gate, **more)
     await exchange.until_messages(1)
     return exchange

@@ -47,22 +47,6 @@ async def logged(site: Site, peer: Peer) -> dict[str, list[Message]]:
     return found
 
 
-async def test_after_a_get_the_rest_comes_on_the_standalone_stream(site: Site, shop: ToolServer, peer: Peer) -> None:
-    """R5: the notifications; the answer waits on the call's own stream."""
-    call = await counting(peer, 3)
-    await lose(site, peer, call)
-    standalone = await peer.get()
-    await standalone.event()
-    shop.open("g/1")
-    shop.open("g/2")
-    assert progress_of(await standalone.messages(2)) == [2, 3]
-    [answer] = await (await peer.get(call.last_id)).rest()
-    assert text_of(answer) == "counted to 3"
-    log = await logged(site, peer)
-    assert (progress_of(log["call"]), progress_of(log["standalone"])) == ([1], [2, 3])
-    assert not any("result" in message for message in log["standalone"])
-
-
 async def test_after_a_reattach_the_rest_is_there_before_anybody_reads(
     site: Site, shop: ToolServer, peer: Peer
 ) -> None:
@@ -103,6 +87,7 @@ async def test_when_a_reader_returns_the_rest_comes_on_the_call_again(site: Site
     assert (progress_of(rest), text_of(rest[-1])) == ([4], "counted to 5")
     log = await logged(site, peer)
     assert (progress_of(log["call"]), progress_of(log["standalone"])) == ([1, 3, 4], [2, 5])
+    assert not any("result" in message for message in log["standalone"])
 
 
 async def _last(site: Site, peer: Peer, number: int) -> bool:

@@ -182,16 +182,21 @@ class Asgi:
         return b"".join(message.get("body", b"") for message in self.sent)
 
 
+async def greeted(app: perdure.App) -> Peer:
+    peer = Peer(None)  # type: ignore[arg-type]
+    hello = Asgi(app, "POST", peer, {}, _json(peer.handshake()))
+    hello.takes.set()
+    await asyncio.wait_for(hello.task, 10)
+    peer.session = dict(hello.sent[0]["headers"])[b"mcp-session-id"].decode()
+    return peer
+
+
 async def test_a_take_over_before_the_response_has_begun(shop: ToolServer) -> None:
     """A server may take its time with the first bytes. Whoever is taken over by then ends properly, whoever took over
     gets everything, and no body comes before its start."""
     app = perdure.asgi(shop.server, store=MemoryStore(), settings=Settings())
     async with app.lifespan():
-        peer = Peer(None)  # type: ignore[arg-type]
-        hello = Asgi(app, "POST", peer, {}, _json(peer.handshake()))
-        hello.takes.set()
-        await asyncio.wait_for(hello.task, 10)
-        peer.session = dict(hello.sent[0]["headers"])[b"mcp-session-id"].decode()
+        peer = await greeted(app)
 
         first = Asgi(app, "GET", peer, {"accept": "text/event-stream"})
         await until(lambda: app.counters.standalone_readers == 1)
@@ -216,11 +221,7 @@ async def test_a_call_that_ends_before_its_response_has_begun(shop: ToolServer) 
     """Also when the tool closes its connection as its first act: start, priming, and then the rest."""
     app = perdure.asgi(shop.server, store=MemoryStore(), settings=Settings())
     async with app.lifespan():
-        peer = Peer(None)  # type: ignore[arg-type]
-        hello = Asgi(app, "POST", peer, {}, _json(peer.handshake()))
-        hello.takes.set()
-        await asyncio.wait_for(hello.task, 10)
-        peer.session = dict(hello.sent[0]["headers"])[b"mcp-session-id"].decode()
+        peer = await greeted(app)
         shop.open("g")
         call = Asgi(app, "POST", peer, {}, _json(peer.tool("close", before=0, after=1, gate="g", token=1)))
         await until(lambda: app.counters.calls_answered == 2)

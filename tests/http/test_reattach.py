@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from mcp.server.auth.provider import AccessToken, TokenVerifier
 
 from perdure._core.ids import SessionId
 from perdure.store.records import SessionRecord
@@ -22,7 +21,7 @@ from tests.support.clients.wire_client import (
     text_of,
 )
 from tests.support.servers.in_process import Site, serve
-from tests.support.servers.tool_server import ToolServer
+from tests.support.servers.tool_server import Guests, ToolServer
 
 pytestmark = pytest.mark.anyio
 
@@ -227,16 +226,6 @@ async def test_with_json_answers_it_works_the_same(shop: ToolServer) -> None:
 
 
 # Credentials (R9)
-
-
-class Guests(TokenVerifier):
-    """Two people; one of them renews her token."""
-
-    async def verify_token(self, token: str) -> AccessToken | None:
-        person, _, number = token.partition("-")
-        if person not in ("ann", "bob") or not number:
-            return None
-        return AccessToken(token=token, client_id="app", subject=person, scopes=[], expires_at=None)
 
 
 async def test_a_fresh_token_of_the_same_principal_is_what_tools_see(shop: ToolServer) -> None:

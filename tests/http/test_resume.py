@@ -50,15 +50,17 @@ async def test_the_same_on_the_standalone_stream(site: Site, peer: Peer) -> None
 
 
 async def test_several_disconnects_in_a_row(shop: ToolServer, peer: Peer) -> None:
-    """S3: ten times cut, nothing lost and nothing twice."""
-    wire = await peer.call("count", n=20, gate="g", pauses=list(range(2, 20, 2)), token=1)
-    seen = await wire.messages(2)
+    """S1, S3: ten times cut, nothing lost and nothing twice, and ids rise over all connections."""
+    wires = [await peer.call("count", n=20, gate="g", pauses=list(range(2, 20, 2)), token=1)]
+    seen = await wires[0].messages(2)
     for number in range(2, 20, 2):
-        await wire.drop()
+        await wires[-1].drop()
         shop.open(f"g/{number}")
-        wire = await peer.get(wire.last_id)
-        seen += await wire.messages(2)
-    seen += await wire.rest()
+        wires.append(await peer.get(wires[-1].last_id))
+        seen += await wires[-1].messages(2)
+    seen += await wires[-1].rest()
+    ids = [event.id for wire in wires for event in wire.seen if event.data]
+    assert ids == sorted(set(ids))
     assert progress_of(seen) == list(range(1, 21))
     assert text_of(seen[-1]) == "counted to 20"
 

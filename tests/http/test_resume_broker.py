@@ -14,7 +14,6 @@ from urllib.parse import urljoin
 import httpx2
 import pytest
 from fastmcp import FastMCP
-from mcp.server.auth.provider import AccessToken, TokenVerifier
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -29,7 +28,7 @@ from tests.runtime.test_own_auth import GUARDED
 from tests.support.clients.token_holder import REJECTED, Holder, joined
 from tests.support.clients.wire_client import Peer, Web
 from tests.support.servers.in_process import Site, serve, under_uvicorn, until
-from tests.support.servers.tool_server import ToolServer
+from tests.support.servers.tool_server import Guests, ToolServer
 from tests.support.stores.faulty_store import Fault, FaultyStore
 from tests.support.stores.shared import SHORT_GRACE, SharedStore
 
@@ -40,13 +39,6 @@ REVOKED = {
     "method": "notifications/perdure/resume_revoked",
     "params": {"reason": "a retired token was used"},
 }
-
-
-class Guests(TokenVerifier):
-    async def verify_token(self, token: str) -> AccessToken | None:
-        person = token.partition("-")[0]
-        known = person in ("ann", "bob")
-        return AccessToken(token=token, client_id="app", subject=person, scopes=[]) if known else None
 
 
 @pytest.fixture(params=["sqlite", pytest.param("memory", marks=pytest.mark.long)])

@@ -46,18 +46,6 @@ async def test_an_unknown_revision_is_answered_with_ours(site: Site) -> None:
     assert peer.version == "2025-11-25"
 
 
-async def test_a_failed_handshake_leaves_no_session(site: Site) -> None:
-    """The answer is a JSON-RPC error, without a session id; nothing is kept."""
-    stranger = Peer(site)
-    body = {"jsonrpc": "2.0", "id": "first", "method": "initialize", "params": {"protocolVersion": 5}}
-    response = await site.request("POST", headers=stranger.headers(), body=body)
-    assert response.status_code == 200
-    assert response.json()["id"] == "first"
-    assert response.json()["error"]["code"] == -32602
-    assert "mcp-session-id" not in response.headers
-    assert site.app.session_ids() == []
-
-
 async def test_every_answer_of_a_session_names_it(peer: Peer) -> None:
     responses = [
         await peer.send(PING),

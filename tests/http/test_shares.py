@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.http.test_bounds import LIMIT, Names, bearer, refused
+from tests.http.test_bounds import LIMIT, Names, refused
 from tests.http.test_listening import ask
 from tests.support.clients.listeners import listening, wanted
 from tests.support.clients.modern_requests import modern
-from tests.support.clients.raw_http import Exchange, Peer, SessionPeer
+from tests.support.clients.raw_http import Exchange, Peer, SessionPeer, bearer
 from tests.support.servers.gated_tools import open_gate
 from tests.support.servers.in_process import serve, until
 from tests.support.servers.notice_board import new_server

@@ -7,7 +7,6 @@ from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import pytest
-from mcp.server.auth.provider import AccessToken, TokenVerifier
 from mcp.server.mcpserver import Context
 
 from perdure._core.codes import INVALID_PARAMS, LIMIT_REACHED, STOPPING, STORE_UNAVAILABLE
@@ -23,7 +22,7 @@ from tests.support.clients.modern_requests import modern
 from tests.support.clients.raw_http import Exchange, Peer
 from tests.support.clients.task_client import OUTCOME_UNKNOWN, TAKES_TASKS, Message, call_params, response_in, said
 from tests.support.servers.in_process import Site, serve, until
-from tests.support.servers.tool_server import ToolServer
+from tests.support.servers.tool_server import Guests, ToolServer
 from tests.support.stores.faulty_store import Fault, FaultyStore
 from tests.support.stores.outages import FAILS
 
@@ -58,23 +57,30 @@ def with_progress(tool: str, **arguments: Any) -> Message:
     return {"name": tool, "arguments": arguments, "_meta": {"progressToken": "how far"}}
 
 
-class FailsAt(FaultyStore):
-    """Fails at steps of one kind alone."""
+class StopsAt(FaultyStore):
+    """Holds the steps of one kind until a test says `goes_on`; or fails at them, until a test says otherwise."""
 
-    def __init__(self, kind: type[Step]) -> None:
+    def __init__(self, kind: type[Step], *, fails: bool = False) -> None:
         super().__init__(MemoryStore())
         self._kind = kind
-        self.fails = True
+        self.fails = fails
+        self.reached, self.goes_on = asyncio.Event(), asyncio.Event()
+        if fails:
+            self.goes_on.set()
 
     def _meets(self, steps: Sequence[Step]) -> bool:
-        return self.fails and any(isinstance(step, self._kind) for step in steps)
+        met = [step for step in steps if isinstance(step, self._kind)]
+        return any(not isinstance(step, OpenStream) or bool(step.calls) for step in met)
 
     def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
         return None if self._meets(steps) else super().commit_now(steps)
 
     async def commit(self, steps: Sequence[Step]) -> Refusals:
         if self._meets(steps):
-            raise StoreUnavailable("the disk is full")
+            if self.fails:
+                raise StoreUnavailable("the disk is full")
+            self.reached.set()
+            await self.goes_on.wait()
         return await super().commit(steps)
 
 
@@ -104,7 +110,7 @@ async def _tried(site: Site) -> bool:
 @pytest.mark.parametrize("mode", ["hold", "refuse"])
 async def test_a_client_whose_handle_cannot_be_written_gets_the_answer_itself(shop: ToolServer, mode: str) -> None:
     """Its tool runs: a refusal would make it ask again for what happens already."""
-    store = FailsAt(ChangeSession)
+    store = StopsAt(ChangeSession, fails=True)
     async with serve(
         shop.server, store=store, complaint=FAILS, on_store_failure=mode, task_after=0.05, cleanup_interval=LATER
     ) as site:
@@ -121,7 +127,7 @@ async def test_a_client_whose_handle_cannot_be_written_gets_the_answer_itself(sh
 
 
 async def test_a_refusal_behind_progress_ends_the_event_stream_in_order(shop: ToolServer) -> None:
-    store = FailsAt(ChangeSession)
+    store = StopsAt(ChangeSession, fails=True)
     async with serve(shop.server, store=store, complaint=FAILS, on_store_failure="refuse") as site:
         params = with_progress("quiz", question="Why?", gate="g")
         async with await begin(site, "tools/call", params, CAN_BE_ASKED) as exchange:
@@ -149,33 +155,15 @@ async def test_a_call_that_another_process_takes_over_is_answered_as_one_of_unkn
         assert said(response) == OUTCOME_UNKNOWN
 
 
-class Slow(FaultyStore):
-    """Takes its time with the first ask, so that what follows it is written in the same moment."""
-
-    def __init__(self) -> None:
-        super().__init__(MemoryStore())
-        self.asked_for = asyncio.Event()
-        self.goes_on = asyncio.Event()
-
-    def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
-        return None if any(isinstance(step, OpenAsk) for step in steps) else super().commit_now(steps)
-
-    async def commit(self, steps: Sequence[Step]) -> Refusals:
-        if any(isinstance(step, OpenAsk) for step in steps):
-            self.asked_for.set()
-            await self.goes_on.wait()
-        return await super().commit(steps)
-
-
 async def test_an_answer_right_behind_a_question_is_written_whole(shop: ToolServer) -> None:
     """The question ends the wait for the answer. By then the answer is on its way, to a connection that takes its time
     between the head and the body."""
-    store, sent = Slow(), list[MutableMapping[str, Any]]()
+    store, sent = StopsAt(OpenAsk), list[MutableMapping[str, Any]]()  # what follows the ask is written with it
 
     @shop.server.tool()
     async def ask_in_vain(ctx: Context) -> str:
         asking = asyncio.create_task(shop.ask("Why?", ctx))
-        await store.asked_for.wait()
+        await store.reached.wait()
         asking.cancel()
         await asyncio.wait({asking})
         asyncio.get_running_loop().call_later(0.05, store.goes_on.set)
@@ -261,11 +249,6 @@ async def test_what_is_done_with_a_task_that_has_ended_leaves_nothing_in_memory(
             assert site.app.session_info(task) is None
 
 
-class Guests(TokenVerifier):
-    async def verify_token(self, token: str) -> AccessToken | None:
-        return AccessToken(token=token, client_id="app", subject=token, scopes=[])
-
-
 class Counting(FaultyStore):
     """Writes down what is asked of a call."""
 
@@ -313,30 +296,8 @@ async def test_a_foreign_call_is_answered_as_one_that_is_not_there_after_the_sam
 # The server stops
 
 
-class WaitsAtCalls(FaultyStore):
-    """Writes the row of a call when a test says so."""
-
-    def __init__(self) -> None:
-        super().__init__(MemoryStore())
-        self.reached = asyncio.Event()
-        self.goes_on = asyncio.Event()
-
-    def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
-        return None if _has_call(steps) else super().commit_now(steps)
-
-    async def commit(self, steps: Sequence[Step]) -> Refusals:
-        if _has_call(steps):
-            self.reached.set()
-            await self.goes_on.wait()
-        return await super().commit(steps)
-
-
-def _has_call(steps: Sequence[Step]) -> bool:
-    return any(isinstance(step, OpenStream) and bool(step.calls) for step in steps)
-
-
 async def test_a_server_that_drains_waits_for_a_call_whose_row_is_being_written(shop: ToolServer) -> None:
-    store = WaitsAtCalls()
+    store = StopsAt(OpenStream)
     async with serve(shop.server, store=store) as site:
         calling = asyncio.create_task(call(site, "count", under="k", n=2))
         await store.reached.wait()
@@ -350,7 +311,7 @@ async def test_a_server_that_drains_waits_for_a_call_whose_row_is_being_written(
 
 async def test_a_call_whose_row_is_being_written_when_the_server_stops_never_runs(shop: ToolServer) -> None:
     """What runs was ended without it. It is refused, and its key is free at the next process."""
-    store = WaitsAtCalls()
+    store = StopsAt(OpenStream)
     async with serve(shop.server, store=store) as site:
         calling = asyncio.create_task(call(site, "count", under="k", n=2))
         await store.reached.wait()

@@ -29,7 +29,7 @@ async def test_a_resume_takes_a_call_over_from_the_open_connection(shop: ToolSer
 
 
 async def test_a_second_standalone_get_takes_over(site: Site, peer: Peer) -> None:
-    """Without a position as well: it goes on where the first one was."""
+    """Without a position as well: it goes on where the first one was. With one, it begins there."""
     old = await peer.get()
     await peer.result("announce", n=2)
     await old.messages(2)
@@ -37,15 +37,9 @@ async def test_a_second_standalone_get_takes_over(site: Site, peer: Peer) -> Non
     assert await old.rest() == []
     await peer.result("announce", n=2, start=3)
     assert notices_of(await new.messages(2)) == [3, 4]
-
-
-async def test_a_standalone_resume_takes_over(peer: Peer) -> None:
-    old = await peer.get()
-    await peer.result("announce", n=3)
-    await old.messages(3)
-    new = await peer.get(old.seen[1].id)
-    assert await old.rest() == []
-    assert notices_of(await new.messages(2)) == [2, 3]
+    resumed = await peer.get(old.seen[1].id)
+    assert await new.rest() == []
+    assert notices_of(await resumed.messages(3)) == [2, 3, 4]
 
 
 async def test_a_chain_of_take_overs_leaves_one_reader(shop: ToolServer, site: Site, peer: Peer) -> None:
@@ -84,12 +78,3 @@ async def test_a_ghost_that_does_not_read_is_taken_over_at_once(shop: ToolServer
         messages = await resumed.rest()
         assert progress_of(messages) == list(range(2, 1501))
         assert text_of(messages[-1]) == "flooded 1500"
-
-
-async def test_a_take_over_of_a_sealed_stream(peer: Peer) -> None:
-    """A finished call is read like a running one."""
-    call = await peer.call("count", n=3, token=1)
-    await call.rest()
-    one, two = await peer.get(call.seen[0].id), await peer.get(call.seen[2].id)
-    assert progress_of(await two.rest()) == [3]
-    await one.rest()

@@ -16,7 +16,7 @@ from perdure.sessions import call_quota, durable_calls, housekeeping
 from perdure.store import MemoryStore
 from perdure.store.interface import Store
 from perdure.store.records import SessionRecord, StreamRecord
-from tests.http.test_bounds import LIMIT, Names, bearer, refused
+from tests.http.test_bounds import LIMIT, Names, refused
 from tests.support.clients.modern_peer import (
     ALL_ASKS,
     REPEATS,
@@ -27,7 +27,7 @@ from tests.support.clients.modern_peer import (
     result_of,
     said,
 )
-from tests.support.clients.raw_http import Answer
+from tests.support.clients.raw_http import Answer, bearer
 from tests.support.servers import gate_file_tools
 from tests.support.servers.asking_tools import server
 from tests.support.servers.gate_file_tools import open_gate

@@ -149,13 +149,6 @@ async def test_workers_are_interpreters_of_their_own_and_one_that_dies_is_starte
     assert Line("WARNING", "worker.ended", sentence) in log_lines(served.output)
 
 
-async def test_connections_spread_over_the_workers(folder: Path) -> None:
-    async with started(folder) as (served, peer):
-        spread = Counter([await pid_of(peer) for _ in range(200)])
-        assert spread.keys() == workers_of(served)
-        assert min(spread.values()) >= 10, spread
-
-
 # Dying
 
 

@@ -18,7 +18,7 @@ from mcp.server.auth.provider import AccessToken, TokenVerifier
 from perdure._core.ids import parse_position
 from perdure.serve.token_file import FileTokens
 from perdure.store import SqliteStore
-from tests.support.clients.raw_http import Answer, SessionPeer, message, progress, text_of
+from tests.support.clients.raw_http import Answer, SessionPeer, bearer, message, progress, text_of
 from tests.support.servers.gated_tools import open_gate
 from tests.support.servers.in_process import until
 from tests.support.servers.raw_served import Live, live, readers
@@ -51,10 +51,6 @@ class Guests(TokenVerifier):
 
     async def verify_token(self, token: str) -> AccessToken | None:
         return self._tokens.get(token)
-
-
-def bearer(token: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {token}"}
 
 
 def as_seen(answer: Answer) -> tuple[int, list[tuple[str, str]], bytes]:

@@ -16,8 +16,8 @@ from perdure._core.states import SessionState
 from perdure.http.credentials import caller_of
 from perdure.store import MemoryStore
 from perdure.testing._values import count_open
-from tests.http.test_bounds import LIMIT, Names, bearer, refused
-from tests.support.clients.raw_http import Answer, Peer, SessionPeer, message
+from tests.http.test_bounds import LIMIT, Names, refused
+from tests.support.clients.raw_http import Answer, Peer, SessionPeer, bearer, message
 from tests.support.processes.cluster import cluster
 from tests.support.servers.gate_file_tools import open_gate
 from tests.support.servers.in_process import until

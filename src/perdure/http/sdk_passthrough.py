@@ -59,17 +59,11 @@ class PassedOn:
             await self.send(message)
 
     def stop(self) -> None:
-        """Stop the SDK's handler, if it has not answered; `finish` answers in its place."""
+        """Stop the SDK's handler, if it has not answered; `SdkPassthrough` answers in its place."""
         was_owing = self.is_owing
         self.advance(ExchangeStep.STOP)
         if self.is_owing and not was_owing and self.task is not None:
             self.task.cancel()
-
-    async def finish(self, receive: Receive) -> None:
-        """Write the response that is owed."""
-        response = EventStream(receive, self.send)
-        response.has_begun = self.state is ExchangeState.LAST
-        await response.answer(last_word(self.body, listens=self.listens), 200)
 
 
 def last_word(body: bytes, *, listens: bool) -> bytes:
@@ -230,4 +224,6 @@ class SdkPassthrough:
             if running.task is not None:
                 running.task.uncancel()
         if running.is_owing:
-            await running.finish(receive)
+            response = EventStream(receive, running.send)
+            response.has_begun = running.state is ExchangeState.LAST
+            await response.answer(last_word(running.body, listens=running.listens), 200)

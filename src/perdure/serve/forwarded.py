@@ -69,20 +69,18 @@ class TrustedProxies:
         return found
 
 
-class ForwardedClients:
-    """Wraps an application, which then sees the clients of trusted proxies."""
+def with_forwarded_clients(app: ASGIApp, trusted: TrustedProxies) -> ASGIApp:
+    """Wrap an application, which then sees the clients of trusted proxies."""
 
-    def __init__(self, app: ASGIApp, trusted: TrustedProxies) -> None:
-        self._app = app
-        self._trusted = trusted
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             peer = scope.get("client")
-            client = self._trusted.client_of(peer[0] if peer else None, scope["headers"])
+            client = trusted.client_of(peer[0] if peer else None, scope["headers"])
             if client is not None:
                 scope = {**scope, "client": (client, 0)}
-        await self._app(scope, receive, send)
+        await app(scope, receive, send)
+
+    return answer
 
 
 def _values(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> list[str]:

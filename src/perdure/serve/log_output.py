@@ -1,14 +1,13 @@
 """Writes the log of a serving process to stderr: its handler, and what it does not show.
 
-Workers share their parent's stderr. A write of a few kilobytes is one piece on any pipe, but a traceback is longer, so
-each record is written under a lock of the file that stderr leads to. The system frees it when a process dies.
+Workers share their parent's stderr. A traceback is longer than what a pipe takes in one piece, so each record is
+written under a lock of the file that stderr leads to. The system frees the lock when a process dies.
 
-Below warning only Perdure and the user's own code are shown. A library (what is installed beside Perdure, and the
-standard library) speaks for itself from warning on; it may say more where the user's code sets its logger's level.
+Below warning only records of Perdure and of the user's own code are shown, and those of a library whose logger's level
+the user's code has set.
 
-The access log is a record for each request when its response has ended: what was asked for, how it was answered, how
-long it took. A record names the path and no query, and of a session only the beginning of its id: neither tokens nor
-what a query carries are in it.
+The access log has a record for each request when its response has ended. A record names the path without its query, and
+only the beginning of a session's id: it holds no secrets.
 """
 
 import contextlib
@@ -144,19 +143,13 @@ def last_line(action: str, sentence: str) -> bytes:
     return f"{(formatter or logging.Formatter('perdure: %(message)s')).format(record)}\n".encode(errors="replace")
 
 
-class AccessLog:
-    """Wraps an application, and writes a record for each of its requests.
+def with_access_log(app: ASGIApp) -> ASGIApp:
+    """Wrap an application, and write a record for each of its requests, whatever level the rest of the log has."""
+    _access_log.setLevel(logging.INFO)
 
-    The records have a level of their own, so that they are written whatever level the rest of the log has.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        _access_log.setLevel(logging.INFO)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return await self._app(scope, receive, send)
+            return await app(scope, receive, send)
         began = time.monotonic()
         session, kind = _header(scope, _SESSION), ""
         status: int | None = None
@@ -174,7 +167,7 @@ class AccessLog:
                 is_complete = not message.get("more_body", False)
 
         try:
-            return await self._app(scope, receive, send_on)
+            return await app(scope, receive, send_on)
         except Exception:
             if status is None:  # the server that runs the application answers in its place, if it can
                 status, is_complete = 500, True
@@ -201,6 +194,8 @@ class AccessLog:
                     **({"session": printable(session, SHORT)[:SHORT]} if session else {}),
                 },
             )
+
+    return answer
 
 
 def _header(message: Scope | Message, name: bytes) -> str:

@@ -26,9 +26,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from perdure.errors import Misuse, NodeBuried, PerdureError, StoreLost, StoreReplaced, TargetFailed
 from perdure.serve.connection import Connection
-from perdure.serve.forwarded import ForwardedClients, TrustedProxies
+from perdure.serve.forwarded import TrustedProxies, with_forwarded_clients
 from perdure.serve.listener import BACKLOG
-from perdure.serve.log_output import AccessLog, last_line
+from perdure.serve.log_output import last_line, with_access_log
 from perdure.serve.target import blame, own_traceback
 from perdure.serve.worker_pool import AT_ONCE, GONE, HANDING_OVER, LEAVE, RELOAD, RELOAD_SECONDS, WorkerChannel
 from perdure.settings import Settings
@@ -84,9 +84,9 @@ def serve(
         ceiling = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         if soft != resource.RLIM_INFINITY and soft < ceiling:
             resource.setrlimit(resource.RLIMIT_NOFILE, (ceiling, hard))
-    answer: ASGIApp = AccessLog(app) if access_log else app
+    answer: ASGIApp = with_access_log(app) if access_log else app
     if proxies:
-        answer = ForwardedClients(answer, proxies)
+        answer = with_forwarded_clients(answer, proxies)
     server = _Server(app, answer, settings, channel, on_ready=on_ready, on_failure=on_failure)
 
     def is_shown(record: logging.LogRecord) -> bool:

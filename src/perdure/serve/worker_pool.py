@@ -1,20 +1,16 @@
 """Runs several worker processes on one listening socket.
 
-The parent does not serve and does not import the target. It holds the socket, starts the workers, starts those again
-that die, tells them when to stop, and replaces all of them one by one at SIGHUP. The first worker starts alone, so that
-what is wrong with the target or the store is found, and shown, once.
+The parent does not serve and does not import the target. It holds the socket, starts workers, starts those again that
+die, and replaces all of them one by one at SIGHUP. The first worker starts alone, so that a fault of the target or of
+the store is shown once.
 
-Where the code is watched (`perdure dev`), a change of it replaces the workers as well. Code that fails is then waited
-for: its next change may mend it. The worker that was replaced keeps its running calls, and gives each connection away
-as soon as it is idle (`connection.py`), so that every later request reaches the new code and none is lost. All workers
-inherit one pair of sockets for that: a worker that was replaced sends idle connections, the others take them.
+In `perdure dev` a change of the code replaces the workers as well; code that fails is waited for until its next change.
+A worker that was replaced keeps its running calls, and sends each connection, once it is idle (`connection.py`),
+through a pair of sockets that all workers inherit. The others take it, so every later request reaches the new code.
 
-Each worker and the parent have a channel, a pair of sockets beside the listening socket. The worker reports on it that
-it is ready, or why it does not start, so that the parent shows one reason once. The parent sends on it how the worker
-is to end. When the channel closes, the worker knows that the parent is gone, however that happened: nothing has to run
-in the parent for it.
-
-The parent uses words and not signals because a terminal or systemd often sends a signal to all processes: a worker
+Each worker has a channel to the parent. The worker reports on it that it is ready, or why it does not start; the parent
+sends on it how the worker is to end. A channel that closes tells the worker that the parent is gone, however it ended.
+The parent sends words and not signals, because a terminal or systemd often sends a signal to all processes: a worker
 would learn of one stop twice, and the second time means *at once*.
 """
 

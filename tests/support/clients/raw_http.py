@@ -330,6 +330,10 @@ class SessionPeer(Peer):
         return await self.ask("DELETE")
 
 
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
 def message(method: str, params: object = None, *, id: int | str | None = None) -> bytes:  # noqa: A002
     """A JSON-RPC request, or without an id a notification."""
     fields: dict[str, object] = {"jsonrpc": "2.0", "method": method}

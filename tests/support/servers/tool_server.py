@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 import mcp_types as types
 from mcp.server.auth.middleware.auth_context import get_access_token
+from mcp.server.auth.provider import AccessToken, TokenVerifier
 from mcp.server.context import ServerRequestContext
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.tools import Tool
@@ -26,6 +27,15 @@ from pydantic import BaseModel
 
 #: Set by middleware of a test; tools read it to show that contexts travel.
 trace: contextvars.ContextVar[str] = contextvars.ContextVar("trace", default="")
+
+
+class Guests(TokenVerifier):
+    """Knows ann and bob, each by any number of tokens: `ann-1`, `ann-2`."""
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        person = token.partition("-")[0]
+        known = person in ("ann", "bob")
+        return AccessToken(token=token, client_id="app", subject=person, scopes=[]) if known else None
 
 
 class Fatal(BaseException):
