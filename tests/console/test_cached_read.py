@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from perdure.console.store_view import CachedRead
+from perdure.console.sessions import CachedRead
 from perdure.errors import StoreUnavailable
 
 pytestmark = pytest.mark.anyio

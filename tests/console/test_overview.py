@@ -10,8 +10,7 @@ import pytest
 from perdure._core.histograms import CALL_BUCKETS
 from perdure._core.ids import NodeId
 from perdure.console.overview import GONE_SECONDS, MAX_GONE, NODES_PAUSE, WINDOW, NodeState, NodeWatch, Totals, quantile
-from perdure.console.sessions import SessionList
-from perdure.console.store_view import StoreView
+from perdure.console.sessions import SessionList, StoreView
 from perdure.store import SqliteStore
 from perdure.store.records import NodeRecord
 from perdure.telemetry.prometheus import Snapshot
@@ -74,7 +73,7 @@ async def test_nodes_that_are_gone_are_shown_for_a_while_and_the_last_ones_of_ma
     async with SqliteStore(str(path)) as store:
         view = StoreView(f"sqlite:{path}")
         sessions = SessionList(view)
-        watch = NodeWatch(view, sessions, clock=lambda: 1.0, monotonic=lambda: now)
+        watch = NodeWatch(view, sessions, monotonic=lambda: now)
 
         async def shown() -> list[tuple[str, str]]:
             nonlocal now

@@ -20,8 +20,7 @@ from perdure._core.principals import token_principal
 from perdure._core.states import CallState, SessionState
 from perdure.console.auth import MIN_TOKEN
 from perdure.console.http import MAX_VIEWS
-from perdure.console.sessions import MAX_SHOWN
-from perdure.console.store_view import StoreView
+from perdure.console.sessions import MAX_SHOWN, StoreView
 from perdure.store import SqliteStore, notes
 from perdure.store.records import AskRecord, CallRecord, Event, SessionRecord, StreamRecord
 from perdure.store.steps import Append, CallEnd, OpenAsk, OpenStream, PutSession, Step, Trim

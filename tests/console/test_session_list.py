@@ -11,8 +11,7 @@ import pytest
 
 from perdure._core.ids import Kind, RecordKind, StreamId
 from perdure._core.states import SessionState
-from perdure.console.sessions import MAX_LISTED, ListQuery, SessionList, newest
-from perdure.console.store_view import StoreView
+from perdure.console.sessions import MAX_LISTED, ListQuery, SessionList, StoreView, newest
 from perdure.store import SqliteStore
 from perdure.store.records import CallRecord, SessionRecord, StreamRecord
 from perdure.store.steps import OpenStream, PutSession
@@ -31,7 +30,7 @@ def a_record(number: int) -> SessionRecord:
         state=SessionState.DORMANT if number % 2 else SessionState.ACTIVE,
         active=NOON + number,
     )
-    return replace(record, kind=RecordKind.CALL, standalone=StreamId("")) if number % 10 == 0 else record
+    return replace(record, kind=RecordKind.CALL, is_task=True, standalone=StreamId("")) if number % 10 == 0 else record
 
 
 async def test_pages_give_each_session_once_the_last_active_one_first_and_filters_are_kept(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ async def test_a_plain_call_outlives_the_server(folder: Path) -> None:
             log = str(folder / tool)
             calls[tool] = begin_call(bridge, tool, token=tool, n=3, gate=office.gate, pauses=[2], log=log)
             await saw_progress(bridge, tool, 2)
-        tasks = "SELECT count(*) FROM session WHERE initialized"
+        tasks = "SELECT count(*) FROM session WHERE is_task"
         await until(lambda: office.servers.rows(tasks) == [(2,)])
         await office.servers.kill()
         open_gate(f"{office.gate}.2")
@@ -173,7 +173,7 @@ async def test_a_call_that_the_host_cancels_before_it_leaves(folder: Path) -> No
         bridge = await office.host.start()
         call = begin_call(bridge, "pay", token="t", n=3, gate=office.gate, pauses=[1])
         await saw_progress(bridge, "t", 1)
-        await until(lambda: office.servers.rows("SELECT count(*) FROM session WHERE initialized") == [(1,)])
+        await until(lambda: office.servers.rows("SELECT count(*) FROM session WHERE is_task") == [(1,)])
         await until(lambda: '"task": ""' not in _ledger(office.host))
         bridge.notify("notifications/cancelled", **params({"requestId": call}))
         assert await bridge.end() == 0

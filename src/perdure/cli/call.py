@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -47,8 +47,6 @@ _READY = re.compile(rb"perdure: serving on (http://\S+)")
 #: No time to drain: the log is in memory, and the one call was answered.
 _SERVE = ("--store", "memory:", "--host", "127.0.0.1", "--port", "0", "--workers", "1", "--drain-timeout", "0")
 _MODES = ("auto", "legacy", "2026-07-28")
-#: The levels of MCP, the least severe first.
-_SERVER_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,10 +140,7 @@ def list_command(as_json: bool, **given: Any) -> int:
 
         async with _connected(connection, terminal) as client:
             offers = await read_offers(client)
-        if as_json:
-            click.echo(one_line(offers))
-        else:
-            click.echo("\n".join(listing_lines(offers)))
+        click.echo(one_line(offers) if as_json else "\n".join(listing_lines(offers)))
         return 0
 
     return _run(work(), connection, terminal, as_json=as_json)
@@ -204,10 +199,10 @@ async def _connected(connection: ServerOptions, terminal: Terminal) -> AsyncIter
     from perdure.cli.terminal import ElicitationForm
     from perdure.remote.endpoint import checked_client, token_provider
 
-    least = _SERVER_LEVELS.index(connection.log_level)
+    levels = get_args(types.LoggingLevel)  # the least severe first
 
     async def on_log(params: types.LoggingMessageNotificationParams) -> None:
-        if _SERVER_LEVELS.index(params.level) >= least:
+        if levels.index(params.level) >= levels.index(connection.log_level):
             text = params.data if isinstance(params.data, str) else json.dumps(params.data, ensure_ascii=False)
             terminal.line(f"{params.logger or 'server'}: {params.level}: {' '.join(text.split())}")
 
@@ -248,12 +243,13 @@ async def _address(connection: ServerOptions) -> AsyncIterator[str]:
             if not line:
                 raise click.exceptions.Exit(process.wait() or REFUSED)
             sys.stderr.buffer.write(line)  # what the code prints when it is imported
-        Thread(target=_pass_on, args=(process.stdout.fileno(),), daemon=True).start()
+        output = process.stdout.fileno()
+
+        def pass_on() -> None:
+            """Write to stderr what a tool prints: it must not be taken for the result, nor fill the pipe."""
+            with contextlib.suppress(OSError):
+                while data := os.read(output, 65_536):
+                    os.write(sys.stderr.fileno(), data)
+
+        Thread(target=pass_on, daemon=True).start()
         yield found[1].decode()
-
-
-def _pass_on(output: int) -> None:
-    """Write to stderr what a tool prints: it must not be taken for the result, nor fill the pipe."""
-    with contextlib.suppress(OSError):
-        while data := os.read(output, 65_536):
-            os.write(sys.stderr.fileno(), data)

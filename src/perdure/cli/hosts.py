@@ -109,8 +109,25 @@ def _say(sentence: str, **where: Any) -> None:
     click.echo(f"perdure: {sentence}", **where)
 
 
+@click.command(
+    params=[
+        _HOST,
+        click.Argument(["url"], metavar="URL"),
+        *_WHERE,
+        click.Option(["--print"], is_flag=True, help="show the configuration instead of writing it"),
+        click.Option(["--force"], is_flag=True, help="replace another server of this name"),
+        *BRIDGE_OPTIONS,
+    ],
+    short_help="Add an MCP server to a desktop host.",
+    help=(
+        "Write into HOST's configuration that it starts perdure stdio for the MCP server at URL. HOST is one of"
+        f" {_HOST_LIST}. Everything else in the file stays as it is, and a backup is put beside it. mcp-json prints"
+        " the configuration that most hosts read, unless --file or --scope project says where to write it. The"
+        " options from --token-env on are those of perdure stdio, and are written into the configuration."
+    ),
+)
 @click.pass_context
-def _install(ctx: click.Context, /, host: str, url: str, **given: Any) -> None:
+def install(ctx: click.Context, /, host: str, url: str, **given: Any) -> None:
     known, name = HOSTS[host], given["name"]
     _check(known, url, name, given)
     words = [*_program(), "stdio", url, *_bridge_arguments(ctx)]
@@ -142,7 +159,20 @@ def _install(ctx: click.Context, /, host: str, url: str, **given: Any) -> None:
         _say(f"next: {known.then}")
 
 
-def _uninstall(host: str, **given: Any) -> None:
+@click.command(
+    params=[
+        _HOST,
+        *_WHERE,
+        click.Option(["--print"], is_flag=True, help="show what would be taken out"),
+        click.Option(["--force"], is_flag=True, help="take out a server that does not run perdure stdio as well"),
+    ],
+    short_help="Take an MCP server out of a desktop host.",
+    help=(
+        "Take what perdure install has written out of HOST's configuration. The rest of the file stays as it is. HOST"
+        f" is one of {_HOST_LIST}."
+    ),
+)
+def uninstall(host: str, **given: Any) -> None:
     known, name = HOSTS[host], given["name"]
     path = _where(known, given["scope"], given["file"])
     if path is None:
@@ -164,40 +194,3 @@ def _uninstall(host: str, **given: Any) -> None:
         _say(f"the file as it was: {backup}")
     if known.then:
         _say(f"next: {known.then}")
-
-
-install = click.Command(
-    "install",
-    callback=_install,
-    params=[
-        _HOST,
-        click.Argument(["url"], metavar="URL"),
-        *_WHERE,
-        click.Option(["--print"], is_flag=True, help="show the configuration instead of writing it"),
-        click.Option(["--force"], is_flag=True, help="replace another server of this name"),
-        *BRIDGE_OPTIONS,
-    ],
-    short_help="Add an MCP server to a desktop host.",
-    help=(
-        "Write into HOST's configuration that it starts perdure stdio for the MCP server at URL. HOST is one of"
-        f" {_HOST_LIST}. Everything else in the file stays as it is, and a backup is put beside it. mcp-json prints"
-        " the configuration that most hosts read, unless --file or --scope project says where to write it. The"
-        " options from --token-env on are those of perdure stdio, and are written into the configuration."
-    ),
-)
-
-uninstall = click.Command(
-    "uninstall",
-    callback=_uninstall,
-    params=[
-        _HOST,
-        *_WHERE,
-        click.Option(["--print"], is_flag=True, help="show what would be taken out"),
-        click.Option(["--force"], is_flag=True, help="take out a server that does not run perdure stdio as well"),
-    ],
-    short_help="Take an MCP server out of a desktop host.",
-    help=(
-        "Take what perdure install has written out of HOST's configuration. The rest of the file stays as it is. HOST"
-        f" is one of {_HOST_LIST}."
-    ),
-)

@@ -127,8 +127,13 @@ def run_serve(
             channel.send_failed(str(error), Fault.STORE if isinstance(error, StoreUnavailable) else fault)
             return REFUSED
     several = "perdure dev" if watch else f"--workers {given['workers']}" if given["workers"] > 1 else None
-    if several:
-        _check_shared(several, store)
+    if several and store.startswith("memory:"):
+        raise Misuse(
+            f"{several} needs a store that processes share, and {store} is not one; use sqlite:PATH;"
+            f" {see('errors', 'several-processes-need-a-shared-store')}"
+        )
+    if several and not HAS_FLOCK:
+        raise Misuse(f"{several} cannot work here: {NO_FLOCK}; serve with one process")
     with _listening(given, is_open=auth is None) as listener:
 
         def on_ready() -> None:
@@ -150,17 +155,6 @@ def run_serve(
             on_ready=on_ready,
             watch=watch,
         )
-
-
-def _check_shared(several: str, store: str) -> None:
-    """Raise `Misuse` where several processes cannot serve. `several`: what asks for them."""
-    if store.startswith("memory:"):
-        raise Misuse(
-            f"{several} needs a store that processes share, and {store} is not one; use sqlite:PATH;"
-            f" {see('errors', 'several-processes-need-a-shared-store')}"
-        )
-    if not HAS_FLOCK:
-        raise Misuse(f"{several} cannot work here: {NO_FLOCK}; serve with one process")
 
 
 def _listening(given: Mapping[str, Any], *, is_open: bool) -> AbstractContextManager[socket.socket]:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,32 +69,7 @@ def check_token_options(given: Mapping[str, Any]) -> None:
         raise click.UsageError("--token-env and --token-file cannot be given together")
 
 
-def _stdio(no_resume: bool, instance: str | None, explain: bool, **given: Any) -> int:
-    """`instance` works by being an argument: those are a part of the target."""
-    check_token_options(given)
-    from perdure.stdio import program
-
-    run = program.explain if explain else program.run
-    options = program.Options(resume=not no_resume, **given)
-    return run(options, arguments=identifying(sys.argv[1:]), environ=os.environ)
-
-
-def identifying(words: Sequence[str]) -> list[str]:
-    """Return the arguments that make a bridge another one: all but those that change nothing about the session."""
-    kept, rest = [], iter(words)
-    for word in rest:
-        name, equals, _ = word.partition("=")
-        if name in _BESIDE:
-            if not equals:
-                next(rest, None)
-        elif word != "--explain":
-            kept.append(word)
-    return kept
-
-
-stdio = click.Command(
-    "stdio",
-    callback=_stdio,
+@click.command(
     params=[
         click.Argument(["url"], metavar="URL"),
         *BRIDGE_OPTIONS,
@@ -107,3 +82,19 @@ stdio = click.Command(
     help=_ABOUT,
     short_help="Connect a desktop host to an MCP server.",
 )
+def stdio(no_resume: bool, instance: str | None, explain: bool, **given: Any) -> int:
+    """`instance` works by being an argument: those are a part of the target."""
+    check_token_options(given)
+    from perdure.stdio import program
+
+    # The arguments that make a bridge another one: all but those that change nothing about the session.
+    arguments, rest = [], iter(sys.argv[1:])
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if name in _BESIDE:
+            if not equals:
+                next(rest, None)
+        elif word != "--explain":
+            arguments.append(word)
+    run = program.explain if explain else program.run
+    return run(program.Options(resume=not no_resume, **given), arguments=arguments, environ=os.environ)

@@ -130,23 +130,20 @@ class ElicitationForm:
                     self._terminal.line(f"The server wants you to open this address: {params.url}")
                     await self._confirm("Have you opened it?")
                     return types.ElicitResult(action="accept")
-                return types.ElicitResult(action="accept", content=await self._fill(params.requested_schema))
+                schema = params.requested_schema
+                fields = declared if isinstance(declared := schema.get("properties"), Mapping) else {}
+                if not fields:
+                    await self._confirm("Accept?")
+                found = {
+                    name: await self._ask_field(name, field, is_required=name in (schema.get("required") or ()))
+                    for name, field in fields.items()
+                    if isinstance(field, Mapping)
+                }
+                content = {name: value for name, value in found.items() if value is not None}
+                return types.ElicitResult(action="accept", content=content)
             except Declined:
                 self._terminal.line("declined")
                 return types.ElicitResult(action="decline")
-
-    async def _fill(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        fields = schema.get("properties")
-        if not isinstance(fields, Mapping) or not fields:
-            await self._confirm("Accept?")
-            return {}
-        required = schema.get("required") or ()
-        found = {
-            name: await self._ask_field(name, field, is_required=name in required)
-            for name, field in fields.items()
-            if isinstance(field, Mapping)
-        }
-        return {name: value for name, value in found.items() if value is not None}
 
     async def _confirm(self, question: str) -> None:
         """Raises `Declined` if the user says no."""

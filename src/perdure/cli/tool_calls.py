@@ -72,24 +72,12 @@ async def call_tool(
     lines = list(_blocks(result.content))
     if not lines and result.structured_content is not None:
         lines = [json.dumps(result.structured_content, ensure_ascii=False, indent=2)]
-    if as_json:
-        click.echo(one_line(plain(result)))
-    elif output is not None and not result.is_error:
-        _save(output, result.content, lines)
-    else:
-        _print(lines, is_error=bool(result.is_error))
-    return FAILED if result.is_error else 0
+    return _show(result, result.content, lines, as_json=as_json, output=output, is_error=bool(result.is_error))
 
 
 async def read_resource(client: Client, uri: str, *, as_json: bool, output: Path | None) -> int:
     result = await client.read_resource(uri)
-    if as_json:
-        click.echo(one_line(plain(result)))
-    elif output is not None:
-        _save(output, result.contents, list(_blocks(result.contents)))
-    else:
-        _print(list(_blocks(result.contents)))
-    return 0
+    return _show(result, result.contents, list(_blocks(result.contents)), as_json=as_json, output=output)
 
 
 async def get_prompt(
@@ -105,24 +93,35 @@ async def get_prompt(
         "required": [one["name"] for one in listed if one.get("required")],
     }
     result = await client.get_prompt(name, tool_arguments(printable(name, MAX_SHOWN), schema, words, given))
+    texts = [f"{message.role}: {text}" for message in result.messages for text in _blocks([message.content])]
+    return _show(result, (), texts, as_json=as_json)
+
+
+def _show(
+    result: BaseModel,
+    found: Sequence[Block],
+    texts: Sequence[str],
+    *,
+    as_json: bool,
+    output: Path | None = None,
+    is_error: bool = False,
+) -> int:
+    """Print a result, that of an error on stderr, and return the exit status. On a terminal, what is not printable is
+    replaced.
+
+    With `output`, the image, sound or file of a result is written there; further ones get a number. A result without
+    any is text.
+    """
+    status = FAILED if is_error else 0
     if as_json:
         click.echo(one_line(plain(result)))
-    else:
-        _print([f"{message.role}: {text}" for message in result.messages for text in _blocks([message.content])])
-    return 0
-
-
-def _print(texts: Sequence[str], *, is_error: bool = False) -> None:
-    """Print texts, those of an error on stderr. On a terminal, what is not printable is replaced."""
-    stream = sys.stderr if is_error else sys.stdout
-    for text in texts:
-        if stream.isatty():
-            text = "\n".join(printable(line.replace("\t", "    ")) for line in text.splitlines())
-        click.echo(text, err=is_error)
-
-
-def _save(output: Path, found: Sequence[Block], texts: Sequence[str]) -> None:
-    """Write the image, sound or file of a result; further ones get a number. A result without any is text."""
+        return status
+    if output is None or is_error:
+        for text in texts:
+            if (sys.stderr if is_error else sys.stdout).isatty():
+                text = "\n".join(printable(line.replace("\t", "    ")) for line in text.splitlines())
+            click.echo(text, err=is_error)
+        return status
     data = [data for one in found if (data := _bytes(one)) is not None] or [
         "".join(f"{text}\n" for text in texts).encode()
     ]
@@ -133,6 +132,7 @@ def _save(output: Path, found: Sequence[Block], texts: Sequence[str]) -> None:
         except OSError as error:
             raise Misuse(f"--output: {path} cannot be written: {error.strerror}") from None
         click.echo(f"perdure: {path}: {format_size(len(one))}", err=True)
+    return status
 
 
 def _bytes(block: Block) -> bytes | None:

@@ -26,7 +26,7 @@ from perdure._core.jsonrpc import JsonObject
 from perdure._core.text import printable
 from perdure.admin.queries import NoSuchSession, end_session, find
 from perdure.console.auth import AuthMiddleware, Ticket
-from perdure.console.http import LiveResponse, OpenViews, encode_json, number_of, refuse, refuse_unknown
+from perdure.console.http import MAX_VIEWS, LiveResponse, encode_json, number_of, refuse, refuse_unknown
 from perdure.console.overview import Health, NodeWatch, Ticker
 from perdure.console.sessions import (
     DEFAULT_EVENTS,
@@ -36,8 +36,9 @@ from perdure.console.sessions import (
     NotFound,
     SessionList,
     SessionView,
+    StoreView,
+    session_object,
 )
-from perdure.console.store_view import StoreView
 from perdure.errors import Misuse, PerdureError, StoreError
 
 PAGE = Path(__file__).parent / "page"
@@ -69,7 +70,7 @@ class Console:
         self.health = Health(self.view, self.list, self.nodes, allow_end=allow_end)
         self.sessions = SessionView(self.view)
         self.ticker = Ticker(self.list, self.nodes)
-        self.views = OpenViews()
+        self.views = asyncio.Semaphore(MAX_VIEWS)
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: object) -> AsyncIterator[None]:
@@ -87,7 +88,7 @@ class Console:
         return await self.list.page(ListQuery.parse(dict(request.query_params)))
 
     async def show(self, request: Request) -> JsonObject:
-        return await self.sessions.object(await self._id(request))
+        return await session_object(await self.view.current(), await self._id(request))
 
     async def list_events(self, request: Request) -> JsonObject:
         query = dict(request.query_params)

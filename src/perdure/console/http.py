@@ -124,31 +124,21 @@ def encode_json(value: JsonObject) -> str:
         return json.dumps(without_secrets(value), separators=(",", ":"), allow_nan=False)
 
 
-class OpenViews:
-    """Counts the live views."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
 class LiveResponse(StreamingResponse):
     """Sends the objects of an iterator as server-sent events; `None` means that there is nothing new. A client that
     reads nothing holds the iterator up, and nothing else: no queue is kept for it."""
 
-    def __init__(self, begin: Callable[[], AsyncGenerator[JsonObject | None]], views: OpenViews) -> None:
-        """`begin` returns the iterator; it is called again when the store is back."""
+    def __init__(self, begin: Callable[[], AsyncGenerator[JsonObject | None]], views: asyncio.Semaphore) -> None:
+        """`begin` returns the iterator; it is called again when the store is back. `views` counts the live views."""
         super().__init__(_event_lines(begin), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
         self._views = views
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._views.count >= MAX_VIEWS:
+        if self._views.locked():
             await refuse(scope, 429, TOO_MANY)(scope, receive, send)
             return
-        self._views.count += 1
-        try:
+        async with self._views:
             await super().__call__(scope, receive, send)
-        finally:
-            self._views.count -= 1
 
 
 async def _event_lines(begin: Callable[[], AsyncGenerator[JsonObject | None]]) -> AsyncGenerator[str]:

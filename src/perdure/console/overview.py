@@ -11,8 +11,7 @@ from importlib.metadata import version
 
 from perdure._core.ids import NodeId
 from perdure._core.jsonrpc import JsonObject
-from perdure.console.sessions import SessionList
-from perdure.console.store_view import CachedRead, StoreView
+from perdure.console.sessions import CachedRead, SessionList, StoreView
 from perdure.store.records import Extent, NodeRecord
 from perdure.telemetry.counters import BUCKETS, CALL_BUCKETS
 from perdure.telemetry.prometheus import Snapshot, has_left, read_facts
@@ -63,27 +62,18 @@ class NodeWatch:
     """Reads the nodes while a page is open, and keeps those that are gone for a while."""
 
     def __init__(
-        self,
-        view: StoreView,
-        sessions: SessionList,
-        *,
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
+        self, view: StoreView, sessions: SessionList, *, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self._view = view
         self._sessions = sessions
-        self._clock = clock
         self._monotonic = monotonic
-        self._cached = CachedRead(self._read, pause=NODES_PAUSE, rest=NODES_REST, monotonic=monotonic)
+        self.nodes = CachedRead(self._read, pause=NODES_PAUSE, rest=NODES_REST, monotonic=monotonic).get
         self._before: dict[NodeId, NodeState] = {}
         self._gone: dict[NodeId, tuple[NodeState, float, float]] = {}
         """The nodes that are no longer in the store: their last state, and when that was found, by both clocks."""
 
-    async def nodes(self) -> Sequence[NodeState]:
-        """Return the nodes that have joined and are not buried."""
-        return await self._cached.get()
-
     async def _read(self) -> Sequence[NodeState]:
+        """Return the nodes that have joined and are not buried."""
         store = await self._view.current()
         living = set(await self._view.upkeep.living())
         found = {
@@ -93,7 +83,7 @@ class NodeWatch:
             for record in await store.nodes()
         }
         now = self._monotonic()
-        self._gone |= {node: (state, self._clock(), now) for node, state in self._before.items() if node not in found}
+        self._gone |= {node: (state, time.time(), now) for node, state in self._before.items() if node not in found}
         recent = [gone for gone in self._gone.items() if now - gone[1][2] < GONE_SECONDS and gone[0] not in found]
         self._gone = dict(recent[-MAX_GONE:])
         self._before = found
@@ -152,7 +142,7 @@ class Health:
         self._sessions = sessions
         self._nodes = nodes
         self._allow_end = allow_end
-        self._cached = CachedRead(self._read, pause=HEALTH_PAUSE, rest=HEALTH_REST, monotonic=time.monotonic)
+        self._cached = CachedRead(self._read, pause=HEALTH_PAUSE, rest=HEALTH_REST)
 
     async def _read(self) -> tuple[Extent, list[str]]:
         store = await self._view.current()
@@ -191,11 +181,18 @@ class Totals:
         """The time of a beat, the name of a histogram, and what the beat has added to it."""
 
     def add(self, nodes: Sequence[NodeState], *, now: float) -> None:
-        numbers = {node.record.id: (_counts(node), _histograms(node)) for node in nodes}
+        numbers = {}
+        for node in nodes:
+            counters, seconds = node.numbers.counters, node.numbers.seconds
+            summed = {name: sum(counters.get(part, 0) for part in parts) for name, parts in COUNTED.items()}
+            timed = {name: seconds.get(name, ((), 0.0))[0] for name in TIMED}
+            # A node of another release may have other bounds.
+            fitting = {name: within for name, within in timed.items() if len(within) == len(TIMED[name]) + 1}
+            numbers[node.record.id] = summed, fitting
         # Counts from before the first read are left out; a node that comes later has begun at 0.
         last = numbers if self._last is None else self._last
-        for node, (counts, histograms) in numbers.items():
-            counts_before, histograms_before = last.get(node, ({}, {}))
+        for id_, (counts, histograms) in numbers.items():
+            counts_before, histograms_before = last.get(id_, ({}, {}))
             for name, count in counts.items():
                 self.counts[name] += max(0, count - counts_before.get(name, 0))
             for name, within in histograms.items():
@@ -226,17 +223,6 @@ def quantile(counts: Sequence[int], bounds: Sequence[float], share: float) -> fl
     low = bounds[place - 1] if place else 0.0
     before = within[place - 1] if place else 0
     return low + (bounds[place] - low) * (wanted - before) / counts[place]
-
-
-def _counts(node: NodeState) -> dict[str, int]:
-    counters = node.numbers.counters
-    return {name: sum(counters.get(part, 0) for part in parts) for name, parts in COUNTED.items()}
-
-
-def _histograms(node: NodeState) -> dict[str, Sequence[int]]:
-    """A node of another release may have other bounds."""
-    counts = {name: node.numbers.seconds.get(name, ((), 0.0))[0] for name in TIMED}
-    return {name: within for name, within in counts.items() if len(within) == len(TIMED[name]) + 1}
 
 
 class Ticker:

@@ -10,8 +10,9 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from perdure._core.ids import RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import JsonObject
@@ -29,11 +30,15 @@ from perdure.admin.queries import (
     trimmed,
 )
 from perdure.console.http import HIDDEN, SECRETS, choice_of, moment_of, number_of, refuse_unknown, without_secrets
-from perdure.console.store_view import CachedRead, StoreView
-from perdure.errors import Misuse, StoreUnavailable
-from perdure.store import Inspect, Store
+from perdure.errors import Misuse, StoreError, StoreUnavailable
+from perdure.store import Inspect, Store, existing_store, maintenance_of
 from perdure.store.interface import stream_by_id
 from perdure.store.records import OpenCall, Outline, StreamRecord
+
+T = TypeVar("T")
+
+PATIENCE = 5.0
+"""Seconds that one read may take: a person waits for it, and no client."""
 
 MAX_LISTED = 1_000
 """Records in the list: more than a person reads. Older records are found by the beginning of their ids."""
@@ -84,6 +89,84 @@ STATE = 1.0
 
 _MOVING = frozenset({"active", "last", "delivered", "events", "answers", "seq", "progress"})
 """Members that change with each event, which is shown by itself."""
+
+
+# --- The store ------------------------------------------------------------------------------------------------------
+
+
+class StoreView:
+    """Opens the store at an address. No server waits for a lock of it, because it is opened without write access."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._store: Inspect | None = None
+        self._turn = asyncio.Lock()
+        self.upkeep = maintenance_of(address)
+
+    async def current(self) -> Inspect:
+        """Return the store, open. Raises `StoreError` if it does not exist or cannot be read.
+
+        A SQLite file that was deleted or replaced is closed, and the file in its place is opened."""
+        async with self._turn:
+            if self._store is not None:
+                try:
+                    self._store.stamp()
+                except StoreError:
+                    await self._close()
+            if self._store is None:
+                store = existing_store(self._address, writes=False, busy_timeout=PATIENCE)
+                await store.open()
+                self._store = store
+            return self._store
+
+    def writing(self) -> Inspect:
+        """Return the same store with write access, not opened yet, for ending a session."""
+        return existing_store(self._address, writes=True, busy_timeout=PATIENCE)
+
+    async def aclose(self) -> None:
+        async with self._turn:
+            await self._close()
+
+    async def _close(self) -> None:
+        if self._store is not None:
+            store, self._store = self._store, None
+            with contextlib.suppress(StoreError):
+                await store.aclose()
+
+
+class CachedRead(Generic[T]):
+    """Caches a value that is read again when a caller wants it and it is due; nothing is read while no page is open.
+
+    `pause`: seconds between the end of a read and the next one, at least. `rest`: as many times the last read's own
+    time, at least, so that reading takes a bounded share of the time. A failure is raised to the caller whose read it
+    was; the next caller reads again.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Awaitable[T]],
+        *,
+        pause: float,
+        rest: float,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read = read
+        self._pause = pause
+        self._rest = rest
+        self._monotonic = monotonic
+        self._turn = asyncio.Lock()
+        self._value: T | None = None
+        self._due = -math.inf
+
+    async def get(self) -> T:
+        async with self._turn:
+            began = self._monotonic()
+            if self._value is None or began >= self._due:
+                self._value = None
+                self._value = await self._read()
+                now = self._monotonic()
+                self._due = now + max(self._pause, self._rest * (now - began))
+            return self._value
 
 
 # --- The list -------------------------------------------------------------------------------------------------------
@@ -146,17 +229,14 @@ class ListSnapshot:
 class SessionList:
     """Keeps the list, and returns pages of it."""
 
-    def __init__(self, view: StoreView, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, view: StoreView) -> None:
         self._view = view
-        self._cached = CachedRead(self._read, pause=LIST_PAUSE, rest=LIST_REST, monotonic=monotonic)
+        self.snapshot = CachedRead(self._read, pause=LIST_PAUSE, rest=LIST_REST).get
         self._stamp: object = None
         self._last: ListSnapshot | None = None
         self._tools: dict[StreamId, frozenset[str]] = {}
         self.version = 0
         """Rises with each read that has found a change."""
-
-    async def snapshot(self) -> ListSnapshot:
-        return await self._cached.get()
 
     async def page(self, query: ListQuery) -> JsonObject:
         """Return the entries of a page, how many entries there are in all, and where the next page begins."""
@@ -224,12 +304,8 @@ class NotFound(Misuse):
 class SessionView:
     """Reads sessions for the page."""
 
-    def __init__(self, view: StoreView, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, view: StoreView) -> None:
         self._view = view
-        self._monotonic = monotonic
-
-    async def object(self, session: SessionId) -> JsonObject:
-        return await session_object(await self._view.current(), session)
 
     async def events(self, session: SessionId, stream: StreamId, *, after: int, limit: int) -> JsonObject:
         """Return a page of a stream's retained events after a number, and where the next page begins."""
@@ -272,9 +348,9 @@ class SessionView:
         await tail.skip(but_events=last, but_streams=MAX_STREAMS)
         stamp: object = None
         sent: object = None
-        due = self._monotonic()
+        due = time.monotonic()
         while True:
-            began = self._monotonic()
+            began = time.monotonic()
             if await self._view.current() is not store:
                 raise StoreUnavailable("the store is another one than before")
             if began >= due:
@@ -283,7 +359,7 @@ class SessionView:
                     if (facts := without_moving(now)) != sent:
                         sent = facts
                         yield {"what": "state", "session": now}
-                due = began + max(STATE, REST * (self._monotonic() - began))
+                due = began + max(STATE, REST * (time.monotonic() - began))
             before, stamp = stamp, store.stamp()
             if stamp != before:
                 async for item in tail.read():
@@ -291,7 +367,7 @@ class SessionView:
                     if item["what"] == "ended":
                         return
             yield None
-            await asyncio.sleep(max(POLL, REST * (self._monotonic() - began)))
+            await asyncio.sleep(max(POLL, REST * (time.monotonic() - began)))
 
 
 async def session_object(store: Inspect, session: SessionId) -> JsonObject:
@@ -325,12 +401,11 @@ def newest(streams: list[JsonObject], *, most: int = MAX_STREAMS) -> list[JsonOb
 
 def without_moving(session: JsonObject) -> object:
     """Return the parts of a session that are worth a new picture: its state, calls, attempts, streams and readers."""
-    parts = {name: [_still(one) for one in session[name]] for name in ("calls", "streams", "asks")}
-    return _still(session) | parts
 
+    def still(one: JsonObject) -> JsonObject:
+        return {name: value for name, value in one.items() if name not in _MOVING}
 
-def _still(one: JsonObject) -> JsonObject:
-    return {name: value for name, value in one.items() if name not in _MOVING}
+    return still(session) | {name: [still(one) for one in session[name]] for name in ("calls", "streams", "asks")}
 
 
 def shown_event(item: JsonObject, *, whole: bool = False) -> JsonObject:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +53,17 @@ class ConfigFile:
         try:
             data = text.encode()
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self._alone():
+            with contextlib.ExitStack() as stack:
+                # Other processes of `perdure install` change no file in this directory meanwhile. The lock is the
+                # directory's, because the file is replaced.
+                is_free = True
+                with contextlib.suppress(OSError):  # a file system without locks, or a directory that may not be read
+                    if HAS_FLOCK:
+                        directory = os.open(self.path.parent, os.O_RDONLY)
+                        stack.callback(os.close, directory)
+                        is_free = flock(directory)
+                if not is_free or ConfigFile.read(self.path) != self:
+                    raise Misuse(f"{self.path} was changed by another program in this moment: run the command again")
                 backup = None
                 if self.text is not None:
                     backup = self.path.with_name(self.path.name + BACKUP)
@@ -65,22 +74,6 @@ class ConfigFile:
             raise Misuse("the options hold bytes that are not UTF-8, which the file cannot hold") from error
         except OSError as error:
             raise Misuse(f"{error.filename or self.path} cannot be written: {error.strerror}") from error
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other processes of `perdure install` from changing files in this directory, and check that none has. The
-        lock is the directory's, because the file is replaced."""
-        changed = Misuse(f"{self.path} was changed by another program in this moment: run the command again")
-        with contextlib.ExitStack() as stack:
-            is_free = True
-            with contextlib.suppress(OSError):  # a file system without locks, or a directory that may not be read
-                if HAS_FLOCK:
-                    directory = os.open(self.path.parent, os.O_RDONLY)
-                    stack.callback(os.close, directory)
-                    is_free = flock(directory)
-            if not is_free or ConfigFile.read(self.path) != self:
-                raise changed
-            yield
 
     def _write(self, path: Path, data: bytes) -> None:
         """Replace a file, whole or not at all, by one with the mode and owner that the configuration has."""

@@ -6,7 +6,7 @@ each character. What is left is JSON with every value in its old place, which Py
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,20 +101,16 @@ class Document:
     def _object(self, at: int, subject: str) -> Object:
         if self._plain[at] != "{":
             raise BadDocument(f"{subject} something other than an object")
-        members = list(self._members(at + 1))
-        last = members[-1] if members else None
-        end = at + 1 if last is None else last.end if last.comma is None else last.comma + 1
-        return Object(start=at, end=self._skip(end), members=members)
-
-    def _members(self, gap: int) -> Iterator[Member]:
+        gap, members = at + 1, []
         while self._plain[start := self._skip(gap)] == '"':
             name, end = _DECODER.raw_decode(self._plain, start)
             value = self._skip(self._skip(end) + 1)
             end = _DECODER.raw_decode(self._plain, value)[1]
             after = self._skip(end, self._commas)
             comma = after if self._commas[after] == "," else None
-            yield Member(name=name, gap=gap, start=start, value=value, end=end, comma=comma)
+            members.append(Member(name=name, gap=gap, start=start, value=value, end=end, comma=comma))
             gap = after if comma is None else comma + 1
+        return Object(start=at, end=start, members=members)
 
     def _skip(self, at: int, text: str | None = None) -> int:
         found = re.compile(_SPACE).match(self._plain if text is None else text, at)

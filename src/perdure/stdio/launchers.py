@@ -137,27 +137,19 @@ def _shell(words: Sequence[str]) -> bool:
 
 
 def _line_starts_bridge(line: str) -> bool:
-    """Whether the last command of a shell's line starts the bridge, and those before it only prepare that."""
-    *before, last = _commands(line) or [[]]
-    prepares = all(one[0] in _PREPARATIONS or all(map(_ASSIGNMENT.fullmatch, one)) for one in before)
-    begins = dropwhile(lambda word: word in {"exec", "command"} or _ASSIGNMENT.fullmatch(word), last)
-    return prepares and starts_bridge(list(begins))
-
-
-def _commands(line: str) -> list[list[str]]:
-    """Return the simple commands of a shell's line, in order; none if the line is more than that.
+    """Whether the last command of a shell's line starts the bridge, and those before it only prepare that.
 
     Several lines, pipes, jobs, alternatives, groups and substitutions may start anything.
     """
     if "\n" in line.strip() or "`" in line:
-        return []
+        return False
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     lexer.commenters = ""
     try:
         tokens = list(lexer)
     except ValueError:  # a quote that does not end
-        return []
+        return False
     commands: list[list[str]] = [[]]
     for token in tokens:
         if token in {";", "&&"}:
@@ -165,10 +157,13 @@ def _commands(line: str) -> list[list[str]]:
         elif not _OPERATOR.fullmatch(token):
             commands[-1].append(token)
         elif token not in {">", ">>", ">&"}:
-            return []
+            return False
     if not commands[-1] and tokens and tokens[-1] == ";":
         commands.pop()
-    return commands if all(commands) else []
+    *before, last = commands
+    prepares = all(one and (one[0] in _PREPARATIONS or all(map(_ASSIGNMENT.fullmatch, one))) for one in before)
+    begins = dropwhile(lambda word: word in {"exec", "command"} or _ASSIGNMENT.fullmatch(word), last)
+    return prepares and starts_bridge(list(begins))
 
 
 def _after_options(words: Sequence[str], valued: frozenset[str]) -> Sequence[str]:

@@ -15,7 +15,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +43,7 @@ from perdure.stdio.resume_slot import (
     resume_off,
     survey,
 )
-from perdure.stdio.state_files import KeysFile, PositionsFile, open_keys
+from perdure.stdio.state_files import KeysFile, PositionsFile
 from perdure.telemetry.log_records import LogLines, log_event
 
 #: As for the other commands: what was asked for cannot be done.
@@ -81,7 +81,10 @@ def run(options: Options, *, arguments: list[str], environ: Mapping[str, str]) -
     log = to_stderr(options.log_level)
     try:
         if options.log_file is not None:
-            to_file(options.log_file)
+            opened = os.open(options.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            written = logging.StreamHandler(os.fdopen(opened, "a", encoding="utf-8"))
+            written.setFormatter(LogLines("%(asctime)s %(process)d %(levelname)s %(message)s"))
+            logging.getLogger("perdure").addHandler(written)
     except OSError as failure:
         log_event(logging.WARNING, "stdio.log_file", f"the log file cannot be written: {failure}")
     try:
@@ -111,7 +114,7 @@ async def _run(options: Options, arguments: list[str], environ: Mapping[str, str
                 log_event(
                     logging.INFO, "token.host", f"The host is process {host.pid} ({printable(host.name, MAX_NAME)})"
                 )
-            slot, keys = await open_slot(place[0], host, place[1]), open_keys(*place)
+            slot, keys = await open_slot(place[0], host, place[1]), KeysFile(*place)
         positions = PositionsFile(slot.positions)
         patience = Patience(max_time=options.patience)
         bridge = Bridge(endpoint, output, ResumeBroker(endpoint, slot), positions, keys, patience=patience)
@@ -135,17 +138,6 @@ async def _run(options: Options, arguments: list[str], environ: Mapping[str, str
                 loop.add_signal_handler(each, on_signal, each)
         await bridge.run(lines(sys.stdin.fileno(), on_left=bridge.stop), on_leaving)
     return BY_SIGNAL + received[0] if received else 0
-
-
-def explain(options: Options, *, arguments: list[str], environ: Mapping[str, str]) -> int:
-    """Print which session a bridge would go on with that is called with these arguments, and why."""
-    to_stderr(options.log_level)
-    place = _place(options, arguments, environ)
-    if place is None:
-        print("session   a fresh one: resume is off")
-    else:
-        explain_session(*place, lambda name, text: print(f"{name:<9} {printable(text, MAX_TEXT)}"))
-    return 0
 
 
 def _place(options: Options, arguments: list[str], environ: Mapping[str, str]) -> tuple[Path | None, Target] | None:
@@ -224,14 +216,6 @@ def to_stderr(level: str) -> Unblocked:
     return unblocked
 
 
-def to_file(path: Path) -> None:
-    """Raises `OSError` where it cannot be opened."""
-    opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    written = logging.StreamHandler(os.fdopen(opened, "a", encoding="utf-8"))
-    written.setFormatter(LogLines("%(asctime)s %(process)d %(levelname)s %(message)s"))
-    logging.getLogger("perdure").addHandler(written)
-
-
 # --explain
 
 _KINDS = {
@@ -241,34 +225,41 @@ _KINDS = {
 }
 
 
-def explain_session(directory: Path | None, target: Target, say: Callable[[str, str], None]) -> None:
-    """Call `say` with each fact, as a name and a text. Nothing is taken, written or asked for."""
+def explain(options: Options, *, arguments: list[str], environ: Mapping[str, str]) -> int:
+    """Print which session a bridge would go on with that is called with these arguments, and why. Nothing is taken,
+    written or asked for."""
+
+    def say(name: str, text: str) -> int:
+        print(f"{name:<9} {printable(text, MAX_TEXT)}")
+        return 0
+
+    to_stderr(options.log_level)
+    if (place := _place(options, arguments, environ)) is None:
+        return say("session", "a fresh one: resume is off")
+    directory, target = place
     processes = here()
     chain = [] if processes is None else parents(processes, os.getpid())
-    for place, found in enumerate(chain):
-        say("process", f"{found.pid} {found.name}: {_KINDS[found.kind] if place else 'this bridge'}")
+    for number, found in enumerate(chain):
+        say("process", f"{found.pid} {found.name}: {_KINDS[found.kind] if number else 'this bridge'}")
     identity = identify(processes)
     if identity is None:
-        say("session", "a fresh one: no host process is known, so none can be found again")
-        return
+        return say("session", "a fresh one: no host process is known, so none can be found again")
     say("host", f"process {identity.pid} ({identity.name}): its bridges go on with their sessions while it runs")
     if is_script(chain[-1].words):
         say("", "If your host started this script, let the script start the bridge with `exec`: it is another process")
         say("", "each time, and no session is found again by it.")
     say("address", target.url)
     if directory is None:
-        say("session", "a fresh one: no directory for resume tokens is known; name one with --token-dir")
-        return
+        return say("session", "a fresh one: no directory for resume tokens is known; name one with --token-dir")
     say("files", str(directory))
     try:
         states = survey(directory, identity, target)
     except OSError as error:
-        say("session", f"a fresh one: the directory cannot be used: {error}")
-        return
+        return say("session", f"a fresh one: the directory cannot be used: {error}")
     for state in states:
         what = "a bridge uses it" if state.is_held else "a session waits" if state.has_token else "no session waits"
         say("slot", f"{state.name}: {what}")
-    say("session", outcome(states))
+    return say("session", outcome(states))
 
 
 def outcome(states: Sequence[SlotState]) -> str:

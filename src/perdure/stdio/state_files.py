@@ -184,18 +184,21 @@ def digest_of(params: Mapping[str, Any]) -> str:
 
 
 class KeysFile:
-    """Keeps the keys of one bridge; without a folder, in memory alone. Nothing raises."""
+    """Keeps the keys of one bridge; without a directory that can be used, in memory alone. Nothing raises."""
 
-    def __init__(self, folder: Folder | None = None, target: Target | None = None) -> None:
-        self._folder = folder
+    def __init__(self, directory: str | os.PathLike[str] | None = None, target: Target | None = None) -> None:
+        self._folder: Folder | None = None
         self._running: list[KeptKey] = []
         self._left: list[KeptKey] = []
         self._lock: int | None = None
         self._writer = StateWriter(self._save, _on_failing)
         kind = "" if target is None else target.digest[:40]
         self._prefix, self._name = f"{kind}-", f"{kind}-{secrets.token_hex(8)}"
-        if folder is not None:
-            self._take_over_all()
+        try:
+            self._folder = None if directory is None else Folder(directory)
+        except (OSError, RuntimeError, ValueError) as error:
+            _on_failing(error)
+        self._take_over_all()
 
     def begin(self, digest: str) -> KeptKey:
         """Return the entry of a call: one that an earlier bridge left, or a new one. It is on disk before the call is
@@ -304,14 +307,3 @@ def _on_failing(error: Exception | None) -> None:
     if error is not None:
         sentence = f"keys of calls cannot be written, so that a retry after a restart runs again: {error}"
         log_event(logging.WARNING, "stdio.keys_unwritten", sentence)
-
-
-def open_keys(directory: str | os.PathLike[str] | None, target: Target) -> KeysFile:
-    """Open the keys of this bridge. Never raises: without a folder they are in memory."""
-    if directory is None:
-        return KeysFile()
-    try:
-        return KeysFile(Folder(directory), target)
-    except (OSError, RuntimeError, ValueError) as error:
-        _on_failing(error)
-        return KeysFile()
