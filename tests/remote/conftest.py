@@ -113,7 +113,7 @@ class Client:
     async def begin(self) -> None:
         answer, session = await self.link.begin(INITIALIZE, self.link.route.new_id())
         made = Handshake(session=session, request={}, result=answer.result, initialized=True)
-        self.link.use(made)
+        self.link.handshake = made
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from perdure._core.jsonrpc import Request
+from perdure._core.jsonrpc import JsonObject, Request
 
 METHODS = frozenset({"logging/setLevel", "resources/subscribe", "resources/unsubscribe"})
 
@@ -20,11 +20,10 @@ MAX_BYTES = 256 << 10
 _SUBSCRIBE = b'"resources/subscribe"'
 
 
-def encode(request: Request) -> bytes:
+def encode(method: str, params: JsonObject | None) -> bytes:
     """A sticky request as it is kept: without the id and the progress token of its time."""
-    params = {name: value for name, value in (request.params or {}).items() if name != "_meta"}
-    body = {"jsonrpc": "2.0", "id": 0, "method": request.method, "params": params}
-    return json.dumps(body, separators=(",", ":")).encode()
+    kept = {name: value for name, value in (params or {}).items() if name != "_meta"}
+    return json.dumps({"jsonrpc": "2.0", "id": 0, "method": method, "params": kept}, separators=(",", ":")).encode()
 
 
 def after(sticky: tuple[bytes, ...], request: bytes) -> tuple[bytes, ...]:
@@ -58,8 +57,9 @@ def is_full(sticky: tuple[bytes, ...], running: Iterable[Request], requests: Ite
     if not added:
         return False
     for request in (*(earlier for earlier in running if earlier.method in METHODS), *added):
-        sticky = after(sticky, encode(request))
-        if request.method != "resources/unsubscribe" and encode(request) not in sticky:
+        kept = encode(request.method, request.params)
+        sticky = after(sticky, kept)
+        if request.method != "resources/unsubscribe" and kept not in sticky:
             return True
     return False
 

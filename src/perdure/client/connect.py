@@ -98,7 +98,7 @@ class Client(mcp.Client):
         more: dict[str, Any] = {"input_responses": input_responses, "request_state": request_state}
         transport = self._transport
         rounds = transport.era.rounds(meta) if isinstance(transport.era, ModernEra) else nullcontext(meta)
-        with naming(name, arguments), rounds as keyed, transport.handovers.opened(name, arguments) as handover:
+        with naming(name, arguments), rounds as keyed, transport.handover(name, arguments) as handover:
             more["meta"] = handover.meta(keyed)
             found = await super().call_tool(name, arguments, read_timeout_seconds, progress_callback, **more)
             return handover.unmasked(found)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from perdure._core import sticky
-from perdure._core.jsonrpc import Request
 from perdure._files import private
 from perdure._files.locks import HAS_FLOCK, SoleHolder, let_go_in_child, lock_file, release
 from perdure.errors import StateInUse, StateUnusable
@@ -84,8 +83,7 @@ class State(Place):
 
     def stick(self, method: str, params: dict[str, Any]) -> None:
         """Repeat a request in later sessions, in place of those that it overrides."""
-        request = sticky.encode(Request(id=0, method=method, params=params, raw={}))
-        kept = sticky.after(tuple(earlier.encode() for earlier in self.sticky), request)
+        kept = sticky.after(tuple(earlier.encode() for earlier in self.sticky), sticky.encode(method, params))
         self.sticky = [one.decode() for one in kept]
 
 

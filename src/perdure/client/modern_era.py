@@ -38,7 +38,7 @@ from perdure.client.incoming import CallbackLimit, Incoming, OnGap, answer_of, e
 from perdure.client.memory import Memory
 from perdure.client.pending import PendingCall
 from perdure.client.transport import Answer, Exchange
-from perdure.remote.call import OutgoingRequest, params_body
+from perdure.remote.call import Call, OutgoingRequest, params_body
 from perdure.remote.durable_calls import (
     PROGRESS,
     CallHandlers,
@@ -76,6 +76,7 @@ class ModernEra:
         self.incoming = Incoming(memory, callback_limit, on_gap)
         self._session = session
         self._calls = DurableCalls(self.incoming.route(endpoint, limits), self.start, reruns=reruns)
+        self.flush = self._calls.flush
         self._group: anyio.abc.TaskGroup
         self._between_rounds: set[str] = set()
         """Calls whose last answer was a question. They end if their caller gives up (`rounds`)."""
@@ -94,9 +95,6 @@ class ModernEra:
 
     def start(self, task: Callable[..., Coroutine[Any, Any, object]], *arguments: object) -> None:
         self._group.start_soon(task, *arguments)
-
-    async def flush(self) -> None:
-        await self._calls.flush()
 
     async def leave(self) -> None:
         return None
@@ -118,11 +116,9 @@ class ModernEra:
                 pass_on=self._take,
             )
             self.earlier.append(pending)
-            self.start(self._go_on, pending, call)
-
-    async def _go_on(self, pending: PendingCall, call: DurableCall) -> None:
-        # No request of this process has the call's id as its token.
-        pending.end(await self._calls.answer_earlier(call, self._caller(call.id, pending.take)))
+            # No request of this process has the call's id as its token.
+            caller = self._caller(call.id, pending.take)
+            self.start(pending.follow, partial(self._calls.answer_earlier, call, caller))
 
     @contextmanager
     def rounds(self, meta: types.RequestParamsMeta | None) -> Iterator[types.RequestParamsMeta | None]:
@@ -153,15 +149,7 @@ class ModernEra:
             case "initialize":
                 return Exchange(run=partial(self._refuse_handshake, message.id))
             case "tools/call":
-                call = self._remember(message, headers)
-
-                def forget() -> None:
-                    if call.id not in self._between_rounds:
-                        self._memory.end_durable(call)
-
-                return Exchange(
-                    run=lambda: answer(self._call(message, call)), forget=forget, cancel=lambda _: self._give_up(call)
-                )
+                return self._call(message, headers)
             case method if method == LISTEN:
                 sent = self._as_sent(message, headers)
                 return Exchange(run=lambda: answer(self._calls.listen(sent, encode(message.id), self._take)))
@@ -189,7 +177,7 @@ class ModernEra:
 
     async def _read(self, message: JSONRPCRequest, headers: Mapping[str, str], *, is_first: bool = False) -> Message:
         request = self._as_sent(message, headers, is_first=is_first)
-        return await self._calls.send(request, partial(self._take, token=message.id))
+        return await Call(self._calls.route, request, take=partial(self._take, token=message.id)).answer()
 
     async def _discover(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> Answer:
         state = self._memory.state
@@ -213,11 +201,12 @@ class ModernEra:
             self._memory.changed()
         return answer
 
-    def _remember(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> DurableCall:
-        """Persist a call before it is sent."""
+    def _call(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> Exchange:
+        """The call of a tool. It is on disk before it is sent."""
         params = encoded(message).get("params") or {}
         meta = dict(params.get("_meta") or {})
-        if self._calls.has_keys and not isinstance(meta.get(KEY), str) and "requestState" not in params:
+        is_given = isinstance(meta.get(KEY), str)
+        if self._calls.has_keys and not is_given and "requestState" not in params:
             meta[KEY] = new_key()  # of a program that uses `client.session`
         key = meta.get(KEY) if self._calls.has_keys and isinstance(meta.get(KEY), str) else None
         call = DurableCall(
@@ -230,16 +219,19 @@ class ModernEra:
         self._between_rounds.discard(call.id)
         self._memory.state.durable_calls[call.id] = call
         self._memory.changed()
-        return call
 
-    async def _call(self, message: JSONRPCRequest, call: DurableCall) -> Message:
-        take = partial(self._take, token=message.id)
-        found = await self._calls.answer(call, self._caller(message.id, take))
-        # Rounds of `call_tool` have one key (`rounds`); the others are calls of their own.
-        meta = (message.params or {}).get("_meta") or {}
-        if call.key is not None and meta.get(KEY) == call.key and is_round(found):
-            self._between_rounds.add(call.id)
-        return found
+        async def run() -> Answer:
+            found = await self._calls.answer(call, self._caller(message.id, partial(self._take, token=message.id)))
+            # Rounds of `call_tool` have one key (`rounds`); the others are calls of their own.
+            if key is not None and is_given and is_round(found):
+                self._between_rounds.add(call.id)
+            return answer_of(found, message.id)
+
+        def forget() -> None:
+            if call.id not in self._between_rounds:
+                self._memory.end_durable(call)
+
+        return Exchange(run=run, forget=forget, cancel=lambda _: self._give_up(call))
 
     def _caller(self, token: RequestId, take: Take) -> CallHandlers:
         """`token` is the progress token by which the SDK's client knows the call."""

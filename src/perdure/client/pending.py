@@ -91,6 +91,9 @@ class PendingCall:
 
     # Used by the transports
 
+    async def follow(self, answer: Callable[[], Awaitable[Message]]) -> None:
+        self.end(await answer())
+
     def end(self, answer: Message) -> None:
         self._answer = answer_of(answer)
         self._put.close()

@@ -11,8 +11,7 @@ server is not asked.
 
 import json
 import logging
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -66,13 +65,16 @@ class SessionEra:
         self.earlier: list[PendingCall] = []
         self._memory = memory
         self._link: Link
-        self.incoming = Incoming(memory, callback_limit, on_gap, lambda reply: self.start(self.send, reply))
+        self.incoming = Incoming(memory, callback_limit, on_gap, lambda reply: self._link.start(self.send, reply))
         self._session = session
         self._reruns = reruns
         self._ends_session = ends_session
         self._link = Link(self.incoming.route(endpoint, limits), self, listening_seconds=LISTENING_SECONDS)
         self._sender = Sender(self._link)
         self.take = self.incoming.take
+        self.running = self._link.running
+        self.start = self._link.start
+        self.flush = self._sender.idle
         self._is_ready = anyio.Event()
         """The first handshake is through: nothing else may be sent before."""
 
@@ -83,15 +85,6 @@ class SessionEra:
     @property
     def session_id(self) -> str | None:
         return None if self.handshake is None else self.handshake.session or None
-
-    def running(self) -> AbstractAsyncContextManager[anyio.CancelScope]:
-        return self._link.running()
-
-    def start(self, task: Callable[..., Coroutine[Any, Any, object]], *arguments: object) -> None:
-        self._link.start(task, *arguments)
-
-    async def flush(self) -> None:
-        await self._sender.idle()
 
     async def leave(self) -> None:
         if not self._ends_session or self.handshake is None:
@@ -106,9 +99,9 @@ class SessionEra:
 
     def tell(self, message: JSONRPCNotification | Answer) -> None:
         if isinstance(message, JSONRPCNotification) and message.method == "notifications/initialized":
-            self._link.start(self._initialized, message)
+            self.start(self._initialized, message)
         else:
-            self._link.start(self.send, encoded(message))
+            self.start(self.send, encoded(message))
 
     # Handshakes
 
@@ -119,7 +112,7 @@ class SessionEra:
             # Before the program can ask for them.
             self.earlier = [self._pending_call(running, recorded.version) for running in state.calls.values()]
             if (trouble := _why_not(recorded, params)) is None:
-                self._link.use(recorded)
+                self._link.handshake = recorded
                 return JSONRPCResponse(jsonrpc="2.0", id=message.id, result=recorded.result)
             for call in self.earlier:
                 call.end(unknown(call.id, "tools/call", call.tool, f"its session could not be continued: {trouble}"))
@@ -132,8 +125,8 @@ class SessionEra:
             found = error("0", NO_SERVER, str(refused), {"reason": refused.reason})
         answer = answer_of(found, message.id)
         if isinstance(answer, JSONRPCResponse):
-            state.handshake = Handshake(session=session, request=params, result=dict(answer.result))
-            self._link.use(state.handshake)
+            made = Handshake(session=session, request=params, result=dict(answer.result))
+            state.handshake = self._link.handshake = made
             self._memory.changed()
         return answer
 
@@ -150,7 +143,7 @@ class SessionEra:
         if is_new:
             return
         for call in self.earlier:
-            self._link.start(self._go_on, call, state.calls[call.id])
+            self.start(call.follow, self._continued(call, state.calls[call.id]).answer)
         for key, ask in list(state.asks.items()):
             try:
                 question = types.jsonrpc_message_adapter.validate_python(ask.message, by_name=False)
@@ -173,8 +166,8 @@ class SessionEra:
             pass_on=lambda message: self.incoming.take(message, running.id, running.tool or None),
         )
 
-    async def _go_on(self, call: PendingCall, running: Running) -> None:
-        """Read a call of an earlier process to its end."""
+    def _continued(self, call: PendingCall, running: Running) -> Call:
+        """A call of an earlier process, which is read on."""
 
         def move(position: str | None, retry: int | None) -> None:
             def mark() -> None:
@@ -183,7 +176,7 @@ class SessionEra:
 
             call.when_seen(mark)
 
-        followed = Call(
+        return Call(
             self._link.route,
             OutgoingRequest(method="tools/call", name=call.tool, body=None),
             link=self._link,
@@ -194,7 +187,6 @@ class SessionEra:
             retry=running.retry,
             may_have_arrived=running.position is None,
         )
-        call.end(await followed.answer())
 
     # Requests
 
@@ -240,7 +232,7 @@ class SessionEra:
             self.incoming.tokens.pop(wire_id, None)
             self._memory.end(wire_id)
             said = encoded(notification)
-            self._link.start(self.send, {**said, "params": {**said["params"], "requestId": call.id}})
+            self.start(self.send, {**said, "params": {**said["params"], "requestId": call.id}})
 
         return Exchange(
             run=partial(self._answer, message, call),
@@ -263,7 +255,7 @@ class SessionEra:
         if isinstance(answer, JSONRPCResponse) and message.method in STICKY:
             self._memory.state.stick(message.method, message.params or {})
             self._memory.changed()
-        self._link.start(self._link.listen_again)
+        self.start(self._link.listen_again)
         return answer
 
     async def send(self, body: dict[str, Any]) -> None:

@@ -101,19 +101,26 @@ class Handover:
         return result.model_copy(update={"is_error": False}) if self._is_masked else result
 
 
-class Handovers:
-    """The handovers of one client."""
+class Transport:
+    """Connects the SDK's client with an era, for as long as the client lives."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, era: SessionEra | ModernEra, memory: Memory) -> None:
+        self.era = era
         self._memory = memory
-        self._open: dict[int, Handover] = {}
+        self._handovers: dict[int, Handover] = {}
         self._marks = count(1)
+        self._underway: dict[RequestId, Exchange] = {}
+        """The requests of the SDK's client, by the ids that it knows."""
+
+    @property
+    def pending(self) -> list[PendingCall]:
+        return [call for call in self.era.earlier if not call.is_taken]
 
     @contextmanager
-    def opened(self, tool: str, arguments: Mapping[str, Any] | None) -> Iterator[Handover]:
+    def handover(self, tool: str, arguments: Mapping[str, Any] | None) -> Iterator[Handover]:
         """For as long as `call_tool` runs."""
         found = Handover(mark=next(self._marks))
-        self._open[found.mark] = found
+        self._handovers[found.mark] = found
         try:
             yield found
         except MCPError as error:
@@ -125,11 +132,11 @@ class Handovers:
             raise
         finally:
             found.is_over = True
-            del self._open[found.mark]
+            del self._handovers[found.mark]
             for forget in found.forgets:
                 self._memory.soon(forget)
 
-    def of(self, message: JSONRPCRequest) -> tuple[JSONRPCRequest, Handover | None]:
+    def _unmarked(self, message: JSONRPCRequest) -> tuple[JSONRPCRequest, Handover | None]:
         """A request as it is sent, and the `call_tool` that it belongs to."""
         meta = (message.params or {}).get("_meta") or {}
         if MARK not in meta:
@@ -137,30 +144,7 @@ class Handovers:
         params = {**(message.params or {}), "_meta": {key: value for key, value in meta.items() if key != MARK}}
         if not params["_meta"]:
             del params["_meta"]
-        return message.model_copy(update={"params": params}), self._open.get(meta[MARK])
-
-    def delivered(self, handover: Handover | None, forget: Callable[[], None]) -> None:
-        """The SDK's client has an answer: its request is forgotten when the program has it, too."""
-        if handover is None or handover.is_round:  # none: of a program that uses `client.session`
-            forget()
-        elif handover.is_over:
-            self._memory.soon(forget)
-        else:
-            handover.forgets.append(forget)
-
-
-class Transport:
-    """Connects the SDK's client with an era, for as long as the client lives."""
-
-    def __init__(self, era: SessionEra | ModernEra, memory: Memory) -> None:
-        self.era = era
-        self.handovers = Handovers(memory)
-        self._underway: dict[RequestId, Exchange] = {}
-        """The requests of the SDK's client, by the ids that it knows."""
-
-    @property
-    def pending(self) -> list[PendingCall]:
-        return [call for call in self.era.earlier if not call.is_taken]
+        return message.model_copy(update={"params": params}), self._handovers.get(meta[MARK])
 
     @asynccontextmanager
     async def streams(self) -> AsyncIterator[tuple[Inbound, Outbound]]:
@@ -185,7 +169,7 @@ class Transport:
         async for item in outbox:
             match item.message:
                 case JSONRPCRequest():
-                    message, handover = self.handovers.of(item.message)
+                    message, handover = self._unmarked(item.message)
                     headers = item.metadata.headers if isinstance(item.metadata, ClientMessageMetadata) else None
                     exchange = self._underway[message.id] = self.era.exchange(message, headers or {})
                     self.era.start(self._follow, message.id, exchange, handover)
@@ -202,6 +186,13 @@ class Transport:
         with exchange.scope:
             answer = await exchange.run()
             # Delivered, then forgotten: what the SDK's client was not there to take is for the next process.
-            if await self.era.incoming.deliver(answer if handover is None else handover.masked(answer)):
-                self._underway.pop(local_id, None)
-                self.handovers.delivered(handover, exchange.forget)
+            if not await self.era.incoming.deliver(answer if handover is None else handover.masked(answer)):
+                return
+            self._underway.pop(local_id, None)
+            # The request is forgotten when the program has its answer, too.
+            if handover is None or handover.is_round:  # none: of a program that uses `client.session`
+                exchange.forget()
+            elif handover.is_over:
+                self._memory.soon(exchange.forget)
+            else:
+                handover.forgets.append(exchange.forget)

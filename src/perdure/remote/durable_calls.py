@@ -44,12 +44,11 @@ from perdure._core.envelope import (
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.listening import Subscription
 from perdure._core.polling import LEAST_POLL, MAX_ANSWERED, MAX_QUESTIONS, Next, after_poll
-from perdure._core.reconnect import Patience
 from perdure._core.settling import may_run_again
 from perdure.remote.call import Call, OutgoingRequest, ToolCall, params_body, text_body, unknown
 from perdure.remote.message import Message, encode, message_of, messages_in
 from perdure.remote.route import Route
-from perdure.remote.stream import Attempts, Take, ignore, pause_before_return
+from perdure.remote.stream import Attempts, Take, pause_before_return
 from perdure.telemetry.log_records import log_event
 
 #: Pages of `tools/list` that are read to find one tool.
@@ -60,6 +59,7 @@ ToolPage = Callable[[str | None], Awaitable[Mapping[str, Any]]]
 
 
 async def _find_tool(name: str, page: ToolPage) -> Mapping[str, Any]:
+    """The tool as `tools/list` shows it; empty if the server does not show it."""
     cursor: str | None = None
     for _ in range(TOOL_PAGES):
         found = await page(cursor)
@@ -177,27 +177,14 @@ class DurableCalls:
 
     # Requests
 
-    async def send(
-        self,
-        request: OutgoingRequest,
-        take: Take = ignore,
-        *,
-        patience: Patience | None = None,
-        may_have_arrived: bool = False,
-    ) -> Message:
-        """The answer: exactly one, whatever happens."""
-        call = Call(self.route, request, take=take, patience=patience, may_have_arrived=may_have_arrived)
-        return await call.answer()
-
     async def ask(self, method: str, params: Mapping[str, Any], of: Mapping[str, Any]) -> Message:
         """The answer to a request of the client's own that may be repeated, with the envelope of a program's params."""
         whole = {**params, "_meta": with_tasks(envelope_in(of) or {})}
         body = params_body(method, whole)
-        return await self.send(OutgoingRequest(method=method, body=body, headers=headers_of(method, whole)))
+        request = OutgoingRequest(method=method, body=body, headers=headers_of(method, whole))
+        return await Call(self.route, request).answer()
 
     async def tool(self, name: str, of: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A tool as `tools/list` shows it; empty if the server does not show it."""
-
         async def page(cursor: str | None) -> Mapping[str, Any]:
             found = await self.ask("tools/list", {"cursor": cursor} if cursor else {}, of)
             return {} if found.is_error else found.result
@@ -225,7 +212,7 @@ class DurableCalls:
                 await deliver(messages_in(splice.replaced(text, subscriber_id, "params", "_meta", SUBSCRIPTION))[0])
 
         while True:
-            answer = await self.send(request, take, patience=self.route.limits.listening)
+            answer = await Call(self.route, request, take=take, patience=self.route.limits.listening).answer()
             if (after := subscription.ended(is_error=answer.is_error)) is None:
                 return answer
             subscription = after
@@ -287,7 +274,7 @@ class DurableCalls:
             is_keyed=call.key is not None and self.has_keys,
             may_run_again=may_run_twice if self._reruns else None,
         )
-        found = await self.send(request, take, may_have_arrived=may_have_arrived)
+        found = await Call(self.route, request, take=take, may_have_arrived=may_have_arrived).answer()
         if not found.is_error or found.body["error"].get("code") != HEADER_MISMATCH:
             return found
         # The tool wants arguments in headers, which a program does not know that has not read the tool's schema.

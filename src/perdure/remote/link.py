@@ -163,10 +163,6 @@ class Link:
 
         self._tasks.start_soon(guarded)
 
-    def use(self, handshake: Handshake) -> None:
-        """Requests go to this session from now on."""
-        self.handshake = handshake
-
     # Handshakes
 
     async def begin(self, text: str, request_id: str, *, known: str = "") -> tuple[Message, str]:
@@ -232,7 +228,7 @@ class Link:
             made = Handshake(session=session, request=gone.request, result=answer.result)
             await self.program.prepare(made)
             await self._bring_up(made)
-            self.use(made)
+            self.handshake = made
             await self.program.adopt(made)
             await self.listen(is_new=True)
             trouble = None

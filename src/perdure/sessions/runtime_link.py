@@ -178,7 +178,7 @@ class RuntimeLink:
             change = ChangeSession(session=keeper.record.id, state=state, version=version, result=share(result))
             return keeper.change(change)
         if method in sticky.METHODS:
-            request = sticky.encode(call.request)
+            request = sticky.encode(method, call.request.params)
             self.runtime.on_sticky_accepted(request)
             return keeper.change(ChangeSession(session=keeper.record.id, stick=request))
         return None

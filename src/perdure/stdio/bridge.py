@@ -158,7 +158,7 @@ class Bridge:
             if known is not None and not self._is_resumed:
                 sentence = "the earlier session does not fit the host's version or capabilities; a new one has begun"
                 log_event(logging.INFO, "stdio.session_other", sentence)
-            link.use(made)
+            link.handshake = made
             if not self._is_resumed:
                 await self._get_token(session)
                 self._positions.begin(session)

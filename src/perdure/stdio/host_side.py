@@ -256,7 +256,7 @@ class HostSide:
         running = RunningCall(id=host_id, method=message.method, name=str(params.get("name", ""))[:MAX_NAME])
         call = self._call(wire_id, running, lambda request_id: splice.replaced(text, encode(request_id), "id").encode())
         # The message itself is not kept: it may be large, and the call may take long.
-        sticky = encode_sticky(message).decode() if message.method in STICKY else ""
+        sticky = encode_sticky(message.method, message.params).decode() if message.method in STICKY else ""
         request = self._requests[host_id] = _HostRequest(call=call, running=running, sticky=sticky)
         return request
 

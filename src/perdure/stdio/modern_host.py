@@ -25,7 +25,7 @@ from perdure._core.envelope import CAPABILITIES, DISCOVER, KEY, LISTEN, TASKS, V
 from perdure._core.jsonrpc import JsonObject, Request
 from perdure._core.reconnect import Patience
 from perdure._core.revisions import REVISIONS
-from perdure.remote.call import OutgoingRequest, text_body
+from perdure.remote.call import Call, OutgoingRequest, text_body
 from perdure.remote.durable_calls import (
     PROGRESS,
     CallHandlers,
@@ -145,7 +145,7 @@ class ModernHost:
         too."""
         meta = dict(request.params["_meta"])
         sent = request.as_sent(with_tasks(meta) if with_own else meta)
-        return await self._calls.send(sent, partial(self._tell, request), patience=patience)
+        return await Call(self._calls.route, sent, take=partial(self._tell, request), patience=patience).answer()
 
     # Calls of tools
 
