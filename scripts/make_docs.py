@@ -30,7 +30,7 @@ from perdure.cli.entry import perdure_command
 from perdure.cli.options import ServeOption
 from perdure.http.refusals import Refusal
 from perdure.settings import NUMBERS, Rule, Settings, rule_of
-from perdure.store.invariants import INVARIANTS
+from perdure.store.maintenance import INVARIANTS
 from perdure.telemetry.prometheus import METRICS
 from proofs import checklist, promises, requirements
 

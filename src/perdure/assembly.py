@@ -186,7 +186,7 @@ async def _build(
     fence = await store.join(node)
     liveness = store.liveness(node, lease=settings.lease, monotonic=time.monotonic)
     journal = Journal(
-        store, settings, counters, claim=liveness.node_claim, lapses=liveness.lapses, on_holding=liveness.hold
+        store, settings, counters, claim=liveness.node_claim, lapses=store.lapses, on_holding=liveness.hold
     )
     nodes = Peers(node=node, liveness=liveness)
     arrivals, lag = itertools.count(1), settings.max_stream_events

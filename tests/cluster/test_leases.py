@@ -97,7 +97,7 @@ async def test_a_node_that_fell_silent_is_settled_after_its_lease_and_not_before
     reader = await peer.get(left.position())
     assert text_of((await reader.rest())[-1]) == "put k"
     assert time.monotonic() - beaten >= LEASE
-    assert liveness.own_claim is ClaimState.BURIED
+    assert liveness.node_claim.at(time.monotonic()) is ClaimState.BURIED
 
 
 @pytest.mark.parametrize(("seconds", "fault"), [(14.0, Fault.RAISES), (60.0, Fault.HANGS)])
@@ -276,7 +276,7 @@ class StandsStill(FaultyStore):
 
     async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
         assert self.view is not None
-        self.claims.append(self.view.own_claim)
+        self.claims.append(self.view.node_claim.at(time.monotonic()))
         return await super().claim(stream, node=node, held=held, known=known)
 
 

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from perdure._core.ids import Fence, Generation, NodeId, SessionId, StreamId
-from perdure._core.states import ClaimState, SessionState
+from perdure._core.leases import Claim
+from perdure._core.states import SessionState
 from perdure.store.memory import MemoryLiveness, MemoryStore
 from perdure.store.records import (
     CallRecord,
@@ -200,28 +201,38 @@ class TakesTheBuriedBack(MemoryStore):
     def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> MemoryLiveness:
         store = self
 
-        class View(MemoryLiveness):
-            @property
-            def own_claim(self) -> ClaimState:
-                return ClaimState.HOLDING
+        class StaysHolding(Claim):
+            def bury(self) -> None:
+                pass
 
+        class View(MemoryLiveness):
             async def beat(self, facts: bytes) -> None:
                 if node in store._nodes:
                     await super().beat(facts)
 
-        return View(store, node, lease=lease, monotonic=monotonic)
+        view = View(store, node, lease=lease, monotonic=monotonic)
+        view.node_claim = StaysHolding()
+        return view
 
 
 class TellsOfNobodyWhoHolds(MemoryStore):
-    def _holders(self) -> list[NodeId]:
-        return []
+    def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> MemoryLiveness:
+        class View(MemoryLiveness):
+            async def holders(self) -> Sequence[NodeId]:
+                return []
+
+        return View(self, node, lease=lease, monotonic=monotonic)
 
 
 class HoldsForEver(MemoryStore):
     """Who has held once is taken for a holder until it leaves."""
 
-    def _hold(self, node: NodeId, holding: bool) -> None:
-        super()._hold(node, True)
+    def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> MemoryLiveness:
+        class View(MemoryLiveness):
+            def hold(self, holding: bool) -> None:
+                super().hold(True)
+
+        return View(self, node, lease=lease, monotonic=monotonic)
 
 
 class ComparesIdsAsTheyAre(MemoryStore):
@@ -265,9 +276,11 @@ class ChangesWhateverIsThere(MemoryStore):
 
 
 class KeepsNotesOfEndedSessions(MemoryStore):
-    def _forget_notes(self, session: SessionId) -> None:
-        if session not in self._sessions or self._sessions[session].state is not SessionState.ENDED:
-            super()._forget_notes(session)
+    def commit_now(self, steps: Sequence[Step]) -> Refusals:
+        before = self._notes
+        refusals = super().commit_now(steps)
+        self._notes = before
+        return refusals
 
 
 class CountsBeforehand(MemoryStore):

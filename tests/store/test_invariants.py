@@ -13,7 +13,7 @@ import pytest
 
 from perdure._core.ids import Kind, StreamId
 from perdure.store import Store, maintenance_of, open_store
-from perdure.store.invariants import COUNTED, INVARIANTS, MOST_SHOWN, Verdict
+from perdure.store.maintenance import COUNTED, INVARIANTS, MOST_SHOWN, Verdict
 from perdure.store.postgres import layout as postgres_sql
 from perdure.store.postgres.maintenance import check_schema
 from perdure.store.sqlite import sql_files as sqlite_sql

@@ -36,10 +36,10 @@ async def test_a_silent_node_lapses_by_its_own_clock_and_then_is_dead_for_the_ot
     seen = []
     for _ in range(int(LEASE) + 1):
         await alive.beat(b"{}")
-        seen.append((silent.own_claim, await dead_nodes(alive)))
+        seen.append((silent.node_claim.at(clock.now), await dead_nodes(alive)))
         clock.now += 1
     assert seen == [(HOLDING, [])] * 15 + [(FROZEN, [])] * 5 + [(FROZEN, [B])]
-    assert alive.own_claim is HOLDING
+    assert alive.node_claim.at(clock.now) is HOLDING
     assert alive.ages() == {A: 1.0, B: LEASE + 1}
 
 
@@ -49,9 +49,9 @@ async def test_a_node_that_lapsed_goes_on_with_its_next_beat() -> None:
     view = store.liveness(A, lease=LEASE, monotonic=clock)
     await store.join(B)
     clock.now += LEASE
-    assert view.own_claim is FROZEN
+    assert view.node_claim.at(clock.now) is FROZEN
     await view.beat(b'{"alive":true}')
-    assert view.own_claim is HOLDING
+    assert view.node_claim.at(clock.now) is HOLDING
     assert (await store.nodes())[0].facts == b'{"alive":true}'
 
 
@@ -61,12 +61,12 @@ async def test_a_node_that_is_alone_holds_its_claims_however_long_it_was_silent(
     await store.join(A)
     view = store.liveness(A, lease=LEASE, monotonic=clock)
     clock.now += 10 * LEASE
-    assert view.own_claim is HOLDING
+    assert view.node_claim.at(clock.now) is HOLDING
     await store.join(B)
     clock.now += 0.7 * LEASE
-    assert view.own_claim is HOLDING
+    assert view.node_claim.at(clock.now) is HOLDING
     clock.now += 0.1 * LEASE
-    assert view.own_claim is FROZEN
+    assert view.node_claim.at(clock.now) is FROZEN
 
 
 async def test_a_node_that_was_buried_holds_nothing_more() -> None:
@@ -74,10 +74,10 @@ async def test_a_node_that_was_buried_holds_nothing_more() -> None:
     await store.join(A)
     await store.join(B)
     view = store.liveness(B, lease=LEASE, monotonic=clock)
-    assert view.own_claim is HOLDING
+    assert view.node_claim.at(clock.now) is HOLDING
     await store.bury(B, heir=A)
     await view.beat(b"{}")
-    assert view.own_claim is ClaimState.BURIED
+    assert view.node_claim.at(clock.now) is ClaimState.BURIED
     assert [node.id for node in await store.nodes()] == [A]
 
 

@@ -14,8 +14,7 @@ import click
 from perdure.cli.options import store_option
 from perdure.errors import Misuse, StoreError
 from perdure.store import existing_store, maintenance_of, owner
-from perdure.store.invariants import INVARIANTS, Fault, Verdict
-from perdure.store.maintenance import Fact
+from perdure.store.maintenance import INVARIANTS, Fact, Fault, Verdict
 from perdure.store.owner import Owner
 
 UNFIT = 1

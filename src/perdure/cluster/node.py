@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from perdure._core import mail
@@ -227,7 +228,7 @@ class Node:
         before = ClaimState.HOLDING
         try:
             # The claim lapses by a clock, without an event.
-            while (claim := self._liveness.own_claim) is not ClaimState.BURIED:
+            while (claim := self._liveness.node_claim.at(time.monotonic())) is not ClaimState.BURIED:
                 if claim is ClaimState.FROZEN is not before:
                     sentence = "this node's lease has lapsed: it shows and accepts nothing until the store answers"
                     log_event(logging.ERROR, "node.lapsed", sentence)
@@ -246,7 +247,7 @@ class Node:
     async def _repeat(self, what: str, work: Callable[[], Awaitable[None]], pause: float) -> None:
         while True:
             await self._attempt(what, work())
-            holds = self._liveness.own_claim is ClaimState.HOLDING
+            holds = self._liveness.node_claim.at(time.monotonic()) is ClaimState.HOLDING
             await asyncio.sleep(pause if holds else self._round)  # so that it goes on soon
 
     async def _attempt(self, what: str, work: Awaitable[None]) -> None:
@@ -263,7 +264,7 @@ class Node:
             await self._liveness.beat(self._facts())
 
     async def _go_round(self) -> None:
-        if self._liveness.own_claim is not ClaimState.HOLDING:
+        if self._liveness.node_claim.at(time.monotonic()) is not ClaimState.HOLDING:
             return  # other nodes may act in its place; it must not act in theirs
         seen: Overview | None = None
 

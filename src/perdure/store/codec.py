@@ -132,6 +132,12 @@ def weigh(steps: Sequence[Step]) -> tuple[int, int, bool]:
     """Return how many rows and bytes the steps write, nearly; and whether they forget anything."""
     count = size = 0
     forget = False
+
+    def weighed(payload: bytes) -> bytes:
+        nonlocal size
+        size += len(payload)
+        return payload
+
     for step in steps:
         count += 1
         # The steps of every call, without copies of them.
@@ -147,17 +153,5 @@ def weigh(steps: Sequence[Step]) -> tuple[int, int, bool]:
             forget = True
         else:
             count += len(step.payloads) if type(step) is Forward else 0
-            size += _size(step)
+            _changed(step, weighed)
     return count, size, forget
-
-
-def _size(step: Step) -> int:
-    size = 0
-
-    def weighed(payload: bytes) -> bytes:
-        nonlocal size
-        size += len(payload)
-        return payload
-
-    _changed(step, weighed)
-    return size

@@ -87,7 +87,7 @@ from perdure._core.ids import Fence, Generation, NodeId, RecordKind, SessionId, 
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.leases import Claim
 from perdure._core.retention import Cutoffs
-from perdure._core.states import CallState, ClaimState, SessionState
+from perdure._core.states import CallState, SessionState
 from perdure.store.records import (
     AskRecord,
     CallRecord,
@@ -124,21 +124,13 @@ class Liveness(Protocol):
 
     `_core.leases` decides what follows from beats and locks; a store has to bring the facts. A store that finds dead
     processes by locks sooner than by their leases commits nothing for a node that it does not know, because the lock of
-    a process that lives may be lost: `own_claim` is BURIED then, and the commit raises `StoreUnavailable`.
+    a process that lives may be lost: the claim is BURIED then, and the commit raises `StoreUnavailable`.
     """
 
     @property
     def node_claim(self) -> Claim:
-        """This node's own claim, one object for as long as the view lives. Read with each commit and each event."""
-
-    @property
-    def own_claim(self) -> ClaimState:
-        """The state of `node_claim` at this moment (`_core.states.CLAIM`), without asking the store. FROZEN: the node
-        writes and shows nothing. BURIED: it never will again."""
-
-    @property
-    def lapses(self) -> bool:
-        """Whether the claim of a process that lives may run out, so that other nodes settle its calls."""
+        """This node's own claim, one object for as long as the view lives. Read with each commit and each event,
+        without asking the store. FROZEN: the node writes and shows nothing. BURIED: it never will again."""
 
     async def beat(self, facts: bytes) -> None:
         """Show that this node is alive, and what it has to tell of itself. Its claim is HOLDING behind that if the
@@ -168,6 +160,8 @@ class Store(Protocol):
 
     shared: bool
     """Several processes may open it at once."""
+    lapses: bool
+    """The claim of a process that lives may run out, so that other nodes settle its calls."""
 
     async def open(self) -> None: ...
 
@@ -369,16 +363,6 @@ class Inspect(Store, Protocol):
         """How much there is, by a look that takes a fraction of a second however much that is."""
 
 
-class Measured(Protocol):
-    """Is kept by a store that has something to tell for the metrics; `measures_of` and `survey_of` ask any store."""
-
-    def measures(self) -> Measures:
-        """Never waits: it goes with each beat."""
-
-    async def survey(self) -> Survey:
-        """Asked for with each scrape. What is costly to find out may be some time old."""
-
-
 async def paged(read: Callable[[int], Awaitable[Sequence[T]]]) -> AsyncIterator[T]:
     """Return all that a store gives page by page; `read` gives the page behind a number, which each item has first."""
     after = 0
@@ -389,13 +373,14 @@ async def paged(read: Callable[[int], Awaitable[Sequence[T]]]) -> AsyncIterator[
 
 
 def measures_of(store: object) -> Measures | None:
-    """Return what a store has to tell, or `None` if it has nothing."""
+    """Return what a store has counted, or `None` if it has no method `measures`, which never waits."""
     measures: Callable[[], Measures] | None = getattr(store, "measures", None)
     return None if measures is None else measures()
 
 
 async def survey_of(store: object) -> Survey | None:
-    """Return what a store's server says, or `None` if there is none."""
+    """Return what a store knows of its size, or `None` if it has no method `survey`. Called with each scrape; what is
+    costly to find out may be some time old."""
     survey: Callable[[], Awaitable[Survey]] | None = getattr(store, "survey", None)
     return None if survey is None else await survey()
 

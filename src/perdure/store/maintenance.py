@@ -1,14 +1,86 @@
-"""The interface of a store to the operator who makes it, brings it up to date, checks it and backs it up.
+"""The interface of a store to the operator who makes it, migrates it, checks it and backs it up.
 
 Servers do not use it: they make and migrate a store by themselves where they may.
+
+`INVARIANTS` are the rules that hold in every store at every moment. Each rule is a query in `sql/checks.sql` of a
+store, under the same name, and returns a sentence for each place where the rule is broken. All queries of one check
+read the store as of one moment, also while servers write it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from perdure._core.ids import NodeId
-from perdure.store.invariants import Verdict
+
+MOST_SHOWN = 20
+"""Faults of one rule that are named. A damaged store may have millions, and the first ones tell where to look."""
+
+OWN_WORD = 60.0
+"""Seconds by which the clocks of nodes may differ (promise 18) before a time proves anything."""
+
+COUNTED = ("sessions", "streams", "calls", "events", "answers")
+"""What the query `counts` gives."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Invariant:
+    """A rule, and the number of its promise in `store.interface` (0: the layout of the tables)."""
+
+    says: str
+    promise: int = 0
+
+
+INVARIANTS: Mapping[str, Invariant] = {
+    "orphaned": Invariant(says="every event, call, ask, reader and message belongs to a stream", promise=1),
+    "ownerless": Invariant(says="every stream belongs to a session that has not ended", promise=12),
+    "standalone": Invariant(says="every session has its standalone stream, and no other one"),
+    "beyond": Invariant(says="no event lies behind the end of its stream", promise=4),
+    "gaps": Invariant(says="what is retained of a stream has no gaps", promise=4),
+    "doubled": Invariant(says="a number names one event", promise=4),
+    "sealed": Invariant(says="no call runs on a sealed stream, and no standalone stream is sealed", promise=2),
+    "tail": Invariant(says="the last event of a sealed stream is an answer", promise=2),
+    "unanswered": Invariant(says="every call that has ended has its answer, until that expires", promise=7),
+    "answers": Invariant(says="a stream has no more answers than calls that have ended", promise=5),
+    "ledger": Invariant(says="every row of the ledger fits its stream and its session", promise=12),
+    "abandoned": Invariant(
+        says="every running call has a node that runs it, or whose death is to be settled", promise=11
+    ),
+    "generations": Invariant(says="the generations of a stream end in their order, before its end", promise=6),
+    "delivered": Invariant(says="no reader has got further than the end of its stream", promise=19),
+    "mail": Invariant(says="mail waits only for nodes that have joined", promise=10),
+    "notes": Invariant(says="every note of a session belongs to one that has not ended", promise=13),
+    "tally": Invariant(says="the counted sessions are those that are there", promise=14),
+    "ended": Invariant(says="of a session that has ended only its record is left, with the reason", promise=14),
+    "single_calls": Invariant(says="a durable call has one stream, and leaves no record when it has ended", promise=22),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """A place where a rule is broken."""
+
+    rule: str
+    where: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What a check of a whole store found."""
+
+    counts: Mapping[str, int]
+    """How much was looked at, by kind."""
+    faults: Sequence[Fault]
+    unnamed: Sequence[str] = ()
+    """Rules that are broken in more places than are named."""
+
+
+def verdict_of(counts: Sequence[int], found: Mapping[str, Sequence[str]]) -> Verdict:
+    """Return the verdict on a store: how much it holds (`COUNTED`), and the sentences that each rule's query found, up
+    to one more than are named."""
+    faults = [Fault(rule=rule, where=where) for rule, places in found.items() for where in places[:MOST_SHOWN]]
+    unnamed = [rule for rule, places in found.items() if len(places) > MOST_SHOWN]
+    return Verdict(counts=dict(zip(COUNTED, counts, strict=True)), faults=faults, unnamed=unnamed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +134,7 @@ class Maintenance(Protocol):
         that has just lost its connection to the store counts as dead."""
 
     async def verify(self) -> Verdict:
-        """Check everything in a store of this release, as of one moment, while servers use it (`store.invariants`).
+        """Check everything in a store of this release, as of one moment, while servers use it (`INVARIANTS`).
         Nothing is changed."""
 
     async def put_back(self) -> None:

@@ -106,6 +106,8 @@ class MemoryStore(Store):
     """Keeps everything in dictionaries."""
 
     shared = False
+    lapses = False
+    """Its nodes are in one process, and die together."""
 
     def __init__(self, *, codec: Codec = PLAIN, wall: Callable[[], float] = time.time) -> None:
         self._payloads = Payloads(codec)
@@ -241,9 +243,6 @@ class MemoryStore(Store):
             self._notes[name] = (self._notes[name][0] if name in self._notes else session, value)
         return True
 
-    def _forget_notes(self, session: SessionId) -> None:
-        self._notes = {name: note for name, note in self._notes.items() if note[0] != session}
-
     # Steps
 
     async def commit(self, steps: Sequence[Step]) -> Refusals:
@@ -289,7 +288,10 @@ class MemoryStore(Store):
             case LeaveReader() if (found := self._streams.get(step.stream)) and _is_read_by(found, step.reader):
                 found.reader = None
             case Reached() if found := self._streams.get(step.stream):
-                found.record = _reached(found, step)
+                record = found.record
+                ends = {ended.generation: ended.end for ended in found.generations} | {record.generation: record.last}
+                delivered = max(record.delivered, min(step.through, ends.get(step.generation, 0)))
+                found.record = replace(record, delivered=delivered, unread=step.unread)
         return None
 
     # Steps of sessions
@@ -332,7 +334,7 @@ class MemoryStore(Store):
                 ended=step.reason,
             )
             self._sessions[step.session] = ended
-            self._forget_notes(step.session)
+            self._notes = {name: note for name, note in self._notes.items() if note[0] != step.session}
             self._forget_ended(caller(ended))
 
     def _forget_ended(self, caller_: tuple[str, str]) -> None:
@@ -614,12 +616,6 @@ class MemoryStore(Store):
         """Return the nodes that have not left by themselves."""
         return {node: row for node, row in self._nodes.items() if not row.left}
 
-    def _hold(self, node: NodeId, holding: bool) -> None:
-        self._nodes[node].holding = holding
-
-    def _holders(self) -> list[NodeId]:
-        return [node for node, row in self._living().items() if row.holding]
-
     def _beat(self, node: NodeId, facts: bytes) -> None:
         self._writes += 1
         row = self._nodes[node]
@@ -637,15 +633,8 @@ class MemoryLiveness:
         self.node_claim = self._leases.claim
         store._views.append(self)
         self.look_at_claim()
-        if self.own_claim is not ClaimState.BURIED:
+        if self.node_claim.at(monotonic()) is not ClaimState.BURIED:
             store._beat(node, b"{}")
-
-    lapses = False
-    """Its nodes are in one process, and die together."""
-
-    @property
-    def own_claim(self) -> ClaimState:
-        return self.node_claim.at(self._monotonic())
 
     def look_at_claim(self) -> None:
         """A node has joined, left or been buried."""
@@ -659,7 +648,7 @@ class MemoryLiveness:
 
     async def beat(self, facts: bytes) -> None:
         sent = self._monotonic()
-        if self.own_claim is not ClaimState.BURIED:
+        if self.node_claim.at(sent) is not ClaimState.BURIED:
             self._store._beat(self._node, facts)
             self._leases.beaten(sent=sent, now=self._monotonic())
 
@@ -672,11 +661,11 @@ class MemoryLiveness:
 
     def hold(self, holding: bool) -> None:
         if self._node in self._store._living():
-            self._store._hold(self._node, holding)
+            self._store._nodes[self._node].holding = holding
 
     async def holders(self) -> Sequence[NodeId]:
         """A silent node is one of them until it is buried: it may still live."""
-        return [node for node in self._store._holders() if node != self._node]
+        return [node for node, row in self._store._living().items() if row.holding and node != self._node]
 
     def ages(self) -> dict[NodeId, float]:
         return self._leases.ages(now=self._monotonic())
@@ -693,13 +682,6 @@ def call_key(call: CallRecord) -> CallKey:
 
 def _is_read_by(stream: StreamRow, reader: str) -> bool:
     return stream.reader is not None and stream.reader.reader == reader
-
-
-def _reached(stream: StreamRow, step: Reached) -> StreamRecord:
-    record = stream.record
-    ends = {ended.generation: ended.end for ended in stream.generations} | {record.generation: record.last}
-    through = min(step.through, ends.get(step.generation, 0))
-    return replace(record, delivered=max(record.delivered, through), unread=step.unread)
 
 
 def _not_written(stream: StreamRow, step: Append | PutCall | Release) -> StepRejected | None:

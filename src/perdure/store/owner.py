@@ -1,8 +1,7 @@
 """Keeps in a store which server it belongs to, and refuses the others.
 
 A store holds the sessions and calls of one server: another one would settle those calls, and answer in those sessions.
-The first of these rules that applies decides
-whether a server that opens a store is its owner:
+The first of these rules that applies decides whether a server that opens a store is its owner:
 
 1. The same file on the same machine is the same server, also under another name.
 2. Another file in the same folder is another server, as long as the first file is there.
@@ -69,25 +68,22 @@ async def claim_for(owner: Owner, store: Store, *, address: str) -> None:
         return
     number, raw = await _newest(store)
     kept = Owner.decode(raw)
-    while kept is None or (kept != owner and kept.is_same(owner, exists=os.path.exists) and _is_moved(kept, owner)):
+    # The same server may have another name or file on its machine by now. Machines come and go: they all share what the
+    # first one wrote.
+    while kept is None or (
+        kept != owner
+        and kept.is_same(owner, exists=os.path.exists)
+        and (kept.machine == owner.machine and kept.file and owner.file)
+    ):
         number += 1
         kept = Owner.decode(await keep(store, f"{_PREFIX}{number}", owner.encode()))
     if not kept.is_same(owner, exists=os.path.exists):
+        file = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in owner.name)
         raise Misuse(
             f"the store {address} belongs to the server {kept}, and this is {owner}; give this one a store of its own"
-            f" (--store sqlite:{_file_name(owner)}.db); or, if it takes the other's place, run"
+            f" (--store sqlite:{file}.db); or, if it takes the other's place, run"
             f" `perdure store disown {address}`; {see('operating', 'a-store-belongs-to-one-server')}"
         )
-
-
-def _is_moved(kept: Owner, owner: Owner) -> bool:
-    """Whether the same server has another name or file on its machine by now. Machines come and go: they all share what
-    the first one said."""
-    return kept.machine == owner.machine and bool(kept.file and owner.file)
-
-
-def _file_name(owner: Owner) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in owner.name)
 
 
 async def disown(store: Store) -> Owner | None:

@@ -1472,7 +1472,7 @@ class LivenessChecks(StreamCase):
                 for view in views:
                     await view.beat(b'{"beat":%d}' % number)
                     same("dead nodes", await dead_nodes(view), [])
-                    same("its own claim", view.own_claim, ClaimState.HOLDING)
+                    same("its own claim", view.node_claim.at(self.now), ClaimState.HOLDING)
                 self.now += LEASE / 5
             facts = {node.id: node.facts for node in await self.store.nodes()}
             same("what they told of themselves", facts, dict.fromkeys((NODE, OTHER), b'{"beat":11}'))
@@ -1493,7 +1493,7 @@ class LivenessChecks(StreamCase):
             same("dead nodes", await dead_nodes(mine), [])
             await elsewhere.leave(OTHER)
             same("dead nodes", await dead_nodes(mine), [OTHER])
-            same("the claim of a node that left", theirs.own_claim, ClaimState.BURIED)
+            same("the claim of a node that left", theirs.node_claim.at(self.now), ClaimState.BURIED)
         same("what it wrote", list(await self.store.written_by(OTHER)), [left])
         claimed = await self.store.claim(left.id, node=NODE, held=left.fence)
         same("the stream that was claimed", claimed and replace(claimed, fence=fence, node=OTHER, generation=1), left)
@@ -1511,10 +1511,12 @@ class LivenessChecks(StreamCase):
             for leases in (1, 4, 100):
                 self.now += leases * LEASE
                 for view in views:
-                    same("whether a node was buried in silence", view.own_claim is ClaimState.BURIED, False)
+                    same(
+                        "whether a node was buried in silence", view.node_claim.at(self.now) is ClaimState.BURIED, False
+                    )
                 for view in views:
                     await view.beat(b'{"leases":%d}' % leases)
-                    same("its own claim, after a beat", view.own_claim, ClaimState.HOLDING)
+                    same("its own claim, after a beat", view.node_claim.at(self.now), ClaimState.HOLDING)
                 same("dead nodes", [await dead_nodes(view) for view in views], [[], []])
 
     async def promise_11_a_node_that_was_buried_knows_it_with_its_next_beat(self) -> None:
@@ -1530,10 +1532,10 @@ class LivenessChecks(StreamCase):
                 await self.store.bury(node, heir=NODE)
             await theirs.beat(b'{"back":true}')
             claim = ClaimState.BURIED if dead else ClaimState.HOLDING
-            same("the claim of the silent node", theirs.own_claim, claim)
+            same("the claim of the silent node", theirs.node_claim.at(self.now), claim)
             self.now += LEASE
             await theirs.beat(b'{"back":2}')
-            same("its claim, later", theirs.own_claim, claim)
+            same("its claim, later", theirs.node_claim.at(self.now), claim)
             same("nodes", {node.id for node in await self.store.nodes()}, {NODE} if dead else {NODE, OTHER})
 
     async def promise_11_a_node_that_has_beaten_since_is_not_buried(self) -> None:
@@ -1550,7 +1552,7 @@ class LivenessChecks(StreamCase):
             same("mail", (await self.messages(OTHER), await self.messages()), ([b"theirs"], []))
             reader = await self.store.reader(StreamId("read"))
             same("the node of the reader", reader and reader.node, OTHER)
-            same("its own claim", theirs.own_claim, ClaimState.HOLDING)
+            same("its own claim", theirs.node_claim.at(self.now), ClaimState.HOLDING)
         beats = {node.id: node.beat for node in await self.store.nodes()}
         read = await self.store.bury(OTHER, heir=NODE, beat=beats[OTHER])
         same("streams it read, once it is dead", [stream.id for stream in read or ()], ["read"])

@@ -158,7 +158,7 @@ async def test_a_process_whose_node_was_buried_writes_nothing_more_and_knows_why
         mine = here.liveness(NODE, lease=LEASE, monotonic=lambda: 0.0)
         await there.join(OTHER)
         assert await there.bury(NODE, heir=OTHER) == []
-        claims = [mine.own_claim]
+        claims = [mine.node_claim.at(0.0)]
         late = [OpenStream(record=a_stream(fence, "late"))]
         attempts: dict[str, Callable[[], Awaitable[object]]] = {
             "commit": lambda: here.commit(late),
@@ -170,7 +170,7 @@ async def test_a_process_whose_node_was_buried_writes_nothing_more_and_knows_why
         else:
             with pytest.raises(StoreUnavailable, match="have buried this one"):
                 await attempts[at]()
-        claims.append(mine.own_claim)
+        claims.append(mine.node_claim.at(0.0))
         assert claims == [ClaimState.HOLDING, ClaimState.BURIED]
         for attempt in attempts.values():
             with pytest.raises(StoreUnavailable, match="have buried this one"):
@@ -201,7 +201,7 @@ async def test_a_process_whose_node_the_server_has_lost_joins_again_and_goes_on(
         }
         await attempts[at]()
         assert {node.id for node in await there.nodes()} == {NODE, OTHER}
-        assert mine.own_claim is ClaimState.HOLDING
+        assert mine.node_claim.at(0.0) is ClaimState.HOLDING
         assert [record.message for record in caplog.records if "joins again" in record.message] != []
         assert list(await there.commit([SendMail(node=NODE, message=b"found")])) == [None]
         theirs = there.liveness(OTHER, lease=LEASE, monotonic=lambda: 0.0)

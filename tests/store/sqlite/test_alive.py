@@ -139,9 +139,9 @@ async def test_who_left_nothing_behind_needs_no_burial(store: SqliteStore, path:
 
 async def test_nobody_is_dead_to_itself_and_its_claims_hold_until_it_leaves(store: SqliteStore) -> None:
     alive = view(store)
-    assert (alive.own_claim, await dead_nodes(alive), alive.ages()) == (ClaimState.HOLDING, [], {NODE: 0.0})
+    assert (alive.node_claim.at(0.0), await dead_nodes(alive), alive.ages()) == (ClaimState.HOLDING, [], {NODE: 0.0})
     await store.leave(NODE)
-    assert (alive.own_claim, await dead_nodes(alive)) == (ClaimState.BURIED, [])
+    assert (alive.node_claim.at(0.0), await dead_nodes(alive)) == (ClaimState.BURIED, [])
 
 
 async def test_two_may_not_join_under_one_name(store: SqliteStore, path: Path) -> None:

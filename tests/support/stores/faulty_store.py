@@ -55,6 +55,7 @@ class FaultyStore(_Base):
         self.before_burial: asyncio.Event | None = None
         """Given: burials wait for it."""
         self.shared = inner.shared
+        self.lapses = inner.lapses
         self._inner = inner
 
     def works(self) -> None:
@@ -162,16 +163,8 @@ class FaultyLiveness:
         self._inner = inner
 
     @property
-    def lapses(self) -> bool:
-        return self._inner.lapses
-
-    @property
     def node_claim(self) -> Claim:
         return FaultyClaim(self._store, self._inner.node_claim)
-
-    @property
-    def own_claim(self) -> ClaimState:
-        return self._store.claim_as_told(self._inner.own_claim)
 
     async def beat(self, facts: bytes) -> None:
         await self._store.write(self._inner.beat, facts, may_be_late=True)

@@ -12,8 +12,7 @@ from perdure._core.ids import NodeId, SessionId
 from perdure._core.states import CallState
 from perdure.store import rows
 from perdure.store.codec import Payloads
-from perdure.store.postgres.connections import Connection, Connections
-from perdure.store.postgres.failures import AGAIN, is_unknown
+from perdure.store.postgres.connections import AGAIN, Connection, Connections, is_unknown
 from perdure.store.postgres.nodes import Holding
 from perdure.store.records import MAX_FORWARDED, MAX_FORWARDED_BYTES, MAX_MAIL
 from perdure.store.steps import (

@@ -17,8 +17,7 @@ from perdure._core.text import see
 from perdure.errors import StoreError, StoreTooNew, StoreUnavailable
 from perdure.store.maintenance import Fact
 from perdure.store.postgres.address import DEFAULT_SCHEMA, Address
-from perdure.store.postgres.connections import ISOLATION, Connection
-from perdure.store.postgres.failures import AGAIN
+from perdure.store.postgres.connections import AGAIN, ISOLATION, Connection
 from perdure.store.rows import statements_by_name
 
 OLDEST: Mapping[int, int] = {

@@ -22,8 +22,7 @@ import asyncpg
 
 from perdure._core.ids import NodeId
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.store.postgres.connections import Connection, Connections, Connector
-from perdure.store.postgres.failures import named
+from perdure.store.postgres.connections import Connection, Connections, Connector, named
 from perdure.store.time_limit import TimeLimit
 
 TRIAL_SECONDS = 2.0

@@ -12,12 +12,10 @@ import asyncpg
 from perdure._core.ids import NodeId, generations_skipped
 from perdure._core.leases import FREE_SECONDS
 from perdure.errors import Misuse, StoreError
-from perdure.store.invariants import INVARIANTS, MOST_SHOWN, OWN_WORD, Verdict, verdict_of
-from perdure.store.maintenance import BackedUp, Fact
+from perdure.store.maintenance import INVARIANTS, MOST_SHOWN, OWN_WORD, BackedUp, Fact, Verdict, verdict_of
 from perdure.store.postgres import layout
 from perdure.store.postgres.address import parse_address, without_password
-from perdure.store.postgres.connections import Connection, Connections, Connector
-from perdure.store.postgres.failures import named
+from perdure.store.postgres.connections import Connection, Connections, Connector, named
 from perdure.store.postgres.listen_connection import delivers_notifications
 from perdure.store.postgres.wakeups import CROWD
 from perdure.store.time_limit import TimeLimit

@@ -14,7 +14,7 @@ from perdure._core.leases import Claim, Leases
 from perdure._core.states import ClaimState
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.store import rows
-from perdure.store.postgres.failures import BURIED, is_unknown
+from perdure.store.postgres.connections import BURIED, is_unknown
 from perdure.store.postgres.listen_connection import ListenConnection
 from perdure.store.records import Overview
 
@@ -214,15 +214,9 @@ class PostgresLiveness:
         self.node_claim = self._leases.claim
         holding.keep_claim(node, self.node_claim)
 
-    lapses = True
-
-    @property
-    def own_claim(self) -> ClaimState:
-        return self.node_claim.at(self._monotonic())
-
     async def beat(self, facts: bytes) -> None:
         sent = self._monotonic()
-        if self.own_claim is ClaimState.BURIED:
+        if self.node_claim.at(sent) is ClaimState.BURIED:
             return
         beat = (self._queries["beat"], self._node, facts, self._holding.clock())
         if not await self._fetch(*beat):

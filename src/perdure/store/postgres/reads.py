@@ -82,12 +82,11 @@ class Reads(RecordReads):
         return Loaded(record, rows.stream_record(row[SESSION_COLUMNS:]) if has_standalone else None)
 
     async def single_call(self, session: SessionId, *, recent: int) -> CallSnapshot | None:
-        found = await self._readers.fetch(self._queries["single_call"], session, min(recent, MAX_READ), READ_BYTES)
-        return self._kept_call(found[0]) if found else None
-
-    def _kept_call(self, row: Any) -> CallSnapshot:
         """Events and asks come as columns, as in `_followed`."""
-        decode = self._payloads
+        found = await self._readers.fetch(self._queries["single_call"], session, min(recent, MAX_READ), READ_BYTES)
+        if not found:
+            return None
+        row, decode = found[0], self._payloads
         record = decode.decode(session_record(row[:SESSION_COLUMNS]))
         call, rest = row[SESSION_COLUMNS : SESSION_COLUMNS + CALL_COLUMNS], row[SESSION_COLUMNS + CALL_COLUMNS :]
         if call[0] is None:

@@ -29,8 +29,7 @@ from perdure.store.interface import HintListener, Liveness
 from perdure.store.postgres import layout
 from perdure.store.postgres.address import for_writing, parse_address, without_password
 from perdure.store.postgres.commits import Writer
-from perdure.store.postgres.connections import Connections, Connector
-from perdure.store.postgres.failures import named
+from perdure.store.postgres.connections import Connections, Connector, named
 from perdure.store.postgres.listen_connection import ListenConnection
 from perdure.store.postgres.nodes import QUESTION, Holding, PostgresLiveness, process_name
 from perdure.store.postgres.reads import Reads, session_record
@@ -73,6 +72,7 @@ class PostgresStore(Reads):
     """
 
     shared = True
+    lapses = True
 
     def __init__(
         self,
@@ -201,11 +201,6 @@ class PostgresStore(Reads):
         finally:
             with contextlib.suppress(StoreError):
                 await self._readers.fetch(self._queries["end_sweep"])
-
-    async def probe(self, size: int) -> None:
-        """In two commits, because bytes that one commit writes and deletes may never be written."""
-        await self._readers.fetch(self._queries["write_ballast"], bytes(size))
-        await self._readers.fetch(self._queries["drop_ballast"])
 
     # Figures
 

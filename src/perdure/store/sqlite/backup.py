@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from perdure._files.locks import HAS_FLOCK, NO_FOLLOW, flock, is_still
 from perdure.errors import Misuse, StoreError
-from perdure.store.invariants import Verdict
+from perdure.store.maintenance import Verdict
 from perdure.store.sqlite.file import BACKUP_ID, OPERATOR_PATIENCE, check_file, named, pragma, refuse_unfit
 
 PART = ".part"
@@ -45,7 +45,12 @@ def back_up(path: str, target: str, *, on_copied: OnCopied, checks: bool = True)
     part = target + PART
     with named(target, "made"), _own_part(part, target):
         _copy(path, part, target, on_copied=on_copied)
-        verdict = _mark_and_check(part, checks=checks)
+        with contextlib.closing(sqlite3.connect(part, isolation_level=None)) as copy:
+            # One file without a log beside it, which can be moved and read from anywhere. A server that opens it
+            # changes that again.
+            copy.execute("PRAGMA journal_mode = DELETE")
+            copy.execute(f"PRAGMA application_id = {BACKUP_ID}")
+            verdict = check_file(copy) if checks else None
         if verdict is not None and verdict.faults:
             fault = verdict.faults[0]
             raise StoreError(
@@ -135,15 +140,6 @@ def _copy(path: str, part: str, target: str, *, on_copied: OnCopied) -> None:
             progress=lambda _, left, pages: on_copied((pages - left) * page, pages * page),
             sleep=0.01,
         )
-
-
-def _mark_and_check(part: str, *, checks: bool) -> Verdict | None:
-    with contextlib.closing(sqlite3.connect(part, isolation_level=None)) as copy:
-        # One file without a log beside it, which can be moved and read from anywhere. A server that opens it changes
-        # that again.
-        copy.execute("PRAGMA journal_mode = DELETE")
-        copy.execute(f"PRAGMA application_id = {BACKUP_ID}")
-        return check_file(copy) if checks else None
 
 
 def _sync(path: str) -> None:

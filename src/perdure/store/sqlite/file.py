@@ -15,7 +15,7 @@ from urllib.parse import quote
 from perdure._core.ids import generations_skipped
 from perdure._core.text import see
 from perdure.errors import StoreError, StoreReplaced, StoreTooNew, StoreUnavailable
-from perdure.store.invariants import INVARIANTS, MOST_SHOWN, OWN_WORD, Fault, Verdict, verdict_of
+from perdure.store.maintenance import INVARIANTS, MOST_SHOWN, OWN_WORD, Fault, Verdict, verdict_of
 from perdure.store.sqlite import sql_files as _sql
 
 Sync = Literal["normal", "full"]
@@ -388,24 +388,20 @@ def check_file(connection: sqlite3.Connection) -> Verdict:
     meanwhile, and grows."""
     connection.execute("BEGIN")
     try:
-        damage = _integrity(connection)
-        if damage:
+        try:
+            found = [says for (says,) in connection.execute(f"PRAGMA integrity_check({MOST_SHOWN + 1})")]
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise  # it is locked, or was interrupted
+            found = [str(error)]
+        if found != ["ok"]:
+            damage = [Fault(rule=INTEGRITY, where=" ".join(says.split())) for says in found]
             # Queries over damaged pages would raise, or tell nonsense.
             return Verdict(counts={}, faults=damage[:MOST_SHOWN], unnamed=[INTEGRITY] if damage[MOST_SHOWN:] else [])
         counts = connection.execute(_sql.checks()["counts"]).fetchone()
         return verdict_of(counts, {rule: _broken(connection, rule) for rule in INVARIANTS if rule in _sql.checks()})
     finally:
         rollback(connection)
-
-
-def _integrity(connection: sqlite3.Connection) -> list[Fault]:
-    try:
-        found = [says for (says,) in connection.execute(f"PRAGMA integrity_check({MOST_SHOWN + 1})")]
-    except sqlite3.DatabaseError as error:
-        if isinstance(error, sqlite3.OperationalError):
-            raise  # it is locked, or was interrupted
-        found = [str(error)]
-    return [] if found == ["ok"] else [Fault(rule=INTEGRITY, where=" ".join(says.split())) for says in found]
 
 
 def _broken(connection: sqlite3.Connection, rule: str) -> Sequence[str]:

@@ -9,8 +9,7 @@ from urllib.parse import quote
 
 from perdure._core.ids import NodeId
 from perdure.errors import BadSetting, StoreError, StoreUnavailable
-from perdure.store.invariants import Verdict
-from perdure.store.maintenance import BackedUp, Fact
+from perdure.store.maintenance import BackedUp, Fact, Verdict
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.backup import back_up
 from perdure.store.sqlite.file import (
@@ -137,15 +136,10 @@ class SqliteMaintenance:
                 file.interrupt()  # or the thread would go on to its end
                 raise
 
-    def _is_backup(self) -> bool:
-        if not os.path.exists(self._path):
-            return False
-        with named(self._path, "opened"), contextlib.closing(self._look()) as file:
-            return pragma(file, "application_id") == BACKUP_ID
-
     async def put_back(self) -> None:
         refuse_unfit(self._path)
-        was_marked = self._is_backup()
+        with named(self._path, "opened"), contextlib.closing(self._look()) as file:
+            was_marked = pragma(file, "application_id") == BACKUP_ID
         with named(self._path, "written"):
             # Opening a backup notes it already.
             file = open_writer(self._path, sync="full", busy_timeout=OPERATOR_PATIENCE)

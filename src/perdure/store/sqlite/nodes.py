@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import Callable, Sequence
 
 from perdure._core.ids import Fence, NodeId, new_fence
-from perdure._core.states import ClaimState
 from perdure.store import rows
 from perdure.store.records import NodeRecord, Overview, StreamRecord
 from perdure.store.sqlite import sql_files as _sql
@@ -72,12 +71,6 @@ class SqliteLiveness:
         self._facts: bytes | None = None
         self._alive: dict[NodeId, float] = {}
         self.node_claim = locks.claim(node)
-
-    lapses = False
-
-    @property
-    def own_claim(self) -> ClaimState:
-        return self.node_claim.at(self._monotonic())
 
     async def beat(self, facts: bytes) -> None:
         """Written only if there is something new to tell."""

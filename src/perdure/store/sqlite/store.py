@@ -48,6 +48,7 @@ class SqliteStore(Reads):
     """
 
     shared = True
+    lapses = False
 
     def __init__(
         self,

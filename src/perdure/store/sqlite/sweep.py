@@ -34,8 +34,14 @@ async def sweep(writer: Writer, readers: ReaderPool, cutoffs: Cutoffs) -> int:
     Events of several streams go in one transaction, as many as fit; a stream that needs more gets more.
     """
     rows, after = 0, 0
-    while (through := (await readers.run(partial(_last_looked_at, after)))) is not None:
-        while keys := await readers.run(partial(_stale_streams, after, through, cutoffs)):
+    expired = {"events": cutoffs.events, "answers": cutoffs.answers, "limit": PAGE}
+    while True:
+        [through] = await readers.run(partial(_column, _SQL["last_of_streams"], {"after": after, "look": LOOK}))
+        if through is None:  # after the last stream
+            break
+        while keys := await readers.run(
+            partial(_column, _SQL["stale_streams"], expired | {"after": after, "through": through})
+        ):
             after = keys[-1]
             while keys:
                 done, gone = await writer.run(partial(_expire, keys=keys, cutoffs=cutoffs), size=_WRITES)
@@ -50,18 +56,6 @@ async def sweep(writer: Writer, readers: ReaderPool, cutoffs: Cutoffs) -> int:
                 gone, done = await writer.run(partial(_forget, session=session, cutoffs=cutoffs), size=_WRITES)
                 rows += gone
     return rows
-
-
-def _last_looked_at(after: int, connection: sqlite3.Connection) -> int | None:
-    """Up to which key the next query looks; `None` behind the last stream."""
-    found: int | None
-    (found,) = connection.execute(_SQL["last_of_streams"], {"after": after, "look": LOOK}).fetchone()
-    return found
-
-
-def _stale_streams(after: int, through: int, cutoffs: Cutoffs, connection: sqlite3.Connection) -> list[int]:
-    values = {"events": cutoffs.events, "answers": cutoffs.answers, "limit": PAGE}
-    return _column(_SQL["stale_streams"], {"after": after, "through": through, **values}, connection)
 
 
 def _column(query: str, values: Any, connection: sqlite3.Connection) -> list[Any]:

@@ -188,22 +188,19 @@ class Writer:
         """Write until the end. An error that no job is to blame for ends the process: as after a kill, the next process
         settles its calls. Without this thread nothing would be written any more, and everyone would wait."""
         try:
-            self._write_until_stopped()
+            if hasattr(time, "pthread_getcpuclockid"):
+                self._processor = time.pthread_getcpuclockid(threading.get_ident())
+            while self._wake.get():
+                self._work_off()
+            self._work_off()
+            self._file.close_checkpoints()
+            with self._lock:
+                self._file.close()
         except BaseException as error:
             lines = "".join(traceback.format_exception(error))
             with contextlib.suppress(OSError):
                 os.write(2, f"{lines}perdure: the writer of {self._path} failed, and the process ends\n".encode())
             os._exit(WRITER_FAILED)
-
-    def _write_until_stopped(self) -> None:
-        if hasattr(time, "pthread_getcpuclockid"):
-            self._processor = time.pthread_getcpuclockid(threading.get_ident())
-        while self._wake.get():
-            self._work_off()
-        self._work_off()
-        self._file.close_checkpoints()
-        with self._lock:
-            self._file.close()
 
     def _work_off(self) -> None:
         while self._jobs or self._log_full:

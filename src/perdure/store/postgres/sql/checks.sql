@@ -1,4 +1,4 @@
--- The rules of `store.invariants`: a name, one line of purpose, a query that returns a sentence for each broken place.
+-- The rules of `store.maintenance`: a name, one line of purpose, a query that returns a sentence for each broken place.
 -- Rows of events and answers that are hidden ("trimmed", "forgotten"), or whose stream was deleted, do not count: they
 -- wait for their slot to be emptied.
 

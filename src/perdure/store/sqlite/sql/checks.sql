@@ -1,4 +1,4 @@
--- The rules of `store.invariants`: a name, one line of purpose, a query that gives a sentence for each broken place.
+-- The rules of `store.maintenance`: a name, one line of purpose, a query that gives a sentence for each broken place.
 -- Where a query walks over a table, it does so in the table's order and keeps nothing, so memory stays small.
 
 -- counts: how much the store holds
