@@ -51,7 +51,7 @@ class _Plain:
 
 
 PLAIN: Codec = _Plain()
-"""Keeps payloads as they are. `Payloads` never calls it, so it costs nothing."""
+"""Keeps payloads as they are. `Payloads` does not copy steps and records for it."""
 
 
 class Payloads:
@@ -66,37 +66,29 @@ class Payloads:
         self.overhead = codec.overhead
 
     def encode_steps(self, steps: Sequence[Step]) -> Sequence[Step]:
-        return steps if self.is_plain else [_changed(step, self._encode) for step in steps]
+        return steps if self.is_plain else [_changed(step, self.encode_one) for step in steps]
 
     def decode(self, record: R) -> R:
         """Return a record of any kind, or `None`, as it came into the store."""
-        return record if self.is_plain else _changed(record, self._decode)
+        return record if self.is_plain else _changed(record, self.decode_one)
 
     def decode_all(self, records: Sequence[R]) -> Sequence[R]:
-        return records if self.is_plain else [_changed(record, self._decode) for record in records]
+        return records if self.is_plain else [_changed(record, self.decode_one) for record in records]
 
     def encode_one(self, payload: bytes) -> bytes:
-        return payload if self.is_plain else self._encode(payload)
+        return self._codec.encode(payload) if payload else payload
 
     def decode_one(self, stored: bytes) -> bytes:
-        return stored if self.is_plain else self._decode(stored)
+        return self._codec.decode(stored) if stored else stored
 
     def size(self, stored: bytes) -> int:
         """Return the size of a payload, as limits count it: before it was encoded."""
         return max(0, len(stored) - self.overhead)
 
     def stick(self, kept: tuple[bytes, ...], request: bytes) -> tuple[bytes, ...]:
-        """Return the sticky requests behind another one (`_core.sticky`), all of them as they are stored."""
-        if self.is_plain:
-            return sticky.after(kept, request)
-        plain = sticky.after(tuple(map(self._decode, kept)), self._decode(request))
-        return tuple(map(self._encode, plain))
-
-    def _encode(self, payload: bytes) -> bytes:
-        return self._codec.encode(payload) if payload else payload
-
-    def _decode(self, stored: bytes) -> bytes:
-        return self._codec.decode(stored) if stored else stored
+        """Return the sticky requests after one more (`_core.sticky`), all of them as they are stored."""
+        plain = sticky.after(tuple(map(self.decode_one, kept)), self.decode_one(request))
+        return tuple(map(self.encode_one, plain))
 
 
 def _changed(value: Any, change: Callable[[bytes], bytes]) -> Any:

@@ -1,83 +1,82 @@
-"""The interface of a store: a few small protocols, and the promises behind them.
+"""The interface of a store: a few small protocols and their promises.
 
-Everything that must not be lost goes in as *steps*: frozen values, committed in groups. A step says what is so, not
-how to get there, so a step that arrives twice (the first answer was lost, or came too late) changes nothing. That
-makes it safe to hold steps while the store fails and to write them afterwards, in order.
+Everything that must not be lost is written as *steps*: frozen values, committed in groups. A step states a fact, so a
+step that arrives twice (the first answer was lost or late) changes nothing. A writer may hold steps while the store
+fails, and write them afterwards, in order.
 
 The promises; the contract suite in `perdure.testing` carries the same numbers.
 
-1. **Atomic.** `commit` applies all its steps or none. What one `Append` carries (events, ends of calls, the seal) is
-   seen together or not at all.
+1. **Atomic.** `commit` applies all its steps or none. Events, ends of calls and the seal of one `Append` become visible
+   together.
 2. **Fenced.** An `Append`, a `PutCall` and a `Release` show a fence. Such a step is refused (`StaleFence` at its place
-   in the result), and the others are not touched, if another writer has claimed the stream since, or if it is sealed or
-   let go of: then this writer may write nothing more. An `Append` is refused as `Behind` if the stream is still this
-   writer's and its events would leave a hole, or if there is no such stream: then the store has lost what it had
-   (below).
+   in the result; the other steps are applied) if another writer has claimed the stream since, or if the stream is
+   sealed or released: then this writer may write nothing more. An `Append` is refused as `Behind` if the stream is
+   still this writer's and the events would leave a hole, or if the stream does not exist: then the store has lost what
+   it had (below).
 3. **Durable.** What `commit` returned without error survives the death of this process; the backend's own page says
    what else it survives.
-4. **Ordered.** `read` gives each retained event after a sequence number once, in order. Numbers of one stream rise by
-   one. What is missing between two of them was trimmed or lost: the reader sees the gap in the numbers. No number ever
-   names another event than before.
-5. **Repeatable.** Committing again what was committed last, in the same order, changes nothing: events are known by
-   their numbers, an ended call keeps its first end. (A revision may rise by it.)
+4. **Ordered.** `read` returns each retained event after a sequence number once, in order. Numbers of one stream rise by
+   one. A missing number was trimmed or lost, and the reader sees the gap. No number ever names another event than
+   before.
+5. **Repeatable.** Committing the last commit again, in the same order, changes nothing: events are known by their
+   numbers, an ended call keeps its first end. (A revision may rise.)
 6. **Generations.** `claim` durably raises a stream's generation before its new writer appends, and records where the
    previous generation ended, so that an old position never names a new event. Of several claims at once, one succeeds.
-   A generation that the claimer knows of does not come again, although the store may have lost it.
-   No fence is given twice, by `join` or by `claim`, not even by a store that has lost what it gave out last (a replica
-   that lagged): a counter does not do, 40 random bits do (`_core.ids.new_fence`). Fences are compared for equality and
-   fit 63 bits; nothing orders them, because the generation tells which claim is later.
+   A generation that the claimer knows is not used again, although the store may have lost it.
+   `join` and `claim` return no fence twice, not even if the store has lost the last ones (a replica that lagged): so
+   a fence has 40 random bits and is not counted (`_core.ids.new_fence`). Fences are compared for equality and fit 63
+   bits. The generation decides which claim is later.
 7. **Answers last.** `Trim` never removes a final answer; only `DropStream`, `EndSession` and `sweep` do.
-8. **Only a hint.** A wake-up may be lost, late or needless; `read` tells the truth.
+8. **Only a hint.** A wake-up may be lost, late or needless; `read` decides.
 9. **Failure is named.** A backend's own exceptions leave as `StoreError`, with their cause kept.
-10. **Once each.** Mail stays until a `MailReceived` step takes it away, in one commit with what came of it; mail of a
-    dead node goes to the node that buries it. So whatever a message causes in the store happens once. A node's messages
-    become visible in the order of their keys, however many nodes post to it at once: behind a message that was read no
-    other one appears in front of it, which `MailReceived` would take away unread. No key comes again, not even after
-    the store has lost some: it is at least the time in microseconds (`next_key`).
+10. **Once each.** Mail stays until a `MailReceived` step removes it, in one commit with its effects; mail of a dead
+    node goes to the node that buries it. So a message has its effects in the store once. A node's messages become
+    visible in the order of their keys, however many nodes send at once: no message appears before one that was read,
+    because `MailReceived` would remove it unread. No key is used again, not even after the store has lost some: a key
+    is at least the time in microseconds (`next_key`).
 11. **Dead is dead.** `Liveness.dead` names only nodes that write nothing more under any claim that they held, or whose
     claims the fences take away before another node acts on them. A node that has beaten since it was found dead is not
-    buried. A node whose claim ran out goes on with its next beat, unless it is buried; if it is, it knows by then.
+    buried. A node whose claim ran out goes on with its next beat, unless it was buried; then that beat shows it.
 12. **One of each.** No two calls of a session's incarnation run under one id: the second `OpenStream` is refused
-    (`IdTaken`), in whatever process it is made. A stream of a session that has ended, or is not there, is not opened
+    (`IdTaken`), in whatever process it is made. A stream of a session that has ended, or does not exist, is not opened
     (`SessionEnded`). Of several writers that open a `unique` stream of one id, one succeeds; none, once it is sealed.
-13. **Notes.** Of several changes of a note that begin from the same state, one succeeds, in whatever process; what it
-    wrote is durable (3). A note of a session is deleted when the session ends, and none is written afterwards.
-14. **Exact limits.** A `PutSession` or `OpenStream` that carries a limit is refused (`TooManySessions`, `TooManyCalls`)
-    where it would go beyond, however many processes commit at once. Of sessions that have ended the store keeps a
-    bounded number of small records: `_core.retention` has the numbers, and the oldest go first.
-15. **Holders are known.** A living node that has said that it holds steps is named by every other node's
-    `Liveness.holders`, from the moment that `hold` returns until it says that it holds nothing more. That needs no
-    write: what it says is that writing fails. A dead node is named until it is buried, at the longest.
+13. **Notes.** Of several changes of a note that begin from the same state, one succeeds, in whatever process; its value
+    is durable (3). A note of a session is deleted when the session ends, and none is written afterwards.
+14. **Exact limits.** A `PutSession` or `OpenStream` beyond the limit that it carries is refused (`TooManySessions`,
+    `TooManyCalls`), however many processes commit at once. The store keeps a bounded number of small records of ended
+    sessions (`_core.retention`), and deletes the oldest first.
+15. **Holders are known.** `Liveness.holders` of every other node names a living node that holds steps, from the moment
+    that `hold(True)` returns until `hold(False)`. This needs no write, because a node holds steps when writing fails. A
+    dead node is named until it is buried, at the longest.
 16. **Forwarded in order.** Messages that a node forwards to a stream belong to the stream, whichever node writes it.
-    They wait in the order of their commits; those of one sender are numbered, each number is taken once, and none
-    before the one in front of it. An `Append` takes them away in one step with their events, so each is appended once.
-17. **In use, it stays.** No time that has passed ends a session that a node which is not buried uses: as its home, as
-    the writer of a call that has not ended, or as the node of a reader. `sweep`, `longest_dormant` and an `EndSession`
-    with `unused_since` leave it alone.
-18. **One clock.** `clock` tells all nodes that live at the same time the same time, nearly, and does not jump, whatever
-    their wall clocks do. A node that finds no other one has nothing but its wall clock to begin with.
-19. **Read this far.** How far a stream's readers have got only moves forward, and never beyond what was appended in the
-    generation in which they read it: an event that took the number of a lost one counts as unread.
+    They wait in the order of their commits. The messages of one sender are numbered; each number is taken once, and
+    after the number before it. An `Append` removes them in one step with their events, so each is appended once.
+17. **In use, it stays.** No passing of time ends a session that a node which is not buried uses: as its home, as the
+    writer of a call that has not ended, or as the node of a reader. `sweep`, `longest_dormant` and an `EndSession` with
+    `unused_since` leave it alone.
+18. **One clock.** `clock` returns nearly the same time on all nodes that live at the same time, and does not jump,
+    whatever their wall clocks do. A node that finds no other one starts with its wall clock.
+19. **Read this far.** The number that a stream's readers have reached only rises, and never beyond what was appended in
+    the generation in which they read: an event that took the number of a lost one counts as unread.
 20. **Within its time.** A call answers, or raises `StoreUnavailable`, before the store has been stuck in it for its
     limit. Time in which the store works on other calls, or in which this process is late, does not count
     (`store.time_limit`).
 21. **As it was seen.** An `OpenStream` that carries a revision is refused (`StaleRecord`) if the session's record has
-    another one. Whatever changes a record raises its revision; a change of `active` alone does not. A store whose stamp
-    never says that nothing was written refuses it also while messages wait for the session's standalone stream and the
-    opener is that stream's writer: it appends them first.
-22. **A call is not a session.** Records have a kind. Those of one kind are counted, limited and given up apart from
-    those of the others, and a record that is no session's leaves nothing when it ends. The limit of a caller's single
-    calls is kept nearly: those that are committed at the same moment may not count each other.
+    another one. Every change of a record raises its revision, except a change of `active` alone. A store whose stamp is
+    always new refuses it also while messages wait for the session's standalone stream and the opener is that stream's
+    writer: it appends them first.
+22. **A call is not a session.** Records have a kind. Each kind is counted, limited and given up apart from the others,
+    and a record that is no session's leaves nothing when it ends. The limit of a caller's single calls is kept nearly:
+    calls that are committed at the same moment may not count each other.
 
 **A store that has lost its tail.** A server that crashed without waiting for its disk, a replica that lagged when it
-was promoted, or a file that was put back from a copy comes back with an earlier state of everything, whatever promise 3
-says. What was written last is gone, and no call may wait for it: the writer of a stream learns from `Behind` how far
-the store is, and repeats the append with `lost`. The store then takes it with the hole, so that numbers go on and
-readers are told of the gap. Where the whole stream is gone its writer opens it again first, with its calls. So a store
-need not know of its loss. It only must not give out again what it gave out in the part that it has lost: fences (6),
-and the keys of mail and of forwarded messages (10). Generations are known to the processes that live. Where none does,
-a backup is marked, or the operator says that the store was put back (`store.maintenance`), and some generations are
-skipped.
+was promoted, or a file that was restored from a copy comes back with an earlier state, whatever promise 3 says. No call
+may wait for what is gone. The writer of a stream learns from `Behind` how far the store is, and repeats the append with
+`lost`. The store then accepts the hole, so that numbers go on and readers see the gap. If the whole stream is gone, its
+writer first opens it again, with its calls. So a store need not know of its loss. It only must not use again what was
+lost: fences (6), and the keys of mail and of forwarded messages (10). The living processes know the generations. If
+none lives, a backup is marked, or the operator declares that the store was restored (`store.maintenance`), and some
+generations are skipped.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -133,30 +132,27 @@ class Liveness(Protocol):
         without asking the store. FROZEN: the node writes and shows nothing. BURIED: it never will again."""
 
     async def beat(self, facts: bytes) -> None:
-        """Show that this node is alive, and what it has to tell of itself. Its claim is HOLDING behind that if the
-        store knows the node, whatever it was before, and BURIED if it does not (11). A store in which the claim of a
-        process that lives never runs out need not write what it was told before."""
+        """Show that this node is alive, with facts about it. Afterwards its claim is HOLDING if the store knows the
+        node, whatever it was before, and BURIED if it does not (11). A store without `lapses` need not write equal
+        facts twice."""
 
     async def overview(self, *, mail_after: int) -> Overview:
-        """All that a node looks at in each of its rounds. A store that answers over a network reads it in one go."""
+        """Return all that a node reads in each of its rounds. A store on a network reads it in one go."""
 
     def hold(self, holding: bool) -> None:
-        """Say that this node shows what is not in the store, or that all of it is written (15). Never waits or fails.
-
-        A store that machines share says it by its own means, as long as this node's claims hold: a word to its
-        neighbours, or a flag in a service beside the log.
-        """
+        """Declare that this node shows what is not in the store, or that all of it is written (15). Never waits or
+        fails. A store that machines share answers its neighbours' questions, for example."""
 
     async def holders(self) -> Sequence[NodeId]:
-        """The other nodes that have said so and live (15). Asked before something is denied that the store lacks."""
+        """Return the other living nodes that hold steps (15). Asked before this node denies what the store lacks."""
 
     def ages(self) -> dict[NodeId, float]:
         """Seconds since each node was last known to be alive, as far as this one has seen; itself included."""
 
 
 class Store(Protocol):
-    """A store. Open it with `async with`, or call `open` and `aclose`. A class that derives from `Store` writes the
-    methods of the first parts. Those of the last part follow from them; a store overrides what it can do better."""
+    """A store. Open it with `async with`, or call `open` and `aclose`. The methods of the last part follow from the
+    others; a store overrides those that it can do better."""
 
     shared: bool
     """Several processes may open it at once."""
@@ -173,16 +169,14 @@ class Store(Protocol):
         """Apply the steps, all or none (1, 2, 3, 5)."""
 
     async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
-        """The retained events after a sequence number (4), `limit` at the most.
-
-        An answer ends with the event that brings it to `READ_BYTES`. So a short one is not the end of the stream; an
-        empty one is."""
+        """Return the retained events after a sequence number (4), `limit` at most. An answer ends with the event that
+        brings it to `READ_BYTES`, so only an empty answer is the end of the stream."""
 
     async def streams(self, session: SessionId, *, only_unread: bool = False) -> Sequence[StreamRecord]:
         """A session's streams, the oldest first; or those that count as unread (`Reached`)."""
 
     async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
-        """Those of the streams that are there, however many are asked for."""
+        """Return those of the streams that exist, however many are asked for."""
 
     async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
         """The streams that a node writes, sealed ones excepted, the oldest first."""
@@ -197,17 +191,15 @@ class Store(Protocol):
         """What is retained of a session's sealed streams, the oldest first."""
 
     async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
-        """Become the stream's writer: a new fence and a new generation (6), the next one and above `known`: a node may
-        have seen one that the store has lost.
-
-        `None` if there is no such stream, it is sealed, or its fence is no longer the one that the caller has seen.
-        """
+        """Become the stream's writer, with a new fence and a new generation (6), above `known`: a node may have seen
+        one that the store has lost. Returns `None` if the stream does not exist, is sealed, or has another fence than
+        `held`."""
 
     async def generations(self, stream: StreamId) -> Sequence[Generation]:
         """The ended generations of a stream, the oldest first (6)."""
 
     async def sweep(self, cutoffs: Cutoffs) -> int:
-        """Forget what has expired; gives the number of rows. Never long at a time in the way of `commit`."""
+        """Delete what has expired; returns the number of rows. Never keeps `commit` waiting for long."""
 
     # Sessions, their calls, asks and readers
 
@@ -217,7 +209,8 @@ class Store(Protocol):
         """Sessions by id, a page at a time."""
 
     async def reattach(self, session: SessionId) -> SessionRecord | None:
-        """Begin an incarnation: the record with the next number. `None` if it is not there or has ended."""
+        """Begin an incarnation: returns the record with the next number, or `None` if the session does not exist or has
+        ended."""
 
     async def count_states(self, kind: RecordKind = RecordKind.SESSION) -> Mapping[SessionState, int]:
         """How many records of a kind are in each state; those without any may be missing."""
@@ -230,20 +223,19 @@ class Store(Protocol):
         kind: RecordKind = RecordKind.SESSION,
         delivered: bool = False,
     ) -> SessionRecord | None:
-        """The one without activity for longest, of one caller or of all: of those of a kind that are dormant and in no
-        use (17). `delivered`: of one caller's, only those without a stream that counts as unread (`Reached`)."""
+        """Return the dormant record of a kind, in no use (17), that was inactive for longest; of one caller or of all.
+        `delivered`: of one caller's, only those without a stream that counts as unread (`Reached`)."""
 
     async def count_of(self, owner: str, address: str, *, kind: RecordKind) -> int:
         """How many records of a kind one caller has that have not ended."""
 
     async def bytes_of(self, owner: str, address: str) -> int:
-        """Bytes of what is kept of one caller's durable calls that have ended, nearly: answers, and what their clients
-        said of themselves."""
+        """Return the bytes kept of one caller's ended durable calls, nearly: answers and `client_params`."""
 
     async def calls(
         self, session: SessionId, *, stream: StreamId | None = None, only_open: bool = False
     ) -> Sequence[CallRecord]:
-        """A session's rows that are retained, the oldest first; of one stream, or of those that have not ended."""
+        """Return a session's retained rows, the oldest first; those of one stream, or those that have not ended."""
 
     async def asks(self, session: SessionId) -> Sequence[AskRecord]:
         """A session's open asks, the oldest first."""
@@ -256,22 +248,19 @@ class Store(Protocol):
         """The notes whose names begin so."""
 
     async def change_note(self, name: str, *, seen: bytes | None, value: bytes | None, session: str = "") -> bool:
-        """Write a note, or delete it (`None`), if its value is still the one that was seen (`None`: there is none).
-
-        `session`: the session that a new note belongs to, and ends with. `False` if it has ended, or the note is not as
-        it was seen."""
+        """Write a note, or delete it (`None`), if its value is still `seen` (`None`: it does not exist). `session`: the
+        session of a new note, which ends with it. Returns `False` if the session has ended or the value is another."""
 
     # Nodes
 
     async def join(self, node: NodeId) -> Fence:
-        """Enter as a node: gives the fence under which it opens streams. No two nodes ever get the same."""
+        """Enter as a node; returns the fence under which it opens streams, which no other node ever gets."""
 
     async def leave(self, node: NodeId) -> None:
-        """The node stops: dead from now on, to be buried by another (at once, if it left nothing behind)."""
+        """The node stops: it is dead from now on, and another node buries it (at once, if it left nothing)."""
 
     def clock(self) -> float:
-        """The store's time (18), for a node that has joined: seconds since 1970, by the wall clock of the node that
-        joined when no other one was there."""
+        """Return the store's time (18), for a node that has joined, in seconds since 1970."""
 
     def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> Liveness:
         """The view of a node that has joined: by locks for stores of one machine, else by leases."""
@@ -279,52 +268,46 @@ class Store(Protocol):
     async def nodes(self) -> Sequence[NodeRecord]: ...
 
     async def bury(self, node: NodeId, *, heir: NodeId, beat: int | None = None) -> Sequence[StreamRecord] | None:
-        """Forget a dead node: its mail goes to the heir, its readers go. Gives the streams that they read; none for a
-        node that is not there any more.
-
-        Whatever it wrote (`written_by`) has been claimed, or let go of, before. `beat` is the node's, read before it
-        was found dead: `None` is given, and nothing was done, if it has another one by now (11).
-        """
+        """Delete a dead node and its readers; its mail goes to the heir. Returns the streams that they read; none for a
+        node that does not exist. Its streams (`written_by`) were claimed or released before. `beat` is the node's, read
+        before it was found dead: if it has another one by now, nothing is done, and `None` is returned (11)."""
 
     async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[Mail]:
-        """A node's messages that it has not dealt with yet, after a key, the oldest first, `MAIL_AT_ONCE` at most."""
+        """Return the messages that wait for a node, after a key, the oldest first, `MAIL_AT_ONCE` at most."""
 
     def subscribe(self, node: NodeId, listener: HintListener) -> Callable[[], None]:
-        """Call `listener` when other nodes hint at something for this one, and now and then when something was written
-        (8). Gives the way to stop."""
+        """Call `listener` when other nodes hint to this one, and now and then when something was written (8). Returns
+        the function that stops it."""
 
     def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
-        """Tell a node to look at streams again: they have grown, or another reader is there. Never waits or fails."""
+        """Notify a node to read streams again: they have grown, or have another reader. Never waits or fails."""
 
     # Follows from the others
 
     def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
-        """`commit`, if it can be done at once, without waiting; else `None`, and nothing was done."""
+        """Commit without waiting, if that is possible; else nothing is done, and `None` is returned."""
         return None
 
     def stamp(self) -> object:
-        """Equal values mean that no other process has written anything between the two moments.
-
-        So what was read then is still so. A store that cannot tell without waiting gives a new value each time: then
-        what only looks at a session reads its record again, and a new call shows the revision that it has seen (21).
-        """
+        """Return a value; two equal values mean that no other process has written anything between the two moments. A
+        store that cannot know without waiting returns a new value each time: then a session's record is read again, and
+        a new call shows the revision that it has seen (21)."""
         return object()
 
     async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
-        """Those of some streams that are there, each with its retained events after a number, `limit` of each at the
-        most. A store that answers over a network reads it in one go."""
+        """Return those of some streams that exist, each with its retained events after a number, `limit` of each at
+        most. A store on a network reads it in one go."""
         return {stream: Followed(record) for stream, record in (await self.streams_by_id(list(after))).items()}
 
     async def load(self, session: SessionId) -> Loaded | None:
-        """A session, and what a node needs of its streams to serve it. A store that answers over a network reads it in
-        one go."""
+        """Return a session with its standalone stream. A store on a network reads it in one go."""
         record = await self.session(session)
         return None if record is None else Loaded(record, await stream_by_id(self, record.standalone))
 
     async def single_call(self, session: SessionId, *, recent: int) -> CallSnapshot | None:
-        """A record and its one call, with its asks and so many of its newest events; once it has ended, with its answer
-        alone. Events of more than `READ_BYTES` may be left out. Of a session, the record alone. A store that answers
-        over a network reads it in one go."""
+        """Return a record and its one call, with its asks and `recent` newest events; an ended one with its answer
+        alone. Events beyond `READ_BYTES` may be left out. Of a session, the record alone. A store on a network reads it
+        in one go."""
         record = await self.session(session)
         calls = await self.calls(session) if record is not None and record.kind is RecordKind.CALL else []
         if record is None or not calls:
@@ -353,18 +336,18 @@ class Inspect(Store, Protocol):
         """How sessions that have streams are used."""
 
     async def newest(self, *, limit: int, prefix: str = "") -> Sequence[Outline]:
-        """The sessions and calls that were active last, in short, the last one first; at most `limit` of those whose
-        ids begin with a prefix."""
+        """Return the sessions and calls that were active last, the last one first; at most `limit` of those whose ids
+        begin with a prefix."""
 
     async def open_calls(self, *, limit: int) -> Sequence[OpenCall]:
         """The calls of all sessions that have not ended, by the id of the session, `limit` at the most."""
 
     async def extent(self) -> Extent:
-        """How much there is, by a look that takes a fraction of a second however much that is."""
+        """Return how much the store holds, within a fraction of a second however much that is."""
 
 
 async def paged(read: Callable[[int], Awaitable[Sequence[T]]]) -> AsyncIterator[T]:
-    """Return all that a store gives page by page; `read` gives the page behind a number, which each item has first."""
+    """Yield all that a store returns page by page; `read` returns the page after a number, the first of each item."""
     after = 0
     while page := await read(after):
         for item in page:
@@ -386,7 +369,6 @@ async def survey_of(store: object) -> Survey | None:
 
 
 async def stream_by_id(store: Store, stream: StreamId) -> StreamRecord | None:
-    """Return one stream, or `None` if it is not there."""
     return (await store.streams_by_id((stream,))).get(stream)
 
 

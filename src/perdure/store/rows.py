@@ -165,12 +165,15 @@ T = TypeVar("T")
 
 
 class RecordReads(Inspect):
-    """Answers what a store is asked without writing, as far as a query and a kind of record say it all.
-
-    A database adds `_all`, and what it keeps in a form of its own: sessions, events.
-    """
+    """Reads the records that every database keeps alike, by the same queries. A database adds the form of its sessions
+    and callers, and reads its events."""
 
     _payloads: Payloads
+    _session_record: Callable[[Row], SessionRecord]
+
+    @abstractmethod
+    def _caller(self, owner: str, address: str) -> tuple[object, ...]:
+        """Return the columns by which a caller's records are found."""
 
     @abstractmethod
     async def _all(self, query: str, record: Callable[[Any], T], *values: Any) -> Sequence[T]:
@@ -179,6 +182,10 @@ class RecordReads(Inspect):
     async def _one(self, query: str, record: Callable[[Any], T], *values: Any) -> T | None:
         found = await self._all(query, record, *values)
         return found[0] if found else None
+
+    async def _number(self, query: str, *values: Any) -> int:
+        [number] = await self._all(query, lambda row: int(row[0]), *values)
+        return number
 
     # Streams
 
@@ -204,6 +211,31 @@ class RecordReads(Inspect):
         return await self._one("reader_of_stream", reader_record, stream)
 
     # Sessions, their calls and asks
+
+    async def session(self, session: SessionId) -> SessionRecord | None:
+        return await self._one("session_by_id", self._session_record, session)
+
+    async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
+        return await self._all("sessions_after", self._session_record, after or "", limit)
+
+    async def longest_dormant(
+        self,
+        owner: str | None = None,
+        address: str = "",
+        *,
+        kind: RecordKind = RecordKind.SESSION,
+        delivered: bool = False,
+    ) -> SessionRecord | None:
+        if owner is None:
+            return await self._one("longest_dormant", self._session_record, kind.value)
+        caller = self._caller(owner, address)
+        return await self._one("longest_dormant_of", self._session_record, *caller, kind.value, delivered)
+
+    async def count_of(self, owner: str, address: str, *, kind: RecordKind) -> int:
+        return await self._number("count_of_caller", *self._caller(owner, address), kind.value)
+
+    async def bytes_of(self, owner: str, address: str) -> int:
+        return await self._number("bytes_of_caller", *self._caller(owner, address))
 
     async def count_states(self, kind: RecordKind = RecordKind.SESSION) -> Mapping[SessionState, int]:
         return dict(await self._all("count_states", lambda row: (SessionState(row[0]), row[1]), kind.value))

@@ -5,10 +5,10 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from perdure._core.ids import Fence, Kind, NodeId, StreamId
+from perdure._core.ids import Fence, Kind, StreamId
 from perdure.errors import Behind, StaleFence, TooManySessions
 from perdure.store.interface import Store, stream_by_id
-from perdure.store.records import Event, SessionRecord, StreamRecord
+from perdure.store.records import SessionRecord, StreamRecord
 from perdure.store.steps import Append, OpenStream, PutSession, Refusals, Step, StepRejected
 from perdure.testing import _values as values
 from perdure.testing._values import NODE, OTHER, SESSION, STREAM, a_call, a_session, a_stream, an_end
@@ -90,18 +90,6 @@ class Case:
     def answer(self, seq: int = 1, **more: Any) -> Append:
         """The step that answers request 1 with an event, and seals the stream."""
         return self.append(seq, final=True, ends=(an_end(),), seal=True, **more)
-
-    async def numbers(self, stream: str = STREAM) -> list[int]:
-        return await values.numbers(self.store, stream)
-
-    async def events(self, *, after: int = 0, page: int = 1_000) -> list[Event]:
-        return await values.all_events(self.store, after=after, page=page)
-
-    async def messages(self, node: NodeId = NODE) -> list[bytes]:
-        return await values.messages(self.store, node)
-
-    async def sessions(self, *, page: int = 100) -> list[SessionRecord]:
-        return await values.all_sessions(self.store, page=page)
 
     async def picture(self, *sessions: str) -> dict[str, Any]:
         return await values.picture(self.store, sessions=sessions or (SESSION,))

@@ -78,12 +78,16 @@ from perdure.testing._values import (
     a_single_call,
     a_sticky,
     a_stream,
+    all_events,
+    all_sessions,
     an_append,
     an_ask,
     an_end,
     an_ended_session,
     count_open,
     dead_nodes,
+    messages,
+    numbers,
     put,
     some_events,
 )
@@ -104,7 +108,7 @@ class LogChecks(StreamCase):
         while not writing.done():
             await asyncio.sleep(0)
             for one, other in (("left", "right"), ("right", "left")):
-                earlier, later = len(await self.numbers(one)), len(await self.numbers(other))
+                earlier, later = len(await numbers(self.store, one)), len(await numbers(self.store, other))
                 assert later >= earlier, f"{one} had {earlier} events while {other} had {later} of the same commits"
         await writing
 
@@ -124,7 +128,7 @@ class LogChecks(StreamCase):
         before = await self.picture()
         if await self.reopen():
             same("all that is there", await self.picture(), before)
-            same("mail", await self.messages(), [b"for later"])
+            same("mail", await messages(self.store), [b"for later"])
 
     async def promise_3_closing_writes_what_waits(self) -> None:
         waiting = [asyncio.create_task(self.store.commit([self.append(n)])) for n in range(1, 51)]
@@ -132,7 +136,7 @@ class LogChecks(StreamCase):
         if await self.reopen():
             for refusals in await asyncio.gather(*waiting):
                 accepted(refusals)
-            same("events", await self.numbers(), list(range(1, 51)))
+            same("events", await numbers(self.store), list(range(1, 51)))
         await asyncio.gather(*waiting)
 
     async def promise_4_events_are_read_once_and_in_order(self) -> None:
@@ -140,9 +144,9 @@ class LogChecks(StreamCase):
             await self.accept(self.append(first, first + 6))
         wanted = list(some_events(1, 105))
         for page in (1, 2, 50, 105, 1_000):
-            same(f"events by pages of {page}", await self.events(page=page), wanted)
+            same(f"events by pages of {page}", await all_events(self.store, page=page), wanted)
         for after in (0, 1, 50, 104, 105, 10_000):
-            same(f"events after {after}", await self.events(after=after), wanted[after:])
+            same(f"events after {after}", await all_events(self.store, after=after), wanted[after:])
         same("events of a stream that is not there", list(await self.store.read(StreamId("no"), after=0, limit=9)), [])
 
     async def promise_4_streams_that_are_followed_show_what_reading_them_shows(self) -> None:
@@ -174,7 +178,7 @@ class LogChecks(StreamCase):
         while answer := await self.store.read(STREAM, after=sum(answers), limit=100):
             answers.append(len(answer))
         same("events in each answer", answers, [4, 5, 1, 1, 1])
-        same("events", await self.events(), events)
+        same("events", await all_events(self.store), events)
 
     async def promise_4_commits_are_made_in_the_order_they_were_asked_for(self) -> None:
         """Patient commits that are under way, and commits at once between them: a wrong order would leave a hole."""
@@ -189,13 +193,13 @@ class LogChecks(StreamCase):
                 accepted(done)
         for refusals in await asyncio.gather(*waiting):
             accepted(refusals)
-        same("events", await self.numbers(), list(range(1, 201)))
+        same("events", await numbers(self.store), list(range(1, 201)))
 
     async def promise_5_of_a_commit_that_is_partly_known_the_rest_is_added(self) -> None:
         await self.put(self.append(1, 3))
         await self.put(Trim(stream=STREAM, through=2))
         await self.accept(self.append(1, 5))
-        same("events", await self.numbers(), [3, 4, 5])
+        same("events", await numbers(self.store), [3, 4, 5])
 
     async def promise_5_a_call_keeps_its_first_end(self) -> None:
         for state in (CallState.CANCELLED, CallState.ANSWERED):
@@ -215,7 +219,7 @@ class HistoryChecks(Case):
         await self.put(PutSession(record=a_session()), OpenStream(record=a_stream(self.fence), calls=calls))
         events = [Event(seq, 0.25, payload) for seq, payload in enumerate(payloads, 1)]
         await self.accept(an_append(self.fence, events))
-        same("payloads", [event.payload for event in await self.events()], payloads)
+        same("payloads", [event.payload for event in await all_events(self.store)], payloads)
         same("request ids", [repr(call.request_id) for call in await self.store.calls(SESSION)], [repr(i) for i in ids])
         same("calls of the stream", list(await self.store.calls(SESSION, stream=STREAM)), list(calls))
         await self.put(self.append(ends=(an_end("9", CallState.CANCELLED),)))
@@ -281,11 +285,11 @@ class WriterChecks(StreamCase):
         refused(await self.put(self.append(2, stream="taken"), self.append(1, 2, stream="ours")), 0)
         refused(await self.put(self.append(stream="taken", ends=(an_end("taken 1"),), seal=True)), 0)
         same("whether the stream that was taken is sealed", (await self.record("taken")).sealed, False)
-        same("its events", await self.numbers("taken"), [1])
+        same("its events", await numbers(self.store, "taken"), [1])
         same("the ledger", {call.state for call in await self.store.calls(SESSION)}, {CallState.RUNNING})
-        same("events of its neighbour", await self.numbers("ours"), [1, 2])
+        same("events of its neighbour", await numbers(self.store, "ours"), [1, 2])
         await self.accept(self.append(2, 3, fence=claimed.fence, stream="taken"))
-        same("events of the new writer", await self.numbers("taken"), [1, 2, 3])
+        same("events of the new writer", await numbers(self.store, "taken"), [1, 2, 3])
 
     async def promise_2_a_stream_that_is_gone_sealed_or_elsewhere_is_not_appended_to(self) -> None:
         behind(await self.put(self.append(1, stream="never opened")), 0)
@@ -293,7 +297,7 @@ class WriterChecks(StreamCase):
         for lost in (False, True):
             for events in ((2, 2), (4, 4)):
                 refused(await self.put(self.append(*events, lost=lost)), 0)
-        same("events", await self.numbers(), [1])
+        same("events", await numbers(self.store), [1])
         await self.put(DropStream(stream=STREAM))
         for lost in (False, True):
             behind(await self.put(self.append(2, lost=lost)), 0)
@@ -304,7 +308,7 @@ class WriterChecks(StreamCase):
         await self.accept(self.append(1, 3))
         await self.put(Trim(stream=STREAM, through=2))
         behind(await self.put(self.append(9, 12, final=True, ends=(an_end(),), seal=True)), 3)
-        same("events", await self.numbers(), [3])
+        same("events", await numbers(self.store), [3])
         same("the stream", await self.record(), replace(a_stream(self.fence), last=3))
         same("the ledger", {call.state for call in await self.store.calls(SESSION)}, {CallState.RUNNING})
         await self.accept(self.append(4))
@@ -318,7 +322,7 @@ class WriterChecks(StreamCase):
         await self.accept(Release(stream=STREAM, fence=claimed.fence))
         for lost in (False, True):
             refused(await self.put(self.append(9, fence=claimed.fence, lost=lost)), 0)
-        same("events", await self.numbers(), [1, 2])
+        same("events", await numbers(self.store), [1, 2])
 
     async def promise_4_the_writer_of_a_store_that_lost_events_goes_on_with_a_hole(self) -> None:
         """No number names another event: what is below the end stays as it is, and so does the hole."""
@@ -326,16 +330,16 @@ class WriterChecks(StreamCase):
         ends = tuple(an_end(id_) for id_ in (1, "one"))
         for _ in range(2):
             await self.accept(self.append(9, 11, lost=True))
-            same("events", await self.numbers(), [1, 2, 3, 9, 10, 11])
+            same("events", await numbers(self.store), [1, 2, 3, 9, 10, 11])
         await self.accept(self.append(2, 10, time=5.0, lost=True))
-        same("events", await self.events(), [*some_events(1, 3), *some_events(9, 11)])
-        same("events behind the hole", await self.events(after=5), list(some_events(9, 11)))
+        same("events", await all_events(self.store), [*some_events(1, 3), *some_events(9, 11)])
+        same("events behind the hole", await all_events(self.store, after=5), list(some_events(9, 11)))
         await self.reopen()
         same("the highest number", (await self.record()).last, 11)
         behind(await self.put(self.append(14)), 11)
         await self.accept(self.append(12))
         await self.accept(self.append(20, 21, final=True, ends=ends, seal=True, lost=True))
-        same("events", await self.numbers(), [1, 2, 3, 9, 10, 11, 12, 20, 21])
+        same("events", await numbers(self.store), [1, 2, 3, 9, 10, 11, 12, 20, 21])
         same("the stream", await self.record(), replace(a_stream(self.fence), last=21, sealed=True))
         same("the ledger", {call.state for call in await self.store.calls(SESSION)}, {CallState.ANSWERED})
 
@@ -347,7 +351,7 @@ class WriterChecks(StreamCase):
         answer = self.append(8, 9, final=True, ends=ends, seal=True, lost=True)
         for _ in range(2):
             await self.accept(opening, answer)
-            same("events", await self.numbers(), [8, 9])
+            same("events", await numbers(self.store), [8, 9])
             same("the stream", await self.record(), replace(a_stream(self.fence), last=9, sealed=True))
         calls = [(call.request_id, call.state) for call in await self.store.calls(SESSION)]
         same("the ledger", calls, [(1, CallState.ANSWERED), ("one", CallState.ANSWERED)])
@@ -497,7 +501,7 @@ class ForwardChecks(StreamCase):
         for _ in range(2):
             await self.accept(self.append(1, 2, taken=keys[1]))
             same("what waits", await self._waiting(), [b"3"])
-            same("events", await self.numbers(), [1, 2])
+            same("events", await numbers(self.store), [1, 2])
         await self.accept(self.append(3, taken=keys[2]), self._forward(b"4", first=4))
         await self.accept(self.append(3, taken=keys[2]))
         same("what came after the last that was taken", await self._waiting(), [b"4"])
@@ -569,7 +573,7 @@ class ForgettingChecks(StreamCase):
         await self.put(an_append(self.fence, answers, seal=True))
         for through in (5, 1_000):
             await self.put(Trim(stream=STREAM, through=through))
-            same("events", await self.numbers(), [3, 6])
+            same("events", await numbers(self.store), [3, 6])
         same("the highest number ever", (await self.record()).last, 6)
 
     async def promise_7_dropping_and_ending_take_everything(self) -> None:
@@ -582,7 +586,7 @@ class ForgettingChecks(StreamCase):
         same("streams", [stream.id for stream in await self.store.streams(SESSION)], [STREAM])
         same("asks", [ask.id for ask in await self.store.asks(SESSION)], [STREAM])
         same("calls", {call.stream for call in await self.store.calls(SESSION)}, {STREAM})
-        same("events of the dropped stream", await self.numbers("dropped"), [])
+        same("events of the dropped stream", await numbers(self.store, "dropped"), [])
         await self.put(EndSession(session=SESSION, time=9.0, reason="why"))
         ended = an_ended_session(active=9.0, ended="why")
         lists = ("streams", "calls", "asks", "kept", "unread")
@@ -597,14 +601,14 @@ class ForgettingChecks(StreamCase):
         await self.put(self.append(3, 4, time=20.0, final=True, seal=True))
         same("rows swept too early", await self.store.sweep(Cutoffs(events=10.0, answers=0.0)), 0)
         assert await self.store.sweep(Cutoffs(events=20.0, answers=10.0)), "events have expired"
-        same("events", await self.numbers(), [3, 4])
+        same("events", await numbers(self.store), [3, 4])
         assert await self.store.sweep(Cutoffs(events=25.0, answers=20.0)), "an event has expired"
-        same("events", await self.numbers(), [4])
+        same("events", await numbers(self.store), [4])
         assert await self.store.sweep(Cutoffs(events=25.0, answers=25.0)), "the answer has expired"
         same("streams", list(await self.store.streams(SESSION)), [])
-        same("sessions", [session.id for session in await self.sessions()], [SESSION])
+        same("sessions", [session.id for session in await all_sessions(self.store)], [SESSION])
         assert await self.store.sweep(Cutoffs(events=40.0, answers=40.0)), "the session has expired"
-        same("sessions", await self.sessions(), [])
+        same("sessions", await all_sessions(self.store), [])
 
     async def calls_whose_reader_was_lost_are_known_until_they_are_read(self) -> None:
         for name in ("z", "read", "a"):
@@ -635,7 +639,7 @@ class ForgettingChecks(StreamCase):
         for size in (0, 1, 100_000):
             await probe(self.store, size)
         same("all that is there", await self.picture(), before)
-        same("mail", await self.messages(), [])
+        same("mail", await messages(self.store), [])
         same("rows to sweep", await self.store.sweep(Cutoffs(events=0.0, answers=0.0)), 0)
 
 
@@ -675,9 +679,9 @@ class UseChecks(Case):
         await self.put(LeaveReader(stream=home.id, reader="reader-1"))
         same("of those that may go", await self.store.longest_dormant(), dormant)
         await self.put(replace(end, unused_since=4.9))
-        same("a session used since", len(await self.sessions()), 1)
+        same("a session used since", len(await all_sessions(self.store)), 1)
         await self.put(end)
-        same("its end", [session.ended for session in await self.sessions()], ["why"])
+        same("its end", [session.ended for session in await all_sessions(self.store)], ["why"])
 
     async def promise_17_what_is_not_used_may_be_swept(self) -> None:
         """A node that is buried uses nothing, whatever it has left."""
@@ -686,15 +690,15 @@ class UseChecks(Case):
         record = a_stream(fence, "home", kind=Kind.STANDALONE, node=node)
         await self.put(PutSession(record=a_session(active=5.0)), OpenStream(record=record))
         await self.store.sweep(Cutoffs(events=80.0, answers=80.0))
-        same("sessions of a node that is there", len(await self.sessions()), 1)
+        same("sessions of a node that is there", len(await all_sessions(self.store)), 1)
         await self.store.bury(node, heir=NODE)
         await self.store.sweep(Cutoffs(events=80.0, answers=80.0))
-        same("sessions of a node that is buried", await self.sessions(), [])
+        same("sessions of a node that is buried", await all_sessions(self.store), [])
 
     async def _is_left_alone(self, end: EndSession, what: str) -> None:
         await self.put(end)
         await self.store.sweep(Cutoffs(events=80.0, answers=80.0))
-        same(f"{what}: its state", [session.ended for session in await self.sessions()], [""])
+        same(f"{what}: its state", [session.ended for session in await all_sessions(self.store)], [""])
         same(f"{what}: the longest dormant of those that may go", await self.store.longest_dormant(), None)
 
     async def promise_18_all_nodes_are_told_the_same_time(self) -> None:
@@ -745,7 +749,7 @@ class ReadingChecks(StreamCase):
         failures = {type(answer) for answer in answers if isinstance(answer, BaseException)}
         same("failures of all calls while it hangs", failures, {StoreUnavailable})
         await self.accept(step)  # it may have been written when the store went on (5)
-        same("events, when it goes on", await self.numbers(), [1])
+        same("events, when it goes on", await numbers(self.store), [1])
 
     async def the_newest_reader_stays_when_an_older_one_leaves(self) -> None:
         await self.put(PutReader(record=a_reader("old")), PutReader(record=a_reader("new", seq=3)))
@@ -928,13 +932,13 @@ class SessionChecks(Case):
             await self.accept(change, ChangeSession(session=SessionId("unknown"), active=9.0))
             record = replace(record, **changed)
             same("the session", await self.store.session(SESSION), record)
-        same("sessions", [session.id for session in await self.sessions()], [SESSION])
+        same("sessions", [session.id for session in await all_sessions(self.store)], [SESSION])
 
     async def sessions_are_listed_by_id_a_page_at_a_time(self) -> None:
         ids = [f"s{number:02d}" for number in range(25)]
         await self.put(*(PutSession(record=a_session(id_)) for id_ in reversed(ids)))
         same("a page", [session.id for session in await self.store.sessions(after=None, limit=3)], ids[:3])
-        same("all pages", [session.id for session in await self.sessions(page=4)], ids)
+        same("all pages", [session.id for session in await all_sessions(self.store, page=4)], ids)
         odd = replace(a_session("odd"), incarnation=5, sticky=(), owner="\ud83d another owner", active=3.5)
         await self.put(PutSession(record=odd))
         same("a record", await self.store.session(odd.id), odd)
@@ -1082,7 +1086,7 @@ class LimitChecks(Case):
         [full, gone] = await self.put(third, opened)
         too_many([full], of_caller=False)
         refused([gone], 0, why=SessionEnded)
-        same("sessions", [session.id for session in await self.sessions()], ["a", "b"])
+        same("sessions", [session.id for session in await all_sessions(self.store)], ["a", "b"])
         await self.accept(first)  # it is there already (5)
         await self.accept(EndSession(session=SessionId("a"), time=1.0, reason="why"), third)
         same("open sessions", await count_open(self.store), 2)
@@ -1111,7 +1115,7 @@ class LimitChecks(Case):
             refusals = [refusal for [refusal] in await asyncio.gather(*commits)]
         same("refused", sum(isinstance(refusal, TooManySessions) for refusal in refusals), 17)
         same("open sessions", await count_open(self.store), 3)
-        same("of their owner", [session.owner for session in await self.sessions()], ["owner"] * 3)
+        same("of their owner", [session.owner for session in await all_sessions(self.store)], ["owner"] * 3)
 
     async def promise_14_an_ended_session_keeps_little_more_than_why(self) -> None:
         long = b'{"x":"%b"}' % (b"x" * MAX_ENDED_PARAMS)
@@ -1134,7 +1138,7 @@ class LimitChecks(Case):
             await self.put(*(PutSession(record=a_session(name)) for name in some))
             times = enumerate(some, start)
             await self.store.commit([EndSession(session=SessionId(i), time=n, reason="why") for n, i in times])
-        kept = [session.id for session in await self.sessions(page=500)]
+        kept = [session.id for session in await all_sessions(self.store, page=500)]
         same("kept records", kept, sorted(["another's", *names[1:]]))
 
 
@@ -1178,9 +1182,9 @@ class SingleCallChecks(Case):
         same("the caller's call", await self.store.longest_dormant("owner", kind=RecordKind.CALL), old)
         same("the session", await self.store.longest_dormant(), session)
         await self.store.sweep(Cutoffs(events=0.0, answers=0.0, calls=7.0))
-        same("what is left", [record.id for record in await self.sessions()], ["s", "y"])
+        same("what is left", [record.id for record in await all_sessions(self.store)], ["s", "y"])
         await self.store.sweep(Cutoffs(events=3.0, answers=3.0, calls=7.0))
-        same("what is left", [record.id for record in await self.sessions()], ["y"])
+        same("what is left", [record.id for record in await all_sessions(self.store)], ["y"])
 
     async def promise_22_records_that_are_no_sessions_are_counted_apart_and_leave_nothing(self) -> None:
         others = [replace(a_single_call(name), kind=RecordKind.KEY) for name in ("k", "l")]
@@ -1193,9 +1197,9 @@ class SingleCallChecks(Case):
             same("as a call", (await self.store.single_call(record.id, recent=1)), CallSnapshot(record, None))
         same("the calls", dict(await self.store.count_states(RecordKind.CALL)), {SessionState.ACTIVE: 1})
         await self.accept(EndSession(session=others[0].id, time=1.0, reason="why"))
-        same("what is left", [record.id for record in await self.sessions()], ["c", "l"])
+        same("what is left", [record.id for record in await all_sessions(self.store)], ["c", "l"])
         await self.store.sweep(Cutoffs(events=0.0, answers=0.0, calls=math.inf))
-        same("what is left", [record.id for record in await self.sessions()], [])
+        same("what is left", [record.id for record in await all_sessions(self.store)], [])
 
     async def promise_22_a_call_that_was_given_up_leaves_its_key(self) -> None:
         """In one commit; a request with the same key opens no stream after it (21)."""
@@ -1334,7 +1338,7 @@ class MailChecks(StreamCase):
             self.store.hint(OTHER, [STREAM])
             self.store.hint(NodeId("unknown"), [STREAM])
             await self.accept(self.append(1))
-            same("events, without a listener", await self.numbers(), [1])
+            same("events, without a listener", await numbers(self.store), [1])
             [mail] = await elsewhere.mail(OTHER)
             same("mail", mail.message, b"look")
             accepted(await put(elsewhere, MailReceived(node=OTHER, through=mail.key)))
@@ -1371,8 +1375,8 @@ class MailChecks(StreamCase):
             await self.put(MailReceived(node=NODE, through=mail[2].key))
             same("mail that was not received", list(await self.store.mail(NODE)), mail[3:])
         await self.put(SendMail(node=NODE, message=b"late"), MailReceived(node=NODE, through=mail[4].key))
-        same("mail that came meanwhile", await self.messages(), [b"late"])
-        same("the other's mail", await self.messages(OTHER), [b"theirs"])
+        same("mail that came meanwhile", await messages(self.store), [b"late"])
+        same("the other's mail", await messages(self.store, OTHER), [b"theirs"])
         same("mail of an unknown node", list(await self.store.mail(NodeId("unknown"))), [])
 
     async def promise_10_mail_is_read_a_page_at_a_time_and_has_a_limit(self) -> None:
@@ -1426,12 +1430,12 @@ class MailChecks(StreamCase):
         (mail,) = await self.store.mail(NODE)
         for _ in range(2):
             await self.accept(self.append(1), MailReceived(node=NODE, through=mail.key))
-            same("mail and events", (await self.messages(), await self.numbers()), ([], [1]))
+            same("mail and events", (await messages(self.store), await numbers(self.store)), ([], [1]))
 
     async def promise_10_a_message_for_an_unknown_node_is_refused_and_its_neighbours_are_not(self) -> None:
         lost, found = (SendMail(node=node, message=b"{}") for node in (NodeId("unknown"), NODE))
         refused(await self.put(self.append(1), lost, found), 1, why=NodeGone)
-        same("mail and events", (await self.messages(), await self.numbers()), ([b"{}"], [1]))
+        same("mail and events", (await messages(self.store), await numbers(self.store)), ([b"{}"], [1]))
 
     async def promise_10_the_heir_gets_the_mail_of_the_node_it_buries(self) -> None:
         await self.store.join(OTHER)
@@ -1441,14 +1445,14 @@ class MailChecks(StreamCase):
         ours = list(await self.store.mail(NODE))
         await self.store.leave(OTHER)
         await self.store.bury(OTHER, heir=NODE)
-        inherited = [message for message in await self.messages() if message.startswith(b"theirs")]
+        inherited = [message for message in await messages(self.store) if message.startswith(b"theirs")]
         same("mail of the node that was buried", inherited, [b"theirs 0", b"theirs 1", b"theirs 2"])
         await self.put(MailReceived(node=NODE, through=ours[-1].key))
-        same("mail that the heir had not seen", await self.messages(), inherited)
+        same("mail that the heir had not seen", await messages(self.store), inherited)
         refused(await self.put(SendMail(node=OTHER, message=b"late")), 0, why=NodeGone)
         same("nodes", [node.id for node in await self.store.nodes()], [NODE])
         await self.store.bury(OTHER, heir=NODE)
-        same("mail, after another burial", await self.messages(), inherited)
+        same("mail, after another burial", await messages(self.store), inherited)
 
 
 class LivenessChecks(StreamCase):
@@ -1549,7 +1553,7 @@ class LivenessChecks(StreamCase):
             await theirs.beat(b'{"beat":2}')
             same("streams it read", await self.store.bury(OTHER, heir=NODE, beat=seen[OTHER]), None)
             same("nodes", {node.id for node in await self.store.nodes()}, {NODE, OTHER})
-            same("mail", (await self.messages(OTHER), await self.messages()), ([b"theirs"], []))
+            same("mail", (await messages(self.store, OTHER), await messages(self.store)), ([b"theirs"], []))
             reader = await self.store.reader(StreamId("read"))
             same("the node of the reader", reader and reader.node, OTHER)
             same("its own claim", theirs.node_claim.at(self.now), ClaimState.HOLDING)

@@ -112,7 +112,7 @@ def test_room_is_made_without_a_look_at_all_sessions(name: str, index: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "index"), [("count_sessions_at", "session_of_caller"), ("count_states", "session_state")]
+    ("name", "index"), [("count_of_caller", "session_of_caller"), ("count_states", "session_state")]
 )
 def test_records_that_rest_are_counted_without_a_look_at_any(name: str, index: str) -> None:
     """A million calls under keys are counted in the index alone."""

@@ -47,6 +47,7 @@ class Reads(RecordReads):
 
     _readers: Connections
     _queries: Mapping[str, str]
+    _session_record = staticmethod(session_record)
 
     async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
         followed = await self.follow({stream: after}, limit=limit)
@@ -69,9 +70,6 @@ class Reads(RecordReads):
         revision, *columns = row[STREAM_COLUMNS:]
         events = [] if columns[0] is None else [Event._make(event) for event in zip(*columns, strict=True)]
         return Followed(rows.stream_record(row[:STREAM_COLUMNS]), self._payloads.decode_all(events), revision)
-
-    async def session(self, session: SessionId) -> SessionRecord | None:
-        return await self._one("session_by_id", session_record, session)
 
     async def load(self, session: SessionId) -> Loaded | None:
         return await self._one("load_session", self._loaded, session)
@@ -97,30 +95,8 @@ class Reads(RecordReads):
             record, decode.decode(rows.call_record(call)), decode.decode_all(events), decode.decode_all(asks)
         )
 
-    async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
-        return await self._all("sessions_after", session_record, after or "", limit)
-
-    async def longest_dormant(
-        self,
-        owner: str | None = None,
-        address: str = "",
-        *,
-        kind: RecordKind = RecordKind.SESSION,
-        delivered: bool = False,
-    ) -> SessionRecord | None:
-        if owner is None:
-            return await self._one("longest_dormant", session_record, kind.value)
-        return await self._one("longest_dormant_of", session_record, caller_key(owner, address), kind.value, delivered)
-
-    async def count_of(self, owner: str, address: str, *, kind: RecordKind) -> int:
-        return await self._number("count_of_caller", caller_key(owner, address), kind.value)
-
-    async def bytes_of(self, owner: str, address: str) -> int:
-        return await self._number("bytes_of_caller", caller_key(owner, address))
-
-    async def _number(self, query: str, *values: Any) -> int:
-        [[number]] = await self._readers.fetch(self._queries[query], *values)
-        return int(number)
+    def _caller(self, owner: str, address: str) -> tuple[object, ...]:
+        return (caller_key(owner, address),)
 
     async def usage(self, sessions: Sequence[SessionId]) -> Mapping[SessionId, Usage]:
         streams: dict[SessionId, list[StreamRecord]] = {}

@@ -11,12 +11,11 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
-from urllib.parse import quote
 
 from perdure._files.locks import HAS_FLOCK, NO_FOLLOW, flock, is_still
 from perdure.errors import Misuse, StoreError
 from perdure.store.maintenance import Verdict
-from perdure.store.sqlite.file import BACKUP_ID, OPERATOR_PATIENCE, check_file, named, pragma, refuse_unfit
+from perdure.store.sqlite.file import BACKUP_ID, check_file, connect_existing, named, pragma, refuse_unfit
 
 PART = ".part"
 
@@ -113,10 +112,7 @@ def _remove(part: str) -> None:
 
 def _copy(path: str, part: str, target: str, *, on_copied: OnCopied) -> None:
     with (
-        # Not `mode=ro`: that leaves the log's files behind if no other program has the file open.
-        contextlib.closing(
-            sqlite3.connect(f"file:{quote(path)}?mode=rw", uri=True, timeout=OPERATOR_PATIENCE)
-        ) as source,
+        contextlib.closing(connect_existing(path)) as source,
         contextlib.closing(sqlite3.connect(part)) as copy,
     ):
         # The transaction keeps all steps at one moment. Without it each commit of a server would begin the copy again.

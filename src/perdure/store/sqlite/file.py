@@ -131,6 +131,12 @@ def connect(path: str, *, timeout: float) -> sqlite3.Connection:
     )
 
 
+def connect_existing(path: str) -> sqlite3.Connection:
+    """Connect an operator's command to a file that must exist."""
+    # Not `mode=ro`: that leaves the log's files behind if no other program has the file open.
+    return sqlite3.connect(f"file:{quote(path)}?mode=rw", uri=True, timeout=OPERATOR_PATIENCE, check_same_thread=False)
+
+
 def open_writer(path: str, *, sync: Sync, busy_timeout: float) -> sqlite3.Connection:
     """Open the writing connection; the file is made if there is none, and migrated if it is of an older release."""
     with named(path, "opened"):
@@ -266,11 +272,7 @@ def refuse_unfit(path: str) -> None:
     if not os.path.exists(path):
         raise StoreUnavailable(f"there is no SQLite file {path}")
     refuse_other_log(path)
-    with (
-        named(path, "opened"),
-        # Not `mode=ro`: that leaves the log's files behind if no other program has the file open.
-        contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=rw", uri=True, timeout=OPERATOR_PATIENCE)) as file,
-    ):
+    with named(path, "opened"), contextlib.closing(connect_existing(path)) as file:
         if pragma(file, "application_id") not in OUR_IDS:
             raise StoreError(
                 f"the SQLite file {path} is not a Perdure store; give the file that a server was started with"

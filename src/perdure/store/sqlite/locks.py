@@ -1,16 +1,14 @@
-"""Tells by locks, which the operating system frees, which nodes are alive.
+"""Decides which nodes are alive by locks, which the operating system frees.
 
-Beside the file is a folder, and in it a file for each node, which the node keeps locked (`flock`) for its life. It is
-made before the node's row is committed, so a row without a locked file is that of a dead node. The process that finds
-one locks it and keeps it so until the node is buried: one process settles what it left, and if that one dies, the next.
+Each node has a file in a folder beside the store, and keeps it locked (`flock`) for its life. The file is made before
+the node's row is committed, so a row without a locked file is that of a dead node. The process that finds a dead node
+locks the file until the node is buried: one process settles what the node left, and if that one dies, the next. Only
+the process that holds a file's lock may remove it, and a lock counts only if the file is still the one of that name.
 
-Only the process that holds a file's lock may remove it, and a lock counts only if the file is still the one of that
-name.
-
-A second file of each node tells whether it holds steps that the store does not have. The node keeps that file locked
-while it holds nothing, and frees it before it shows the first event that is not stored: freeing a lock cannot fail,
-waits for no other process and needs neither room on the disk nor a file system that takes writes. Only locking it again
-may have to be repeated, if another process looks at that moment; until then the node is taken for one that still holds.
+A second file of each node shows whether the node holds steps that the store does not have. The node keeps that file
+locked while it holds nothing, and unlocks it before it shows the first event that is not stored: unlocking cannot fail,
+waits for no other process and needs no write. Locking it again may have to be repeated, if another process reads it at
+that moment; until then the node counts as a holder.
 """
 
 import contextlib
@@ -104,7 +102,6 @@ class Locks:
                 self._remove(node, held)
 
     def hold(self, node: NodeId, holding: bool) -> None:
-        """Tell the other processes whether an own node holds what the store does not have."""
         with self._turn:
             if holding and node in self._well:
                 self._holding.add(node)
@@ -114,13 +111,13 @@ class Locks:
                 self.lock_again()
 
     def lock_again(self) -> None:
-        """Lock the second files of own nodes that hold nothing, where another process looked when it was tried."""
+        """Lock the second files of own nodes that hold nothing, where another process read one when it was tried."""
         with self._turn:
             for node in self._well.keys() - self._holding:
                 flock(self._well[node])
 
     def holders(self) -> list[NodeId]:
-        """The nodes that live and hold something, this process's own included."""
+        """Return the living nodes that hold something, this process's own included."""
         with self._turn:
             others = [node for node in self.names() if node not in self._settling]
             # One without the second file is of a release that has none, or is about to join or to leave.
@@ -141,11 +138,11 @@ class Locks:
             raise self._unusable(error) from error
 
     def is_held(self, node: NodeId) -> bool:
-        """Whether a process holds the node's lock, by a look that changes nothing."""
+        """Whether a process holds the node's lock. Changes nothing."""
         return node in self._own or self._is_free(node, _LOCK) is False
 
     def lives(self, node: NodeId) -> bool:
-        """Whether a process holds the node's lock; nothing is kept of a dead one's."""
+        """Whether a process holds the node's lock. Removes the file of a dead node."""
         with self._turn:
             if node in self._own or node in self._settling:
                 return node in self._own
@@ -155,7 +152,7 @@ class Locks:
             return False
 
     def take(self, nodes: Iterable[NodeId]) -> tuple[list[NodeId], list[NodeId]]:
-        """Those of the nodes that are dead, and those that live."""
+        """Return those of the nodes that are dead, and those that live."""
         dead: list[NodeId] = []
         alive: list[NodeId] = []
         with self._turn:
@@ -171,13 +168,13 @@ class Locks:
         return node in self._settling
 
     def bury(self, node: NodeId) -> None:
-        """The node's row is gone; its file follows."""
+        """Remove the file of a node whose row was deleted."""
         with self._turn:
             if self._take(node):
                 self._remove(node, self._settling.pop(node))
 
     def names(self) -> list[NodeId]:
-        """The nodes whose files are there, this process's own excepted."""
+        """Return the nodes that have files, without this process's own."""
         try:
             entries = os.listdir(self.folder)
         except OSError:
@@ -186,7 +183,6 @@ class Locks:
         return [node for node in nodes if node not in self._own]
 
     def close(self) -> None:
-        """Free all. A file that is missing says the same as one that is not locked."""
         with self._turn:
             self._bury_claims()
             for held in (self._own, self._settling):
@@ -197,7 +193,7 @@ class Locks:
                 os.rmdir(self.folder)
 
     def _lock(self, node: NodeId) -> int | None:
-        """The node's file, made if need be, locked; `None` if another process has it."""
+        """Return the node's file, locked, and made if necessary; `None` if another process has it."""
         path = self._path(node, _LOCK)
         try:
             return lock_file(path, file=self._open(path))
@@ -219,7 +215,7 @@ class Locks:
         raise FileNotFoundError(errno.ENOENT, "the folder comes and goes")
 
     def _remove(self, node: NodeId, held: int) -> None:
-        """The lock's file goes last: where it is gone no process looks for the others."""
+        """The lock's file is deleted last: without it no process reads the others."""
         for suffix in (_SOCKET, _WELL, _LOCK):
             with contextlib.suppress(OSError):
                 os.unlink(self._path(node, suffix))
@@ -288,5 +284,4 @@ class SoleLocks(Locks):
 
 
 def locks_of(path: str) -> Locks:
-    """The locks of a log, of the best kind that there is."""
     return Locks(path) if HAS_FLOCK else SoleLocks(path)

@@ -5,7 +5,6 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
-from urllib.parse import quote
 
 from perdure._core.ids import NodeId
 from perdure.errors import BadSetting, StoreError, StoreUnavailable
@@ -20,6 +19,7 @@ from perdure.store.sqlite.file import (
     Sync,
     begin_again,
     check_file,
+    connect_existing,
     is_damage,
     is_empty,
     named,
@@ -156,10 +156,7 @@ class SqliteMaintenance:
 
     def _look(self) -> sqlite3.Connection:
         refuse_other_log(self._path)
-        # Not `mode=ro`: that leaves the log's files behind if no other program has the file open.
-        return sqlite3.connect(
-            f"file:{quote(self._path)}?mode=rw", uri=True, timeout=OPERATOR_PATIENCE, check_same_thread=False
-        )
+        return connect_existing(self._path)
 
 
 def _refuse_grant(grant: str | None) -> None:

@@ -1,7 +1,7 @@
 """Measures a SQLite file for the metrics, a little with each scrape.
 
-How large the file is, SQLite knows at once. How many events it holds, only a walk over all of them tells, which would
-take seconds in a large file. So each scrape walks on over a bounded number, and shows the sums of the last whole walk.
+SQLite knows the size of the file at once. Its events have to be counted, which takes seconds in a large file. So each
+scrape counts a bounded number of them, and shows the sums of the last whole walk.
 """
 
 import asyncio

@@ -55,10 +55,8 @@ def bury(
 
 
 class SqliteLiveness:
-    """By locks: free means dead. Nothing has to be repeated to stay alive, and a process that stands still is not dead.
-
-    Its own claim holds as long as it holds its lock, which it does until it leaves or closes. So it is never FROZEN.
-    """
+    """Decides by locks: free means dead. A process that stands still is not dead, and its own claim is never FROZEN,
+    because it holds its lock until it leaves or closes."""
 
     def __init__(
         self, node: NodeId, *, locks: Locks, writer: Writer, readers: ReaderPool, monotonic: Callable[[], float]
@@ -73,14 +71,13 @@ class SqliteLiveness:
         self.node_claim = locks.claim(node)
 
     async def beat(self, facts: bytes) -> None:
-        """Written only if there is something new to tell."""
         if facts == self._facts:
             return
         await self._writer.run(lambda _, connection: connection.execute(_SQL["beat"], (facts, self._node)).rowcount)
         self._facts = facts
 
     async def overview(self, *, mail_after: int) -> Overview:
-        """Whether mail waits is not looked at: that is another small read of the same file."""
+        """Does not read whether mail waits: that is another small read of the same file."""
         joined, dead, alive = await self._readers.run(self._look)
         self._locks.lock_again()
         now = self._monotonic()
@@ -88,11 +85,10 @@ class SqliteLiveness:
         return Overview(joined, {record.id: record.beat for record in joined if record.id in dead})
 
     def hold(self, holding: bool) -> None:
-        """By a second lock, which is freed in this very moment."""
         self._locks.hold(self._node, holding)
 
     async def holders(self) -> Sequence[NodeId]:
-        """By a look at the locks: the file is not asked, which may be what fails."""
+        """Reads the locks, not the file, which may be what fails."""
         return [node for node in await asyncio.to_thread(self._locks.holders) if node != self._node]
 
     def ages(self) -> dict[NodeId, float]:
@@ -108,8 +104,7 @@ class SqliteLiveness:
         free, alive = self._locks.take([*others, *left_behind])
         if not free:
             return joined, [], alive
-        # Looked at again under the lock: another process may have buried it meanwhile, or it was never there; and it
-        # may have said that it leaves.
+        # Read again under the lock: another process may have buried it meanwhile, or it never joined, or it has left.
         joined = _joined(connection)
         there = {record.id for record in joined}
         for node in free:

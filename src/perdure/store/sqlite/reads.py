@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from perdure._core.ids import RecordKind, SessionId, StreamId
+from perdure._core.ids import SessionId, StreamId
 from perdure.errors import StoreUnavailable
 from perdure.store import rows
 from perdure.store.codec import Payloads
@@ -19,7 +19,6 @@ from perdure.store.records import (
     READ_BYTES,
     Event,
     Extent,
-    SessionRecord,
     StreamRecord,
     Usage,
 )
@@ -33,18 +32,16 @@ T = TypeVar("T")
 _SQL = _sql.queries()
 
 MAX_READ = 1_000
-"""Events read in one go: little enough to be done before the interpreter lets a busy event loop cut in (5 ms).
-
-Beyond that each single row would wait for its turn: 10,000 took 0.9 s beside a busy loop, and take 0.05 s in pages."""
+"""Events read in one go, before the interpreter lets a busy event loop cut in (5 ms). After that each row would wait
+for its turn: 10,000 took 0.9 s beside a busy loop, and take 0.05 s in pages."""
 
 THREADS = 2
 """One long replay does not keep a short read waiting; more would only share the same interpreter."""
 
 
 class ReaderPool:
-    """Reading connections, in threads of their own: a long replay keeps neither the event loop nor the writer.
-
-    `check` raises once the file is not to be read any more; `identity` tells it from another one of its name."""
+    """Reads in threads, each with a connection: a long replay keeps neither the event loop nor the writer. `check`
+    raises once the file must not be read any more; `identity` notices another file of its name."""
 
     def __init__(self, path: str, *, busy_timeout: float, check: Callable[[], None], identity: FileIdentity) -> None:
         self._path = path
@@ -59,7 +56,6 @@ class ReaderPool:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="perdure-sqlite-reader")
 
     def close(self) -> None:
-        """Wait for what is being read, then close."""
         if self._threads is not None:
             self._threads.shutdown(wait=True)
             self._threads = None
@@ -67,7 +63,7 @@ class ReaderPool:
             self._idle.pop().close()
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Read in one of the threads. The time in front of them does not count: thousands may come at once."""
+        """Read in one of the threads. Time in their queue does not count: thousands may come at once."""
         if self._threads is None:
             raise StoreUnavailable(f"the SQLite file {self._path} is closed")
         self._check()
@@ -75,7 +71,6 @@ class ReaderPool:
         return await self._limit.wait(reading)
 
     def file_size(self) -> int:
-        """Bytes of the file and its log."""
         size = os.stat(self._path).st_size
         with contextlib.suppress(FileNotFoundError):
             size += os.stat(f"{self._path}-wal").st_size
@@ -103,6 +98,7 @@ class Reads(RecordReads):
     """Reads what this database keeps in its own form, and the rest as every database does."""
 
     _readers: ReaderPool
+    _session_record = staticmethod(rows.session_record)
 
     async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
         found: list[Event] = []
@@ -123,34 +119,8 @@ class Reads(RecordReads):
             found |= await self._readers.run(partial(_streams, ids=streams[start : start + MAX_READ]))
         return found
 
-    async def session(self, session: SessionId) -> SessionRecord | None:
-        return await self._one("session_by_id", rows.session_record, session)
-
-    async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
-        return await self._all("sessions_after", rows.session_record, after or "", limit)
-
-    async def longest_dormant(
-        self,
-        owner: str | None = None,
-        address: str = "",
-        *,
-        kind: RecordKind = RecordKind.SESSION,
-        delivered: bool = False,
-    ) -> SessionRecord | None:
-        if owner is None:
-            return await self._one("longest_dormant", rows.session_record, kind.value)
-        query = "longest_delivered_of" if delivered else "longest_dormant_of"
-        return await self._one(query, rows.session_record, rows.loose(owner), address, kind.value)
-
-    async def count_of(self, owner: str, address: str, *, kind: RecordKind) -> int:
-        return await self._number("count_sessions_at", rows.loose(owner), address, kind.value)
-
-    async def bytes_of(self, owner: str, address: str) -> int:
-        return await self._number("bytes_of_caller", rows.loose(owner), address)
-
-    async def _number(self, query: str, *values: Any) -> int:
-        [number] = await self._all(query, lambda row: int(row[0]), *values)
-        return number
+    def _caller(self, owner: str, address: str) -> tuple[object, ...]:
+        return rows.loose(owner), address
 
     async def usage(self, sessions: Sequence[SessionId]) -> Mapping[SessionId, Usage]:
         found: dict[SessionId, Usage] = {}
@@ -176,7 +146,7 @@ class Reads(RecordReads):
 def _events(
     payloads: Payloads, connection: sqlite3.Connection, *, stream: StreamId, after: int, limit: int, room: int
 ) -> tuple[Sequence[Event], int]:
-    """Return events, and how many bytes there is room for behind them."""
+    """Return events, and the bytes that still have room after them."""
     events: list[Event] = []
     overhead = payloads.overhead
     # Closed at its end: a query that is left in the middle would keep the file's log from being reused.

@@ -15,21 +15,17 @@ _MIGRATION = re.compile(r"schema_(\d+)\.sql")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Migration:
-    """What leads from the version before to this one."""
-
     version: int
     statements: tuple[str, ...]
 
 
 @cache
 def queries() -> Mapping[str, str]:
-    """The statements of `queries.sql` by name."""
     return statements_by_name(_read("queries.sql"))
 
 
 @cache
 def checks() -> Mapping[str, str]:
-    """The statements of `checks.sql` by name."""
     return statements_by_name(_read("checks.sql"))
 
 

@@ -112,7 +112,6 @@ class StreamSteps:
         return key
 
     def drop_all_of(self, session: SessionId) -> None:
-        """Forget a session's streams, and with them all that is in them."""
         for (stream,) in self._cursor.execute(_SQL["drop_streams"], (session,)).fetchall():
             self._keys.pop(stream, None)
 
@@ -166,7 +165,7 @@ class StreamSteps:
         return None
 
     def _append_next(self, key: int, step: Append) -> bool:
-        """The plain case, with one look at the stream: our fence, and the events follow what is there."""
+        """Append in the plain case, with one statement: our fence, and the events follow the stream's end."""
         events = step.events
         if not events or events[-1].seq - events[0].seq + 1 != len(events):
             return False
@@ -182,7 +181,7 @@ class StreamSteps:
         return True
 
     def _append_new(self, key: int, step: Append) -> StepRejected | None:
-        """Any other case: find out what is there, and append what is not."""
+        """Append in any other case: read the stream's end, and append the events after it."""
         fence, last, sealed, node = self._cursor.execute(_SQL["stream_end"], (key,)).fetchone()
         if fence != step.fence:
             return refusal(step, Why.FENCED, fence)
@@ -265,13 +264,13 @@ class StreamSteps:
         return rows.stream_record(self._cursor.execute(_SQL["stream_by_id"], (stream,)).fetchone())
 
     def forgets_little(self, steps: Sequence[Step]) -> bool:
-        """Whether what the steps forget is soon done."""
+        """Whether the steps delete few events."""
         if any(isinstance(step, EndSession) for step in steps):
             return False
         return sum(self._forgets(step) for step in steps if isinstance(step, Trim | DropStream)) <= MAX_INLINE_EVENTS
 
     def _forgets(self, step: Trim | DropStream) -> int:
-        """How many events a step forgets, at most."""
+        """Return how many events a step deletes, at most."""
         key = self._look_up(step.stream)
         oldest = None if key is None else self._cursor.execute(_SQL["oldest_event"], (key,)).fetchone()
         if oldest is None:
@@ -307,9 +306,7 @@ class StepWriter:
 
     def apply(self, steps: Sequence[Step]) -> Refusals:
         apply = self._apply
-        if not self._payloads.is_plain:
-            steps = self._payloads.encode_steps(steps)
-        return [apply[type(step)](step) for step in steps]
+        return [apply[type(step)](step) for step in self._payloads.encode_steps(steps)]
 
     def _execute(self, query: str, step: Any) -> None:
         self._cursor.execute(query, rows.named_values(getattr(step, "record", step)))
@@ -322,7 +319,7 @@ class StepWriter:
             return None
         refused: StepRejected | None = None
         caller, kind = (rows.loose(record.owner), record.address), record.kind.value
-        (of_caller,) = cursor.execute(_SQL["count_sessions_at"], (*caller, kind)).fetchone() if any(caller) else (0,)
+        (of_caller,) = cursor.execute(_SQL["count_of_caller"], (*caller, kind)).fetchone() if any(caller) else (0,)
         if of_caller > step.limits.caller:
             refused = refusal(step, Why.CALLER, of_caller - 1)
         elif step.limits.total is not None:

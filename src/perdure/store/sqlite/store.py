@@ -4,12 +4,12 @@ Durable (3) means here: with `sync="normal"`, what `commit` returned survives th
 `kill -9`; a power cut or a crash of the operating system may take the last moments, but never leaves the file damaged.
 With `sync="full"` it survives those as well, at the price of waiting for the disk with each commit.
 
-Small commits are made in the event loop's own thread (tens of microseconds); what is large, or meets a busy file, goes
-to the one writer thread, which groups. Reading has connections and threads of its own.
+Small commits are made in the event loop's own thread (tens of microseconds); large ones, and those that meet a busy
+file, go to the one writer thread, which groups them. Reads have connections and threads of their own.
 
 Dead (11) means: the operating system has freed the lock that the node held on a file of its own, in the folder
 `<path>-nodes`. Where the system has no such locks, one process has the file for itself. Wake-ups (8) are datagrams to
-sockets in the same folder, with a look at the file now and then as the net.
+sockets in the same folder, and polls of the file for those that are lost.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ class SqliteStore(Reads):
     # Writing
 
     async def commit(self, steps: Sequence[Step]) -> Refusals:
-        """By the writer thread. Cancelling gives up waiting; the steps may be written all the same (5)."""
+        """By the writer thread. Cancelling ends the wait; the steps may be written nevertheless (5)."""
         _, size, _ = weigh(steps)
         refusals = await self._writer.run(lambda apply, _: apply.apply(steps), size=size)
         self._announce(steps, refusals)
@@ -128,7 +128,6 @@ class SqliteStore(Reads):
         )
 
     async def sweep(self, cutoffs: Cutoffs) -> int:
-        """In chunks, so that commits get in between."""
         return await sweep(self._writer, self._readers, cutoffs)
 
     async def survey(self) -> Survey:
@@ -172,7 +171,6 @@ class SqliteStore(Reads):
         await asyncio.to_thread(self._locks.leave, node)
 
     def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> Liveness:
-        """By its lock; there is no lease that could run out."""
         return nodes.SqliteLiveness(
             node, locks=self._locks, writer=self._writer, readers=self._readers, monotonic=monotonic
         )
@@ -215,8 +213,8 @@ class SqliteView(SqliteStore):
             self._watch = None
 
     def stamp(self) -> object:
-        """SQLite's own count of what others have committed, as this connection has seen it. Raises `StoreReplaced` if
-        the path leads to another file by now."""
+        """Return SQLite's own count of the commits of others. Raises `StoreReplaced` if the path leads to another file
+        by now."""
         if self._watch is None:
             raise StoreUnavailable(f"the SQLite file {self._path} is closed")
         self._writer.identity.check()

@@ -1,4 +1,4 @@
-"""Forgets what has expired, a little at a time, so that commits get in between."""
+"""Deletes what has expired, a little at a time, so that commits get in between."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -15,24 +15,22 @@ from perdure.store.sqlite.writer import Writer
 _SQL = _sql.queries()
 
 CHUNK = 1_000
-"""Rows forgotten in one transaction: a few milliseconds' worth."""
+"""Rows deleted in one transaction: a few milliseconds' worth."""
 
 PAGE = 200
-"""Streams or sessions looked up at a time."""
+"""Streams or sessions read at a time."""
 
 LOOK = 10_000
-"""Streams that one query looks at, whether something in them has expired or not: 0.1 s at the most. A million at once
-would take longer than a query may, and keep the log from being written back meanwhile."""
+"""Streams that one query reads, expired or not: 0.1 s at most. A million at once would take longer than a query may,
+and keep the log from being written back meanwhile."""
 
 _WRITES = 256 << 10
 """About what one chunk adds to the log, in bytes."""
 
 
 async def sweep(writer: Writer, readers: ReaderPool, cutoffs: Cutoffs) -> int:
-    """Forget streams, then sessions; gives the number of rows that went.
-
-    Events of several streams go in one transaction, as many as fit; a stream that needs more gets more.
-    """
+    """Delete streams, then sessions; returns the number of rows. One transaction deletes the events of as many streams
+    as fit; a stream that needs more gets more."""
     rows, after = 0, 0
     expired = {"events": cutoffs.events, "answers": cutoffs.answers, "limit": PAGE}
     while True:
@@ -65,7 +63,7 @@ def _column(query: str, values: Any, connection: sqlite3.Connection) -> list[Any
 def _expire(
     steps: StepWriter, connection: sqlite3.Connection, *, keys: Sequence[int], cutoffs: Cutoffs
 ) -> tuple[int, int]:
-    """Return how many of the streams were finished, and how many rows went."""
+    """Return how many of the streams are done, and how many rows were deleted."""
     room = CHUNK
     for place, key in enumerate(keys):
         values = {"stream": key, "events": cutoffs.events, "answers": cutoffs.answers, "limit": room}
@@ -81,10 +79,8 @@ def _expire(
 def _forget(
     steps: StepWriter, connection: sqlite3.Connection, *, session: SessionId, cutoffs: Cutoffs
 ) -> tuple[int, bool]:
-    """Return how many rows went, and whether the session is done with.
-
-    The events go first, then the rest with the record: a client that comes back in between finds the session.
-    """
+    """Return how many rows were deleted, and whether the session is done. Events are deleted before the record: a
+    client that comes back in between finds the session."""
     values = {"session": session, "calls": cutoffs.calls, "answers": cutoffs.answers}
     gone = connection.execute(_SQL["empty_session"], values | {"limit": CHUNK}).rowcount
     if gone == CHUNK:

@@ -1,8 +1,8 @@
 """Sends wake-ups between the processes of one SQLite file.
 
 Each node that listens has a Unix datagram socket in the folder of the locks; a hint is one datagram with the ids of
-streams. Datagrams may be lost, and there may be none at all (a system without them, a path that is too long), so there
-is a net: the number that SQLite changes when another process has written is looked at now and then.
+streams. Datagrams may be lost, and some systems have none, so each process also polls the number that SQLite changes
+when another process has written.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from perdure.store.interface import HintListener
 from perdure.store.sqlite.locks import Locks
 
 POLL = 0.1
-"""Seconds between two looks while datagrams work: a lost one costs that much."""
+"""Seconds between two polls while datagrams work: a lost one costs that much."""
 
 POLL_ALONE = 0.02
 """The same where there are no datagrams: 10 ms in the middle, for half a percent of a core."""
 
 QUIET = 0.25
-"""Seconds between two general calls while datagrams work: they make every node look at everything."""
+"""Seconds between two hints to read everything while datagrams work."""
 
 MAX_DATAGRAM = 8 << 10
-"""Bytes, about 350 ids. A node that has more to look at looks at everything."""
+"""Bytes, about 350 ids. A node with more streams to read reads everything."""
 
 MAX_PATH = 100
 """Bytes in the address of a socket, on every system that has them (104 to 108)."""
@@ -41,13 +41,11 @@ FIRST_PAUSE, LAST_PAUSE = 0.001, 0.064
 """Seconds before a hint is sent again to a node whose queue is full, doubled each time; after the last it is lost."""
 
 Hinted = set[StreamId] | None
-"""The streams to look at; `None`: all."""
+"""The streams to read; `None`: all."""
 
 
 @dataclass(slots=True, eq=False)
 class _Ear:
-    """Where a node listens."""
-
     listeners: list[HintListener] = field(default_factory=list)
     socket: socket.socket | None = None
 
@@ -58,7 +56,8 @@ class _Ear:
 
 
 class Hints:
-    """`look` gives a number that changes when another process has written, or `None` if that is not known now."""
+    """Notifies listeners. `look` returns a number that changes when another process has written, or `None` if that is
+    not known now."""
 
     def __init__(self, locks: Locks, *, look: Callable[[], int | None]) -> None:
         self._locks = locks
@@ -143,7 +142,7 @@ class Hints:
         if hinted is None or hinted:
             ear.tell(hinted)
 
-    # The net
+    # Polling
 
     def _interval(self) -> float:
         return POLL if self._by_datagram() else POLL_ALONE
@@ -163,15 +162,15 @@ class Hints:
             for ear in list(self._ears.values()):
                 ear.tell(None)
 
-    # Telling
+    # Notifying
 
     def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
-        """Sent at the end of this turn of the event loop, with all that is added until then."""
+        """Send a hint at the end of this turn of the event loop, with all that are added until then."""
         if not self._outgoing:
             try:
                 asyncio.get_running_loop().call_soon(self._send_all)
             except RuntimeError:
-                return  # no event loop runs: the listeners find out by looking
+                return  # no event loop runs: the listeners find out by polling
         self._outgoing[node] = _merged(self._outgoing.get(node, set()), set(streams) or None)
 
     def _send_all(self) -> None:
@@ -187,7 +186,7 @@ class Hints:
             self._pause *= 2
 
     def _send(self, node: NodeId, hinted: Hinted) -> bool:
-        """Whether that is done with, for better or worse."""
+        """Send a hint; returns `False` if it should be sent again."""
         if (ear := self._ears.get(node)) is not None:
             ear.tell(hinted)
             return True
@@ -207,7 +206,7 @@ class Hints:
 
 @contextlib.contextmanager
 def _reachable(path: str) -> Iterator[str]:
-    """A name for a socket that is short enough: where the path is not, one by way of its folder (Linux)."""
+    """Lend a name for a socket that is short enough: for a long path, one through its open folder (Linux)."""
     if len(os.fsencode(path)) <= MAX_PATH:
         yield path
         return

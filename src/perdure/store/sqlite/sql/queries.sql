@@ -207,7 +207,7 @@ FROM session WHERE id >= ?2 AND id < ?3 AND kind IN ('session', 'call') ORDER BY
 -- count_sessions: how many sessions have not ended
 SELECT open FROM tally WHERE only = 1;
 
--- count_sessions_at: how many of a kind that one caller has opened have not ended
+-- count_of_caller: how many of a kind that one caller has opened have not ended
 SELECT count(*) FROM session INDEXED BY session_of_caller
 WHERE owner = ? AND address = ? AND kind = ? AND state <> 'ended';
 
@@ -219,17 +219,13 @@ SELECT {session} FROM session INDEXED BY session_dormant
 WHERE state = 'dormant' AND kind = ? AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id)
 ORDER BY active LIMIT 1;
 
--- longest_dormant_of: the same of one caller's (that it has not ended is said for the index)
+-- longest_dormant_of: the same of one caller's; if the last value is true, of those whose answers their readers have
+-- seen whole (that it has not ended is said for the index)
 SELECT {session} FROM session INDEXED BY session_of_caller
 WHERE owner = ? AND address = ? AND kind = ? AND state <> 'ended' AND state = 'dormant'
     AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id)
-ORDER BY active LIMIT 1;
-
--- longest_delivered_of: the same, of those whose answers their readers have seen whole
-SELECT {session} FROM session INDEXED BY session_of_caller
-WHERE owner = ? AND address = ? AND kind = ? AND state <> 'ended' AND state = 'dormant'
-    AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id)
-    AND NOT EXISTS (SELECT 1 FROM stream INDEXED BY stream_unread WHERE stream.session = session.id AND unread = 1)
+    AND NOT (? AND EXISTS (
+        SELECT 1 FROM stream INDEXED BY stream_unread WHERE stream.session = session.id AND unread = 1))
 ORDER BY active LIMIT 1;
 
 -- bytes_of_caller: the bytes of what is kept of one caller's single calls that have ended
