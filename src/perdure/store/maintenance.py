@@ -66,10 +66,10 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What a check of a whole store found."""
+    """The result of a check of a whole store."""
 
     counts: Mapping[str, int]
-    """How much was looked at, by kind."""
+    """How many records were checked, by kind."""
     faults: Sequence[Fault]
     unnamed: Sequence[str] = ()
     """Rules that are broken in more places than are named."""
@@ -107,7 +107,7 @@ class BackedUp:
 
 
 class Maintenance(Protocol):
-    """Makes, migrates and checks a store that need not be there."""
+    """Makes, migrates and checks a store that need not exist."""
 
     shown: str
     """The address, without a password."""
@@ -115,22 +115,21 @@ class Maintenance(Protocol):
     """The version of a store that this release makes."""
 
     async def version(self) -> int:
-        """The version of the store that is there; 0 if there is none. Raises `StoreError` for what is not a store, and
+        """Return the version of the store; 0 without one. Raises `StoreError` for what is not a store, and
         `StoreTooNew` for one that this release cannot use."""
 
     def script(self, version: int, *, grant: str | None) -> str:
-        """The SQL that leads from a version (0: nothing is there) to the latest, for review and for other programs.
-
+        """Return the SQL that leads from a version (0: no store) to the latest, for review and for other programs.
         `grant`: also the rights that this role needs to serve."""
 
     async def make(self, *, grant: str | None) -> None:
-        """Do the same."""
+        """Make or migrate the store by that SQL."""
 
     async def check(self) -> Sequence[Fact]:
-        """Look at the store and change nothing. Raises `StoreError` if it cannot be looked at."""
+        """Read the store and change nothing. Raises `StoreError` if it cannot be read."""
 
     async def living(self, *, patiently: bool = True) -> Sequence[NodeId]:
-        """The nodes that live, as far as can be told from outside. The store must be there. Without patience, a node
+        """Return the living nodes, as far as can be seen from outside. The store must exist. Without patience, a node
         that has just lost its connection to the store counts as dead."""
 
     async def verify(self) -> Verdict:
@@ -138,12 +137,12 @@ class Maintenance(Protocol):
         Nothing is changed."""
 
     async def put_back(self) -> None:
-        """Note that the store was put back from a copy: no generation that was begun since is used again (6). No server
-        uses it."""
+        """Note that the store was restored from a copy: no generation that was begun since is used again (6). No server
+        may use the store meanwhile."""
 
     def back_up(self, target: str, *, checks: bool, on_copied: Callable[[int, int], None]) -> BackedUp:
-        """Copy the store to a file that is not there yet, while servers use it; whole, or not at all. `on_copied` is
-        called with the bytes that are copied and with all. Raises `Misuse` where the store's server does that."""
+        """Copy the store to a new file, while servers use it; whole, or not at all. `on_copied` is called with the
+        bytes copied and with all bytes. Raises `Misuse` where the store's server does that."""
 
     async def holders(self) -> Sequence[NodeId] | None:
-        """The nodes that live and hold what is not written (15); `None` if only another node can ask them."""
+        """Return the living nodes that hold steps (15); `None` if only another node can ask them."""

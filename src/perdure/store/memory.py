@@ -82,7 +82,7 @@ CallKey = tuple[SessionId, int, int | str]
 
 @dataclass(slots=True)
 class StreamRow:
-    """A stream with all that goes when it goes."""
+    """A stream with all that is deleted with it."""
 
     record: StreamRecord
     events: list[Event] = field(default_factory=list)
@@ -623,7 +623,7 @@ class MemoryStore(Store):
 
 
 class MemoryLiveness:
-    """Tells by leases which nodes are alive, because no operating system frees a lock for a dead one here."""
+    """Decides by leases which nodes are alive, because no operating system frees a lock for a dead one here."""
 
     def __init__(self, store: MemoryStore, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> None:
         self._store = store

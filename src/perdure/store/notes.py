@@ -1,8 +1,8 @@
 """Keeps secrets and chains of resume tokens as notes of a store (promise 13), and writes a note to try a store.
 
 A chain is one note, under the name of its session, so that a session has one at most. A second note leads from the
-chain's own name to the session. It is written first and deleted last: one that is left over leads to a chain of another
-name, which no token of it opens.
+chain's own name to the session. It is written first and deleted last: a second note that is left over leads to a chain
+of another name, which its tokens do not open.
 """
 
 import json
@@ -20,17 +20,15 @@ async def note(store: Store, name: str) -> bytes | None:
 
 
 async def keep(store: Store, name: str, made: bytes) -> bytes:
-    """Keep a value unless there is one of that name; returns the one that is kept, the same in every process."""
+    """Keep a value unless the name has one; returns the kept value, the same in every process."""
     while (kept := await note(store, name)) is None:
         await store.change_note(name, seen=None, value=made)
     return kept
 
 
 async def probe(store: Store, size: int) -> None:
-    """Write so many bytes and delete them: raises `StoreError` if the store takes no writes.
-
-    These are two commits: what comes and goes within one need not be written at all.
-    """
+    """Write so many bytes and delete them, in two commits, because one commit need not write what it deletes. Raises
+    `StoreError` if the store takes no writes."""
     made = secrets.token_bytes(size + 8)  # which no database stores in less room
     # Another process may probe at the same time, or have died in the middle.
     while not await store.change_note(_PROBE, seen=await note(store, _PROBE), value=made):
@@ -39,7 +37,7 @@ async def probe(store: Store, size: int) -> None:
 
 
 async def chain_by_name(store: Store, name: str) -> Chain | None:
-    """The chain whose tokens have that name, as a hash."""
+    """Return the chain whose tokens have that name, as a hash."""
     session = await note(store, _TOKEN + name)
     chain = None if session is None else await chain_of(store, SessionId(session.decode()))
     return chain if chain is not None and chain.name == name else None
@@ -51,7 +49,7 @@ async def chain_of(store: Store, session: SessionId) -> Chain | None:
 
 
 async def put_chain(store: Store, chain: Chain) -> bool:
-    """Return a session its chain, in place of the one that it may have. `False`: the session has ended."""
+    """Write a session's chain, in place of the one that it may have. Returns `False` if the session has ended."""
     pointer = chain.session.encode()
     if not await store.change_note(_TOKEN + chain.name, seen=None, value=pointer, session=chain.session):
         return False

@@ -53,7 +53,7 @@ class Owner:
         return f"{self.name!r} ({self.file})" if self.file else repr(self.name)
 
     def is_same(self, other: "Owner", *, exists: Callable[[str], bool]) -> bool:
-        """Whether `other`, the server that starts, is this one. `exists` tells whether a file is there."""
+        """Whether `other`, the server that starts, is this one. `exists`: whether a file exists."""
         if self.file and other.file and self.machine == other.machine:
             if (self.file, self.part) == (other.file, other.part):
                 return True
@@ -87,7 +87,7 @@ async def claim_for(owner: Owner, store: Store, *, address: str) -> None:
 
 
 async def disown(store: Store) -> Owner | None:
-    """Let the next server that starts have the store; gives its owner until now."""
+    """Let the next server that starts have the store; returns its owner until now."""
     number, raw = await _newest(store)
     if raw != _NOBODY:
         await keep(store, f"{_PREFIX}{number + 1}", _NOBODY)

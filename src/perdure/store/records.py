@@ -45,7 +45,7 @@ class SessionRecord:
     ended: str = ""
     """Why, once it has: the value of a `SessionStep`."""
     address: str = ""
-    """The address it was opened from, if it has no owner: this tells callers without a name apart."""
+    """The address it was opened from, if it has no owner: callers without a name differ by it."""
     revision: int = field(default=0, compare=False)
     """Rises with each change but that of `active` (21)."""
     kind: RecordKind = RecordKind.SESSION
@@ -139,7 +139,7 @@ class NodeRecord:
     beat: int
     """Rises with each `Liveness.beat`."""
     facts: bytes
-    """What it told of itself with its last beat, as JSON; for operators, no decision depends on it."""
+    """The facts of its last beat, as JSON; for operators, no decision depends on them."""
 
 
 class Outline(NamedTuple):
@@ -168,7 +168,7 @@ class OpenCall(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """How much a store holds, as far as that can be told by a short look."""
+    """How much a store holds, as far as a short read can find out."""
 
     size: int | None
     """Bytes on disk; `None` for a store that is not on one."""
@@ -200,13 +200,13 @@ class CallSnapshot(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """A stream and what has come behind a number, all as of one moment."""
+    """A stream and its events after a number, all as of one moment."""
 
     record: StreamRecord
     events: Sequence[Event] | None = None
-    """As `read` gives them; `None`: they were not read."""
+    """As `read` returns them; `None`: they were not read."""
     revision: int | None = None
-    """Of the record of the stream's session (21); `None`: it was not read, or the session is not there."""
+    """Of the record of the stream's session (21); `None`: it was not read, or the session does not exist."""
 
 
 class Overview(NamedTuple):
@@ -214,41 +214,37 @@ class Overview(NamedTuple):
 
     nodes: Sequence[NodeRecord]
     dead: Mapping[NodeId, int]
-    """The nodes that are dead and not buried yet (11), each with its beat from when it was found dead, or from
-    before."""
+    """The dead nodes that are not buried yet (11), each with its beat when it was found dead, or an earlier one."""
     has_mail: bool = True
-    """Mail may wait for this node, behind the key that it has named. `False`: there was none."""
+    """Mail may wait for this node, after the key that it has named."""
     has_forwarded: bool = True
-    """Forwarded messages may wait for streams that this node writes, or that no node writes. `False`: there were
-    none."""
+    """Forwarded messages may wait for streams that this node writes, or that no node writes."""
 
 
 MAX_COUNTED = 100_000
 """Events that `extent` counts one by one: about 0.05 s of reading."""
 
 OLDEST_STREAMS = 1_000
-"""Streams whose oldest event `extent` looks at: the oldest event is in one of the oldest streams, or not much older."""
+"""Streams whose oldest event `extent` reads: the oldest event is in one of the oldest streams, or not much older."""
 
 READ_BYTES = 256 << 10
-"""Bytes of events that are read in one go, and the rest of the last event: enough for one write to a reader, and little
-to carry for each of many."""
+"""Bytes of events that are read in one go, and the rest of the last event: enough for one write to a reader."""
 
 MAIL_AT_ONCE = 256
 """Messages that are read in one go."""
 
 MAX_MAIL = 10_000
-"""Messages that wait for one node, those aside that it has inherited. One that does not deal with its mail for long (it
-was stopped, or it hangs) must not fill the store; what its neighbours have for it is refused."""
+"""Messages that wait for one node, without inherited ones. A node that does not read its mail (it was stopped, or it
+hangs) must not fill the store: further mail is refused."""
 
 KEPT_GENERATIONS = 1_000
 """Ends of generations that are kept of one stream; a position of an older one is answered as lost."""
 
-
 MAX_FORWARDED = 1_000
 MAX_FORWARDED_BYTES = 16 << 20
-"""Messages, and their bytes, that wait for one stream. A writer that lives takes them within milliseconds; one that
-does not (it was stopped, or it hangs) must not fill the store, so the senders wait. Where nothing waits, what one
-sender forwards at once is taken whatever its size: otherwise a large message would wait for ever."""
+"""Messages, and their bytes, that wait for one stream. A living writer takes them within milliseconds; one that was
+stopped, or hangs, must not fill the store, so the senders wait. If no message waits, one step is accepted whatever its
+size: otherwise a large message would wait for ever."""
 
 FORWARDED_AT_ONCE = 256
 """Forwarded messages that are read in one go."""
@@ -269,17 +265,14 @@ class Mail(NamedTuple):
 
 
 def next_key(last: int, *, now: float) -> int:
-    """The key of a message behind another one, at a time in seconds since 1970.
-
-    It rises whatever the clock does. The clock is there for a store that has lost the last keys: what it counts again
-    lies behind them, because time has passed.
-    """
+    """Return the key of a message after another one, at a time in seconds since 1970. It rises whatever the clock does.
+    The clock is for a store that has lost the last keys: its next keys are higher, because time has passed."""
     return max(last + 1, int(now * 1_000_000))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measures:
-    """Tells what one process has counted of its store. Other nodes see it with the process's beats."""
+    """The numbers that one process has counted of its store. Other nodes read them with the process's beats."""
 
     figures: Mapping[str, float]
     """Counts since the start, and numbers of this moment, by names that `telemetry.prometheus` knows."""
@@ -289,7 +282,7 @@ class Measures:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
-    """Tells what is known of the whole store, whichever process wrote it."""
+    """The numbers of the whole store, whichever process wrote it."""
 
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Bytes, by the name of a table."""
@@ -308,7 +301,7 @@ class Survey:
 
 
 class Usage(NamedTuple):
-    """What the streams of a session, and their readers, tell of its use."""
+    """How a session is used, by its streams and their readers."""
 
     streams: Sequence[StreamRecord] = ()
     """All of them, the oldest first."""

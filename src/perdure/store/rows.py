@@ -57,7 +57,7 @@ def session_values(record: SessionRecord) -> dict[str, object]:
 
 
 def stream_row(record: StreamRecord, *, listed: bool, seen: int | None) -> Row:
-    """With the session once more, at the end, and its revision: it is looked up, too."""
+    """The session comes once more at the end, with its revision, because the statement looks it up."""
     row = (record.id, record.session, record.kind.value, record.node, record.fence, record.opened)
     return (*row, record.generation, record.last, record.sealed, listed, record.session, seen)
 

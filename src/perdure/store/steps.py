@@ -41,10 +41,8 @@ class SessionLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PutSession(Step):
-    """A new session; nothing if it is there already.
-
-    Refused beyond its limits (`TooManySessions`): the caller's own is looked at first (14).
-    """
+    """Put a new session; nothing if it exists. Refused beyond its limits (`TooManySessions`), the caller's own first
+    (14)."""
 
     record: SessionRecord
     limits: SessionLimits | None = None
@@ -52,10 +50,8 @@ class PutSession(Step):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChangeSession(Step):
-    """Change what is given and nothing else, so that two processes do not undo each other's changes.
-
-    Nothing, if the session is not there or has ended. `active` only moves forward.
-    """
+    """Change only the given fields, so that two processes do not undo each other's changes; nothing if the session does
+    not exist or has ended. `active` only rises."""
 
     session: SessionId
     active: float | None = None
@@ -70,12 +66,10 @@ class ChangeSession(Step):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndSession(Step):
-    """Forget a session's streams, events, calls, asks and readers; its record stays, ENDED, until it is swept.
-
-    The first reason stays. The record loses what the server answered and what it repeats, and `client_params` too
-    unless `_core.retention.keeps_params`; beyond a number of ended records the oldest go (14). Of a record that is no
-    session's nothing stays.
-    """
+    """Delete a session's streams, events, calls, asks and readers; its record stays, ENDED, until it is swept. The
+    first reason stays. The record loses `result` and `sticky`, and `client_params` unless
+    `_core.retention.keeps_params`; beyond a number of ended records the oldest are deleted (14). A record that is no
+    session's is deleted whole."""
 
     session: SessionId
     time: float
@@ -95,8 +89,8 @@ class OpenStream(Step):
     seen: int | None = None
     """The revision of the session's record that the caller knows; refused if it has another one by now (21)."""
     unique: bool = False
-    """The stream's id is made of something that another writer may know as well, such as a key. Refused (`StaleFence`)
-    if the stream is there already and is another writer's, or is sealed (12)."""
+    """Other writers may make the same stream id, for example of a key. Refused (`StaleFence`) if the stream exists and
+    is another writer's, or is sealed (12)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,11 +102,8 @@ class CallEnd:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Append(Step):
-    """Add events to a stream; with the last answer also the ends of its calls and the seal, in the same step.
-
-    Of events that are known by their number already only the rest is added (5). It may be refused as `StaleFence` or as
-    `Behind` (2).
-    """
+    """Add events to a stream; with the last answer also the ends of its calls and the seal, in the same step. Events
+    whose numbers the store has are not added again (5). May be refused as `StaleFence` or as `Behind` (2)."""
 
     stream: StreamId
     fence: Fence
@@ -122,19 +113,16 @@ class Append(Step):
     taken: int = 0
     """The forwarded messages up to and including this key are among the events, and wait no longer (16)."""
     lost: bool = False
-    """The store has lost what came before, and takes the events with the hole in front of them. It is what the writer
-    answers to `Behind`, and refused as any other append if the stream is not there or not this writer's."""
+    """The writer's answer to `Behind`: the store has lost the events before these, and accepts the hole. Refused as any
+    other append if the stream does not exist or is not this writer's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forward(Step):
-    """Messages for a stream from a node that does not write it, in their order (16).
-
-    Of messages that are known by their number already only the rest is added (5). Refused if the stream is gone
-    (`SessionEnded`), if no node that has joined writes it (`NodeGone`: the sender may claim it), if the message in
-    front of these is not there (`Behind`: it was refused, or the store has lost it), or if too much waits for it
-    (`MailFull`).
-    """
+    """Forward messages to a stream from a node that does not write it, in their order (16). Messages whose numbers the
+    store has are not added again (5). Refused if the stream is gone (`SessionEnded`), if no node that has joined writes
+    it (`NodeGone`: the sender may claim it), if the message before these does not exist (`Behind`: it was refused, or
+    the store has lost it), or if too many messages wait (`MailFull`)."""
 
     stream: StreamId
     node: NodeId
@@ -194,12 +182,12 @@ class CloseAsk(Step):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PutReader(Step):
-    """A reader is on a stream, and has got this far. Nothing if the stream is not there."""
+    """A reader is on a stream, and has got this far. Nothing if the stream does not exist."""
 
     record: ReaderRecord
     attaches: bool = True
-    """It takes the place of the reader that was there. Otherwise it has got further, and nothing happens if another
-    reader has taken its place."""
+    """It takes the place of the previous reader. Otherwise it has got further; nothing if another reader has taken its
+    place."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,15 +206,13 @@ class Reached(Step):
     generation: int
     through: int
     unread: bool = False
-    """From now on it counts as a call's stream whose reader was lost before the end; or it does not any more."""
+    """From now on it counts as a call's stream whose reader was lost before the end, or not any more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SendMail(Step):
-    """A message for a node. The node gets a hint.
-
-    Refused if there is no such node (`NodeGone`), or too much waits for it (`MailFull`).
-    """
+    """Send a message to a node, with a hint. Refused if the node does not exist (`NodeGone`), or too many messages wait
+    for it (`MailFull`)."""
 
     node: NodeId
     message: bytes

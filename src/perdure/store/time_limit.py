@@ -1,14 +1,13 @@
-"""Limits how long a store keeps its callers waiting, by what the store did and not by how late this process looks.
+"""Limits how long a store keeps its callers waiting, by what the store did and not by how late this process is.
 
 Three things are not a store that hangs:
 
-- **This process is late** (a busy machine, a long callback, a process that was stopped). Time is counted in ticks of
-  the event loop. A tick that comes late counts as one, and what the store has answered meanwhile is seen before the
-  next.
-- **The call waits its turn.** While calls that were made before it are answered, its own has not begun; each of those
-  answers begins its time again. Answers to later calls do not: a call that was passed over is stuck.
-- **The store is at work** on something long. A store that can tell that gives `moves`: a value that changes whenever it
-  has got on.
+- **This process is late** (a busy machine, a long callback, a stopped process). Time is counted in ticks of the event
+  loop. A late tick counts as one, and answers that came meanwhile are read before the next.
+- **The call waits its turn.** While earlier calls are answered, this one has not begun; each of those answers begins
+  its time again. Answers to later calls do not: a call that was passed over is stuck.
+- **The store works** on something long. Such a store passes `moves`, which returns another value whenever the store
+  has made progress.
 """
 
 import asyncio
@@ -23,8 +22,8 @@ from perdure.errors import StoreUnavailable
 T = TypeVar("T")
 
 TICKS = 8
-"""Ticks in one limit. A late event loop costs one of them, and an answer needs two turns of the loop to arrive: with
-eight there is room for several late turns, and a limit is exceeded by an eighth at the most."""
+"""Ticks in one limit. A late event loop costs one of them, and an answer needs two turns of the loop to arrive. Eight
+allow several late turns, and exceed a limit by an eighth at most."""
 
 
 class TimeLimit:
@@ -45,7 +44,7 @@ class TimeLimit:
         """The same of the last ticks: a call that is older than all of these has seen nothing move."""
 
     async def wait(self, asked: Awaitable[T]) -> T:
-        """Return what the store answers, however long the call waits its turn."""
+        """Return the store's answer, however long the call waits its turn."""
         number = next(self._numbers)
         scope = asyncio.timeout(None)
         try:

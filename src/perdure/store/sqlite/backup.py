@@ -28,17 +28,15 @@ MARGIN = 16 << 20
 _BESIDE = ("-journal", "-wal", "-shm")
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
-"""What a file system says that gives a file no second name."""
+"""The errors of a file system without hard links."""
 
 OnCopied = Callable[[int, int], None]
 """Called with the bytes that are copied, and with all there are."""
 
 
 def back_up(path: str, target: str, *, on_copied: OnCopied, checks: bool = True) -> tuple[int, Verdict | None]:
-    """Copy the store at a path to a file that is not there yet; gives its bytes, and what the check of it found.
-
-    Raises `StoreError`; then there is no target. Without `checks` the copy is not read again.
-    """
+    """Copy the store at a path to a new file; returns its bytes, and the verdict of its check. Raises `StoreError`;
+    then no target exists. Without `checks` the copy is not read again."""
     refuse_unfit(path)
     _refuse_there(target)
     part = target + PART
@@ -75,7 +73,7 @@ def _refuse_there(target: str) -> None:
 
 @contextlib.contextmanager
 def _own_part(part: str, target: str) -> Iterator[None]:
-    """The part of this backup: private, locked, and gone at the end."""
+    """Make the part of this backup, private and locked, and remove it at the end."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_FOLLOW
     try:
         file = os.open(part, flags, 0o600)
@@ -147,7 +145,7 @@ def _sync(path: str) -> None:
 
 
 def _give_name(part: str, target: str) -> None:
-    """The target's name, unless another file has it by now."""
+    """Rename the part to the target, unless another file has that name by now."""
     try:
         os.link(part, target)
     except FileExistsError:

@@ -24,8 +24,7 @@ APPLICATION_ID = 0x50455244
 """Stands in the file's header ("PERD"), so that another program's database is not mistaken for ours."""
 
 BACKUP_ID = 0x50455242
-"""Stands there in a copy of a store that went on ("PERB"). A server that opens one makes it a store of its own first
-(`begin_again`)."""
+"""Stands there in a backup ("PERB"). A server that opens one makes it a store of its own first (`begin_again`)."""
 
 OUR_IDS = (APPLICATION_ID, BACKUP_ID)
 
@@ -46,14 +45,14 @@ OPERATOR_PATIENCE = 5.0
 """Seconds to wait for a server that holds the file: an operator has more time than a request."""
 
 STUCK = 1.25
-"""Times `busy_timeout`: when a thread counts as stuck in one operation. A thread that only waits for a locked file
-tells that by itself, and is given the time to."""
+"""Times `busy_timeout`: when a thread counts as stuck in one operation. A thread that only waits for a locked file has
+time to report that itself."""
 
 _OF_THE_MOMENT = (sqlite3.OperationalError, sqlite3.InternalError)
 
 
 def failure(error: BaseException, path: str, doing: str) -> StoreError:
-    """Give the named failure for a driver's exception: unavailable where trying again may help, else refused."""
+    """Return the named failure for a driver's exception: `StoreUnavailable` where trying again may help."""
     reason = error.strerror if isinstance(error, OSError) else error
     sentence = f"the SQLite file {path} cannot be {doing}: {reason}{_advice(error, path)}"
     # DatabaseError itself (not its children) says: no database, or a damaged one.
@@ -85,12 +84,12 @@ def _code(error: BaseException | None) -> int:
 
 
 NAMED = (sqlite3.Error, sqlite3.Warning, OSError, OverflowError, UnicodeError)
-"""What may come out of the driver; each leaves the store as a `StoreError`."""
+"""The driver's exceptions; each leaves the store as a `StoreError`."""
 
 
 @contextlib.contextmanager
 def named(path: str, doing: str) -> Iterator[None]:
-    """Let the driver's exceptions leave as ours, with their cause (promise 9)."""
+    """Raise the driver's exceptions as named failures, with their cause (promise 9)."""
     try:
         yield
     except NAMED as error:
@@ -105,9 +104,9 @@ def is_busy(error: sqlite3.Error) -> bool:
 def patiently(work: Callable[[], object], *, patience: float, has_moved: Callable[[], bool] = lambda: False) -> None:
     """Try until no other connection is in the way, or for so many seconds; at least once.
 
-    Tries are counted, not seconds: on a busy machine this thread makes fewer of them in the same time, and so does
-    whichever process is in the way. `has_moved` tells now and then whether that one gets on; then the count begins
-    again. A process that recovers the log after another one was killed reads all of it, so its tries count a tenth.
+    Tries are counted, not seconds: on a busy machine this thread makes fewer of them in the same time, as does the
+    process in the way. If `has_moved` returns that the other process makes progress, the count begins again. A process
+    that recovers the log after another one was killed reads all of it, so its tries count a tenth.
     """
     whole = left = max(1.0, patience / RETRY)
     for tried in itertools.count(1):
@@ -167,11 +166,9 @@ def open_checkpointer(path: str, *, check: Callable[[], None] = lambda: None) ->
 
 
 def _connect_to_same(path: str, *, timeout: float, check: Callable[[], None]) -> sqlite3.Connection:
-    """A further connection. `check` raises if the path leads to another file than the one that is in use.
-
-    Looked at before and after: SQLite makes a file that is not there, and one that was replaced meanwhile must not be
-    read. Until its first statement a connection has opened nothing but the file, and may be closed.
-    """
+    """Make a further connection. `check` raises if the path leads to another file than the one in use. It is called
+    before and after: SQLite makes a file that does not exist, and one that was replaced meanwhile must not be read.
+    Until its first statement a connection has opened nothing but the file, and may be closed."""
     check()
     connection = connect(path, timeout=timeout)
     try:
@@ -183,7 +180,7 @@ def _connect_to_same(path: str, *, timeout: float, check: Callable[[], None]) ->
 
 
 def _make_file(path: str) -> None:
-    """Private from the first moment: it holds what users' tools said. SQLite gives `-wal` and `-shm` the same mode."""
+    """Make a private file, because it holds what users' tools said. SQLite gives `-wal` and `-shm` the same mode."""
     # A file that is there is never opened here: closing it would free every lock that this process has on it.
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
@@ -225,11 +222,8 @@ def _take_over(connection: sqlite3.Connection, path: str) -> None:
 
 
 def refuse_other_log(path: str) -> None:
-    """Raise if a backup was put in the place of a file whose log is still beside it.
-
-    SQLite would write that log into the backup, and give back what was to be undone, or a mixture. A backup has no log,
-    and a server that opens one has made it a store before there is one.
-    """
+    """Raise if a backup was put in the place of a file whose log is still beside it. SQLite would write that log into
+    the backup. A backup has no log, and a server that opens one makes it a store before its log exists."""
     log = f"{os.path.realpath(path)}-wal"
     is_backup = False
     # A file that a server is just writing to may not be read in this way. Then it is not a backup.
@@ -297,17 +291,15 @@ def bring_up_to_date(connection: sqlite3.Connection) -> None:
 
 
 def begin_again(connection: sqlite3.Connection) -> None:
-    """End the generation of every stream that may still grow, in a file that was put back from a copy (promise 6).
-
-    The store from which the copy was made went on, and what it wrote since is gone: no generation that it may have
-    begun is used again, so no position that it gave out names another event. The caller holds a transaction.
-    """
+    """End the generation of every stream that may still grow, in a file that was restored from a copy (promise 6). The
+    original store may have begun generations since the copy was made. They are not used again, so no position of
+    theirs names another event. The caller holds a transaction."""
     connection.execute(_sql.queries()["end_generations"])
     connection.execute(_sql.queries()["skip_generations"], {"skipped": generations_skipped(secrets.randbelow)})
 
 
 def rollback(connection: sqlite3.Connection) -> None:
-    """Back to before the transaction, if SQLite has not gone there by itself (it does on a full disk)."""
+    """Undo the transaction, if SQLite has not done so by itself (as on a full disk)."""
     if connection.in_transaction:
         connection.execute("ROLLBACK")
 
@@ -323,12 +315,12 @@ _File = tuple[int, int]
 
 
 class FileIdentity:
-    """Tells whether a path still leads to the file that was opened. May be used in any thread.
+    """Checks whether a path still leads to the file that was opened. May be used in any thread.
 
-    A file may be deleted under a running server, or another one moved into its place. SQLite does not notice: what is
-    open stays the old file, what is opened later is the new one, and both use the log of one name beside it (`-wal`,
-    `-shm`). So it is looked at now and then, and before each further connection. (A connection to a file that has gone
-    may be closed: then SQLite does look, and leaves the log of that name alone.)
+    A file may be deleted under a running server, or another one moved into its place. SQLite does not notice: open
+    connections keep the old file, later ones open the new one, and both use the log of one name beside it (`-wal`,
+    `-shm`). So the path is checked now and then, and before each further connection. (A connection to a deleted file
+    may be closed: then SQLite does check, and leaves the log of that name alone.)
     """
 
     def __init__(self, path: str) -> None:
@@ -338,10 +330,10 @@ class FileIdentity:
         self._file: _File | None = None
         self._logs: dict[str, _File] = {}
         self.lost = ""
-        """What became of the file, once it is not there any more."""
+        """What happened to the file, once it is lost."""
 
     def opened(self) -> None:
-        """From now on the file that is there is the one."""
+        """Remember the file that the path leads to now."""
         self._real = os.path.realpath(self._path)
         self._file, self._logs, self.lost = _file(self._path), {}, ""
 
@@ -386,8 +378,7 @@ _VALUES = {"unanswered": (OWN_WORD,)}
 
 
 def check_file(connection: sqlite3.Connection) -> Verdict:
-    """Look at everything, as of one moment. Writers do not wait for it; only the log beside the file cannot begin again
-    meanwhile, and grows."""
+    """Check everything, as of one moment. Writers do not wait for it; only the log beside the file grows meanwhile."""
     connection.execute("BEGIN")
     try:
         try:

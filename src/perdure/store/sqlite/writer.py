@@ -1,8 +1,7 @@
-"""The one writer of a SQLite file: inline when it can be done at once, else a thread that groups what waits.
+"""Writes a SQLite file: inline if that is possible at once, else in a thread that groups the jobs that wait.
 
-Both use one connection, under one lock. The thread takes jobs off the queue only while it holds the lock, and the
-inline way is open only while the queue is empty; so jobs are done in the order in which they came, whichever way they
-took.
+Both use one connection, under one lock. The thread takes jobs off the queue only while it holds the lock, and nothing
+is written inline while the queue has a job; so jobs are done in the order in which they came.
 """
 
 import asyncio
@@ -80,7 +79,7 @@ class WriteJob:
 
 
 class Writer:
-    """Queues what is to be written. The event loop calls the first part of it, the thread runs the second."""
+    """Queues jobs and writes them. The event loop calls the first part, the thread runs the second."""
 
     def __init__(self, path: str, *, sync: Sync, busy_timeout: float, codec: Codec = PLAIN) -> None:
         self._path = path
@@ -106,12 +105,12 @@ class Writer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Take nothing more. (Called where `run` is called, so nothing can slip in behind the end.)"""
+        """Accept no more jobs. (Called in the thread that calls `run`, so no job can come after the end.)"""
         self._closed = True
         self._wake.put(False)
 
     def join(self) -> None:
-        """Wait until what is queued was written and the file is closed."""
+        """Wait until the queue is written and the file is closed."""
         self._thread.join()
 
     # In the event loop
@@ -135,7 +134,7 @@ class Writer:
             raise
 
     def look(self) -> int | None:
-        """A number that changes when another process has written; `None` if that is not known at once."""
+        """Return a number that changes when another process has written; `None` if that is not known at once."""
         if self._closed or not self._lock.acquire(blocking=False):
             return None
         try:
@@ -146,7 +145,6 @@ class Writer:
             self._lock.release()
 
     def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
-        """Commit in this very moment, or not at all (`None`)."""
         # A commit with full sync waits for the disk: not in the event loop.
         if self._jobs or self._closed or self._log_full or self._sync == "full":
             return None
@@ -175,8 +173,8 @@ class Writer:
         return await self._limit.wait(future)
 
     def _progress(self) -> tuple[int, float]:
-        """Changes while the thread gets on, also within one long commit on a busy machine: a thread that is stuck, in
-        the disk or in a lock, is given no time by the processor."""
+        """Return a value that changes while the thread makes progress, also within one long commit on a busy machine: a
+        thread that is stuck, in the disk or in a lock, uses no processor time."""
         try:
             return self._file.moves, 0.0 if self._processor is None else time.clock_gettime(self._processor)
         except OSError:  # it has ended
@@ -185,8 +183,8 @@ class Writer:
     # In the thread
 
     def _serve(self) -> None:
-        """Write until the end. An error that no job is to blame for ends the process: as after a kill, the next process
-        settles its calls. Without this thread nothing would be written any more, and everyone would wait."""
+        """Write until the end. An error that no job caused ends the process: as after a kill, the next process settles
+        its calls. Without this thread nothing would be written, and all callers would wait."""
         try:
             if hasattr(time, "pthread_getcpuclockid"):
                 self._processor = time.pthread_getcpuclockid(threading.get_ident())
@@ -218,12 +216,12 @@ class Writer:
                     loop.call_soon_threadsafe(_settle, theirs)
 
     def _note_log_full(self) -> None:
-        """Called by the checkpoints' thread. From here on nothing is written inline, until the log was restarted."""
+        """Called by the checkpoints' thread. Nothing is written inline until the log is restarted."""
         self._log_full = True
         self._wake.put(True)
 
     def _work_off_some(self) -> list[WriteJob]:
-        """One transaction for what waits; where that fails, one for each, so that only the cause of it fails."""
+        """Write a group of jobs in one transaction; if that fails, each in its own, so that only the cause fails."""
         since = time.monotonic()
         try:
             self._file.begin()
@@ -284,11 +282,11 @@ class WritingConnection:
         self._payloads = Payloads(codec)
         self.identity = FileIdentity(path)
         self.too_new: str | None = None
-        """What to tell once a newer release has taken the file over."""
+        """The sentence of the failure, once a newer release has taken the file over."""
         self._seen = 0
-        """The number of the file's last change by another process, as far as this one has looked."""
+        """The number of the file's last change by another process, as far as this one has read."""
         self.moves = 0
-        """Rises whenever something has got on: work is done, or the file was looked at while it is locked."""
+        """Rises with all progress: work is done, or the file was read while it is locked."""
 
     def open(self, *, log_full: Callable[[], None]) -> None:
         self._connection = open_writer(self._path, sync=self._sync, busy_timeout=self._busy_timeout)
@@ -363,9 +361,8 @@ class WritingConnection:
         return refusals
 
     def begin(self) -> None:
-        """Become the writer, or raise once the file was locked for the whole time without a change in it.
-
-        A file that other processes write is busy, and does not fail."""
+        """Become the writer, or raise once the file was locked for the whole time without a change in it. A file that
+        other processes write is only busy."""
         seen: int | None = self._seen
 
         def has_moved() -> bool:
@@ -380,7 +377,7 @@ class WritingConnection:
         patiently(begin, patience=self._busy_timeout, has_moved=has_moved)
 
     def transact(self, works: Sequence[Work], *, size: int) -> list[Any]:
-        """Do all of that in the transaction that was begun, and commit it."""
+        """Do the work in the transaction that was begun, and commit it."""
         results: list[Any] = []
         try:
             self.observe()
@@ -401,9 +398,8 @@ class WritingConnection:
             rollback(self._connection)
 
     def name(self, error: BaseException) -> BaseException:
-        """Return the named failure for what a transaction raised, once it was undone.
-
-        If a newer release has changed the file, that is the failure, whatever it led to."""
+        """Return the named failure for the exception of a transaction that was undone. If a newer release has changed
+        the file, that is the failure."""
         if not isinstance(error, NAMED):
             return error
         try:
@@ -419,19 +415,19 @@ class WritingConnection:
     # The log beside the file
 
     def move_log(self, mode: Literal["RESTART", "TRUNCATE"]) -> None:
-        """Copy the rest, so that the next commit begins the log again. Readers in the way put that off, no more."""
+        """Copy the rest, so that the next commit begins the log again. Readers in the way only put that off."""
         with contextlib.suppress(*NAMED):
             self._connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
 
 
 class Checkpoints:
-    """Counts what is written, and moves it from the log beside the file (`-wal`) into the file, off the append path.
+    """Counts the bytes written, and moves them from the log beside the file (`-wal`) into the file.
 
-    SQLite would do that within some unlucky commit, which then takes milliseconds. Here another connection, in a thread
-    of its own, copies while commits go on. That alone would let the log grow for ever under steady load, because its
-    start is reused only when all of it has been copied at a moment without a write; so beyond `MAX_LOG` the writer
-    copies the short rest itself between two commits. A log that is reused, not grown, also makes commits about a
-    quarter cheaper. Called under the writer's lock, but for `close`.
+    SQLite would do that within some commit, which then takes milliseconds. Here another connection, in a thread of its
+    own, copies while commits go on. That alone would let the log grow for ever under steady load, because its start is
+    reused only when all of it has been copied at a moment without a write. So beyond `MAX_LOG` the writer copies the
+    short rest itself between two commits. Reusing the log also makes commits about a quarter cheaper. Called under the
+    writer's lock, except `close`.
     """
 
     def __init__(self, path: str, identity: FileIdentity, *, log_full: Callable[[], None]) -> None:
@@ -444,7 +440,7 @@ class Checkpoints:
         self._written = 0
 
     def note(self, size: int) -> None:
-        """A commit of about this many bytes was made."""
+        """Note a commit of about this many bytes."""
         self._written += size + COMMIT
         if self._written >= STEP and not self._running:
             self._written = 0
@@ -472,7 +468,7 @@ class Checkpoints:
 
 
 def _copy(connection: sqlite3.Connection) -> int:
-    """Copy what no reader needs in the log any more; gives the bytes in the log."""
+    """Copy what no reader needs in the log any more; returns the bytes in the log."""
     _, pages, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
     (page,) = connection.execute("PRAGMA page_size").fetchone()
     return int(pages * page)
