@@ -24,9 +24,9 @@ from perdure.runtime.sdk import CallRuntime
 from perdure.runtime.server import host
 from perdure.settings import Settings
 from perdure.store.records import SessionRecord
-from tests.runtime.fastmcp_asking_tools import server as fastmcp_asking_tools
 from tests.support.clients.modern_requests import modern
 from tests.support.servers.asking_tools import server as asking_tools
+from tests.support.servers.fastmcp_asking_tools import server as fastmcp_asking_tools
 from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio

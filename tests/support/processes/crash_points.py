@@ -42,8 +42,8 @@ POINTS = {
     "between the row and the runtime": at("perdure.sessions.runtime_link", "RuntimeLink.start", "enter"),
     "between the second row and the runtime": at("perdure.sessions.runtime_link", "RuntimeLink.start", "enter", 2),
     "before the first append": at("perdure.log.stream", "Stream.append", "enter"),
-    "between an append and its send": at("perdure.log.stream", "Stream.accepted", "enter"),
-    "between a later append and its send": at("perdure.log.stream", "Stream.accepted", "enter", 4),
+    "between an append and its send": at("perdure.log.stream", "Stream.written", "enter"),
+    "between a later append and its send": at("perdure.log.stream", "Stream.written", "enter", 4),
     "before anything is sent": at("perdure.log.reader", "Reader._send", "enter"),
     "after something was sent": at("perdure.log.reader", "Reader._send", "enter", 4),
 }
