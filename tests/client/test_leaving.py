@@ -13,7 +13,6 @@ from mcp.shared.exceptions import MCPError
 from starlette.responses import Response
 
 import perdure
-from perdure.client.transport import LEAVING_SECONDS
 from tests.client.conftest import text
 from tests.client.odd import BRIEF, Odd, event, flow, good
 from tests.support.proxies.cutting_proxy import CuttingProxy
@@ -113,7 +112,7 @@ async def test_leaving_while_the_server_is_away_takes_no_time(shop: ToolServer, 
         accepted = proxy.accepted
         await until(lambda: proxy.accepted >= accepted + 3)
         left = clock()
-    assert clock() - left < LEAVING_SECONDS
+    assert clock() - left < 60  # the client's patience is 300 s
     ends = await asyncio.gather(*calls, return_exceptions=True)
     assert isinstance(ends[0], asyncio.CancelledError)
     assert [str(end) for end in ends[1:]] == ["Connection closed"] * 2
