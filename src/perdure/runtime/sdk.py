@@ -175,7 +175,7 @@ class HandlerRuntime:
 
     def _cancel(self, number: object) -> None:
         for context in self._tasks.values():
-            if context.request_id == number is not None:
+            if number is not None and context.request_id == number:
                 context.cancel_requested.set()
                 context.scope.cancel()
 
