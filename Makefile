@@ -41,7 +41,7 @@ format: .venv/ready ## Format the code
 	@.venv/bin/ruff check --fix-only --quiet . scripts/setup
 	@.venv/bin/ruff format . scripts/setup
 
-conformance: .venv/ready ## Run the official conformance suite for each protocol revision, and for tasks
+conformance: .venv/ready ## Run the official conformance suite for each protocol revision, for tasks, and through the gateway
 	@.venv/bin/python -m tests.conformance.conformance
 
 docs: .venv/ready ## Build the documentation as a site; result in build/site

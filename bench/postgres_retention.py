@@ -24,6 +24,7 @@ import asyncpg
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
+from perdure.store.interface import streams_by_id
 from perdure.store.postgres import layout
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.connections import Connections, Connector
@@ -112,7 +113,7 @@ class Day:
     async def probe(self, store: PostgresStore, fence: Fence) -> None:
         """Commit one event and read 100, again and again."""
         name = StreamId("probe")
-        first = (await store.streams_by_id([name]))[name].last + 1
+        first = (await streams_by_id(store, [name]))[name].last + 1
         for seq in range(first, 1_000_000):
             began = time.perf_counter()
             event = Event(seq, self.now, PAYLOAD)

@@ -36,7 +36,8 @@ from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState
 from perdure.admin.queries import find
 from perdure.http.app import CALL_KEYS
-from perdure.store import Store, open_store
+from perdure.store import Inspect, existing_store
+from perdure.store.interface import streams_by_id
 from perdure.store.records import CallSnapshot, StreamRecord
 from perdure.store.steps import Append, CallEnd, OpenStream, PutSession, Step
 from tests.support.clients.modern_peer import TAKES_TASKS, CallPeer, result_of, said
@@ -89,7 +90,7 @@ class Figures:
 class Keys:
     """The keys that are kept: made calls and their copies."""
 
-    def __init__(self, store: Store, secret: bytes, template: CallSnapshot, stream: StreamRecord) -> None:
+    def __init__(self, store: Inspect, secret: bytes, template: CallSnapshot, stream: StreamRecord) -> None:
         self._store = store
         self._secret = secret
         self._template = template
@@ -147,7 +148,7 @@ class Keys:
 class Measuring:
     """Requests to one server, timed."""
 
-    def __init__(self, served: Served, store: Store, keys: Keys, choice: random.Random) -> None:
+    def __init__(self, served: Served, store: Inspect, keys: Keys, choice: random.Random) -> None:
         self._served = served
         self._store = store
         self._keys = keys
@@ -215,8 +216,7 @@ class Measuring:
         assert said(view["result"]) == ANSWER, view
 
     async def _list(self) -> None:
-        after = SessionId(self._keys.task(self._any()))
-        assert await self._store.sessions(after=after, limit=PAGE)
+        assert await self._store.newest(limit=PAGE, prefix=self._keys.task(self._any())[:2])
 
     async def _find(self) -> None:
         task = self._keys.task(self._any())
@@ -247,7 +247,7 @@ def size_of_files(folder: Path) -> int:
     return int(sizes.stdout.split()[0])
 
 
-async def first_call(served: Served, store: Store) -> tuple[bytes, CallSnapshot, StreamRecord]:
+async def first_call(served: Served, store: Inspect) -> tuple[bytes, CallSnapshot, StreamRecord]:
     """Make a call with a key, and give what the server has stored of it."""
     answer = await CallPeer(port=served.port).call(TOOL, ARGUMENTS, key="first")
     assert said(result_of(answer)) == ANSWER, answer
@@ -258,7 +258,7 @@ async def first_call(served: Served, store: Store) -> tuple[bytes, CallSnapshot,
     digest = call_digest("tools/call", {"name": TOOL, "arguments": ARGUMENTS, "_meta": {KEY: "first"}})
     assert kept.call is not None
     assert kept.call.digest == digest
-    return secret, kept, (await store.streams_by_id([stream]))[stream]
+    return secret, kept, (await streams_by_id(store, [stream]))[stream]
 
 
 async def run(address: str, sizes: Sequence[int], size_of: Callable[[], int]) -> Sequence[Figures]:
@@ -266,7 +266,10 @@ async def run(address: str, sizes: Sequence[int], size_of: Callable[[], int]) ->
     limits = ("--max-tasks", most, "--max-principal-tasks", most, "--store-timeout", f"{PATIENCE:g}s")
     options = ("--store", address, "--cleanup-interval", "1h", *limits)
     found: list[Figures] = []
-    async with serving(GATE_FILE_TOOLS, *options) as served, open_store(address, busy_timeout=PATIENCE) as store:
+    async with (
+        serving(GATE_FILE_TOOLS, *options) as served,
+        existing_store(address, writes=True, busy_timeout=PATIENCE) as store,
+    ):
         keys = Keys(store, *await first_call(served, store))
         measuring = Measuring(served, store, keys, random.Random(7))
         for size in sizes:

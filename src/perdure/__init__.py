@@ -6,6 +6,7 @@ import typing as _typing
 
 if _typing.TYPE_CHECKING:
     from mcp.server.auth.provider import TokenVerifier as _TokenVerifier
+    from mcp.server.auth.settings import AuthSettings as _AuthSettings
 
     from perdure._core.losses import Gap
     from perdure._core.reconnect import Patience
@@ -73,7 +74,8 @@ def asgi(
     *,
     store: Store | str = "sqlite:perdure.db",
     settings: Settings | None = None,
-    auth: _TokenVerifier | None = None,
+    auth: _TokenVerifier | _AuthSettings | None = None,
+    token_verifier: _TokenVerifier | None = None,
     path: str = "/mcp",
 ) -> App:
     """An ASGI application that serves an MCP server so that its sessions last.
@@ -81,11 +83,16 @@ def asgi(
     `server` is an `MCPServer` or a low-level `Server` of the official SDK, or a FastMCP server. To mount the
     application in another one, hand that one its lifespan: `Starlette(routes=[Mount("/", app)],
     lifespan=app.lifespan)`.
+
+    `auth` lets only callers in that show a good bearer token. It is the SDK's `TokenVerifier`, or the SDK's
+    `AuthSettings`: then clients are told where to get a token (RFC 9728), and Perdure verifies the JSON Web Tokens of
+    `issuer_url` for the audience `resource_server_url`, unless `token_verifier` verifies the tokens.
     """
     from perdure.http.app import App
     from perdure.settings import Settings
 
-    return App(server, store=store, settings=settings or Settings(), auth=auth, path=path)
+    settings = settings or Settings()
+    return App(server, store=store, settings=settings, auth=auth, token_verifier=token_verifier, path=path)
 
 
 #: The module of each name, imported when the name is first used: the SDK alone takes most of a second, and neither the

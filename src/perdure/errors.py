@@ -21,6 +21,7 @@
     │   ├── NodeGone              there is no such node (any more)
     │   └── MailFull              too much waits for a node, or for the writer of a stream
     ├── SessionEnded              the session ended while a request for it was on its way
+    ├── TooManyProcesses          a server outside this process has as many processes as it may
     └── ClientError               `perdure.connect`
         ├── OutcomeUnknown        a call was sent, and its outcome is not known (also an `MCPError`)
         ├── Unreachable           the server did not answer within the limits; the call was not run (also an `MCPError`)
@@ -151,6 +152,17 @@ class MailFull(StoreError):
 
 class SessionEnded(PerdureError):
     """The session has ended."""
+
+
+class TooManyProcesses(PerdureError):
+    """The server behind the gateway has as many processes as it may."""
+
+    def __init__(self, upstream: str, limit: int, *, of_caller: bool) -> None:
+        super().__init__()
+        self.upstream = upstream
+        self.limit = limit
+        self.of_caller = of_caller
+        """The caller has reached its limit; otherwise the server has."""
 
 
 class ClientError(PerdureError):

@@ -89,6 +89,7 @@ def test_the_help_of_serve_shows_each_setting_with_its_default_under_its_heading
         "How much is kept and done at once:",
         "What happens when the store fails:",
         "Who may connect:",
+        "What is served in place of TARGET:",
     ]
     assert max(map(len, said.splitlines())) <= 80
     for name in FIELDS:
@@ -112,12 +113,27 @@ def test_without_options_the_defaults_hold() -> None:
         "path": "/mcp",
         "workers": 1,
         "tokens": None,
+        "issuer": None,
+        "audience": None,
+        "public_url": None,
+        "scopes": None,
+        "jwks": None,
         "log_level": "warning",
         "uds": None,
         "uds_mode": "600",
         "log_format": "text",
         "access_log": False,
         "forwarded_allow_ips": None,
+        "command": None,
+        "servers": None,
+        "stdio": None,
+        "check": False,
+        "env": (),
+        "cwd": None,
+        "headers": (),
+        "token_env": None,
+        "token_file": None,
+        "era": None,
     }
 
 
@@ -245,9 +261,15 @@ def test_names_are_repeated_as_options_and_separated_by_commas_in_the_environmen
         (("sessions", "--store", "redis:x"), "store is 'redis:x'; allowed: memory: or sqlite:PATH"),
         (("sessions", "--store", "sqlite:x.db?sync=maybe"), "store is 'sqlite:x.db?sync=maybe'; "),
         (
-            ("serve", "http://127.0.0.1:9/mcp"),
-            "http://127.0.0.1:9/mcp is the address of a server that runs; a target is",
+            ("dev", "http://127.0.0.1:9/mcp"),
+            "perdure dev loads Python code again when it changes, and http://127.0.0.1:9/mcp is an address",
         ),
+        (
+            ("dev", "--", "npx", "server"),
+            "perdure dev loads Python code again when it changes, and what follows -- is a program; perdure",
+        ),
+        (("dev",), "TARGET is missing; see perdure dev --help"),
+        (("dev", "--servers", "mcp.json"), "no such option '--servers'"),
         (("serve", "a:b", "--port"), "option '--port' requires an argument."),
         (("serve", "a:b", "--port", "http"), "--port: 'http' is not a whole number"),
         (
@@ -286,6 +308,38 @@ def test_names_are_repeated_as_options_and_separated_by_commas_in_the_environmen
             "cannot listen on 'no such host': no such address; choose another with --host",
         ),
         (("serve", "a:b", "--tokens", "none"), "cannot read the tokens in none: No such file or directory"),
+        (
+            ("serve", "a:b", "--issuer", "https://a.example", "--audience", "https://b.example", "--tokens", "none"),
+            "--issuer and --tokens cannot be given together: tokens come from one of them",
+        ),
+        (
+            ("serve", "a:b", "--issuer", "https://a.example"),
+            "--issuer needs --audience: a token that is for another server must not be accepted here",
+        ),
+        (("serve", "a:b", "--audience", "https://b.example"), "--audience needs --issuer: it says more about"),
+        (("serve", "a:b", "--public-url", "https://b.example"), "--public-url needs --issuer: it says more about"),
+        (("serve", "a:b", "--scopes", "read"), "--scopes needs --issuer: it says more about the tokens of an issuer"),
+        (("serve", "a:b", "--jwks", "https://a.example/jwks"), "--jwks needs --issuer: it says more about"),
+        (
+            ("serve", "a:b", "--issuer", "http://a.example", "--audience", "https://b.example"),
+            "--issuer: 'http://a.example' is not https:; keys that come over plain http: may be anyone's",
+        ),
+        (
+            ("serve", "a:b", "--issuer", "https://a.example", "--audience", "mcp"),
+            "--audience: 'mcp' is not an address such as https://login.example",
+        ),
+        (
+            ("serve", "a:b", "--issuer", "https://a.example", "--audience", "https://b.example", "--scopes", "a b"),
+            "--scopes: 'a b' is not the name of a scope; write names that are separated by commas",
+        ),
+        (
+            ("serve", "a:b", "--issuer", "https://a.example", "--audience", "https://b.example", "--jwks", "keys.json"),
+            "--jwks: 'keys.json' is not an address such as https://login.example",
+        ),
+        (
+            ("serve", "a:b", "--issuer", "https://a..b%zz", "--audience", "https://b.example"),
+            "tokens cannot be verified: Input should be a valid URL, invalid",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], line: str) -> None:
@@ -347,6 +401,9 @@ def test_control_c_before_it_serves_is_no_traceback(capsys: pytest.CaptureFixtur
 
 def test_every_option_has_a_variable_of_its_own() -> None:
     command = perdure_command.commands["serve"]
-    variables = [option.envvar for option in command.params if isinstance(option, click.Option)]
-    assert len(set(variables)) == len(variables) == len(FIELDS) + 14
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    without = {"check", "env", "cwd", "headers", "token_env", "token_file", "era"}  # for one server on the command line
+    assert {option.name for option in options if option.envvar is None} == without
+    variables = [option.envvar for option in options if option.envvar is not None]
+    assert len(set(variables)) == len(variables) == len(FIELDS) + 21
     assert all(str(variable).startswith("PERDURE_") for variable in variables)

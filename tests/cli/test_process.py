@@ -118,7 +118,7 @@ def test_others_that_could_reach_it_are_warned_about(hello: Path) -> None:
     process.send_signal(signal.SIGTERM)
     status, _, errors = ended(process)
     assert status == 0
-    sentence = "other machines can reach 0.0.0.0, and everyone may use it: set --tokens"
+    sentence = "other machines can reach 0.0.0.0, and everyone may use it: set --tokens or --issuer"
     assert Line("WARNING", "serve.open", sentence) in log_lines(errors.splitlines())
 
 

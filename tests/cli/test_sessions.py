@@ -16,15 +16,15 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId, reader_name
 from perdure._core.states import CallState, SessionState
-from perdure.admin.queries import PAGE, Tail, find
+from perdure.admin.queries import PAGE, SessionTail, find
 from perdure.errors import Misuse, StoreError
-from perdure.store import SqliteStore, Store, existing_store, open_store
+from perdure.store import Inspect, SqliteStore, existing_store, open_store
 from perdure.store.records import AskRecord, CallRecord, Event, ReaderRecord, SessionRecord, StreamRecord
 from perdure.store.steps import (
     Append,
@@ -85,7 +85,7 @@ def a_session(session: SessionId = ID, *, active: float = 1_800_000_000.0, **mor
 class Server:
     """What a server does with its store."""
 
-    store: Store
+    store: Inspect
     fence: Fence
     folder: Path
     address: str
@@ -131,7 +131,7 @@ async def serving(folder: Path, address: str) -> AsyncIterator[Server]:
     """A store with one session, open in this process."""
     async with open_store(address, busy_timeout=SECONDS) as store:
         fence = await store.join(NODE)
-        server = Server(store=store, fence=fence, folder=folder, address=address)
+        server = Server(store=cast("Inspect", store), fence=fence, folder=folder, address=address)
         await server.commit(PutSession(record=a_session()))
         await server.open_stream(STANDALONE, kind=Kind.STANDALONE)
         yield server
@@ -615,7 +615,7 @@ async def test_without_being_asked_only_what_comes_next_is_shown(sqlite_server: 
     server = sqlite_server
     await server.open_stream(CALL, call=3)
     await server.tell(1)
-    tail = Tail(server.store, ID)
+    tail = SessionTail(server.store, ID)
     await tail.skip()
     await server.tell(2)
     message = {"method": "notifications/progress", "params": {"progressToken": 3, "progress": 2}}
@@ -625,7 +625,7 @@ async def test_without_being_asked_only_what_comes_next_is_shown(sqlite_server: 
 
 async def followed(server: Server, stream: str = "") -> list[dict[str, Any]]:
     """What `perdure tail --from-start --stream STREAM` shows first."""
-    return [item async for item in Tail(server.store, ID, only=lambda name: name.startswith(stream)).read()]
+    return [item async for item in SessionTail(server.store, ID, only=lambda name: name.startswith(stream)).read()]
 
 
 async def test_several_streams_are_told_in_the_order_of_time(server: Server) -> None:

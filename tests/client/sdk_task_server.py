@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -81,6 +81,8 @@ class SdkTaskServer:
         """What `server/discover` says of keys."""
         self.empty_pages = 0
         """Pages of `tools/list` before the one with the tools."""
+        self.honours: Callable[[dict[str, Any]], dict[str, Any]] = dict
+        """The part of a listener's filter that is acknowledged."""
         self._has_tasks, self._has_keys = tasks, keys
         self._changes: list[tuple[str, dict[str, Any]]] = []
         self._changed = asyncio.Event()
@@ -256,7 +258,7 @@ class SdkTaskServer:
             await ctx.session.send_notification(note, related_request_id=ctx.request_id)  # type: ignore[arg-type]
 
         stopping = self._stopping
-        await say("notifications/subscriptions/acknowledged", {"notifications": params["notifications"]})
+        await say("notifications/subscriptions/acknowledged", {"notifications": self.honours(params["notifications"])})
         while not stopping.is_set():
             changed = self._changed
             while heard < len(self._changes):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure.store import SqliteStore
-from perdure.store.records import StreamRecord
+from perdure.store.records import Followed, StreamRecord
 from perdure.store.steps import Append, OpenStream, PutCall, Refusals, Release, Step
 
 BITS = 62
@@ -51,8 +51,9 @@ class ScrambledFences(SqliteStore):
     async def streams(self, session: SessionId, *, only_unread: bool = False) -> Sequence[StreamRecord]:
         return [_record(record) for record in await super().streams(session, only_unread=only_unread)]
 
-    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
-        return {name: _record(record) for name, record in (await super().streams_by_id(streams)).items()}
+    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
+        found = await super().follow(after, limit=limit)
+        return {name: followed._replace(record=_record(followed.record)) for name, followed in found.items()}
 
     async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
         return [_record(record) for record in await super().written_by(node)]

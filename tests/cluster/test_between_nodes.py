@@ -149,8 +149,8 @@ async def test_a_reader_that_comes_while_its_call_is_being_settled_gets_the_answ
 async def test_a_reader_that_knows_its_stream_from_before_it_was_settled_gets_the_answer(tmp_path: Path) -> None:
     """Promise 3: what it was told of the stream is no longer so when it attaches."""
     peer, left = await leave_call(path := tmp_path / "log.db")
-    is_call = lambda found: any(record.kind is Kind.CALL for record in found.values())  # noqa: E731
-    shop, store = SlowList(), HeldReads(path, "streams_by_id", is_call)
+    is_call = lambda found: any(one.record.kind is Kind.CALL for one in found.values())  # noqa: E731
+    shop, store = SlowList(), HeldReads(path, "follow", is_call)
     async with serve(shop.server, store=store) as two:
         await shop.asked.wait()
         store.hold = True
@@ -272,7 +272,7 @@ async def test_a_stranger_loads_nothing(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"ann:{ann}\nbob:{bob}\n")
     tokens.chmod(0o600)
-    path, auth = str(tmp_path / "log.db"), FileTokens.read(tokens)
+    path, auth = str(tmp_path / "log.db"), FileTokens(tokens)
     async with serve(Library().server, store=SharedStore(path), auth=auth) as one:
         peer = await one.join(token=ann)
     async with serve(Library().server, store=SharedStore(path), auth=auth) as two:

@@ -23,6 +23,7 @@ from perdure._core.ids import (
 from perdure.errors import StoreUnavailable
 from perdure.log.peers import Peers
 from perdure.store import MemoryStore
+from perdure.store.interface import streams_by_id
 from perdure.store.records import ReaderRecord
 from perdure.store.steps import PutReader
 from tests.cluster.conftest import Pair, Start
@@ -234,7 +235,7 @@ async def test_three_processes_of_which_one_is_killed_settle_each_call_once(tmp_
         async with store:
 
             async def ended() -> bool:
-                found = await store.streams_by_id(streams)
+                found = await streams_by_id(store, streams)
                 return all(record.sealed or record.generation == 2 for record in found.values())
 
             await until(ended)

@@ -11,7 +11,7 @@ import pytest
 from perdure._core.ids import SessionId, StreamId
 from perdure._core.states import SessionState
 from perdure.store import MemoryStore
-from perdure.store.records import SessionRecord, StreamRecord
+from perdure.store.records import Followed, SessionRecord
 from perdure.store.steps import Refusals, Release, Step
 from tests.cluster.conftest import Pair, Start
 from tests.support.clients.wire_client import HandshakeFailed, Peer, progress_of
@@ -75,9 +75,9 @@ class _Gated(MemoryStore):
         await self._pass("reading")
         return record
 
-    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
+    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
         await self._pass("looking")
-        return await super().streams_by_id(streams)
+        return await super().follow(after, limit=limit)
 
     def commit_now(self, steps: Sequence[Step]) -> Refusals:
         if self.resting and any(isinstance(step, Release) for step in steps):

@@ -30,7 +30,7 @@ from perdure._core.ids import (
 from perdure._core.states import CallState
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.serve.token_file import FileTokens
-from perdure.store.interface import stream_by_id
+from perdure.store.interface import stream_by_id, streams_by_id
 from perdure.store.records import AskRecord, CallRecord, Event, StreamRecord
 from perdure.store.steps import Append, Forward, OpenAsk, OpenStream, PutCall, PutSession, Refusals, SendMail, Step
 from perdure.testing._values import dead_nodes
@@ -82,7 +82,7 @@ def tokens(tmp_path: Path) -> FileTokens:
     path = tmp_path / "tokens"
     path.write_text("".join(f"{who}:{token}\n" for who, token in TOKENS.items()))
     path.chmod(0o600)
-    return FileTokens.read(path)
+    return FileTokens(path)
 
 
 async def settle(ghost: DeadNode, site: Site) -> None:
@@ -303,7 +303,7 @@ async def test_two_settlers_at_once_settle_each_call_once(house: House) -> None:
     await asyncio.gather(*(settler.settle_node(ghost.node, beats[ghost.node]) for settler in settlers))
 
     async def all_sealed() -> bool:
-        found = await one.store.streams_by_id([left.stream for left in lefts])
+        found = await streams_by_id(one.store, [left.stream for left in lefts])
         return all(record.sealed for record in found.values())
 
     await until(all_sealed)
@@ -512,7 +512,7 @@ async def test_settling_goes_on_where_the_store_failed(house: House, at: str, fa
     await ghost.die()
 
     async def is_over() -> bool:
-        found = await site.store.streams_by_id([left.stream for left in lefts])
+        found = await streams_by_id(site.store, [left.stream for left in lefts])
         return all(record.sealed for record in found.values())
 
     await until(is_over)
@@ -571,7 +571,7 @@ async def test_many_sessions_of_a_dead_home_are_let_go_of_without_standing_in_th
     site, _, peer, ghost = await house.scene()
     streams = await _homes(ghost, SessionId(peer.session), 1_200)
     await settle(ghost, site)
-    assert {record.node for record in (await site.store.streams_by_id(streams)).values()} == {""}
+    assert {record.node for record in (await streams_by_id(site.store, streams)).values()} == {""}
 
 
 async def _homes(ghost: DeadNode, pattern: SessionId, count: int) -> list[StreamId]:

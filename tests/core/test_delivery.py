@@ -24,6 +24,7 @@ from perdure._core.delivery import (
     ResponseKind,
     body_of,
     column_of,
+    doubts_session,
     is_answer,
     of_failure,
     of_response,
@@ -183,3 +184,26 @@ def test_a_session_is_renewed_only_where_that_is_allowed() -> None:
 
 def test_what_answers_on_a_stream() -> None:
     assert {body for body in Body if is_answer(body)} == {Body.RESULT, Body.ERROR, Body.ERROR_WITHOUT_ID}
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "sentence", "doubts"),
+    [
+        (400, -32600, "Bad Request: Session not found", True),
+        (400, None, "Invalid session ID", True),
+        (400, -32000, "Bad Request: Server not initialized", True),
+        (200, -32600, "Not initialised", True),
+        (200, -32001, "SESSION EXPIRED", True),
+        (200, -32602, "Invalid session", False),  # of a request that the server has looked at
+        (200, None, "my session is fine", False),
+        (503, None, "no such session", True),
+        (500, None, "session store failed", False),
+        (401, None, "your session has expired", False),
+        (403, -32600, "session of another user", False),
+        (400, -32600, "unknown tool", False),
+    ],
+)
+def test_a_refusal_that_reads_as_if_the_session_were_gone(
+    status: int, code: int | None, sentence: str, doubts: bool
+) -> None:
+    assert doubts_session(status=status, code=code, sentence=sentence) == doubts

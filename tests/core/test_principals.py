@@ -10,6 +10,8 @@ ALICE = token_principal("alice", None, "alice")
 """As `--tokens` gives it."""
 
 AT_WEB = token_principal("web", "https://issuer.example", "alice")
+OF_ISSUER = token_principal(None, "https://issuer.example", "alice")
+"""As `--issuer` gives it."""
 MACHINE = token_principal("batch", None, None)
 USER = user_principal("1001")
 UNNAMED = unnamed_principal("web", None, "secret-1")
@@ -17,7 +19,7 @@ UNNAMED = unnamed_principal("web", None, "secret-1")
 
 def test_each_principal_has_a_text_of_its_own() -> None:
     others = user_principal("alice"), token_principal("user", None, "1001")
-    assert len({ALICE, AT_WEB, MACHINE, USER, UNNAMED, ANONYMOUS, *others}) == 8
+    assert len({ALICE, AT_WEB, OF_ISSUER, MACHINE, USER, UNNAMED, ANONYMOUS, *others}) == 9
     assert UNNAMED == unnamed_principal("web", None, "secret-1") != unnamed_principal("web", None, "secret-2")
     assert "secret-1" not in UNNAMED
 
@@ -27,6 +29,7 @@ def test_each_principal_has_a_text_of_its_own() -> None:
     [
         (ALICE, "alice"),
         (AT_WEB, "alice (web)"),
+        (OF_ISSUER, "alice"),
         (MACHINE, "batch"),
         (USER, "1001"),
         (UNNAMED, "web (token 136813af)"),
@@ -44,6 +47,7 @@ def test_a_person_reads_a_name(principal: str, shown: str) -> None:
     [
         (ALICE, ["alice", ALICE], ["bob", "", "null"]),
         (AT_WEB, ["alice", "web", AT_WEB], ["https://issuer.example"]),
+        (OF_ISSUER, ["alice", OF_ISSUER], ["None", ""]),
         (MACHINE, ["batch"], ["None", ""]),
         (USER, ["1001"], ["user"]),
         (ANONYMOUS, [""], ["alice"]),

@@ -37,6 +37,15 @@ def test_only_the_value_changes() -> None:
     assert splice.replaced(ODD, "7", "params", "nothing") == ODD
 
 
+def test_an_object_is_taken_apart_and_put_together() -> None:
+    """Of members given twice the last counts; each value keeps its text."""
+    members = splice.members(ODD)
+    assert members["id"] == '"\\ud800"'
+    assert json.loads(splice.object_of(members)) == json.loads(ODD)
+    assert "12345678901234567890123" in splice.object_of(members)
+    assert (splice.members(" {}"), splice.members("[1]"), splice.object_of({})) == ({}, {}, "{}")
+
+
 def test_line_ends_become_space_and_nothing_else_changes() -> None:
     assert splice.one_line('{\r\n "a": "b\\nc"\n}') == '{   "a": "b\\nc" }'
 
@@ -149,6 +158,44 @@ def test_both_ways_find_the_same(text: str, path: list[str]) -> None:
     assert splice.find(text, *path) == splice.walk(text, *path)
 
 
+_RESPONSE_NAMES = st.sampled_from(["jsonrpc", "id", "result", "error", "x"]).map(json.dumps)
+
+
+@given(st.lists(st.tuples(_RESPONSE_NAMES, _TEXTS), max_size=4))
+def test_a_response_is_decoded_once_or_not_at_all(members: list[tuple[str, str]]) -> None:
+    """Members given twice and other members beside them: whatever is found is what the long way finds."""
+    text = "{" + ",".join(f"{name}:{value}" for name, value in members) + "}"
+    if (found := splice.answer(text)) is not None:
+        name = next(name for name in ("result", "error") if name in found[0])
+        assert found == (splice.decode(text), *(splice.walk(text, name) or ()))
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ('{"jsonrpc":"2.0","id":"p.1","result":{"a":[1,2.5]}}', '{"a":[1,2.5]}'),
+        ('{"result":{"a":1e400},"jsonrpc":"2.0","id":7}', '{"a":1e400}'),
+        ('{"jsonrpc": "2.0", "id": 7, "error": {"code": -1, "message": "}"}}', '{"code": -1, "message": "}"}'),
+        ('{"jsonrpc":"2.0","id":7,"result":{},"result":{}}', None),
+        ('{"jsonrpc":"2.0","id":7,"result":{},"_meta":{}}', None),
+        ('{"jsonrpc":"2.0","id":7,"result":{}}}', None),
+        ('{"jsonrpc":"2.0","id":7,"result":{', None),
+        ('{"jsonrpc":"2.0","id":-,"result":{}}', None),
+        ('{"jsonrpc":"2.0","id":7,"result":' + "[" * 100_000 + "}", None),
+        ('{"jsonrpc":"2.0","method":"x","params":{"result":{}}}', None),
+    ],
+)
+def test_where_the_part_of_a_response_stands(text: str, part: str | None) -> None:
+    found = splice.answer(text)
+    assert (None if found is None else text[found[1] : found[2]]) == part
+
+
+def test_a_number_that_python_cannot_hold_is_none() -> None:
+    assert splice.decode("[0.5,1e400,-1e400,12345678901234567890123,1%s]" % ("0" * 5_000)) == [
+        *(0.5, None, None, 12345678901234567890123, None)
+    ]
+
+
 def test_a_text_made_to_be_slow_is_matched_in_one_pass() -> None:
     """Neither many members nor a long string makes the regular expression look back over them again and again."""
     for text in (
@@ -165,3 +212,27 @@ def _at(found: Any, path: list[str]) -> Any:
     for name in path:
         found = found.get(name) if isinstance(found, dict) else None
     return found
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (b'{"jsonrpc":"2.0","id":7,"result":{"id":8,"x":"', 7),
+        (b'{ "id" : "7" , "jsonrpc" : "2.0", "error" : {"code"', 7),
+        (b'{"result":{"id":8,"x":"...."},"jsonrpc":"2.0","id":7}', 7),
+        (b'{"jsonrpc": "2.0", "result": {"n": NaN}, "id": 7}', 7),
+        (b'{"result":{"x":NaN},"id":7,"jsonrpc":"2.0"}', 7),
+        (b'{"result":{"id":7}', 7),  # cut short: it cannot be told
+        (b'{"jsonrpc":"2.0","id":7,"method":"x","params":{"', None),
+        (b'{"jsonrpc":"2.0","method":"x","params":{"result":{},"id":7}}', None),
+        (b'{"result":{"id":7},"jsonrpc":"2.0"}', None),
+        (b'{"id":7,"level":"info"}', None),
+        (b'  "id": 7,', None),
+        (b'"id":7}', None),
+        (b'{"result":{},"id":7.5}', None),
+        (b"\xff\xfe", None),
+        (b"", None),
+    ],
+)
+def test_the_id_of_a_response_is_found_at_its_edges(text: bytes, wanted: int | None) -> None:
+    assert splice.id_at_the_edges(text, text) == wanted

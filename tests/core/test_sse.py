@@ -228,6 +228,15 @@ def test_what_was_encoded_is_decoded_in_any_chunks(messages: list[tuple[str, str
     assert decoded(cut(wire, places))["events"] == sent
 
 
+@pytest.mark.parametrize("cut_at", range(len(b"id: 2\nevent: message\ndata: y\n\n")))
+def test_an_event_whose_lines_come_in_two_chunks_has_its_own_id(cut_at: int) -> None:
+    decoder, second = Decoder(), b"id: 2\nevent: message\ndata: y\n\n"
+    first = decoder.feed(b": begin\n\nid: 1\nevent: message\ndata: x\n\n" + second[:cut_at])
+    events = [*first, *decoder.feed(second[cut_at:])]
+    assert [(event.id, event.data) for event in events] == [("1", "x"), ("2", "y")]
+    assert decoder.last_event_id == "2"
+
+
 @given(text=texts, places=places)
 def test_a_comment_never_becomes_anything_else(text: str, places: list[int]) -> None:
     wire = b"data: a\n\n" + encode_comment(text) + b"data: b\n\n"

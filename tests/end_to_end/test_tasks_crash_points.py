@@ -43,7 +43,7 @@ SQLITE_POINTS = {
     "when a later commit is made and the process does not know": at(SQLITE, "SqliteStore._announce", "enter", 3),
 }
 POSTGRES_POINTS = {
-    "when the first commit is on its way": at(POSTGRES_WRITER, "Writer._commit", "leave", 2),
+    "when the first commit is on its way": at(POSTGRES_WRITER, "Committer._commit", "leave", 2),
     "when the first commit is made and the process does not know": at(POSTGRES_WRITER, "_refusals", "enter"),
     "when a later commit is made and the process does not know": at(POSTGRES_WRITER, "_refusals", "enter", 2),
 }

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import stat
 import threading
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from perdure.errors import Misuse
 from perdure.hosts import config_file
 from perdure.hosts.config_file import BACKUP, ConfigFile
 from perdure.hosts.known import HOSTS, MAX_NAME, config_path, is_bridge, is_name
+from tests.stdio import tiny_server
 from tests.stdio.test_stock_hosts import started
 from tests.support.processes.serving import ROOT
 from tests.support.servers import basic_tools
@@ -140,6 +142,34 @@ def test_a_directory_that_the_environment_names_is_written_because_hosts_have_an
     shown = json.loads(terminal.run("install", "cursor", URL, "--print"))
     args = ["stdio", URL, "--token-dir", str(home / "project/tokens"), "--instance", "perdure"]
     assert shown["mcpServers"]["perdure"]["args"] == args
+
+
+@pytest.mark.anyio
+async def test_a_host_starts_a_program_that_was_written_with_its_folder(home: Path, terminal: Terminal) -> None:
+    """What runs in this shell runs in the host, which has another folder and another PATH."""
+    shutil.copy(tiny_server.__file__, home / "project/server.py")
+    command = ("python3", "server.py", "starts")
+    said = terminal.run("install", "cursor", "tiny", "--token-dir", "tokens", "--watch", "server.py", "--", *command)
+    assert "has the server tiny now" in said
+    entry = json.loads((home / ".cursor/mcp.json").read_text())["mcpServers"]["tiny"]
+    program = shutil.which("python3")
+    assert program is not None
+    project = str(home / "project")
+    assert entry["args"] == [
+        *("stdio", "--token-dir", f"{project}/tokens", "--instance", "tiny", "--watch", f"{project}/server.py"),
+        *("--cwd", project, "--", program, "server.py", "starts"),
+    ]
+    assert is_bridge(entry)
+    async with started(
+        ["env", "-i", "PATH=/usr/bin:/bin", f"HOME={home}", entry["command"], *entry["args"]], home
+    ) as bridge:
+        assert (await bridge.handshake())["serverInfo"]["name"] == "tiny"
+        assert await bridge.call("safe") == (home / "project/starts").read_text().strip()
+    assert "nothing to do" in terminal.run(
+        "install", "cursor", "--name", "tiny", "--token-dir", "tokens", "--watch", "server.py", "--", *command
+    )
+    assert "(perdure stdio -- " in terminal.refused("install", "cursor", "tiny", "--", "sh")
+    assert "has no server tiny any more" in terminal.run("uninstall", "cursor", "--name", "tiny")
 
 
 def test_each_entry_has_an_instance_of_its_own(home: Path, terminal: Terminal) -> None:
@@ -305,6 +335,14 @@ BAD_INPUT = [
     (["install", "cursor", URL, "--token-env", "A", "--token-file", "b"], "cannot be given together"),
     (["install", "cursor", URL, "--log-file", "\udcff"], "bytes that are not UTF-8"),
     (["install", "windsurf", URL, "--scope", "project"], "Windsurf has no file for one project"),
+    (["install", "cursor", URL, "--", "sh"], "a URL and a command after -- cannot be given together"),
+    (["install", "cursor", "shop", "--"], "there is no command after --"),
+    (["install", "cursor", "shop", "--name", "bakery", "--", "sh"], "two names, 'shop' and 'bakery' of --name"),
+    (["install", "cursor", "my shop", "--", "sh"], "does not fit all hosts"),
+    (["install", "cursor", "shop", "--", "nothing-like-it"], "there is no program 'nothing-like-it' here: install"),
+    (["install", "cursor", "shop", "--token-env", "A", "--", "sh"], "--token-env is for a URL"),
+    (["install", "cursor", "shop", "--watch", "nowhere", "--", "sh"], "there is no file or folder 'nowhere'"),
+    (["install", "cursor", URL, "--watch", "."], "--watch is for a command after --"),
     (["uninstall", "mcp-json"], "mcp-json has no usual file: name it with --file"),
 ]
 

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from perdure.hosts.entries import BOM, BadDocument, add, find, remove
+from perdure._core.jsonc import BOM, BadDocument
+from perdure.hosts.entries import add, find, remove
 
 KEY = "mcpServers"
 ENTRY = {"command": "/opt/perdure", "args": ["stdio", "http://127.0.0.1:8000/mcp"]}

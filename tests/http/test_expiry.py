@@ -11,7 +11,7 @@ import pytest
 from mcp.server.auth.provider import AccessToken, TokenVerifier
 
 from perdure.http import credentials
-from perdure.http.credentials import EXPIRES_AT, ending_with_token, while_good
+from perdure.http.credentials import SHOWN, OpenRequests, ShownToken, ending_with_token, while_good
 from tests.support.clients.listeners import listening, publish
 from tests.support.clients.modern_peer import REPEATS, TAKES_TASKS, CallPeer, result_of
 from tests.support.clients.raw_http import SessionPeer, bearer, text_of
@@ -35,6 +35,11 @@ class Ann(TokenVerifier):
     async def verify_token(self, token: str) -> AccessToken | None:
         ends = self._ends.setdefault(token, int(time.time()) + LIFE)
         return AccessToken(token=token, client_id="app", subject="ann", scopes=[], expires_at=ends)
+
+
+def shown(expires_at: int) -> dict[str, ShownToken]:
+    token = AccessToken(token="t", client_id="app", scopes=[], expires_at=expires_at)
+    return {SHOWN: ShownToken(token, OpenRequests())}
 
 
 def shows(peer: SessionPeer, token: str) -> SessionPeer:
@@ -126,7 +131,7 @@ async def test_a_clock_that_is_set_is_looked_at_again(monkeypatch: pytest.Monkey
     monkeypatch.setattr(credentials, "_READ_AGAIN", 0.001)
     now, ended = 1000.0, asyncio.Event()
     monkeypatch.setattr(credentials, "_wall_clock", lambda: now)
-    with ending_with_token({EXPIRES_AT: 1000}, ended.set):
+    with ending_with_token(shown(1000), ended.set):
         now = 500.0
         await asyncio.sleep(0.01)
         assert not ended.is_set()
@@ -143,4 +148,4 @@ def test_a_token_is_good_to_the_end_of_its_last_second(
 ) -> None:
     """As the SDK's bearer check has it: `expires_at < int(time.time())` has expired."""
     monkeypatch.setattr(credentials, "_wall_clock", lambda: now)
-    assert while_good(60.0, {EXPIRES_AT: 1000}) == left
+    assert while_good(60.0, shown(1000)) == left

@@ -14,7 +14,7 @@ import perdure
 from perdure import Settings
 from perdure._core.ids import SessionId, StreamId
 from perdure.store import MemoryStore
-from perdure.store.records import Event, Loaded, StreamRecord
+from perdure.store.records import Event, Followed, Loaded
 from perdure.store.steps import Refusals, Step
 from tests.support.clients.wire_client import Peer, Wire, notices_of, progress_of, text_of
 from tests.support.servers.in_process import Site, serve, until
@@ -43,10 +43,10 @@ class Hesitant(MemoryStore):
         await self.writes.wait()
         return super().commit_now(steps)
 
-    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
+    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
         self.asked += 1
         await self.finds.wait()
-        return await super().streams_by_id(streams)
+        return await super().follow(after, limit=limit)
 
     async def load(self, session: SessionId) -> Loaded | None:
         waits, self.next_load = self.next_load, None

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from perdure._core.envelope import KEY
 from perdure._core.ids import RecordKind, StreamId
+from perdure._core.limits import Caller
 from perdure.sessions import call_quota, durable_calls, housekeeping
 from perdure.store import MemoryStore
-from perdure.store.interface import Store
-from perdure.store.records import SessionRecord, StreamRecord
+from perdure.store.interface import Inspect
+from perdure.store.records import Followed, SessionRecord
 from tests.http.test_bounds import LIMIT, Names, refused
 from tests.support.clients.modern_peer import (
     ALL_ASKS,
@@ -37,7 +38,7 @@ from tests.support.stores.postgres import store_url
 
 pytestmark = pytest.mark.anyio
 
-GIVEN_UP = -31010
+GIVEN_UP = -31011
 BOTH = {**ALL_ASKS, **TAKES_TASKS}
 WELL = {"question": "Well?"}
 
@@ -47,13 +48,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return store_url() if request.param == "postgres" else f"sqlite:{tmp_path / 'log.db'}"
 
 
-def store_of(served: Live) -> Store:
+def store_of(served: Live) -> Inspect:
     assert served.app._process is not None
-    return served.app._process.context.store
-
-
-async def all_records(served: Live) -> Sequence[SessionRecord]:
-    return await store_of(served).sessions(after=None, limit=100)
+    return cast("Inspect", served.app._process.context.store)
 
 
 async def park(peer: CallPeer, **options: Any) -> str:
@@ -180,11 +177,11 @@ class Crowded(MemoryStore):
         self.chosen = found or self.chosen
         return found
 
-    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
+    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
         if (between := self.between) is not None:
             self.between = None
             await between()
-        return await super().streams_by_id(streams)
+        return await super().follow(after, limit=limit)
 
 
 async def test_a_call_that_two_processes_give_up_at_once_keeps_what_its_key_means() -> None:
@@ -235,10 +232,10 @@ async def test_what_was_delivered_whole_is_given_up_first(tmp_path: Path, store:
         open_gate(gate)
         await until(lambda: served.app.counters.calls_answered)
 
+        kept = store_of(served)
+
         async def is_unread() -> bool:
-            return bool(
-                [s for r in await all_records(served) for s in await store_of(served).streams(r.id, only_unread=True)]
-            )
+            return bool([s for r in await kept.newest(limit=100) for s in await kept.streams(r.id, only_unread=True)])
 
         await until(is_unread)
         for number in range(6):
@@ -336,8 +333,8 @@ async def test_the_bytes_of_answers_that_are_kept_of_a_principal(
             assert (await fill(alice, f"key-{number}", size=size)).status == 200
         given_up = (await fill(alice, "key-0", size=size)).status == 400
         assert given_up is (size == 100_000)
-        owner = next(r.owner for r in await all_records(served) if r.kind is RecordKind.KEY) if given_up else ""
-        assert await store_of(served).bytes_of(owner, "") < 1_000_000 + 11 * size
+        owner = (await store_of(served).newest(limit=1))[0].owner if given_up else ""
+        assert await store_of(served).bytes_of(Caller(owner)) < 1_000_000 + 11 * size
         assert (await fill(bob, "his")).status == 200
 
 

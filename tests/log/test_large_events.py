@@ -11,7 +11,7 @@ import pytest
 from perdure._core.ids import SessionId, StreamId
 from perdure.log.stream import RUN_AHEAD_BYTES
 from perdure.store import MemoryStore, SqliteStore
-from perdure.store.records import READ_BYTES, Event, SessionRecord, StreamRecord
+from perdure.store.records import READ_BYTES, Event, Followed, SessionRecord
 from tests.support.clients.raw_http import SessionPeer, progress, text_of
 from tests.support.clients.wire_client import progress_of
 from tests.support.clients.wire_client import text_of as result_of
@@ -59,9 +59,9 @@ class Queued(FaultyStore):
         await self._queue()
         return await super().read(stream, after=after, limit=limit)
 
-    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
+    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
         await self._queue()
-        return await super().streams_by_id(streams)
+        return await super().follow(after, limit=limit)
 
     async def session(self, session: SessionId) -> SessionRecord | None:
         await self._queue()

@@ -44,6 +44,7 @@ class Recorder:
         self.adopted: list[str] = []
         self.repeats: list[str] = []
         self.refusal: Refused | None = None
+        self.link: Link
 
     async def take(self, message: Message) -> None:
         self.taken.append(message)
@@ -57,17 +58,14 @@ class Recorder:
     async def lose_position(self) -> None:
         self.lost_positions += 1
 
-    def initialize(self, gone: Handshake) -> str:
-        return INITIALIZE
-
-    async def prepare(self, handshake: Handshake) -> None:
+    async def replace(self, gone: Handshake) -> Handshake:
+        made = await self.link.begin_again(INITIALIZE, gone)
         if self.refusal is not None:
             raise self.refusal
+        await self.link.bring_up(made, self.repeats)
+        return made
 
-    def sticky(self, handshake: Handshake) -> list[str]:
-        return self.repeats
-
-    async def adopt(self, handshake: Handshake) -> None:
+    async def on_replaced(self, handshake: Handshake) -> None:
         self.adopted.append(handshake.session)
 
     def fail(self, error: Exception) -> None:
@@ -111,8 +109,8 @@ class Client:
         return dict(found.get("error") or found["result"])
 
     async def begin(self) -> None:
-        answer, session = await self.link.begin(INITIALIZE, self.link.route.new_id())
-        made = Handshake(session=session, request={}, result=answer.result, initialized=True)
+        begun = await self.link.begin(INITIALIZE, self.link.route.new_id())
+        made = Handshake(session=begun.session, request={}, result=begun.answer.result, initialized=True)
         self.link.handshake = made
 
 
@@ -135,6 +133,7 @@ async def linked(
         endpoint = Endpoint(http, f"http://127.0.0.1:{port}/mcp", on_401="wants a token")
         about: Any = {"complain": program.complain, "report": program.report, "prefix": "p"}
         link = Link(Route(endpoint=endpoint, limits=change(limits), **about), program, listening_seconds=1.0)
+        program.link = link
         client = Client(link, program, odd)
         async with link.running() as scope:
             await client.begin()

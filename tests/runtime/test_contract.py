@@ -22,6 +22,7 @@ from mcp_types import ListRootsRequest, ListRootsResult
 
 from perdure._core.ids import SessionId, StreamId
 from perdure._core.jsonrpc import Notification, Request, Response
+from perdure._core.settling import UpstreamCall
 from perdure._core.states import SessionState
 from perdure.runtime.base import CallEnded, Flow, Runtime, Runtimes
 from perdure.runtime.server import host
@@ -72,8 +73,10 @@ class Room:
 class Ear:
     """A session as a runtime sees it: writes down what is said."""
 
-    closes_early = True
+    closes_early = is_home = is_listening = True
     is_task = False
+    sticky = ()
+    kept = b""
 
     def __init__(self) -> None:
         self.said: list[tuple[Any, ...]] = []
@@ -98,8 +101,31 @@ class Ear:
     def answer(self, call: int, body: bytes, *, failed: bool) -> None:
         self.said.append(("answer", call, json.loads(body), failed))
 
-    def interrupted(self, call: int) -> None:
+    def interrupted(self, call: int, why: str = "") -> None:
         self.said.append(("interrupted", call))
+
+    def crashed(self, call: int, why: str, *, may_run_again: bool | None) -> None:
+        self.said.append(("crashed", call, why, may_run_again))
+
+    def replace_result(self, result: bytes) -> None:
+        self.said.append(("result", result))
+
+    def unsubscribe(self, subscription: bytes) -> None:
+        self.said.append(("unsubscribe", subscription))
+
+    def end(self, why: str) -> None:
+        self.said.append(("end", why))
+
+    def keep(self, state: bytes) -> None:
+        self.said.append(("keep", state))
+
+    async def take_home(self) -> None: ...
+
+    async def keep_as_home(self, state: bytes) -> bool:
+        return True
+
+    def keep_call(self, call: int, kept: UpstreamCall) -> None:
+        self.said.append(("keep call", call, kept))
 
     def handled(self, size: int) -> None:
         self.said.append(("handled", size))
@@ -129,7 +155,7 @@ class Bench:
 
     async def aclose(self) -> None:
         for runtime in self._loaded:
-            await runtime.aclose()
+            await runtime.aclose(ended=False)
 
 
 def sdk_server(gates: defaultdict[str, asyncio.Event]) -> MCPServer[Any]:
@@ -281,7 +307,7 @@ async def test_a_closed_runtime_says_nothing_more(bench: Bench) -> None:
     runtime = bench.load()
     runtime.send(call_of(1, "count", n=2, gate="closed", first=1), origin=None)
     await bench.ear.hears(1)
-    await runtime.aclose()
+    await runtime.aclose(ended=False)
     bench.gates["closed"].set()
     with quiet(bench.ear):
         other = bench.load()
@@ -310,7 +336,7 @@ async def test_a_runtime_may_be_loaded_again_for_the_same_session(bench: Bench) 
     first = bench.load()
     first.send(call_of(1, "count", n=0), origin=None)
     await bench.ear.hears(1)
-    await first.aclose()
+    await first.aclose(ended=False)
     second = bench.load()
     second.mark_initialized()
     second.send(call_of(2, "count", n=0), origin=None)

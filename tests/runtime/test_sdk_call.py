@@ -101,7 +101,7 @@ async def running(
         try:
             yield runtime, notes
         finally:
-            await runtime.aclose()
+            await runtime.aclose(ended=False)
 
 
 def call(tool: str, *, number: int = 1, token: int | None = None, **arguments: Any) -> Request:
@@ -177,7 +177,7 @@ async def test_a_runtime_that_is_closed_says_nothing_any_more() -> None:
     async with running(asking_tools, {"elicitation": {}}) as (runtime, notes):
         runtime.send(call("ask", question="Well?"), origin=None)
         await notes.asked()
-        await runtime.aclose()
+        await runtime.aclose(ended=False)
         assert (notes.stopped, notes.notices, notes.answers) == ([], [], {})
 
 

@@ -17,7 +17,7 @@ from starlette.requests import Request as HttpRequest
 from perdure._core.durable_calls import CallClient
 from perdure._core.jsonrpc import JsonObject
 from perdure.runtime import own_requests
-from perdure.runtime.own_requests import ToolCatalog
+from perdure.runtime.base import Tools
 from perdure.runtime.server import host
 from perdure.settings import Settings
 from tests.support.servers.in_process import until
@@ -56,7 +56,7 @@ class Shop:
 
 
 @asynccontextmanager
-async def catalog(server: object) -> AsyncIterator[ToolCatalog]:
+async def catalog(server: object) -> AsyncIterator[Tools]:
     async with host(server, Settings(), path="/mcp").start() as started:
         assert started.tools is not None
         yield started.tools
@@ -67,7 +67,7 @@ def request(caller: str = "") -> HttpRequest:
     return HttpRequest({"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers})
 
 
-async def look(tools: ToolCatalog, name: str, owner: str = "") -> JsonObject | None:
+async def look(tools: Tools, name: str, owner: str = "") -> JsonObject | None:
     return await tools.tool(name, owner, CLIENT, request(owner))
 
 

@@ -36,18 +36,18 @@ def who(tokens: TokenVerifier, token: str) -> AccessToken | None:
 
 
 def test_a_token_names_its_principal_and_two_tokens_may_name_one(write: Writer) -> None:
-    tokens = FileTokens.read(write(f"# ours\n\nalice:{ALICE}\r\n  alice : {ALICE_NEW}  \nbøb:{BOB}"))
+    tokens = FileTokens(write(f"# ours\n\nalice:{ALICE}\r\n  alice : {ALICE_NEW}  \nbøb:{BOB}"))
     for token, principal in [(ALICE, "alice"), (ALICE_NEW, "alice"), (BOB, "bøb")]:
         assert who(tokens, token) == AccessToken(token=token, client_id=principal, subject=principal, scopes=[])
 
 
 @pytest.mark.parametrize("token", ["", ALICE[:-1], ALICE + " ", ALICE.upper(), "alice", "\udc80", "ø" * 20])
 def test_any_other_token_names_nobody(write: Writer, token: str) -> None:
-    assert who(FileTokens.read(write(f"alice:{ALICE}")), token) is None
+    assert who(FileTokens(write(f"alice:{ALICE}")), token) is None
 
 
 def test_what_is_kept_shows_no_token(write: Writer) -> None:
-    tokens = FileTokens.read(write(f"alice:{ALICE}"))
+    tokens = FileTokens(write(f"alice:{ALICE}"))
     assert ALICE not in repr(vars(tokens))
 
 
@@ -68,7 +68,7 @@ def test_what_is_kept_shows_no_token(write: Writer) -> None:
 def test_a_bad_line_is_refused_with_its_place_and_without_the_token(write: Writer, line: str, reason: str) -> None:
     path = write(f"bob:{BOB}\n# next comes the bad one\n{line}\n")
     with pytest.raises(Misuse) as told:
-        FileTokens.read(path)
+        FileTokens(path)
     assert str(told.value).startswith(f"{path}:3: {reason}")
     for secret in (ALICE, BOB, "fifteen-letters", "a-line-without-any-mark"):
         assert secret not in str(told.value)
@@ -88,7 +88,7 @@ ENTRY = f"bob:{BOB}\n"
     ids=["of the least length", "twice the same line", "a byte order mark", "of the largest size"],
 )
 def test_a_file_that_is_just_good_enough_is_read(write: Writer, text: str, token: str) -> None:
-    found = who(FileTokens.read(write(text)), token)
+    found = who(FileTokens(write(text)), token)
     assert found is not None
     assert found.client_id in ("bob", "carol")
 
@@ -105,13 +105,13 @@ def test_a_file_that_is_just_good_enough_is_read(write: Writer, text: str, token
 )
 def test_a_file_that_is_no_list_of_tokens_is_refused(write: Writer, text: str | bytes, reason: str) -> None:
     with pytest.raises(Misuse, match=reason):
-        FileTokens.read(write(text))
+        FileTokens(write(text))
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o601, 0o644, 0o777])
 def test_a_file_that_others_can_use_is_refused(write: Writer, mode: int) -> None:
     with pytest.raises(Misuse, match=rf"can be used by others than its owner \(mode {mode:04o}\)"):
-        FileTokens.read(write(f"bob:{BOB}", mode))
+        FileTokens(write(f"bob:{BOB}", mode))
 
 
 @pytest.mark.parametrize(
@@ -126,26 +126,26 @@ def test_a_file_of_root_may_be_read_by_a_group_of_the_process(mode: int, owner: 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400])
 def test_a_file_of_its_owner_alone_is_read(write: Writer, mode: int) -> None:
-    assert who(FileTokens.read(write(f"bob:{BOB}", mode)), BOB)
+    assert who(FileTokens(write(f"bob:{BOB}", mode)), BOB)
 
 
 def test_a_link_is_judged_by_the_file_it_leads_to(write: Writer, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(write(f"bob:{BOB}"))
-    assert who(FileTokens.read(link), BOB)
+    assert who(FileTokens(link), BOB)
     write(f"bob:{BOB}", 0o644)
     with pytest.raises(Misuse, match="can be used by others"):
-        FileTokens.read(link)
+        FileTokens(link)
 
 
 def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     with pytest.raises(Misuse, match="is not a regular file"):
-        FileTokens.read(tmp_path / "pipe")
+        FileTokens(tmp_path / "pipe")
 
 
 def test_a_directory_or_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Misuse, match=r"cannot read the tokens in .*: Is a directory"):
-        FileTokens.read(tmp_path)
+        FileTokens(tmp_path)
     with pytest.raises(Misuse, match=r"cannot read the tokens in .*: No such file or directory"):
-        FileTokens.read(tmp_path / "none")
+        FileTokens(tmp_path / "none")

@@ -26,7 +26,7 @@ import pytest
 
 from perdure.errors import Misuse
 from perdure.serve.listener import listen
-from perdure.serve.worker_pool import MAX_PAUSE_SECONDS, TRIES, VARIABLE, pause_after
+from perdure.serve.worker_pool import PAUSES, TRIES, VARIABLE
 from tests.serve.tiny_pool import REASON
 from tests.support.clients.raw_http import VERSION, Exchange, Peer, SessionPeer, message
 from tests.support.processes.forked_workers import is_spring
@@ -153,10 +153,10 @@ async def test_workers_are_interpreters_of_their_own_and_one_that_dies_is_starte
 
 
 async def test_pauses_grow_and_are_bounded() -> None:
-    pauses = [pause_after(deaths) for deaths in range(12)]
+    pauses = [PAUSES.after(deaths) for deaths in range(12)]
     assert pauses[:5] == [0, 0, 0.25, 0.5, 1]
     assert pauses == sorted(pauses)
-    assert pauses[-1] == MAX_PAUSE_SECONDS
+    assert pauses[-1] == PAUSES.longest
 
 
 async def test_a_store_that_fails_while_workers_are_killed_costs_those_workers_only(folder: Path) -> None:

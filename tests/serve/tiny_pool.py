@@ -20,8 +20,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from perdure._core.backoff import Pauses
 from perdure.serve import worker_pool
-from perdure.serve.worker_pool import LEAVE, Fault, Worker, WorkerChannel, WorkerPool
+from perdure.serve.worker_pool import LEAVE, TOKENS, Fault, Worker, WorkerChannel, WorkerPool
 
 REASON = "the store fails"
 
@@ -39,7 +40,7 @@ def work(folder: Path, channel: WorkerChannel) -> int:
         channel.send_failed(REASON, Fault.STORE)
         return 2
     channel.send_ready()
-    while not (words := channel.receive()) or (words == LEAVE and (folder / "stays").exists()):
+    while not (words := channel.receive().replace(TOKENS, b"")) or (words == LEAVE and (folder / "stays").exists()):
         if words:
             (folder / "told").touch()
         select.select([channel], [], [])
@@ -66,7 +67,7 @@ def main() -> int:
     from perdure.serve.listener import listen
 
     logging.basicConfig(level="INFO", stream=sys.stdout, format="%(message)s")
-    worker_pool.PAUSE_SECONDS, worker_pool.MAX_PAUSE_SECONDS = 0.01, 0.1
+    worker_pool.PAUSES = Pauses(first=0.01, longest=0.1, free=1)
     worker_pool.SLOW_SECONDS = worker_pool.KILL_SECONDS = 0.1
     with contextlib.suppress(FileNotFoundError):
         worker_pool.START_SECONDS = float((folder / "limit").read_text())

@@ -271,7 +271,7 @@ async def test_tokens_from_a_file_name_their_principals(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("ann:first-token-of-ann\nann:second-token-of-ann\nbob:first-token-of-bob\n")
     tokens.chmod(0o600)
-    async with live(auth=FileTokens.read(tokens)) as served:
+    async with live(auth=FileTokens(tokens)) as served:
         ann = await served.session(**bearer("first-token-of-ann"))
         renewed = SessionPeer(port=ann.port, headers={**ann.headers, **bearer("second-token-of-ann")}, id=ann.id)
         other = SessionPeer(port=ann.port, headers={**ann.headers, **bearer("first-token-of-bob")}, id=ann.id)

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -233,11 +233,12 @@ class Host:
         self,
         *options: str,
         url: str | None = None,
+        command: Sequence[str] = (),
         point: Message | None = None,
         held: str | None = None,
         **environ: str,
     ) -> HostedBridge:
-        """Start a bridge. The directory of the tokens is the same for all hosts of a test.
+        """Start a bridge, to the URL or to a program. The directory of the tokens is the same for all hosts of a test.
 
         It kills itself at the `point`; when it has written what is `held`, its writer is held (`stdio_host`).
         """
@@ -250,7 +251,7 @@ class Host:
             "socket": str(path),
             "log": str(log),
             "environ": {"PERDURE_TOKEN_DIR": str(self.tokens), **environ},
-            "arguments": [url or self.url, *options],
+            "arguments": [*options, "--", *command] if command else [url or self.url, *options],
             "point": point,
             "held": held,
         }

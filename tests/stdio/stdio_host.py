@@ -24,6 +24,8 @@ from tests.stdio.stdio_bridges import PATIENCE
 from tests.support.processes.crash_child import EDGES, code_of, die_at
 
 PRELOADED = ("perdure.cli.entry", "perdure.cli.stdio", "perdure.stdio.program", "perdure.stdio.resume_slot")
+#: What a bridge imports that serves a program.
+SERVING = ("perdure.cli.child_server", "perdure.gateway.host", "perdure.http.app", "perdure.serve.in_process")
 
 
 def hold_writer(text: str) -> None:
@@ -63,6 +65,8 @@ def bridge(order: dict[str, Any]) -> NoReturn:
 
 def in_child(order: dict[str, Any]) -> int:
     """Fork a bridge; returns its pid."""
+    for name in SERVING if "--" in order["arguments"] else ():
+        importlib.import_module(name)
     pid = os.fork()
     if pid:
         return pid

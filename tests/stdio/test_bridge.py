@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from perdure._core.lines import MAX_LINE_BYTES
 from perdure.stdio.host_side import MAX_RUNNING
-from perdure.stdio.pipes import MAX_LINE_BYTES, Cutter, TooLong
 from tests.stdio.desks import a_desk, question, reply
 from tests.stdio.stdio_bridges import PROMPTLY, text_of
 from tests.support.servers.in_process import until
@@ -72,21 +72,6 @@ async def test_messages_of_many_megabytes_pass_both_ways_and_one_that_is_too_lon
         bridge.say_bytes(b"x" * (MAX_LINE_BYTES + 1) + b"\n")
         assert (await bridge.answer(None))["error"]["code"] == -32700
         assert not desk.host.tokens.exists()  # --no-resume keeps nothing
-
-
-def test_lines_are_cut_wherever_the_bytes_are_cut() -> None:
-    cutter = Cutter(limit=8)
-    assert cutter.feed(b'{"a"') == []
-    assert cutter.feed(b":1}\r\n\n  \n[]\n{") == [b'{"a":1}', b"[]"]
-    [too_long] = cutter.feed(b"123456789\n")
-    assert isinstance(too_long, TooLong)
-    assert cutter.feed(b"12345678\n1") == [b"12345678"]
-    assert cutter.feed(b"23456789") == []
-    [still] = cutter.feed(b"0\n")
-    assert isinstance(still, TooLong)
-    assert cutter.feed(b"end") == []
-    assert cutter.feed(b"\n") == [b"end"]
-    assert cutter.feed(b"\n") == []
 
 
 BAD = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from perdure.remote.message import messages_in
 from perdure.stdio.host_side import report_of
 from perdure.stdio.state_files import RunningCall
+from tests.stdio import tiny_server
 from tests.stdio.test_stock_hosts import started
 from tests.support.processes.serving import ROOT
 from tests.support.servers import basic_tools
@@ -35,12 +37,15 @@ def servers(snippet: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.anyio
 async def test_every_configuration_starts_a_bridge(folder: Path) -> None:
     """A host would do the same: the command, its arguments and its environment, with an address that answers."""
-    assert len(SNIPPETS) == 2
+    assert len(SNIPPETS) == 3
+    shutil.copy(tiny_server.__file__, folder / "bakery.py")
     async with serve(basic_tools.server) as site:
+        here = {"http://127.0.0.1:8000/mcp": site.url, "python": sys.executable, "/home/ada": str(folder)}
+        here |= {"/home/ada/bakery.py": str(folder / "bakery.py")}
         for snippet in SNIPPETS:
             for server in servers(snippet):
                 assert server["command"] == "perdure"
-                arguments = [site.url if word.startswith("http") else word for word in server["args"]]
+                arguments = [here.get(word, word) for word in server["args"]]
                 words = ["env", *(f"{name}={value}" for name, value in server.get("env", {}).items())]
                 async with started([*words, sys.executable, "-m", "perdure", *arguments], folder) as bridge:
                     assert "protocolVersion" in await bridge.handshake()

@@ -13,7 +13,7 @@ import pytest
 
 from perdure._core.ids import Kind, StreamId
 from perdure.store import Store, maintenance_of, open_store
-from perdure.store.maintenance import COUNTED, INVARIANTS, MOST_SHOWN, Verdict
+from perdure.store.maintenance import COUNTED, INVARIANTS, MOST_SHOWN, CheckResult
 from perdure.store.postgres import layout as postgres_sql
 from perdure.store.postgres.maintenance import check_schema
 from perdure.store.sqlite import sql_files as sqlite_sql
@@ -155,7 +155,7 @@ ONLY_POSTGRES: dict[str, tuple[str, set[str]]] = {
 }
 
 
-def found_in(verdict: Verdict) -> set[str]:
+def found_in(verdict: CheckResult) -> set[str]:
     return {fault.rule for fault in verdict.faults}
 
 
@@ -192,7 +192,9 @@ def in_sqlite(statement: str) -> list[str]:
 
 
 def test_a_sound_file_has_no_faults(copy: sqlite3.Connection) -> None:
-    assert check_file(copy) == Verdict(counts=dict(zip(COUNTED, (3, 6, 6, 16, 4), strict=True)), faults=[], unnamed=[])
+    assert check_file(copy) == CheckResult(
+        counts=dict(zip(COUNTED, (3, 6, 6, 16, 4), strict=True)), faults=[], unnamed=[]
+    )
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -251,7 +253,7 @@ async def test_each_fault_in_a_schema_is_found() -> None:
     async with open_store(url) as store:
         await fill(store)
         verdict = await maintenance_of(url).verify()
-        assert verdict == Verdict(counts=dict(zip(COUNTED, (3, 6, 6, 16, 4), strict=True)), faults=[], unnamed=[])
+        assert verdict == CheckResult(counts=dict(zip(COUNTED, (3, 6, 6, 16, 4), strict=True)), faults=[], unnamed=[])
     connection = await asyncpg.connect(url.partition("?")[0])
     try:
         names = {"session-standalone": "home"}

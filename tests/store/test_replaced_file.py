@@ -57,7 +57,7 @@ LOSSES = [_delete, _replace, _move_away]
 
 
 async def _ids(store: SqliteStore) -> list[str]:
-    return [record.id for record in await store.sessions(after=None, limit=10)]
+    return [record.id for record in await store.newest(limit=10)]
 
 
 # The store

@@ -82,7 +82,7 @@ async def test_every_store_tells_the_streams_the_newest_event_and_the_readers_of
         await fill(store)
         asked = [QUIET, TALKING, TRIMMED, EMPTY, UNKNOWN]
         found = await cast(Inspect, store).usage(asked)
-        told = {session: found.get(session, Usage()) for session in asked}
+        told = {session: found[session][1] if session in found else Usage() for session in asked}
         assert [[stream.id for stream in told[session].streams] for session in asked] == [
             ["quiet-s"],
             ["talking-s", "talking-c"],

@@ -73,9 +73,13 @@ def beaten(snapshot: Snapshot) -> NodeRecord:
 # The page
 
 
+def rendered(*given: Any, **stored: Any) -> str:
+    return metrics.render({"": metrics.page_of(*given, **stored)})
+
+
 def test_every_number_of_a_node_is_on_the_page() -> None:
     page = numbers(
-        metrics.render(
+        rendered(
             a_snapshot(events_appended=7, calls_settled=5),
             (),
             {OWN: 0.25},
@@ -102,12 +106,12 @@ def test_every_number_of_a_node_is_on_the_page() -> None:
 
 def test_every_counter_is_exported_once() -> None:
     counts = {name: 1_000 + number for number, name in enumerate(Counters().snapshot())}
-    page = numbers(metrics.render(a_snapshot(OWN, **counts), (), {}))
+    page = numbers(rendered(a_snapshot(OWN, **counts), (), {}))
     assert sorted(value for value in page.values() if value >= 1_000) == sorted(counts.values())
 
 
 def test_every_family_has_its_help_and_its_type() -> None:
-    text = metrics.render(a_snapshot(), (), {})
+    text = rendered(a_snapshot(), (), {})
     for family in text_string_to_metric_families(text):
         assert family.documentation
         assert family.type in ("counter", "gauge", "histogram")
@@ -115,7 +119,7 @@ def test_every_family_has_its_help_and_its_type() -> None:
 
 
 def test_a_histogram_counts_what_is_within_each_bound() -> None:
-    page = numbers(metrics.render(a_snapshot(), (), {}))
+    page = numbers(rendered(a_snapshot(), (), {}))
     node = OWN[:8]
     within = [of(page, "perdure_append_seconds_bucket", node=node, le=str(bound)) for bound in BUCKETS]
     assert within == [0.0 if bound < 0.003 else 1.0 for bound in BUCKETS]
@@ -143,7 +147,7 @@ def test_what_a_node_tells_the_store_is_read_back_whole() -> None:
 
 def test_each_node_has_its_own_samples() -> None:
     others = [beaten(a_snapshot(OTHER, resumes=2)), beaten(a_snapshot(OWN, resumes=99))]
-    page = numbers(metrics.render(a_snapshot(resumes=1), others, {OWN: 0.0, OTHER: 4.5}))
+    page = numbers(rendered(a_snapshot(resumes=1), others, {OWN: 0.0, OTHER: 4.5}))
     assert of(page, "perdure_resumes_total", node=OWN[:8]) == 1  # as it is now, not as it was told
     assert of(page, "perdure_resumes_total", node=OTHER[:8]) == 2
     assert of(page, "perdure_node_lease_age_seconds", node=OTHER[:8]) == 4.5
@@ -169,7 +173,7 @@ def test_each_node_has_its_own_samples() -> None:
 def test_a_node_that_tells_something_else_spoils_nothing(facts: bytes) -> None:
     """An older release, a newer one, one that has told nothing yet, or bytes that somebody damaged."""
     other = NodeRecord(id=OTHER, beat=1, facts=facts)
-    page = numbers(metrics.render(a_snapshot(resumes=1), [other], {OTHER: 1.0}))
+    page = numbers(rendered(a_snapshot(resumes=1), [other], {OTHER: 1.0}))
     assert of(page, "perdure_resumes_total", node=OWN[:8]) == 1
     assert of(page, "perdure_resumes_total", node=OTHER[:8]) is None
     assert of(page, "perdure_node_lease_age_seconds", node=OTHER[:8]) == 1.0
@@ -179,10 +183,18 @@ def test_a_node_of_an_older_release_shows_what_it_has() -> None:
     told = json.loads(metrics.facts(a_snapshot(OTHER, resumes=2)))
     del told["counters"]["gaps"], told["readers"], told["seconds"]
     other = NodeRecord(id=OTHER, beat=1, facts=json.dumps(told | {"news": 1}).encode())
-    page = numbers(metrics.render(a_snapshot(), [other], {}))
+    page = numbers(rendered(a_snapshot(), [other], {}))
     assert of(page, "perdure_resumes_total", node=OTHER[:8]) == 2
     assert of(page, "perdure_gaps_total", node=OTHER[:8]) is None
     assert of(page, "perdure_append_seconds_count", node=OTHER[:8]) is None
+
+
+def test_the_pages_of_several_servers_are_one_page_with_a_label() -> None:
+    text = metrics.render({name: metrics.page_of(a_snapshot(resumes=3), (), {}) for name in ("files", "git")})
+    page = numbers(text)
+    assert of(page, "perdure_resumes_total", upstream="files", node=OWN[:8]) == 3
+    assert of(page, "perdure_resumes_total", upstream="git", node=OWN[:8]) == 3
+    assert text.count("# TYPE perdure_resumes_total ") == 1
 
 
 # Over HTTP

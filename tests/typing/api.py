@@ -6,6 +6,7 @@ from typing import assert_type
 import httpx2
 import mcp_types as types
 from mcp.server.auth.provider import TokenVerifier
+from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver import MCPServer
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -19,6 +20,12 @@ def serve(server: MCPServer, auth: TokenVerifier) -> Starlette:
     assert_type(app, perdure.App)
     app.begin_stop()
     return Starlette(routes=[Mount("/", app=app)], lifespan=app.lifespan)
+
+
+async def serve_users_of(issuer: AuthSettings, server: MCPServer, own: TokenVerifier) -> None:
+    app = perdure.asgi(server, auth=issuer)
+    assert_type(await app.check_tokens(), int)
+    perdure.asgi(server, auth=issuer, token_verifier=own)
 
 
 def ask(app: perdure.App) -> None:

@@ -63,8 +63,14 @@ REISSUE_FAILED = -31008
 KEY_TAKEN = -31009
 """The key of this call belongs to another one, which has other arguments."""
 
-ANSWER_GIVEN_UP = -31010
+UPSTREAM_UNAVAILABLE = -31010
+"""The request did not run, because the server behind the gateway is not available; `data.reason` says why."""
+
+ANSWER_GIVEN_UP = -31011
 """The call with this key, or of this task, has ended, and its answer is not kept any more. It does not run again."""
+
+ISSUER_UNAVAILABLE = -31012
+"""The request did not run, because the keys of the authorization server cannot be read; try again later."""
 
 UNREACHABLE = -31020
 """The request did not reach a server within the client's limits. The client makes this error, never a server."""

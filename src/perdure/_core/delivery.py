@@ -31,9 +31,11 @@ browser's client (`clients/browser/src/delivery.ts`), and both are tested by `te
 """
 
 import enum
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from perdure._core.codes import INVALID_REQUEST
 from perdure._core.envelope import CANCEL, CANCEL_TASK, DISCOVER, GET_TASK, LISTEN, UPDATE_TASK
 from perdure._core.settling import READS
 from perdure._core.sticky import METHODS as STICKY
@@ -51,6 +53,9 @@ acknowledged however often they come."""
 _UNAUTHORIZED = frozenset({401, 403})
 _NO_READING = frozenset({400, 404, 405})
 _AWAY = frozenset({502, 503, 504})
+#: JSON-RPC's "invalid request", and the two that SDKs use for whatever goes wrong with a session.
+_SESSION_CODES = frozenset({INVALID_REQUEST, -32000, -32001})
+_SESSION_WORDS = re.compile("session|initiali[sz]", re.IGNORECASE)
 
 
 class Meaning(enum.Enum):
@@ -256,6 +261,16 @@ def body_of(message: object, request_id: int | str) -> Body:
 def is_answer(body: Body) -> bool:
     """Whether a message that came with a success, or on the request's own stream, is its answer."""
     return body in (Body.RESULT, Body.ERROR, Body.ERROR_WITHOUT_ID)
+
+
+def doubts_session(*, status: int, code: int | None, sentence: str) -> bool:
+    """Whether a refusal reads as if the server did not know the session, though it does not say so with 404.
+
+    Servers answer 400 with "Session not found" or "Server not initialized", 200 with such an error, or 503. `code` and
+    `sentence` are those of a JSON-RPC error, else None and the body. It is no proof: a `ping` in the same session is.
+    """
+    refuses = (400 <= status < 500 and status not in _UNAUTHORIZED) or status == 503
+    return (refuses or (status < 300 and code in _SESSION_CODES)) and _SESSION_WORDS.search(sentence) is not None
 
 
 def column_of(attempt: Attempt) -> Column:

@@ -44,6 +44,13 @@ class Cancelled(_Mail):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HandedOver(_Mail):
+    """To the session's home: another node has accepted the requests of this stream, which run at the home alone."""
+
+    stream: StreamId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Attached(_Mail):
     """To all nodes: the client has begun this incarnation here, and holds no position of calls that it lost."""
 
@@ -154,6 +161,7 @@ Message = (
     AskAnswered
     | Notified
     | Cancelled
+    | HandedOver
     | Attached
     | Waiting
     | Reading

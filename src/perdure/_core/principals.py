@@ -1,8 +1,9 @@
 """Principals: the text under which a session's owner is stored, and the names that people know it by.
 
 Two texts are equal exactly if the principals are. A token's principal is the triple (client, issuer, subject); a token
-without a subject is a principal of its own, with a digest as a fourth part; a user of an outer application is known by
-its identity. All are JSON, so that no part can be mistaken for another.
+without a subject is a principal of its own, with a digest as a fourth part. Where Perdure verifies the tokens of an
+issuer itself, the client is left out, because a user's client may register again under another name. A user of an outer
+application is known by its identity. All are JSON, so that no part can be mistaken for another.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ _DIGEST = 32
 """Hexadecimal digits of a token's digest: 128 bits, which no two tokens share by chance."""
 
 
-def token_principal(client: str, issuer: str | None, subject: str | None) -> str:
+def token_principal(client: str | None, issuer: str | None, subject: str | None) -> str:
     """The principal that an access token stands for."""
     return json.dumps([client, issuer, subject])
 
@@ -42,7 +43,9 @@ def readable(principal: str) -> str:
     client, _, subject, *digest = parts
     if digest:
         return f"{client} (token {(digest[0] or '')[:8]})"
-    return client or "" if subject in (None, client) else f"{subject} ({client})"
+    if client is None:
+        return subject or ""
+    return client if subject in (None, client) else f"{subject} ({client})"
 
 
 def is_called(principal: str, name: str) -> bool:

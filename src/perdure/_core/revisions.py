@@ -33,6 +33,9 @@ REVISIONS: dict[str, Revision] = {
     )
 }
 
+LATEST_SESSION = max(REVISIONS)
+"""The newest revision with sessions: what a gateway speaks to either side where it may choose."""
+
 DURABLE_CALL = Revision(version="2026-07-28", batches=False, primes=False, closes_early=False)
 """A request of a revision without sessions, which is a session of one call."""
 

@@ -9,12 +9,14 @@ import enum
 import json
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from perdure._core.jsonrpc import JsonObject
 from perdure._core.sticky import METHODS as STICKY
 
 MOST_ATTEMPTS = 2
-"""A request that was interrupted before, and whose process dies now, perhaps because of it, does not run again."""
+"""A request that was interrupted before does not run again if its process or server dies now, perhaps because of it."""
 
 MOST_RUNS = 20
 """A process that is stopped was not killed by its requests, and in a deploy all of them are stopped, one after the
@@ -50,6 +52,10 @@ class Occasion(enum.Enum):
     """Their principal has not come back in time."""
     CALL_CANCELLED = "call cancelled"
     """The client has cancelled a call beside them, on the same stream."""
+    HANDED_OVER = "handed over"
+    """Another node has accepted them, and they run at the session's home, which is here."""
+    UPSTREAM_DIED = "upstream died"
+    """The server that ran them, outside this process, died or lost them."""
     STORE_BEHIND = "store behind"
     """The store has lost that they ended: they ran, and their answers are gone."""
 
@@ -63,11 +69,17 @@ class Rerun(enum.Enum):
     """Only the server knows: it declares for each tool whether it may."""
     HIDDEN = "hidden"
     """The server does not show the tool to the caller that asked."""
+    FOLLOW = "follow"
+    """It need not: a server outside its process may still run it, and is known how to be asked."""
 
 
 class Verdict(enum.Enum):
     RERUN = "rerun"
     """It runs again, into the same stream."""
+    BEGIN = "begin"
+    """It runs for the first time."""
+    FOLLOW = "follow"
+    """Its answer is read from the server that runs it, without a second run."""
     UNKNOWN = "unknown"
     """It is answered: interrupted, outcome unknown."""
     CANCEL = "cancel"
@@ -85,26 +97,65 @@ _CAN_RUN = {
     Rerun.NO: Verdict.UNKNOWN,
     Rerun.ASK: Verdict.ASK,
     Rerun.HIDDEN: Verdict.UNKNOWN,
+    Rerun.FOLLOW: Verdict.FOLLOW,
 }
 VERDICTS: Mapping[Occasion, Mapping[Rerun, Verdict]] = {
     Occasion.NODE_DIED: _CAN_RUN,
     Occasion.NODE_LEFT: _CAN_RUN,
-    Occasion.PRINCIPAL_AWAY: {**_CAN_RUN, Rerun.YES: Verdict.WAIT, Rerun.HIDDEN: Verdict.WAIT},
+    Occasion.PRINCIPAL_AWAY: {
+        **_CAN_RUN,
+        Rerun.YES: Verdict.WAIT,
+        Rerun.HIDDEN: Verdict.WAIT,
+        Rerun.FOLLOW: Verdict.WAIT,
+    },
     Occasion.PRINCIPAL_BACK: _CAN_RUN,
     Occasion.GRACE_PASSED: dict.fromkeys(Rerun, Verdict.UNKNOWN),
     Occasion.CALL_CANCELLED: dict.fromkeys(Rerun, Verdict.KEEP),
+    Occasion.HANDED_OVER: dict.fromkeys(Rerun, Verdict.BEGIN),
+    Occasion.UPSTREAM_DIED: {**_CAN_RUN, Rerun.ASK: Verdict.UNKNOWN, Rerun.FOLLOW: Verdict.UNKNOWN},
     Occasion.STORE_BEHIND: dict.fromkeys(Rerun, Verdict.UNKNOWN),
 }
 
 
-def rerun(method: str, *, attempt: int, occasion: Occasion) -> Rerun:
+@dataclass(frozen=True, kw_only=True)
+class UpstreamCall:
+    """What the row of a call keeps for a server outside the process (`CallRecord.upstream`)."""
+
+    may_run_again: bool | None = None
+    """Whether its tool said so when the call began; `None` if that is not known."""
+    follow: JsonObject | None = None
+    """How the server can be asked for its answer."""
+
+    def encode(self) -> bytes:
+        if self == NOTHING_KEPT:
+            return b""
+        kept = {"rerun": self.may_run_again, "follow": self.follow}
+        return json.dumps(kept, separators=(",", ":")).encode()
+
+
+NOTHING_KEPT = UpstreamCall()
+
+
+def decode_kept(kept: bytes) -> UpstreamCall:
+    if not kept:
+        return NOTHING_KEPT
+    found = json.loads(kept)
+    return UpstreamCall(may_run_again=found["rerun"], follow=found["follow"])
+
+
+def rerun(method: str, *, attempt: int, occasion: Occasion, kept: UpstreamCall = NOTHING_KEPT) -> Rerun:
     """Whether a request may run again that was interrupted in this attempt. One that waits for its principal was judged
     when its node ended."""
-    if attempt >= (MOST_ATTEMPTS if occasion is Occasion.NODE_DIED else MOST_RUNS):
+    if kept.follow is not None:
+        return Rerun.FOLLOW
+    is_death = occasion in (Occasion.NODE_DIED, Occasion.UPSTREAM_DIED)
+    if attempt >= (MOST_ATTEMPTS if is_death else MOST_RUNS):
         return Rerun.NO
     if method in READS or method in STICKY:
         return Rerun.YES
-    return Rerun.ASK if method == "tools/call" else Rerun.NO
+    if method != "tools/call":
+        return Rerun.NO
+    return Rerun.ASK if kept.may_run_again is None else Rerun.YES if kept.may_run_again else Rerun.NO
 
 
 def progress_in(payload: bytes, tokens: Collection[int | str] | None = None) -> float | None:

@@ -1,4 +1,4 @@
-"""Replaces one value in JSON text and leaves the rest as it came.
+"""Replaces values in JSON text and leaves the rest as it came.
 
 A bridge changes ids and tokens of messages that it does not otherwise understand. Decoding and encoding the whole
 message would lose what a program's numbers cannot hold (`1e400`, an integer of a hundred digits), half an emoji, a
@@ -12,34 +12,48 @@ given twice the last counts. All other texts take the walk.
 
 import functools
 import json
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _LINE_ENDS = str.maketrans("\r\n", "  ")
 
-#: Digits of an integer that is read as one. An id has fewer, and Python refuses to read more than 4,300.
-_MAX_DIGITS = 20
+#: Digits of an integer that is read as one: Python refuses to read more than 4,300, and takes long over them.
+_MAX_DIGITS = 1_000
 
 
 def _refused(name: str) -> object:
     raise ValueError(f"{name} is not a JSON number")
 
 
+def _float(digits: str) -> float | None:
+    found = float(digits)
+    return found if math.isfinite(found) else None
+
+
 _DECODER = json.JSONDecoder(
-    parse_float=lambda _: float("nan"),
-    parse_int=lambda digits: int(digits) if len(digits) <= _MAX_DIGITS else float("nan"),
+    parse_float=_float,
+    parse_int=lambda digits: int(digits) if len(digits) <= _MAX_DIGITS else None,
     parse_constant=_refused,
 )
 _raw_decode = _DECODER.raw_decode
+#: The same, faster; it raises `ValueError` for integers of thousands of digits.
+_fast_decode = json.JSONDecoder(parse_float=_float, parse_constant=_refused).raw_decode
 
 
 def decode(text: str) -> Any:
-    """Decode the text to look at it: fractions and very long integers come out as `nan`.
+    """The text as a value. A number that a double, or a thousand digits, cannot hold comes out as `None`.
 
     Raises `ValueError` if the text is not JSON, or nests deeper than can be read.
     """
+    try:
+        value, stop = _fast_decode(text)
+        if stop == len(text):
+            return value
+    except (ValueError, RecursionError):
+        pass
     try:
         return _DECODER.decode(text)
     except RecursionError as error:
@@ -113,6 +127,40 @@ def replaced(text: str, value: str, *path: str) -> str:
     return text if found is None else f"{text[: found[0]]}{value}{text[found[1] :]}"
 
 
+def members(text: str) -> dict[str, str]:
+    """The texts of an object's values, by the members' names; empty if the text is not an object."""
+    start = _skip(text, 0)
+    return {name: text[begin:stop] for name, begin, stop in _parts(text, start)} if text[start] == "{" else {}
+
+
+def object_of(members: Mapping[str, str]) -> str:
+    """The text of the object that has these members."""
+    return f"{{{','.join(f'{json.dumps(name)}:{value}' for name, value in members.items())}}}"
+
+
+_ENVELOPE = rf'"(?:jsonrpc|id)": ?{_PLAIN_VALUE}'
+_BEFORE_ANSWER = re.compile(rf'\{{ ?(?:{_ENVELOPE}, ?)*+"(result|error)": ?')
+_AFTER_ANSWER = re.compile(rf"(?:, ?{_ENVELOPE})*+ ?\}}")
+
+
+def answer(text: str) -> tuple[dict[str, Any], int, int] | None:
+    """Decode a JSON-RPC response once: the message, and where its result or its error begins and ends.
+
+    None for other texts, and for responses that are written in an unusual way.
+    """
+    before = _BEFORE_ANSWER.match(text)
+    if before is None:
+        return None
+    try:
+        value, stop = _raw_decode(text, before.end())
+        if _AFTER_ANSWER.fullmatch(text, stop) is None:
+            return None
+        envelope = _DECODER.decode(f"{text[: before.end()]}null{text[stop:]}")
+    except (ValueError, RecursionError):  # `decode` says what is wrong
+        return None
+    return {**envelope, before[1]: value}, before.end(), stop
+
+
 def items(text: str) -> list[str]:
     """The texts of an array's items."""
     return [text[begin:stop] for _, begin, stop in _parts(text, _skip(text, 0))]
@@ -136,3 +184,21 @@ def _parts(text: str, at: int) -> Iterator[tuple[str, int, int]]:
 def _skip(text: str, at: int) -> int:
     found = _SPACE.match(text, at)
     return at if found is None else found.end()
+
+
+_W = r"[ \t]*+"
+_MEMBER = rf"{_PLAIN_STRING}{_W}:{_W}{_PLAIN_VALUE}{_W}"
+_ID = rf'"id"{_W}:{_W}"?([0-9]{{1,18}})"?{_W}'
+_OUTCOME = rf'(?:{_MEMBER},{_W})*?"(?:result|error)"{_W}:'
+_ID_FIRST = re.compile(rf"\{{{_W}(?:{_MEMBER},{_W})*?{_ID},{_W}{_OUTCOME}")
+_OUTCOME_FIRST = re.compile(rf"\{{{_W}{_OUTCOME}")
+_ID_LAST = re.compile(rf"{_ID}(?:,{_W}{_MEMBER})*+\}}{_W}$")
+
+
+def id_at_the_edges(head: bytes, tail: bytes) -> int | None:
+    """The id, a number, of a response that is known by its first and its last bytes only, or that is not JSON between
+    them. It stands before the result or the error, or after it, with plain members at most beside it."""
+    start = head.decode("latin-1")
+    if (found := _ID_FIRST.match(start)) is None and _OUTCOME_FIRST.match(start):
+        found = _ID_LAST.search(tail.decode("latin-1"))
+    return None if found is None else int(found[1])

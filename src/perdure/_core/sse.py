@@ -10,6 +10,7 @@ rules.
   blank line was read, its `retry` is in `Decoder.retry` at once. An event's own `retry` is the one of its block.
 """
 
+import re
 from dataclasses import dataclass
 
 #: One JSON-RPC message is one event, and a tool result may hold a file in base64: 16 MiB carry a file of 12 MB.
@@ -75,6 +76,9 @@ def _unfit_id(position: bytes) -> ValueError:
     return ValueError(f"an event id cannot hold NUL, CR or LF: {position!r}")
 
 
+_USUAL = re.compile(rb"(?:id: ([^\0\r\n]*+)\r?\n|event: message\r?\n)*+data: ([^\r\n]*+)\r?\n\r?\n")
+
+
 class EventTooLarge(ValueError):
     """The peer sent an event larger than the decoder may keep."""
 
@@ -120,6 +124,8 @@ class Decoder:
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
         """Take the next bytes, as many as there are; return the events they complete."""
         events: list[ServerSentEvent] = []
+        if not (self._line or self._data or self._at_start or self._after_cr or self._event or self._overflown):
+            chunk = self._usual(chunk, events)
         if not self._overflown:
             for line in self._lines(chunk):
                 if len(self._data) + len(line) > self._max:
@@ -136,6 +142,20 @@ class Decoder:
         if self._overflown and not events:
             raise EventTooLarge(self._max)
         return events
+
+    def _usual(self, chunk: bytes, events: list[ServerSentEvent]) -> bytes:
+        """Take whole events that are written as usual, several times as fast; the rest of the chunk is returned."""
+        at = 0
+        while (block := _USUAL.match(chunk, at)) is not None and self._block_retry is None:
+            if block.end() - at > self._max:
+                break  # which may be too large
+            found, data = block.groups()
+            if found is not None:
+                self._id = found
+            self.last_event_id = self._id.decode("utf-8", "replace")  # its line may have come with the chunk before
+            events.append(ServerSentEvent(data=data.decode("utf-8", "replace"), id=self.last_event_id))
+            at = block.end()
+        return chunk[at:] if at else chunk
 
     def _lines(self, chunk: bytes) -> list[bytes]:
         """The lines that this chunk ends; what follows the last line end waits in `_line`."""

@@ -105,6 +105,7 @@ class SessionStep(_Name):
     WINDOW_PASSED = "replay window passed"
     CLIENT_DELETED = "client deleted"
     OPERATOR_ENDED = "operator ended"
+    SERVER_ENDED = "server ended"
 
 
 class CallState(_Name):
@@ -184,6 +185,7 @@ _OPENED = {
     SessionStep.CLIENT_CAME_BACK: SessionState.ACTIVE,
     SessionStep.CLIENT_DELETED: SessionState.ENDED,
     SessionStep.OPERATOR_ENDED: SessionState.ENDED,
+    SessionStep.SERVER_ENDED: SessionState.ENDED,
     SessionStep.WINDOW_PASSED: SessionState.ENDED,
 }
 SESSION: Mapping[SessionState, Mapping[SessionStep, SessionState]] = {

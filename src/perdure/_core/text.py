@@ -4,7 +4,9 @@ addresses of the documentation, which an installed package does not have.
 What `format_…` writes, `parse_…` reads back to the same value.
 """
 
+import difflib
 import re
+from collections.abc import Iterable
 from decimal import Decimal
 
 #: Largest first, so that a value is written in the largest unit that divides it.
@@ -19,6 +21,9 @@ _COUNT = re.compile(r"[0-9]{1,18}")
 SITE = "https://perdure.example/docs"
 """Where the pages are that `make docs` builds. `.example` is a reserved name: a release sets it, here and in the
 project's metadata, which a test compares."""
+
+ALIKE = 0.7
+"""How much two names must have in common: `loavse` is `loaves`, and not `oven`."""
 
 _MARK = "\N{REPLACEMENT CHARACTER}"
 
@@ -64,6 +69,12 @@ def printable(text: str, most: int | None = None) -> str:
     if most is not None and len(text) > most:
         text = text[:most] + "…"
     return text if text.isprintable() else "".join(c if c.isprintable() else _MARK for c in text)
+
+
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return a hint at names that look alike, each with the prefix; "" if there are none."""
+    close = difflib.get_close_matches(name, list(known), cutoff=ALIKE)
+    return f"; did you mean {' or '.join(repr(prefix + one) for one in close)}?" if close else ""
 
 
 def see(page: str, section: str) -> str:

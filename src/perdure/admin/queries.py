@@ -8,6 +8,7 @@ import asyncio
 import enum
 import heapq
 import json
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,10 +35,10 @@ from perdure.store.records import (
 from perdure.store.steps import EndSession, SendMail
 
 PAGE = 100
-"""Sessions read at a time: a record may carry a quarter of a mebibyte of sticky requests."""
+"""Entries read at a time: a record may carry a quarter of a mebibyte of sticky requests."""
 
 EVENTS_PAGE = 32
-"""Events of one stream that `Tail` holds at a time: they may be megabytes each."""
+"""Events of one stream that `SessionTail` holds at a time: they may be megabytes each."""
 
 MIN_PREFIX = 8
 """Characters of an id that name a session: as many as log records show of it."""
@@ -78,12 +79,19 @@ def entry_kind(record: SessionRecord | Outline) -> EntryKind:
     return EntryKind.TASK if record.is_task else EntryKind.CALL
 
 
-def is_clients(record: SessionRecord | Outline) -> bool:
-    """Whether a record is a session or a call. Other records are the server's own."""
-    return record.kind in (RecordKind.SESSION, RecordKind.CALL)
-
-
 # --- Reading ----------------------------------------------------------------------------------------------------------
+
+
+def fits(
+    outline: Outline, *, kind: EntryKind | None, state: SessionState | CallState | None, owner: str | None
+) -> bool:
+    """Whether a record is of this kind, in this state and of this owner. The state of a durable call is that of its
+    ledger row."""
+    return (
+        kind in (None, entry_kind(outline))
+        and (state is None or state.value == (outline.call or outline.state).value)
+        and (owner is None or is_called(outline.owner, owner))
+    )
 
 
 async def list_sessions(
@@ -94,33 +102,21 @@ async def list_sessions(
     kind: EntryKind | None = None,
     living: Collection[NodeId],
 ) -> list[JsonObject]:
-    """List the sessions and durable calls in this state, of this owner and of this kind, the last active one first. The
-    state of a durable call is that of its ledger row. Only `living` nodes have readers."""
+    """List the sessions and durable calls that fit, the last active one first. Only `living` nodes have readers."""
+    outlines = await store.newest(limit=sys.maxsize)
+    ids = [outline.id for outline in outlines if fits(outline, kind=kind, state=state, owner=owner)]
     found: list[JsonObject] = []
-    after: SessionId | None = None
-    while page := await store.sessions(after=after, limit=PAGE):
-        after = page[-1].id
-        chosen = [
-            record
-            for record in page
-            if is_clients(record)
-            and (record.kind is RecordKind.CALL or state in (None, record.state))
-            and kind in (None, entry_kind(record))
-            and (owner is None or is_called(record.owner, owner))
-        ]
-        entries = await list_entries(store, chosen, living=living)
-        found += [entry for entry in entries if state is None or state.value == entry_state(entry)]
+    for start in range(0, len(ids), PAGE):
+        found += await list_entries(store, ids[start : start + PAGE], living=living)
     return sorted(found, key=lambda entry: (-entry["active"], entry["id"]))
 
 
 async def list_entries(
-    store: Inspect, records: Sequence[SessionRecord], *, living: Collection[NodeId] | None = None
+    store: Inspect, ids: Sequence[SessionId], *, living: Collection[NodeId] | None = None
 ) -> list[JsonObject]:
-    """Return the entries of records. Without `living`, every node counts as one that lives."""
-    usages = await store.usage([record.id for record in records]) if records else {}
+    """Return the entries of those records that exist. Without `living`, every node counts as one that lives."""
 
-    async def entry(record: SessionRecord) -> JsonObject:
-        usage = usages.get(record.id, NO_USAGE)
+    async def entry(record: SessionRecord, usage: Usage) -> JsonObject:
         # By stream, because a session may have thousands of calls that have ended, and a few that have not.
         read = [
             stream.id
@@ -130,7 +126,8 @@ async def list_entries(
         calls = [call for stream in read for call in await store.calls(record.id, stream=stream)]
         return list_object(record, usage=usage, calls=calls, living=living)
 
-    return await asyncio.gather(*map(entry, records))
+    found = await store.usage(ids) if ids else {}
+    return await asyncio.gather(*(entry(*found[id_]) for id_ in ids if id_ in found))
 
 
 def entry_state(entry: JsonObject) -> str:
@@ -142,19 +139,18 @@ def has_ended(entry: JsonObject) -> bool:
     return entry_state(entry) in _ENDED
 
 
-async def find(store: Store, text: str) -> SessionRecord:
+async def find(store: Inspect, text: str) -> SessionRecord:
     """Return the session or durable call whose id is this text, or begins with it."""
     if len(text) < MIN_PREFIX:
         raise Misuse(f"{text!r} is too short; give at least {MIN_PREFIX} characters of the id")
     if (record := await store.session(SessionId(text))) is not None:
         return record
-    following = await store.sessions(after=SessionId(text), limit=2)
-    found = [record for record in following if record.id.startswith(text)]
-    if not found:
-        raise NoSuchSession(f"no session or task {text!r} in the store")
+    found = await store.newest(limit=2, prefix=text)
     if len(found) > 1:
         raise Misuse(f"several ids begin with {text!r}; give more of the id")
-    return found[0]
+    if not found or (record := await store.session(found[0].id)) is None:
+        raise NoSuchSession(f"no session or task {text!r} in the store")
+    return record
 
 
 async def show_session(
@@ -166,7 +162,7 @@ async def show_session(
     joined = frozenset(node.id for node in await store.nodes())
     session = show_object(
         record,
-        usage=(await store.usage([record.id])).get(record.id, NO_USAGE),
+        usage=(await store.usage([record.id])).get(record.id, (record, NO_USAGE))[1],
         calls=await store.calls(record.id),
         asks=await store.asks(record.id),
         retained={row.stream: row for row in await store.kept(record.id)},
@@ -179,7 +175,9 @@ async def show_session(
 # --- Ending -----------------------------------------------------------------------------------------------------------
 
 
-async def end_session(store: Store, text: str, *, now: float, living: Callable[[], Awaitable[Sequence[NodeId]]]) -> str:
+async def end_session(
+    store: Inspect, text: str, *, now: float, living: Callable[[], Awaitable[Sequence[NodeId]]]
+) -> str:
     """End the session or durable call whose id is or begins with this text. Returns what came of it: it may have ended
     by itself. `living` returns the nodes that live."""
     record = await find(store, text)
@@ -405,7 +403,7 @@ class _Cursor:
     """Events that were read and not shown yet, the last one first."""
 
 
-class Tail:
+class SessionTail:
     """Follows the events of one session or durable call: each `read` returns what is new.
 
     It only reads the store: it joins no node, attaches no reader, and holds no writer up. Events that are trimmed

@@ -21,6 +21,7 @@ import click
 
 from perdure.cli.options import Name, ServeOption
 from perdure.cli.serve import run_serve, serve
+from perdure.cli.upstreams import BEHIND
 from perdure.errors import Misuse
 from perdure.serve.worker_pool import VARIABLE
 
@@ -40,7 +41,8 @@ imported is shown with its traceback, and the old code goes on serving until the
 
 def _dev(
     *,
-    target: str,
+    target: str | None,
+    command: tuple[str, ...] | None,
     store: str,
     reload_dirs: tuple[str, ...],
     reload_includes: tuple[str, ...],
@@ -51,6 +53,15 @@ def _dev(
 ) -> int:
     from perdure.serve.code_watch import WatchedCode, code_folder, need_watchfiles, watch_code
 
+    if command is not None or (target or "").startswith(("http://", "https://")):
+        what = "what follows -- is a program" if command is not None else f"{target} is an address"
+        raise Misuse(
+            f"perdure dev loads Python code again when it changes, and {what}; perdure serve takes programs and"
+            " addresses"
+        )
+    if target is None:
+        ctx = click.get_current_context()
+        raise click.MissingParameter(ctx=ctx, param=ctx.command.params[0])
     # This logger reports each start and end of a part of the SDK that serves no session here.
     logging.getLogger("mcp.server.streamable_http_manager").setLevel(logging.WARNING)
     given = {**given, "target": target, "store": store}
@@ -58,7 +69,7 @@ def _dev(
         return run_serve(**given)
     if opens and not console:
         raise Misuse("--open opens the console, and --no-console leaves it out; give one of them")
-    need_watchfiles()
+    need_watchfiles("perdure dev")
     for folder in reload_dirs:
         if not Path(folder).is_dir():
             raise Misuse(f"--reload-dir: {folder!r} is not a folder")
@@ -133,9 +144,11 @@ def _make_dev() -> click.Command:
     command = copy.copy(serve)
     command.name, command.callback = "dev", _dev
     command.short_help = "Serve, and load the code again when it changes."
-    command.help = _ABOUT + (serve.help or "").partition("\n\n")[2]
+    command.help = _ABOUT + (serve.help or "").split("\n\n")[1]
     command.params = []
     for param in serve.params:
+        if isinstance(param, ServeOption) and param.group == BEHIND:
+            continue
         if param.name == "log_level" and isinstance(param, ServeOption):
             param = copy.copy(param)
             param.default = param.shown = "info"

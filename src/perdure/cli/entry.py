@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import click
 
-from perdure._core.text import printable
+from perdure._core.text import did_you_mean, printable
 from perdure.cli.options import (
     INTERRUPTED,
     REFUSED,
@@ -17,7 +17,6 @@ from perdure.cli.options import (
     commands_below,
     config_here,
     default_map,
-    did_you_mean,
     serves,
     spelling,
 )

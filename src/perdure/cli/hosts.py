@@ -3,19 +3,22 @@
 import json
 import os
 import re
+import shutil
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from perdure._core.jsonc import BadDocument
 from perdure._core.text import format_duration
-from perdure.cli.stdio import BRIDGE_OPTIONS, check_token_options
+from perdure.cli.stdio import BRIDGE_OPTIONS, PROGRAM_OPTIONS, BridgeCommand, check_source, check_token_options
 from perdure.errors import Misuse
 from perdure.hosts.config_file import ConfigFile
-from perdure.hosts.entries import BadDocument, add, find, remove
+from perdure.hosts.entries import add, find, remove
 from perdure.hosts.known import HOSTS, NAME_RULE, Host, Scope, config_path, described, entry, is_bridge, is_name
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -76,9 +79,19 @@ def _bridge_arguments(ctx: click.Context) -> list[str]:
     return words
 
 
-def _check(host: Host, url: str, name: str, given: dict[str, Any]) -> None:
-    from perdure.remote.endpoint import Refused, check_address
+def _server_words(command: Sequence[str], watch: Sequence[Path], cwd: Path | None) -> list[str]:
+    """Return the end of the command line for a program. The host has another folder and another PATH than this shell,
+    so both are written down as they are here."""
+    folder = os.path.abspath(cwd or Path.cwd())
+    # As the system looks for it, which begins in the folder for a path that is not absolute.
+    program = shutil.which(os.path.join(folder, command[0]) if os.sep in command[0] else command[0])
+    if program is None:
+        raise Misuse(f"there is no program {command[0]!r} here: install it first, or give its path")
+    watched = [word for path in watch for word in ("--watch", os.path.abspath(path))]
+    return [*watched, "--cwd", folder, "--", os.path.abspath(program), *command[1:]]
 
+
+def _check(host: Host, name: str, given: dict[str, Any]) -> None:
     check_token_options(given)
     if not is_name(name):
         raise Misuse(f"--name: {name!r} does not fit all hosts: {NAME_RULE}")
@@ -92,6 +105,11 @@ def _check(host: Host, url: str, name: str, given: dict[str, Any]) -> None:
         raise Misuse(
             "--token-env takes the name of a variable, such as BAKERY_TOKEN; the token itself is never written"
         )
+
+
+def _check_address(url: str) -> None:
+    from perdure.remote.endpoint import Refused, check_address
+
     try:
         check_address(url)
     except Refused as refused:
@@ -110,30 +128,45 @@ def _say(sentence: str, **where: Any) -> None:
 
 
 @click.command(
+    cls=BridgeCommand,
     params=[
         _HOST,
-        click.Argument(["url"], metavar="URL"),
+        click.Argument(["url"], metavar="URL|NAME", required=False),
         *_WHERE,
         click.Option(["--print"], is_flag=True, help="show the configuration instead of writing it"),
         click.Option(["--force"], is_flag=True, help="replace another server of this name"),
         *BRIDGE_OPTIONS,
+        *PROGRAM_OPTIONS,
     ],
     short_help="Add an MCP server to a desktop host.",
     help=(
-        "Write into HOST's configuration that it starts perdure stdio for the MCP server at URL. HOST is one of"
-        f" {_HOST_LIST}. Everything else in the file stays as it is, and a backup is put beside it. mcp-json prints"
-        " the configuration that most hosts read, unless --file or --scope project says where to write it. The"
-        " options from --token-env on are those of perdure stdio, and are written into the configuration."
+        "Write into HOST's configuration that it starts perdure stdio for the MCP server at URL, or for the one that"
+        f" COMMAND starts, under NAME. HOST is one of {_HOST_LIST}. Everything else in the file stays as it is, and a"
+        " backup is put beside it. mcp-json prints the configuration that most hosts read, unless --file or --scope"
+        " project says where to write it. The options from --token-env on are those of perdure stdio, and are written"
+        " into the configuration."
     ),
 )
 @click.pass_context
-def install(ctx: click.Context, /, host: str, url: str, **given: Any) -> None:
+def install(ctx: click.Context, /, host: str, url: str | None, command: Sequence[str] | None, **given: Any) -> None:
     known, name = HOSTS[host], given["name"]
-    _check(known, url, name, given)
-    words = [*_program(), "stdio", url, *_bridge_arguments(ctx)]
+    if command is None and url is None:
+        raise Misuse("URL is missing; see perdure install --help")
+    if command is not None and url is not None and "://" not in url:
+        if ctx.get_parameter_source("name") is ParameterSource.COMMANDLINE and name != url:
+            raise Misuse(f"the server has two names, {url!r} and {name!r} of --name: keep one of them")
+        name, url = url, None
+    check_source(given, url, command)
+    _check(known, name, given)
+    if url is not None:
+        _check_address(url)
+    words = [*_program(), "stdio", *([] if url is None else [url]), *_bridge_arguments(ctx)]
     # With a name, two entries of one host for the same server differ, so each continues its own session.
-    is_named = given["instance"] is not None or given["no_resume"]
-    wanted = entry(known, words if is_named else [*words, "--instance", name])
+    if given["instance"] is None and not given["no_resume"]:
+        words += ["--instance", name]
+    if command is not None:
+        words += _server_words(command, given["watch"], given["cwd"])
+    wanted = entry(known, words)
     path = _where(known, given["scope"], given["file"])
     if given["print"] or path is None:
         click.echo(json.dumps({known.key: {name: wanted}}, ensure_ascii=False, indent=2))

@@ -11,7 +11,6 @@ Settings and files are imported where they are used, because `perdure stdio` sta
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import os
 import re
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from perdure._core.text import did_you_mean
 from perdure.errors import Misuse
 
 if TYPE_CHECKING:
@@ -35,10 +35,17 @@ REFUSED = 2
 INTERRUPTED = 130
 LEVELS = ("debug", "info", "warning", "error")
 DEFAULT_STORE = "sqlite:perdure.db"
-#: Under this key a click context has the name of its configuration file, if there is one.
+#: The sources of an option; each overrides those after it.
+SOURCES = (
+    ParameterSource.COMMANDLINE,
+    ParameterSource.ENVIRONMENT,
+    ParameterSource.DEFAULT_MAP,
+    ParameterSource.DEFAULT,
+)
+#: Under these keys a click context has the name of its configuration file, if there is one, and the configuration
+#: itself, if it has tables of servers.
 CONFIG = f"{__name__}.config"
-#: How much two names must have in common: `loavse` is `loaves`, and not `oven`.
-ALIKE = 0.7
+SERVERS = f"{__name__}:servers"
 
 OWN_FILE = "perdure.toml"
 PROJECT_FILE = "pyproject.toml"
@@ -91,13 +98,21 @@ class Name(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
 
 
 class ServeOption(click.Option):
-    """An option with a heading in the help and an environment variable."""
+    """An option with a heading in the help and, unless it is for the command line alone, an environment variable."""
 
-    def __init__(self, declarations: Sequence[str], *, group: str, shown: str | None = None, **attributes: Any) -> None:
+    def __init__(
+        self,
+        declarations: Sequence[str],
+        *,
+        group: str,
+        shown: str | None = None,
+        has_variable: bool = True,
+        **attributes: Any,
+    ) -> None:
         super().__init__(declarations, **attributes)
         self.group = group
         self.shown = str(attributes.get("default", "")) if shown is None else shown
-        self.envvar = f"PERDURE_{str(self.name).upper()}"
+        self.envvar = f"PERDURE_{str(self.name).upper()}" if has_variable else None
 
     def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
         value, source = super().consume_value(ctx, opts)
@@ -162,12 +177,6 @@ def spelling(ctx: click.Context | None, param: click.Parameter) -> str:
     return next((name for name in param.opts if name.startswith("--")), param.opts[0])
 
 
-def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return a hint at names that look alike, each with the prefix; "" if there are none."""
-    close = difflib.get_close_matches(name, list(known), cutoff=ALIKE)
-    return f"; did you mean {' or '.join(repr(prefix + one) for one in close)}?" if close else ""
-
-
 # Configuration and variables
 
 
@@ -199,6 +208,9 @@ def _use_config(ctx: click.Context, param: click.Parameter, value: Path | None) 
     if config is not None:
         ctx.default_map = {**(ctx.default_map or {}), **default_map(config, ctx.command, ctx.find_root().command)}
         ctx.meta[CONFIG] = config.name
+        is_served = any(param.name == "servers" for param in ctx.command.params)
+        if is_served and isinstance(config.values.get("servers"), dict):
+            ctx.meta[SERVERS] = config
     elif value is not None:
         raise Misuse(f"{value} has no table [tool.perdure]")
 
@@ -220,7 +232,7 @@ def read_config(path: Path) -> Config | None:
     import tomllib
 
     try:
-        values: Any = tomllib.loads(_read(path, "the configuration"))
+        values: Any = tomllib.loads(read_text(path, "the configuration"))
     except tomllib.TOMLDecodeError as error:
         raise Misuse(f"{path} is not TOML: {error}") from None
     if path.name == PROJECT_FILE:
@@ -241,12 +253,15 @@ def default_map(config: Config, command: click.Command, root: click.Command) -> 
     from perdure.settings import OTHER_NAMES
 
     serving = [root.commands[name] for name in ("serve", "dev")] if isinstance(root, click.Group) else []
-    known = {str(param.name) for one in (command, *serving) for param in one.params if param.name != "config"}
+    alone = ("config", "check")  # on the command line
+    known = {str(param.name) for one in (command, *serving) for param in one.params if param.name not in alone}
     mine = {param.name: param for param in command.params}
     found: dict[str, Any] = {}
     for written, value in config.values.items():
         key = written.replace("-", "_")
         key = OTHER_NAMES.get(key, key)
+        if key == "servers" and isinstance(value, dict):  # tables, which `gateway.config` reads
+            continue
         if isinstance(value, dict):
             place = "in [tool.perdure] itself" if Path(config.name).name == PROJECT_FILE else "above all tables"
             raise Misuse(f"{config.name}: {written} is a table; write the settings {place}")
@@ -285,7 +300,7 @@ def load_env_file(path: Path, environ: MutableMapping[str, str]) -> None:
     from dotenv import dotenv_values
     from dotenv.parser import parse_stream
 
-    text = _read(path, "the variables in")
+    text = read_text(path, "the variables in")
     if "\0" in text:
         raise Misuse(f"{path} is not a text: it has a zero byte")
     # What is wrong is not shown: these files hold secrets.
@@ -298,7 +313,8 @@ def load_env_file(path: Path, environ: MutableMapping[str, str]) -> None:
         environ.setdefault(name, value or "")
 
 
-def _read(path: Path, what: str) -> str:
+def read_text(path: Path, what: str) -> str:
+    """Return the text of a file. `what` names it in a refusal. Raises `Misuse`."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE + 1)

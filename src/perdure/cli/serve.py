@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 import perdure
 from perdure._core.text import parse_count, printable, see
@@ -22,30 +21,32 @@ from perdure.cli.options import (
     DEFAULT_STORE,
     LEVELS,
     REFUSED,
+    SOURCES,
     ServeOption,
     parsed,
     setting_options,
     settings_from,
     source_options,
 )
+from perdure.cli.upstreams import check_servers, find_servers, make_router, upstream_options
 from perdure.errors import Misuse, PerdureError, StoreUnavailable, TargetFailed
+from perdure.gateway.config import Servers, check_serving
 from perdure.http import BESIDE
+from perdure.http.issuer_addresses import parse_issuer, parse_key_source, parse_resource, parse_scopes
 from perdure.serve.forwarded import TrustedProxies
 from perdure.serve.log_output import FORMATS, name_node, start_log
 from perdure.serve.worker_pool import Fault, Watch, WorkerChannel, run_workers
 from perdure.settings import SECURITY, Rule
 from perdure.telemetry.log_records import MAX_LINE, MAX_LINES, log_event
 
+if TYPE_CHECKING:
+    from perdure.http.router import Router
+
 # The serving side is imported where it is used: the SDK takes most of a second, and not every command serves.
 
 _WHERE = "Where to serve"
-#: The sources of an option; each overrides those after it.
-_SOURCES = (
-    ParameterSource.COMMANDLINE,
-    ParameterSource.ENVIRONMENT,
-    ParameterSource.DEFAULT_MAP,
-    ParameterSource.DEFAULT,
-)
+#: Options that say more about `--issuer`.
+_OF_ISSUER = ("audience", "public_url", "scopes", "jwks")
 _PATH = re.compile(r"/[A-Za-z0-9._~/-]*")
 _WORKERS = Rule(kind="count", group=_WHERE, why="processes that serve, all on the same port and store", low=1, high=64)
 _PORT = Rule(kind="count", group=_WHERE, why="port to listen on; 0 picks a free one", low=0, high=65_535)
@@ -56,21 +57,31 @@ Serve TARGET, a Python MCP server, over Streamable HTTP. Its sessions outlive dr
 TARGET is path/file.py or package.module; its object server, mcp or app is served, or the only server that it has.
 path/file.py:name and package.module:name name another. The object is an MCPServer or a low-level Server (package mcp),
 or a FastMCP server.
+
+A server in another language is served as a program (perdure serve -- COMMAND), by its address (TARGET is a URL), or
+with others (--servers FILE, or tables [servers.NAME] in perdure.toml).
 """
 _VALUES = """\
 TIME is a number of seconds, or has a suffix: 500ms, 30s, 5m, 1h, 7d. SIZE is a number of bytes, or has a suffix: 64KiB,
 4MiB.
 
-Each option has an environment variable: PERDURE_EVENT_TTL=1h is --event-ttl 1h, PERDURE_JSON_RESPONSE=true is
---json-response, and PERDURE_ALLOWED_HOSTS, PERDURE_ALLOWED_ORIGINS and PERDURE_CORS_ORIGINS take several names,
-separated by commas. perdure.toml, or [tool.perdure] in pyproject.toml, may have each option under its name:
-event_ttl = "1h", json_response = true, allowed_hosts = ["a.example"], and target = "bakery.py:server". The command line
-overrides the environment, which overrides the file.
+Each option, but those for one program or URL, has an environment variable: PERDURE_EVENT_TTL=1h is --event-ttl 1h,
+PERDURE_JSON_RESPONSE=true is --json-response, and PERDURE_ALLOWED_HOSTS, PERDURE_ALLOWED_ORIGINS and
+PERDURE_CORS_ORIGINS take several names, separated by commas. perdure.toml, or [tool.perdure] in pyproject.toml, may
+have each option under its name: event_ttl = "1h", json_response = true, allowed_hosts = ["a.example"], and target =
+"bakery.py:server". The command line overrides the environment, which overrides the file.
 """
 
 
 class ServeCommand(click.Command):
-    """A command whose help shows its options under headings."""
+    """A command whose help shows its options under headings, and that takes a program after `--`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # click would drop the mark, and take the program's options for its own.
+        at = args.index("--") if "--" in args else None
+        rest = super().parse_args(ctx, args[:at])
+        ctx.params["command"] = None if at is None else tuple(args[at + 1 :])
+        return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         chapters: dict[str, list[tuple[str, str]]] = {}
@@ -82,12 +93,17 @@ class ServeCommand(click.Command):
                 formatter.write_dl(records, col_max=34)
 
 
+def _serve(**given: Any) -> int:
+    return run_serve(**given, upstreams=find_servers(click.get_current_context()))
+
+
 def run_serve(
-    target: str,
+    target: str | None,
     store: str,
     path: str,
     tokens: Path | None,
     log_level: str,
+    upstreams: Servers | None = None,
     watch: Watch | None = None,
     on_served: Callable[[], None] = lambda: None,
     **given: Any,
@@ -95,29 +111,49 @@ def run_serve(
     # Before the target is imported: the SDK would set up its own logging, with a record for each request.
     has_colors = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     is_shared = given["workers"] > 1 or watch is not None
-    log = start_log(log_level, given["log_format"], target=target, colors=has_colors, shared=is_shared)
-    auth = None
+    log = start_log(log_level, given["log_format"], target=target or "", colors=has_colors, shared=is_shared)
+    auth: Any = None
+    _check_together(tokens, given)
     if tokens is not None:
         from perdure.serve.token_file import FileTokens
 
-        auth = FileTokens.read(tokens)
+        auth = FileTokens(tokens)
+    elif given["issuer"] is not None:
+        from perdure.http.issuer_tokens import IssuerTokens
+
+        auth = IssuerTokens(**{name: given[name] for name in ("issuer", *_OF_ISSUER)})
     settings = settings_from(given)
+    channel = WorkerChannel.from_environment(os.environ)
+    if upstreams is not None:
+        for warning in upstreams.warnings if channel is None else ():  # the parent has told it once for all
+            log_event(logging.WARNING, "serve.unknown_key", warning)
+        if given["check"]:
+            return check_servers(upstreams)
+        check_serving(upstreams.upstreams, platform=sys.platform)
 
     def on_failure(reason: str) -> None:
         log_event(logging.ERROR, "serve.failed", f"the server ends: {reason}")
 
     def serve(listener: socket.socket, on_ready: Callable[[], None], channel: WorkerChannel | None = None) -> int:
-        from perdure.serve.target import load_target, owner_of
         from perdure.serve.uvicorn_server import serve as run
 
-        with quiet_fastmcp():
-            served = load_target(target)
-        app = perdure.App(served, store=store, settings=settings, auth=auth, path=path, owner=owner_of(target))
+        app: perdure.App | Router
+        if upstreams is not None:
+            app = make_router(upstreams, store=store, settings=settings, auth=auth, path=path)
+        else:
+            from perdure.serve.target import load_target, owner_of
+
+            assert target is not None
+            with quiet_fastmcp():
+                served = load_target(target)
+            app = perdure.App(served, store=store, settings=settings, auth=auth, path=path, owner=owner_of(target))
         name_node(log, lambda: app.node)
         how = {"channel": channel, "access_log": given["access_log"], "proxies": given["forwarded_allow_ips"]}
+        programs = [one.program for one in (upstreams.upstreams if upstreams else ()) if one.program is not None]
+        how["processes"] = sum(program.max_processes for program in programs)
+        how["tokens"] = auth if tokens is not None else None
         return run(app, listener=listener, settings=settings, on_ready=on_ready, on_failure=on_failure, **how)
 
-    channel = WorkerChannel.from_environment(os.environ)
     if channel is not None:
         try:
             return serve(channel.listener, channel.send_ready, channel)
@@ -138,10 +174,13 @@ def run_serve(
 
         def on_ready() -> None:
             host, found = given["host"], listener.getsockname()
-            shown = f"http://{f'[{host}]' if ':' in host else host}:{found[1]}{path}"
-            if isinstance(found, str):
-                shown = f"unix:{found}, path {path}"
-            print(f"perdure: serving on {shown}", flush=True)
+            names = [] if upstreams is None else [f"/{upstream.name}" for upstream in upstreams.upstreams]
+            for name in names if len(names) > 1 else [""]:
+                place = path.rstrip("/") + name if name else path
+                shown = f"http://{f'[{host}]' if ':' in host else host}:{found[1]}{place}"
+                if isinstance(found, str):
+                    shown = f"unix:{found}, path {place}"
+                print(f"perdure: serving on {shown}", flush=True)
             on_served()
 
         if not several:
@@ -157,13 +196,25 @@ def run_serve(
         )
 
 
+def _check_together(tokens: Path | None, given: Mapping[str, Any]) -> None:
+    """Raise `Misuse` unless there is one way to authenticate callers, and it is complete."""
+    if given["issuer"] is None:
+        for name in _OF_ISSUER:
+            if given[name]:
+                raise Misuse(f"--{name.replace('_', '-')} needs --issuer: it says more about the tokens of an issuer")
+    elif tokens is not None:
+        raise Misuse("--issuer and --tokens cannot be given together: tokens come from one of them")
+    elif given["audience"] is None:
+        raise Misuse("--issuer needs --audience: a token that is for another server must not be accepted here")
+
+
 def _listening(given: Mapping[str, Any], *, is_open: bool) -> AbstractContextManager[socket.socket]:
     """Listen on a Unix socket or on a port: on what comes from the source that overrides the other. Warn if any caller
     on other machines may come."""
     from perdure.serve.listener import listen, listening_at
 
     ctx, host = click.get_current_context(), given["host"]
-    rank = {name: _SOURCES.index(ctx.get_parameter_source(name)) for name in ("uds", "host", "port")}
+    rank = {name: SOURCES.index(ctx.get_parameter_source(name)) for name in ("uds", "host", "port")}
     if given["uds"] is not None and rank["uds"] <= min(rank["host"], rank["port"]):
         for name in ("host", "port"):
             if rank[name] == rank["uds"]:
@@ -171,7 +222,7 @@ def _listening(given: Mapping[str, Any], *, is_open: bool) -> AbstractContextMan
         return listening_at(given["uds"], mode=given["uds_mode"])
     listener = listen(host, given["port"])
     if is_open and not ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback:
-        sentence = f"other machines can reach {host}, and everyone may use it: set --tokens"
+        sentence = f"other machines can reach {host}, and everyone may use it: set --tokens or --issuer"
         log_event(logging.WARNING, "serve.open", sentence, host=host)
     return listener
 
@@ -213,7 +264,15 @@ _PROXIES_HELP = (
     "proxies that are believed which client they speak for, in X-Forwarded-For or Forwarded: addresses and networks,"
     " separated by commas; * believes everyone"
 )
-_TOKENS_HELP = "serve only callers that send one of the bearer tokens in FILE; its lines are principal:token"
+_TOKENS_HELP = (
+    "serve only callers that send one of the bearer tokens in FILE; its lines are principal:token; it is read again at"
+    " SIGHUP"
+)
+_ISSUER_HELP = "serve only callers that send an access token (a JWT) of this authorization server"
+_AUDIENCE_HELP = "what such a token must be for (aud): the address of this server, as the authorization server knows it"
+_PUBLIC_URL_HELP = "address by which clients know this server, if it is not the audience"
+_SCOPES_HELP = "scopes that such a token must have, separated by commas"
+_JWKS_HELP = "where the keys of the authorization server are, if it does not publish that, or has them at another host"
 _LEVEL_HELP = f"what is logged on stderr: {', '.join(LEVELS)}"
 _FORMAT_HELP = "how: lines of text, or one JSON object in each line"
 _ACCESS_HELP = "log each request on stderr as well, when its response has ended"
@@ -228,9 +287,9 @@ def show_frames(error: PerdureError) -> None:
 
 serve = ServeCommand(
     "serve",
-    callback=run_serve,
+    callback=_serve,
     params=[
-        click.Argument(["target"], metavar="TARGET", envvar="PERDURE_TARGET"),
+        click.Argument(["target"], metavar="TARGET", envvar="PERDURE_TARGET", required=False),
         *source_options(_WHERE),
         _option("--store", "STORE", _STORE_HELP, default=DEFAULT_STORE),
         _option("--host", "HOST", "address to listen on", default="127.0.0.1"),
@@ -251,6 +310,12 @@ serve = ServeCommand(
             type=parsed(lambda text: TrustedProxies(map(str.strip, text.split(",")))),
         ),
         _option("--tokens", "FILE", _TOKENS_HELP, group=SECURITY, type=click.Path(path_type=Path)),
+        _option("--issuer", "URL", _ISSUER_HELP, group=SECURITY, type=parsed(parse_issuer)),
+        _option("--audience", "URL", _AUDIENCE_HELP, group=SECURITY, type=parsed(parse_resource)),
+        _option("--public-url", "URL", _PUBLIC_URL_HELP, group=SECURITY, type=parsed(parse_resource)),
+        _option("--scopes", "NAMES", _SCOPES_HELP, group=SECURITY, type=parsed(parse_scopes)),
+        _option("--jwks", "URL", _JWKS_HELP, group=SECURITY, type=parsed(parse_key_source)),
+        *upstream_options(),
     ],
     help=_ABOUT,
     epilog=_VALUES,

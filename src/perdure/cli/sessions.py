@@ -17,7 +17,16 @@ import click
 from perdure._core.ids import NodeId
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.states import CallState, SessionState
-from perdure.admin.queries import EntryKind, Tail, end_session, entry_kind, find, has_ended, list_sessions, show_session
+from perdure.admin.queries import (
+    EntryKind,
+    SessionTail,
+    end_session,
+    entry_kind,
+    find,
+    has_ended,
+    list_sessions,
+    show_session,
+)
 from perdure.admin.text import list_lines, show_lines, tail_line
 from perdure.cli.options import store_option
 from perdure.errors import Misuse
@@ -162,7 +171,7 @@ def tail(id_: str, store: str, from_start: bool, stream: str | None, as_json: bo
         record = await find(opened, id_)
         if stream is not None and not any(s.id.startswith(stream) for s in await opened.streams(record.id)):
             raise Misuse(f"{entry_kind(record).value} {record.id} has no stream {stream!r}")
-        following = Tail(opened, record.id, only=lambda name: name.startswith(stream or ""))
+        following = SessionTail(opened, record.id, only=lambda name: name.startswith(stream or ""))
         if not from_start:
             await following.skip()
         stamp: object = None

@@ -1,15 +1,18 @@
-"""Defines `perdure stdio`: reads its options and the environment, then imports and runs the bridge."""
+"""Defines `perdure stdio`: reads its options and the environment, then imports and runs the bridge, to a server
+elsewhere or to a program that it starts."""
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from perdure._core.text import format_duration, parse_duration
 from perdure.cli.options import LEVELS, parsed
+from perdure.errors import Misuse
 
 #: Seconds to wait for a server that is away; `perdure.Patience` has the same.
 _PATIENCE = 300.0
@@ -19,7 +22,24 @@ _ABOUT = """\
 Connect an MCP host that starts its servers as programs to the MCP server at URL. Messages on stdin go to the server,
 the server's messages go to stdout. If the server is a Perdure server, the session is resumed when the host starts this
 command again.
+
+With a COMMAND after -- in place of URL, start that MCP server, in any language, and start it again when it ends. The
+host's session goes on.
 """
+
+
+class BridgeCommand(click.Command):
+    """A command that takes a program after `--`: the parameter `command`, `None` without the mark."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # click would drop the mark, and take the program's options for its own.
+        at = args.index("--") if "--" in args else None
+        rest = super().parse_args(ctx, args[:at])
+        ctx.params["command"] = None if at is None else tuple(args[at + 1 :])
+        return rest
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND [ARG]...]"]
 
 
 BRIDGE_OPTIONS = (
@@ -59,6 +79,18 @@ BRIDGE_OPTIONS = (
 """The options of the bridge. `perdure install` has them too, and writes them into a host's configuration.
 `perdure call` and `perdure list` have some of them."""
 
+PROGRAM_OPTIONS = (
+    click.Option(
+        ["--watch"],
+        type=click.Path(path_type=Path),
+        multiple=True,
+        metavar="PATH",
+        help="file or folder of the COMMAND's code: start COMMAND again when it changes; may be given several times",
+    ),
+    click.Option(["--cwd"], type=click.Path(path_type=Path), metavar="DIR", help="folder in which COMMAND is run"),
+)
+"""The options of the bridge that are for a program."""
+
 
 _BESIDE = frozenset({"--log-level", "--log-file", "--patience"})
 """Options that users change to find a mistake: the session continues."""
@@ -69,10 +101,37 @@ def check_token_options(given: Mapping[str, Any]) -> None:
         raise click.UsageError("--token-env and --token-file cannot be given together")
 
 
+def check_source(given: Mapping[str, Any], url: str | None, command: Sequence[str] | None) -> None:
+    """Raise `Misuse` unless the server is a URL or a program, and the options fit it and exist."""
+    if command is None:
+        for name in ("watch", "cwd"):
+            if given[name]:
+                raise Misuse(f"--{name} is for a command after --; a server at a URL is not started here")
+        return
+    if url is not None:
+        raise Misuse("a URL and a command after -- cannot be given together: keep one of them")
+    for name in ("token_env", "token_file"):
+        if given[name] is not None:
+            raise Misuse(f"--{name.replace('_', '-')} is for a URL; a command has the variables of this process")
+    if not command or not command[0]:
+        raise Misuse("there is no command after --; write what starts the server, as in -- python server.py")
+    if given["cwd"] is not None and not given["cwd"].is_dir():
+        raise Misuse(f"--cwd: {str(given['cwd'])!r} is not a folder")
+    for path in given["watch"]:
+        if not path.exists():
+            raise Misuse(f"--watch: there is no file or folder {str(path)!r}")
+    if given["watch"]:
+        from perdure.serve.code_watch import need_watchfiles
+
+        need_watchfiles("--watch")
+
+
 @click.command(
+    cls=BridgeCommand,
     params=[
-        click.Argument(["url"], metavar="URL"),
+        click.Argument(["url"], metavar="[URL]", required=False),
         *BRIDGE_OPTIONS,
+        *PROGRAM_OPTIONS,
         click.Option(
             ["--explain"],
             is_flag=True,
@@ -82,13 +141,39 @@ def check_token_options(given: Mapping[str, Any]) -> None:
     help=_ABOUT,
     short_help="Connect a desktop host to an MCP server.",
 )
-def stdio(no_resume: bool, instance: str | None, explain: bool, **given: Any) -> int:
+@click.pass_context
+def stdio(
+    ctx: click.Context,
+    /,
+    url: str | None,
+    command: Sequence[str] | None,
+    watch: Sequence[Path],
+    cwd: Path | None,
+    no_resume: bool,
+    instance: str | None,
+    explain: bool,
+    **given: Any,
+) -> int:
     """`instance` works by being an argument: those are a part of the target."""
     check_token_options(given)
+    check_source({**given, "watch": watch, "cwd": cwd}, url, command)
+    if command is None and url is None:
+        raise Misuse("URL is missing; see perdure stdio --help")
     from perdure.stdio import program
 
+    connect = None
+    if command is not None:
+        from perdure.cli import child_server
+
+        is_given = ctx.get_parameter_source("patience") is ParameterSource.COMMANDLINE
+        patience = given["patience"] if is_given else None
+        server = child_server.child_server(command, watch=watch, cwd=cwd, patience=patience)
+        connect, url = server.connect, child_server.URL
+        given["handshake_seconds"] = server.handshake_seconds
     # The arguments that make a bridge another one: all but those that change nothing about the session.
-    arguments, rest = [], iter(sys.argv[1:])
+    words = sys.argv[1:]
+    at = words.index("--") if "--" in words else len(words)
+    arguments, rest = [], iter(words[:at])
     for word in rest:
         name, equals, _ = word.partition("=")
         if name in _BESIDE:
@@ -96,5 +181,8 @@ def stdio(no_resume: bool, instance: str | None, explain: bool, **given: Any) ->
                 next(rest, None)
         elif word != "--explain":
             arguments.append(word)
-    run = program.explain if explain else program.run
-    return run(program.Options(resume=not no_resume, **given), arguments=arguments, environ=os.environ)
+    arguments += words[at:]
+    options = program.Options(url=url or "", command=command or (), resume=not no_resume, **given)
+    if explain:
+        return program.explain(options, arguments=arguments, environ=os.environ)
+    return program.run(options, arguments=arguments, environ=os.environ, connect=connect)

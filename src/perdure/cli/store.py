@@ -14,7 +14,7 @@ import click
 from perdure.cli.options import store_option
 from perdure.errors import Misuse, StoreError
 from perdure.store import existing_store, maintenance_of, owner
-from perdure.store.maintenance import INVARIANTS, Fact, Fault, Verdict
+from perdure.store.maintenance import INVARIANTS, CheckResult, Fact, Violation
 from perdure.store.owner import Owner
 
 UNFIT = 1
@@ -196,7 +196,7 @@ def _check(address: str, *, as_json: bool, with_contents: bool) -> int:
     logging.getLogger("perdure").addHandler(logging.NullHandler())
     upkeep = maintenance_of(address)
 
-    async def work() -> tuple[Sequence[Fact], Verdict | None]:
+    async def work() -> tuple[Sequence[Fact], CheckResult | None]:
         facts = await upkeep.check()
         is_readable = any(fact.name == "version" and fact.value == upkeep.latest for fact in facts)
         return facts, await upkeep.verify() if with_contents and is_readable else None
@@ -236,7 +236,7 @@ def _check(address: str, *, as_json: bool, with_contents: bool) -> int:
     return 0 if is_good else UNFIT
 
 
-def _promise(fault: Fault) -> int | None:
+def _promise(fault: Violation) -> int | None:
     rule = INVARIANTS.get(fault.rule)
     return rule.promise or None if rule is not None else None
 

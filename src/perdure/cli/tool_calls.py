@@ -21,9 +21,8 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import METHOD_NOT_FOUND
 from pydantic import BaseModel
 
-from perdure._core.text import format_size, printable
+from perdure._core.text import did_you_mean, format_size, printable
 from perdure.cli.call import FAILED, MAX_SHOWN
-from perdure.cli.options import did_you_mean
 from perdure.cli.terminal import Terminal
 from perdure.client.connect import Client
 from perdure.errors import Misuse

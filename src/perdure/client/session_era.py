@@ -118,7 +118,8 @@ class SessionEra:
                 call.end(unknown(call.id, "tools/call", call.tool, f"its session could not be continued: {trouble}"))
         state.forget_session()
         try:
-            found, session = await self._link.begin(json.dumps(encoded(message)), self._link.route.new_id())
+            begun = await self._link.begin(json.dumps(encoded(message)), self._link.route.new_id())
+            found, session = begun.answer, begun.session
         except Unavailable as unavailable:
             found = error("0", UNREACHABLE, f"The server did not answer within the limits: {unavailable}")
         except Refused as refused:
@@ -138,7 +139,8 @@ class SessionEra:
             body = encode(encoded(message)).encode()
             handshake.initialized = await self._sender.send(body, may_renew=False)
             self._memory.changed()
-        await self._link.listen(position=state.position, retry=state.retry, is_new=is_new)
+        if handshake is not None and handshake.session:
+            await self._link.listen(position=state.position, retry=state.retry, is_new=is_new)
         self._is_ready.set()
         if is_new:
             return
@@ -276,17 +278,15 @@ class SessionEra:
         """Notify the program that it may have missed events."""
         await self.incoming.gap(Gap(stream="", first=None, last=None, reason="the server refused the position"))
 
-    def initialize(self, gone: Handshake) -> str:
-        return encode({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": gone.request})
-
-    async def prepare(self, handshake: Handshake) -> None:
-        if _read(handshake) is None:
+    async def replace(self, gone: Handshake) -> Handshake:
+        text = encode({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": gone.request})
+        made = await self._link.begin_again(text, gone)
+        if _read(made) is None:
             raise Refused("not_mcp", "the handshake cannot be read, or is of an unknown revision")
+        await self._link.bring_up(made, self._memory.state.sticky)
+        return made
 
-    def sticky(self, handshake: Handshake) -> list[str]:
-        return self._memory.state.sticky
-
-    async def adopt(self, handshake: Handshake) -> None:
+    async def on_replaced(self, handshake: Handshake) -> None:
         self._memory.state.replace_session(handshake)
         self._memory.changed()
         if (result := _read(handshake)) is not None:

@@ -148,7 +148,7 @@ class Watcher:
                 self.listening.on_mail(message)
             return
         held = self._sessions.held(message.session)
-        if isinstance(message, mail.Unread | mail.AskAnswered | mail.Notified | mail.Cancelled):
+        if isinstance(message, mail.Unread | mail.AskAnswered | mail.Notified | mail.Cancelled | mail.HandedOver):
             held = await self._sessions.load(message.session)
         match message:
             case mail.Ended():
@@ -182,6 +182,9 @@ class Watcher:
                 held.link.asks.answer(Response(id=message.response.get("id"), raw=message.response), None)
             case mail.Notified() if held is not None:
                 held.link.pass_on(Notification(method=message.method, params=message.params, raw={}), None)
+            case mail.HandedOver() if held is not None:
+                with held.in_use():
+                    await self._settler.begin(held, message.stream)
             case mail.Cancelled(request_id=id_, incarnation=incarnation, params=params) if held is not None:
                 if not held.link.cancel(id_, incarnation=incarnation, params=params):
                     await self._settler.waiting.cancel(message)

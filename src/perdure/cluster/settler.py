@@ -13,8 +13,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -30,11 +29,12 @@ from perdure.log.chores import Chores
 from perdure.log.peers import mail_to
 from perdure.log.stream import Stream
 from perdure.sessions.context import ServerContext
-from perdure.sessions.ledger import end_of_call, logged_in, progress_token, unknown_outcome
+from perdure.sessions.ledger import end_of_call, unknown_outcome
 from perdure.sessions.registry import SessionRegistry, ToolHints
+from perdure.sessions.second_run import said_before
 from perdure.sessions.session import Session
-from perdure.store.interface import open_call, paged, stream_by_id
-from perdure.store.records import CallRecord, Event, SessionRecord, StreamRecord
+from perdure.store.interface import open_call, paged, stream_by_id, streams_by_id
+from perdure.store.records import CallRecord, SessionRecord, StreamRecord
 from perdure.store.steps import (
     CallEnd,
     ChangeSession,
@@ -105,37 +105,6 @@ class SettleRequest:
     reported: set[SessionId] = field(default_factory=set)
     """Sessions of which the other nodes know that their calls lost readers: one message each, not one for each call,
     which could fill a mailbox."""
-
-
-async def said_before(
-    context: ServerContext, call: AbandonedCall, standalone: StreamId
-) -> tuple[float | None, Counter[bytes]]:
-    """Return what a call had sent before its node died: its highest progress, and its log messages.
-
-    Progress is on its own stream or, as an orphan, on the standalone one, and may still wait for the home of the
-    session. Log messages are searched on its own stream; where several calls share that, it is not known whose they
-    are.
-    """
-    row, token = call.row, None if call.request is None else progress_token(call.request)
-    progress = [] if token is None or row.progress is None else [row.progress]
-    logged: Counter[bytes] = Counter()
-    # What waits is read first: the home may append it meanwhile.
-    waiting = paged(lambda after: context.store.forwarded(standalone, after=after))
-    elsewhere = () if token is None else (waiting, _events(context, standalone))
-    for messages in (*elsewhere, own := _events(context, row.stream)):
-        async for message in messages:
-            if token is not None:
-                sent = settling.progress_in(message.payload, (token, f"{row.incarnation}:{token}"))
-                progress += () if sent is None else (sent,)
-            if messages is own and (key := logged_in(message.payload)) is not None:
-                logged[key] += 1
-    if logged and len(await context.store.calls(row.session, stream=row.stream)) > 1:
-        logged.clear()
-    return max(progress, default=None), logged
-
-
-def _events(context: ServerContext, stream: StreamId) -> AsyncIterator[Event]:
-    return paged(lambda after: context.store.read(stream, after=after, limit=1_000))
 
 
 _Settle = Callable[[StreamRecord, SettleRequest], Awaitable[bool]]
@@ -216,7 +185,7 @@ class WaitingCalls:
     async def _waiting_streams(self, session_id: SessionId) -> Sequence[StreamRecord]:
         rows = await self._context.store.calls(session_id)
         streams = {row.stream for row in rows if row.state is CallState.WAITING}
-        return list((await self._context.store.streams_by_id(list(streams))).values())
+        return list((await streams_by_id(self._context.store, streams)).values())
 
 
 REASONS = {
@@ -227,6 +196,9 @@ REASONS = {
 """Why an outcome is unknown, where the reason is not that a process died."""
 DIED = "its process died"
 _BROKE = "its connection broke"
+
+_RUNS = {Verdict.RERUN: "rerun", Verdict.FOLLOW: "followed", Verdict.BEGIN: "begun"}
+"""Verdicts by which a call runs, and how that is reported in its span."""
 
 _LOOK_AGAIN = 30.0
 """Seconds after which a node searches for calls whose end the store has lost, also where nothing indicated a loss. It
@@ -314,7 +286,7 @@ class Settler:
         if self._in_progress:
             with surviving("what was begun to be settled could not be finished"):
                 # The store failed after a claim: the streams are this node's, and their calls are not settled.
-                found = await self._context.store.streams_by_id(list(self._in_progress))
+                found = await streams_by_id(self._context.store, self._in_progress)
                 for stream_id, progress in list(self._in_progress.items()):
                     record = found.get(stream_id)
                     if record is None or record.sealed or record.node != self._context.node:
@@ -337,7 +309,7 @@ class Settler:
                 # nothing for a while.
                 streams = self._sessions.streams
                 own = {stream.id: stream for stream in streams if stream.writer is not None and not stream.is_over}
-                for stream_id, record in (await self._context.store.streams_by_id(list(own))).items():
+                for stream_id, record in (await streams_by_id(self._context.store, own)).items():
                     with surviving(f"stream {stream_id} could not be followed", stream_id):
                         own[stream_id].follow(record)
                 self._checked = stamp
@@ -356,7 +328,7 @@ class Settler:
             # ended. Behind a step of this moment neither is so.
             await journal.write(MailReceived(node=context.node, through=0))
             await asyncio.sleep(0)
-            for record in (await context.store.streams_by_id(suspects)).values():
+            for record in (await streams_by_id(context.store, suspects)).values():
                 if self._is_left(record) and not record.sealed and record.node == context.node:
                     rows = await context.store.calls(record.session, stream=record.id)
                     if any(row.state is CallState.RUNNING for row in rows):  # others wait for their principal
@@ -370,7 +342,7 @@ class Settler:
         homes = [session.standalone for session in self._sessions if session.link.asks.open]
         own = [stream for stream in (*self._sessions.streams, *homes) if stream.writer is not None]
         known = {stream.id: stream.tail.durable for stream in own if not stream.is_over}
-        found = await self._context.store.streams_by_id(list(known))
+        found = await streams_by_id(self._context.store, known)
         lost: dict[SessionId, set[StreamId]] = {}
         for stream in own:
             record = found.get(stream.id)
@@ -410,6 +382,17 @@ class Settler:
         await self._settle(record, by)
         return True
 
+    async def begin(self, session: Session, stream_id: StreamId) -> None:
+        """Run requests that another node has handed over to this one as the session's home; or hand them on."""
+        node = await session.runner()
+        if node is not None:
+            self._context.put(*mail_to([node], mail.HandedOver(session=session.id, stream=stream_id)))
+            return
+        record = await stream_by_id(self._context.store, stream_id)
+        rows = await self._context.store.calls(session.id, stream=stream_id)
+        if record is not None and any(row.state is CallState.WAITING for row in rows):
+            await self._settle(record, SettleRequest(occasion=Occasion.HANDED_OVER, tools=ToolHints(self._context)))
+
     async def _settle(self, record: StreamRecord, by: SettleRequest) -> None:
         context, store = self._context, self._context.store
         # What is left when the store fails is finished without the credentials: their request is over by then.
@@ -442,7 +425,7 @@ class Settler:
         context, session = self._context, self._sessions.held(claimed.session)
         stream = self._sessions.streams.write(claimed, owed=len(rows), calls=rows)
         context.hub.registry.on_claimed(stream)
-        if not stream.readers.present:
+        if not stream.readers.present and by.occasion is not Occasion.HANDED_OVER:
             # The reader went with the node. Its client may be here, or at another node, and never ask for the call.
             context.hub.marks.lost(stream)
             if session is not None and session.standalone.readers.reader is not None:
@@ -456,7 +439,8 @@ class Settler:
         self, owner: SessionRecord, stream: Stream, progress: _InProgress, by: SettleRequest
     ) -> None:
         verdicts = [await self._verdict(owner, call, by) for call in progress.calls]
-        session = await self._sessions.load(owner.id) if Verdict.RERUN in verdicts else None
+        runs = any(verdict in _RUNS for verdict in verdicts)
+        session = await self._sessions.load(owner.id) if runs else None
         # It must not be put to rest before its calls have begun.
         with contextlib.nullcontext() if session is None else session.in_use():
             if not progress.withdrawn:
@@ -480,8 +464,8 @@ class Settler:
                         log_event(logging.INFO, "call.waits", sentence, **call.ids)
                         self._send_all(mail.Waiting(session=owner.id))
                         self.waiting.expect(owner.id)
-                    case Verdict.RERUN if session is not None:
-                        await self._run_again(session, call, stream, by)
+                    case Verdict.RERUN | Verdict.FOLLOW | Verdict.BEGIN if session is not None:
+                        await self._run(session, call, stream, by, verdict)
                     case _:
                         self._answer_unknown(owner, call, stream, REASONS.get(by.occasion, DIED))
                 del progress.calls[0]
@@ -489,13 +473,17 @@ class Settler:
     async def _verdict(self, owner: SessionRecord, call: AbandonedCall, by: SettleRequest) -> Verdict:
         if call.key in by.cancelled:
             return Verdict.CANCEL
+        if call.row.state is CallState.WAITING and not self._context.runtimes.needs_principal:
+            return Verdict.BEGIN  # it was handed over to a node that had not begun it
         if owner.kind is RecordKind.CALL and not owner.is_task:
             return Verdict.CANCEL  # its client has neither handle nor key, and its connection broke with the process
-        needs_credentials = by.occasion in (Occasion.NODE_DIED, Occasion.NODE_LEFT) and owner.owner
+        left = by.occasion in (Occasion.NODE_DIED, Occasion.NODE_LEFT)
+        needs_credentials = left and owner.owner and self._context.runtimes.needs_principal
         row = VERDICTS[Occasion.PRINCIPAL_AWAY if needs_credentials else by.occasion]
         if call.request is None:
             return row[Rerun.NO]
-        verdict = row[settling.rerun(call.row.method, attempt=call.row.attempt, occasion=by.occasion)]
+        attempt, kept = call.row.attempt, settling.decode_kept(call.row.upstream)
+        verdict = row[settling.rerun(call.row.method, attempt=attempt, occasion=by.occasion, kept=kept)]
         if verdict is Verdict.ASK:
             verdict = row[await by.tools.ask(owner, call.request, by.origin)]
         return verdict
@@ -513,14 +501,22 @@ class Settler:
         sentence = f"a request was interrupted ({row.method}): {reason}"
         self._context.peers.log_event(logging.WARNING, "call.unknown", sentence, **call.ids)
 
-    async def _run_again(self, session: Session, call: AbandonedCall, stream: Stream, by: SettleRequest) -> None:
-        row, request = call.row, call.request
+    async def _run(
+        self, session: Session, call: AbandonedCall, stream: Stream, by: SettleRequest, verdict: Verdict
+    ) -> None:
+        """Run a call that another node has accepted: once more, for the first time, or by reading on what a server
+        outside the dead process runs."""
+        row, request, follows = call.row, call.request, verdict is Verdict.FOLLOW
         assert request is not None
         try:
             await session.home.caught_up()  # what the call said before it was left behind comes first
-            progress, logged = await said_before(self._context, call, session.record.standalone)
-            again = replace(call.changed(CallStep.RUN_AGAIN, stream), attempt=row.attempt + 1, progress=progress)
-            with spans.settle(session.name, stream.id, outcome="rerun"):
+            place, record = row.incarnation, session.record
+            progress, logged = await said_before(
+                self._context, request, row.stream, incarnation=place, sent=row.progress, session=record
+            )
+            attempt = row.attempt + (verdict is Verdict.RERUN)
+            again = replace(call.changed(CallStep.RUN_AGAIN, stream), attempt=attempt, progress=progress)
+            with spans.settle(session.name, stream.id, outcome=_RUNS[verdict]):
                 await self._context.journal.write(again)
                 session.link.start_again(
                     request,
@@ -530,6 +526,8 @@ class Settler:
                     attempt=again.attempt,
                     progress=progress,
                     logged=logged,
+                    upstream=settling.decode_kept(row.upstream),
+                    follows=follows,
                 )
         except (StoreUnavailable, StaleFence):
             raise  # trying again may help; or another node has it
@@ -539,9 +537,17 @@ class Settler:
             log_event(logging.ERROR, "call.poison", sentence, **call.ids)
             self._answer_unknown(session.record, call, stream, DIED)
         else:
-            self._context.counters.calls_rerun += 1
-            sentence = f"a request that was interrupted runs again ({row.method})"
-            log_event(logging.INFO, "call.rerun", sentence, **call.ids)
+            if verdict is Verdict.RERUN:
+                self._context.counters.calls_rerun += 1
+                sentence = f"a request that was interrupted runs again ({row.method})"
+                log_event(logging.INFO, "call.rerun", sentence, **call.ids)
+            elif follows:
+                self._context.counters.calls_followed += 1
+                sentence = f"a request that was interrupted is followed ({row.method})"
+                log_event(logging.INFO, "call.followed", sentence, **call.ids)
+            else:
+                sentence = f"a request that another node accepted runs here ({row.method})"
+                log_event(logging.INFO, "call.begun", sentence, **call.ids)
 
     async def _withdraw_asks(self, owner: SessionRecord, stream: Stream, by: SettleRequest) -> None:
         """Cancel what dead nodes had asked, on this stream or on the standalone one: no node waits for the answers."""

@@ -16,14 +16,13 @@ from typing import Generic, TypeVar
 
 from perdure._core.ids import RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import JsonObject
-from perdure._core.principals import is_called
 from perdure._core.states import CallState, SessionState
 from perdure.admin.queries import (
     EntryKind,
     NoSuchSession,
-    Tail,
+    SessionTail,
     appended,
-    entry_kind,
+    fits,
     list_entries,
     show_session,
     subject_of,
@@ -205,13 +204,8 @@ class ListQuery:
 
     def fits(self, outline: Outline) -> bool:
         """Whether a record passes the filters that its outline decides."""
-        state = outline.state if outline.call is None else outline.call
-        return (
-            self.active_after <= outline.active <= self.active_before
-            and self.kind in (None, entry_kind(outline))
-            and (self.state is None or self.state.value == state.value)
-            and (self.owner is None or is_called(outline.owner, self.owner))
-        )
+        is_active = self.active_after <= outline.active <= self.active_before
+        return is_active and fits(outline, kind=self.kind, state=self.state, owner=self.owner)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -252,10 +246,8 @@ class SessionList:
             listed = [one for one in listed if one.id in running]
         found = [one for one in listed if query.fits(one)]
         end = query.offset + query.limit
-        shown = found[query.offset : end]
-        records = [record for one in shown if (record := await store.session(one.id)) is not None]
         return {
-            "items": await list_entries(store, records),
+            "items": await list_entries(store, [one.id for one in found[query.offset : end]]),
             "next": end if len(found) > end else None,
             "total": len(found),
             "left_out": len(outlines) > MAX_LISTED,
@@ -344,7 +336,7 @@ class SessionView:
         """Yield the session's state, then what is new, until the session ends; `None` where there is nothing new. It
         begins with the `last` events of each stream."""
         store = await self._view.current()
-        tail = Tail(store, session)
+        tail = SessionTail(store, session)
         await tail.skip(but_events=last, but_streams=MAX_STREAMS)
         stamp: object = None
         sent: object = None

@@ -1,7 +1,7 @@
 """Adds one server to the text of a host's configuration, and takes it out again. Everything else in the text stays.
 
-The text is JSON with comments and trailing commas. To find the places to edit, both are replaced by spaces, one for
-each character. What is left is JSON with every value in its old place, which Python's own decoder checks and reads.
+The text is JSON with comments and trailing commas. `_core.jsonc` replaces both by spaces, so every value has its old
+place in what Python's own decoder checks and reads.
 """
 
 import json
@@ -10,29 +10,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-BOM = "\ufeff"
-_SPACE = r"[ \t\r\n]*"
-_STRING = r'"(?:[^"\\]|\\.)*+"'
-_STRING_OR_COMMENT = re.compile(rf"{_STRING}|(//[^\r\n]*|/\*.*?\*/)", re.DOTALL)
-#: A comma after a value and before a bracket: no host accepts `[,]`.
-_STRING_OR_LAST_COMMA = re.compile(rf'(?:{_STRING}|[^ \t\r\n[{{,:"]){_SPACE},(?={_SPACE}[\]}}])|{_STRING}', re.DOTALL)
+from perdure._core.jsonc import (
+    BOM,
+    SPACE,
+    BadDocument,
+    decode,
+    refuse_constant,
+    without_comments,
+    without_last_commas,
+)
+
 _COMMENTS_IN_LINE = re.compile(r"(?:[ \t]*/\*.*?\*/)*(?:[ \t]*//[^\r\n]*)?", re.DOTALL)
 
 _LINE_END = re.compile(r"[\r\n]")
 
 
-def _refuse(name: str) -> object:
-    raise ValueError(f"{name} is not a JSON number")
-
-
 # Numbers stay text: nothing here needs their value, and a text may have more digits than Python reads.
-_DECODER = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=_refuse)
+_DECODER = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=refuse_constant)
 
 Entry = Mapping[str, Any]
-
-
-class BadDocument(ValueError):
-    """The text cannot be edited."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,25 +66,14 @@ class Document:
         self.line_end = "\r\n" if "\r\n" in text else "\n"
         self.indent = "  "
         """Of one level; two spaces, as hosts write them, where the text does not show its own."""
-        self._commas = _STRING_OR_COMMENT.sub(
-            lambda found: re.sub(r"[^\r\n]", " ", found[0]) if found[1] else found[0], re.sub(f"^{BOM}", " ", text)
-        )
-        self._plain = _STRING_OR_LAST_COMMA.sub(
-            lambda found: found[0][:-1] + " " if found[0].endswith(",") else found[0], self._commas
-        )
+        self._commas = without_comments(text)
+        self._plain = without_last_commas(self._commas)
         self.root: Object | None = None
         """None for a text of comments and space only."""
         self.servers: Object | None = None
         if not self._plain.strip(BOM + " \t\r\n"):
             return
-        try:
-            _DECODER.decode(self._plain)
-        except json.JSONDecodeError as error:
-            raise BadDocument(f"line {error.lineno}, column {error.colno}: {error.msg}") from error
-        except RecursionError as error:
-            raise BadDocument("it nests too deep") from error
-        except ValueError as error:
-            raise BadDocument(str(error)) from error
+        decode(text, _DECODER)
         self.root = self._object(self._skip(0), "it holds")
         if self.root.members:
             self.indent = _indent(text, self.root.members[0].start) or self.indent
@@ -113,7 +98,7 @@ class Document:
         return Object(start=at, end=start, members=members)
 
     def _skip(self, at: int, text: str | None = None) -> int:
-        found = re.compile(_SPACE).match(self._plain if text is None else text, at)
+        found = re.compile(SPACE).match(self._plain if text is None else text, at)
         return at if found is None else found.end()
 
 

@@ -126,7 +126,8 @@ def is_bridge(found: object) -> bool:
 def described(found: object) -> str:
     """Name the program of an entry, without its arguments and its environment, which may hold secrets."""
     if (arguments := _bridged(found)) is not None:
-        return " ".join(["perdure stdio", *arguments[:1]])
+        shown = arguments[arguments.index("--") :][:2] if "--" in arguments else arguments[:1]
+        return " ".join(["perdure stdio", *shown])
     return str(found.get("command") or "no command") if isinstance(found, dict) else "not an object"
 
 

@@ -15,11 +15,9 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
-from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
-from mcp.server.auth.middleware.bearer_auth import BearerAuthBackend, RequireAuthMiddleware
 from mcp.server.auth.provider import TokenVerifier
+from mcp.server.auth.settings import AuthSettings
 from starlette.applications import Starlette
-from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -31,7 +29,8 @@ from perdure.assembly import ServerProcess, doing, running
 from perdure.errors import Misuse, NodeBuried, StoreError, StoreLost, StoreReplaced
 from perdure.http import BESIDE, HEALTH, METRICS
 from perdure.http.access import FAILURES, refusal_of
-from perdure.http.credentials import EXPIRES_AT, client_without_subject, expires_at, principal_of
+from perdure.http.authentication import Authentication
+from perdure.http.credentials import SHOWN, OpenRequests, client_without_subject, principal_of, shown_token
 from perdure.http.durable_calls import CANCEL_METHOD, TASK_METHODS
 from perdure.http.endpoint import ALLOW, READ_AFTER_ANSWER, Endpoint
 from perdure.http.event_stream import EventStreamResponse
@@ -39,6 +38,7 @@ from perdure.http.refusals import HttpRefusal, Refusal, json_answer
 from perdure.http.request import REQUEST_ID, ClientGone, Headers, HostAndOrigin
 from perdure.http.resume_tokens import ALLOW_POST, resume_paths
 from perdure.http.sdk_passthrough import SdkPassthrough
+from perdure.runtime.health import Health
 from perdure.runtime.server import authenticates, endpoint_of, host, is_bare
 from perdure.sessions.ledger import name_of
 from perdure.sessions.registry import SessionInfo, has_tasks, numbers, running_calls
@@ -69,11 +69,13 @@ class App:
         *,
         store: Store | str,
         settings: Settings,
-        auth: TokenVerifier | None,
+        auth: TokenVerifier | AuthSettings | None,
         path: str,
         owner: Owner | None = None,
+        token_verifier: TokenVerifier | None = None,
     ) -> None:
-        """`owner`: where the server comes from, if that is known."""
+        """`token_verifier`: what checks the tokens that `auth` describes, in place of the keys of its issuer. `owner`:
+        where the server comes from, if that is known."""
         self.counters = Counters()
         self.path = "/" + path.strip("/")
         if self.path in BESIDE:
@@ -97,24 +99,16 @@ class App:
         self._ending: asyncio.Future[None] | None = None
         self._lost: StoreLost | None = None
         self._on_lost: Callable[[StoreLost], None] | None = None
+        self._open_requests = OpenRequests()
+        self._auth = None if auth is None else Authentication(auth, token_verifier, self.counters)
         entry: ASGIApp = self._serve if self._hosted.web is None or is_bare(self._hosted.web) else self._hosted.web
-        if auth is not None:
-            if self._hosted.web is not None and authenticates(self._hosted.web):
-                raise Misuse("this server brings its own authentication; `auth` and --tokens cannot replace it")
-            entry = _protected(entry, auth)
-        if settings.cors_origins:
-            entry = CORSMiddleware(
-                entry,
-                allow_origins=settings.cors_origins,
-                allow_methods=["GET", "POST", "DELETE"],
-                allow_headers=["*"],
-                expose_headers=["Mcp-Session-Id", "WWW-Authenticate", "Retry-After"],
-            )
-        self._entry = entry
+        if self._auth is not None and self._hosted.web is not None and authenticates(self._hosted.web):
+            raise Misuse("this server brings its own authentication; `auth`, --tokens and --issuer cannot replace it")
+        self._entry = guarded(entry, settings, self._auth)
         # With `auth` the served server's own routes need a token as the endpoint does: an operator who asks for tokens
         # does not expect a way in without one.
-        web: ASGIApp = self._hosted.web or _not_found
-        self._beside = web if auth is None or web is _not_found else _protected(web, auth)
+        web: ASGIApp = self._hosted.web or not_found
+        self._beside = web if self._auth is None or web is not_found else self._auth.protect(web)
 
     # Starting and stopping
 
@@ -217,6 +211,11 @@ class App:
         if self._process is not None:
             self._process.loop.call_soon_threadsafe(self._stop)
 
+    async def check_tokens(self) -> int:
+        """Verify the tokens of event streams and held polls again, and end those whose token is no longer good, or is
+        another principal's now. Returns how many there were. Running calls go on, as they do when a token expires."""
+        return 0 if self._auth is None else await self._open_requests.check(self._auth.verifier)
+
     def when_lost(self, on_lost: Callable[[StoreLost], None]) -> None:
         """Call `on_lost` if this process loses its store: from then on every request is refused."""
         self._on_lost = on_lost
@@ -275,7 +274,9 @@ class App:
             return
         path = scope["path"].removeprefix(scope.get("root_path", "")).rstrip("/") or "/"
         if path == HEALTH:
-            await self._health()(scope, receive, send)
+            await health_answer(*self.health())(scope, receive, send)
+        elif self._auth is not None and self._auth.metadata is not None and path == self._auth.metadata_path:
+            await self._serve_beside(self._auth.metadata, scope, receive, send)
         elif path in self._entrances:
             scope[_ENTERED] = path
             if path != self.path:  # so that the server's own router finds its way to the endpoint
@@ -297,13 +298,13 @@ class App:
         """Answer a request that passed the authentication. Nothing of it is kept while its stream is served."""
         entered = scope.get(_ENTERED)
         if entered is None:  # the server's own router has found its way here by another spelling of the path
-            await _not_found(scope, receive, send)
+            await not_found(scope, receive, send)
             return
         if entered == METRICS:
             await self._serve_beside(self._metrics, scope, receive, send)
             return
         response: Response | EventStreamResponse | None
-        scope[EXPIRES_AT] = expires_at(scope) if "user" in scope else None
+        scope[SHOWN] = shown_token(scope, self._open_requests) if "user" in scope else None
         with spans.request(scope["method"], scope["headers"]) as span:
             try:
                 response = await self._respond(scope, receive, send)
@@ -347,7 +348,15 @@ class App:
         endpoint = self._started()
         if self._process is not None and not self._process.context.journal.may_show:
             raise HttpRefusal(Refusal.FROZEN)
-        return await endpoint(scope, receive, headers, principal_of(scope), resume=resume)
+        try:
+            return await endpoint(scope, receive, headers, principal_of(scope), resume=resume)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._stopping or task is None:
+                raise
+            # The ASGI server stops, gives up a request that waits for a failing store, and would answer 500.
+            task.uncancel()
+            raise HttpRefusal(Refusal.STOPPING) from None
 
     def _started(self) -> Endpoint:
         if self._endpoint is None:
@@ -369,28 +378,35 @@ class App:
                 return handler
         raise HttpRefusal(Refusal.BAD_VERSION, seen=version, data={"supported": list(REVISIONS), "requested": version})
 
-    def _health(self) -> Response:
+    @property
+    def upstream(self) -> Health | None:
+        """How the server is doing, if it is not in this process."""
+        return self._hosted.health
+
+    def health(self) -> tuple[int, str]:
         """`ok`, `degraded`, `stopping` or how the store was lost; 503 whenever new work should go elsewhere."""
         journal = None if self._process is None else self._process.context.journal
         stopping = self._stopping or self._draining
         if self._lost is not None:
-            status, word = 503, self._lost.state
-        elif stopping or journal is None:
-            status, word = 503, "stopping" if stopping else "starting"
-        elif journal.refuses or journal.is_degraded:
-            status, word = 503 if journal.refuses else 200, "degraded"
-        else:
-            status, word = 200, "ok"
-        return json_answer(json.dumps({"status": word}).encode(), status=status)
+            return 503, self._lost.state
+        if stopping or journal is None:
+            return 503, "stopping" if stopping else "starting"
+        if journal.refuses or journal.is_degraded:
+            return 503 if journal.refuses else 200, "degraded"
+        return 200, "ok"
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The metrics: this node's numbers in any case; those of other nodes and of the store itself while it
-        answers."""
+        page = await self.metrics_page()
+        await (health_answer(*self.health()) if page is None else metrics_answer(scope, {"": page}))(
+            scope, receive, send
+        )
+
+    async def metrics_page(self) -> metrics.Page | None:
+        """The metrics: this node's numbers in any case; those of other nodes and of the store itself while it answers.
+        `None` if it was not started."""
         process = self._process
-        if process is None or scope["method"] not in ("GET", "HEAD"):
-            allow = Response(status_code=405, headers={"allow": "GET, HEAD"})
-            await (self._health() if process is None else allow)(scope, receive, send)
-            return
+        if process is None:
+            return None
         others: tuple[NodeRecord, ...] = ()
         stored: Mapping[SessionState, int] | None = None
         stored_calls: Mapping[SessionState, int] | None = None
@@ -403,7 +419,7 @@ class App:
                 stored = await store.count_states()
                 stored_calls = await store.count_states(RecordKind.CALL)
                 survey = await survey_of(store)
-        text = metrics.render(
+        return metrics.page_of(
             numbers(process.context, process.sessions),
             others,
             process.liveness.ages(),
@@ -411,7 +427,6 @@ class App:
             stored_calls=stored_calls,
             survey=survey,
         )
-        await Response(text, headers={"content-type": metrics.CONTENT_TYPE})(scope, receive, send)
 
     # Questions
 
@@ -428,11 +443,30 @@ class App:
         return [] if self._process is None else list(self._process.context.nodes.others)
 
 
-def _protected(app: ASGIApp, auth: TokenVerifier) -> ASGIApp:
-    """The app for callers that show a valid bearer token."""
-    required = AuthContextMiddleware(RequireAuthMiddleware(app, []))
-    return AuthenticationMiddleware(required, backend=BearerAuthBackend(auth))
+def health_answer(status: int, word: str) -> Response:
+    return json_answer(json.dumps({"status": word}).encode(), status=status)
 
 
-async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+def metrics_answer(scope: Scope, pages: Mapping[str, metrics.Page]) -> Response:
+    if scope["method"] not in ("GET", "HEAD"):
+        return Response(status_code=405, headers={"allow": "GET, HEAD"})
+    return Response(metrics.render(pages), headers={"content-type": metrics.CONTENT_TYPE})
+
+
+def guarded(entry: ASGIApp, settings: Settings, auth: Authentication | None) -> ASGIApp:
+    """The entry for callers that `auth` lets in, and for pages of the origins that the settings allow."""
+    if auth is not None:
+        entry = auth.protect(entry)
+    if settings.cors_origins:
+        entry = CORSMiddleware(
+            entry,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["Mcp-Session-Id", "WWW-Authenticate", "Retry-After"],
+        )
+    return entry
+
+
+async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
     await json_answer(b'{"error":"not found"}', status=404)(scope, receive, send)

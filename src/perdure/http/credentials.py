@@ -4,6 +4,9 @@ A call sees the newest token of its principal, not only the one it began with (R
 the request that brought it, with the user in it, and copies that context. So the user in it is one object for all calls
 of a session, and a request with another token of the same principal replaces the token in that object. Tokens stay in
 this process: a call that runs in another one keeps the token that it knows.
+
+A request that lasts ends with the token that it showed: when the token expires, or when the verifier no longer accepts
+it (`OpenRequests.check`).
 """
 
 import asyncio
@@ -11,13 +14,14 @@ import ipaddress
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
 
 from mcp.server.auth.middleware.auth_context import auth_context_var
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
-from mcp.server.auth.provider import AccessToken, principal_components
+from mcp.server.auth.provider import AccessToken, TokenVerifier, principal_components
 from starlette.types import Scope
 
 from perdure._core.ids import SessionId
@@ -31,31 +35,78 @@ _NETWORK = 64
 _READ_AGAIN = 60.0
 """Seconds until the clock is read again: it may be set, and a machine may sleep."""
 
-EXPIRES_AT = "perdure.expires_at"
-"""In the scope of a request: when its token expires, or `None`. The request gets nothing afterwards, also if other
-requests bring newer tokens: another client may have shown this one."""
+SHOWN = "perdure.shown"
+"""In the scope of a request: its `ShownToken`, or `None`. The request gets nothing once that is not good any more, also
+if other requests bring newer tokens: another client may have shown this one."""
 
 _wall_clock = time.time
 """The clock that the SDK's bearer check reads."""
 
 
-def expires_at(scope: Scope) -> int | None:
-    """The time at which the token of a request expires; `None` without a token, or if it does not expire."""
+class IssuerToken(AccessToken):
+    """A token that Perdure has verified by its issuer's keys."""
+
+    principal: str
+    """Whose it is: issuer and subject, whatever client the subject uses."""
+
+
+class OpenRequests:
+    """Requests that last, each with the token that it showed and the function that ends it."""
+
+    def __init__(self) -> None:
+        self._open: dict[object, tuple[AccessToken, Callable[[], None]]] = {}
+
+    @contextmanager
+    def ending_with(self, token: AccessToken, end: Callable[[], None]) -> Iterator[None]:
+        key = object()
+        self._open[key] = token, end
+        try:
+            yield
+        finally:
+            del self._open[key]
+
+    async def check(self, verifier: TokenVerifier) -> int:
+        """End the requests whose token is another's now, or nobody's. Returns how many there were."""
+        ended = 0
+        found: dict[str, AccessToken | None] = {}
+        for token, end in list(self._open.values()):
+            if token.token not in found:
+                found[token.token] = await verifier.verify_token(token.token)
+            now = found[token.token]
+            if now is None or principal_components(now) != principal_components(token):
+                end()
+                ended += 1
+        return ended
+
+
+@dataclass(frozen=True, slots=True)
+class ShownToken:
+    """The token that a request showed."""
+
+    token: AccessToken
+    open_requests: OpenRequests
+    """The requests among which this one is if it lasts."""
+
+
+def shown_token(scope: Scope, open_requests: OpenRequests) -> ShownToken | None:
     user = scope.get("user")
-    return user.access_token.expires_at or None if isinstance(user, AuthenticatedUser) else None
+    return ShownToken(user.access_token, open_requests) if isinstance(user, AuthenticatedUser) else None
 
 
 def while_good(seconds: float, scope: Scope) -> float:
     """The seconds, or those until the token of a request expires, if these are fewer. By the rule of the SDK's bearer
     check a token is good to the end of its last second."""
-    at: int | None = scope[EXPIRES_AT]
-    return seconds if at is None else min(seconds, max(0.0, at + 1 - _wall_clock()))
+    shown: ShownToken | None = scope[SHOWN]
+    if shown is None or not shown.token.expires_at:
+        return seconds
+    return min(seconds, max(0.0, shown.token.expires_at + 1 - _wall_clock()))
 
 
 @contextmanager
 def ending_with_token(scope: Scope, end: Callable[[], None]) -> Iterator[None]:
-    """Call `end` if the token of a request expires within the block."""
-    if scope[EXPIRES_AT] is None:
+    """Call `end` if the token of a request expires within the block, or is found to be no longer good."""
+    shown: ShownToken | None = scope[SHOWN]
+    if shown is None:
         yield
         return
     loop = asyncio.get_running_loop()
@@ -65,11 +116,14 @@ def ending_with_token(scope: Scope, end: Callable[[], None]) -> Iterator[None]:
         left = while_good(_READ_AGAIN, scope)
         timers[:] = [loop.call_later(left, read_clock) if left else loop.call_soon(end)]
 
-    read_clock()
-    try:
-        yield
-    finally:
-        timers[0].cancel()
+    with shown.open_requests.ending_with(shown.token, end):
+        if shown.token.expires_at:
+            read_clock()
+        try:
+            yield
+        finally:
+            for timer in timers:
+                timer.cancel()
 
 
 def renew(user: AuthenticatedUser, token: AccessToken) -> None:
@@ -102,13 +156,15 @@ class Credentials:
 
 def principal_of(scope: Scope) -> str:
     """Name the caller: one name for each (client, issuer, subject), whatever token it shows. A token without a subject
-    has a name of its own.
+    has a name of its own, and one that Perdure has verified by its issuer's keys has the name of issuer and subject.
 
     An outer application may authenticate its own users. Then the user's identity is the name: a display name is not
     unique, and two users who share one would share sessions (promise 5).
     """
     user: Any = scope.get("user")
     if isinstance(user, AuthenticatedUser):
+        if isinstance(user.access_token, IssuerToken):
+            return user.access_token.principal
         client, issuer, subject = principal_components(user.access_token)
         if not subject:
             return unnamed_principal(client, issuer, user.access_token.token)

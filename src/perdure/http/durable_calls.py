@@ -36,11 +36,11 @@ from perdure._core.jsonrpc import JsonObject, error_payload
 from perdure._core.states import CallState, SessionStep
 from perdure.errors import StoreError, TooManySessions
 from perdure.http.access import FAILURES, SessionAccess, refusal_of
-from perdure.http.credentials import caller_of, while_good
+from perdure.http.credentials import caller_of, ending_with_token, while_good
 from perdure.http.event_stream import Ending, EventStream
 from perdure.http.refusals import HttpRefusal, Refusal
 from perdure.http.request import Headers, ModernRequest, needs_tasks, read_key
-from perdure.runtime.own_requests import ToolCatalog
+from perdure.runtime.base import Tools
 from perdure.sessions.durable_calls import DurableCalls, NewCall, TooManyKeys, needs_its_client
 from perdure.sessions.ledger import Call, encode, progress_token, unknown_outcome
 from perdure.sessions.resume import Reader, Start, attach
@@ -149,7 +149,7 @@ class DurableCallEndpoint:
         self,
         access: SessionAccess,
         calls: DurableCalls,
-        tools: ToolCatalog,
+        tools: Tools,
         secret: bytes,
         *,
         asks_in_session: bool,
@@ -256,16 +256,26 @@ class DurableCallEndpoint:
         within `task_hold`, or the life of its token. Any other client is answered at once: it would end with a poll
         that is open when this process dies, and a poll that is held is nearly always open."""
 
+        has_token = True
+
         def may_answer(facts: TaskFacts) -> bool:
             # A process that stops holds no poll: the next one may go elsewhere.
-            return needs_its_client(facts) or self._access.is_draining() or self._context.waiters.is_over
+            is_over = self._access.is_draining() or self._context.waiters.is_over
+            return needs_its_client(facts) or is_over or not has_token
+
+        def on_token_gone() -> None:
+            nonlocal has_token
+            has_token = False
+            self._context.waiters.wake_all()
 
         hold = while_good(self._settings.task_hold, request.http.scope) if request.client.repeats else 0.0
         if needs_its_client(facts) or not (hold or facts.state is CallState.WAITING):
             return facts
         if facts.state is CallState.WAITING:
             await self._run_again(record, request)
-        with self._context.work.holding(caller_of(request.owner, request.http.scope), request.size):
+        scope = request.http.scope
+        held = self._context.work.holding(caller_of(request.owner, scope), request.size)
+        with ending_with_token(scope, on_token_gone), held:
             return await self._calls.wait(record, may_answer, seconds=hold) or facts
 
     # Calls

@@ -6,7 +6,8 @@ broker and of the era without sessions go to their own handlers.
 
 import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -14,13 +15,13 @@ from starlette.types import Receive, Scope
 
 from perdure._core import sticky
 from perdure._core.envelope import CALLS, KEY
-from perdure._core.ids import Kind, parse_position
+from perdure._core.ids import Kind, NodeId, parse_position
 from perdure._core.jsonrpc import Batch, Envelope, Notification, Request
 from perdure._core.limits import Caller, weigh
 from perdure._core.losses import numbers_of
 from perdure._core.states import SessionState, SessionStep
 from perdure.assembly import ServerProcess
-from perdure.errors import IdTaken, SessionEnded, StaleRecord, TooManyCalls, TooManySessions
+from perdure.errors import IdTaken, NodeGone, SessionEnded, StaleRecord, TooManyCalls, TooManyProcesses, TooManySessions
 from perdure.http.access import FAILURES, SessionAccess
 from perdure.http.credentials import caller_of
 from perdure.http.durable_calls import DurableCallEndpoint
@@ -55,6 +56,10 @@ READ_AFTER_ANSWER = "tools/list"
 drains would cost the program the answer that the stop has waited for."""
 
 _SUBSCRIBING = ("resources/subscribe", "resources/unsubscribe")
+
+W = TypeVar("W")
+_Write = Callable[[Intake, Sequence[bytes], int | None], Awaitable[W]]
+"""Writes requests, given their bodies and how many calls the session may have."""
 
 MAX_NOTIFICATIONS = 1_000
 """Notifications of one session that wait for their handler or are being handled: a task each, of a few kilobytes."""
@@ -208,6 +213,9 @@ class PostHandler:
             if link.work and link.work + size > most:
                 raise HttpRefusal(Refusal.TOO_MUCH_OF_SESSION, limit=most)
             self._access.refuse_work(link.calls.caller, size)
+        node = await session.runner() if requests else None
+        if node is not None:
+            return await self._hand_over(session, parsed, body, http, node, size=size, seen=seen)
         calls = await self._accept(session, requests, body, size, seen) if requests else []
         if calls:
             size = 0  # it is counted with the calls
@@ -222,9 +230,49 @@ class PostHandler:
             return Response(status_code=202, headers=_session_header(session))
         return await self._answer(session, calls[0].stream, batch=isinstance(parsed, Batch))
 
+    async def _hand_over(
+        self,
+        session: Session,
+        parsed: Envelope | Batch,
+        body: bytes,
+        http: HttpRequest,
+        node: NodeId,
+        *,
+        size: int,
+        seen: int | None,
+    ) -> Response | EventStreamResponse:
+        """Have another node run the requests, and show their stream here."""
+        messages = parsed.messages if isinstance(parsed, Batch) else (parsed,)
+        requests = [message for message in messages if isinstance(message, Request)]
+
+        async def write(intake: Intake, bodies: Sequence[bytes], most: int | None) -> Stream:
+            return await intake.hand_over(bodies, node, most_calls=most, seen=seen)
+
+        try:
+            stream = await self._write(session, requests, body, size, write)
+        except NodeGone:  # no node is the home: this one becomes it
+            return await self._take(session, parsed, body, http)
+        with stream.pinned():
+            for message in messages:
+                if not isinstance(message, Request):
+                    await session.receive(message, http, size=1, cancel_waiting=self._access.waiting.cancel)
+            return await self._answer(session, stream, batch=isinstance(parsed, Batch))
+
     async def _accept(
         self, session: Session, requests: Sequence[Request], body: bytes, size: int, seen: int | None
     ) -> list[Call]:
+        async def write(intake: Intake, bodies: Sequence[bytes], most: int | None) -> list[Call]:
+            if any(request.method in _SUBSCRIBING for request in requests):
+                # Subscriptions live with the home: the node that changes them becomes it.
+                await session.home.take()
+            return await intake.accept(bodies, most_calls=most, seen=seen)
+
+        return await self._write(session, requests, body, size, write)
+
+    async def _write(
+        self, session: Session, requests: Sequence[Request], body: bytes, size: int, write: _Write[W]
+    ) -> W:
+        """Check the limits, and write requests by `write`, under numbers whose ids are free."""
         settings, calls = self._settings, session.link.calls
         self._check_room(calls.caller, is_read=all(request.method == READ_AFTER_ANSWER for request in requests))
         for request in requests:
@@ -244,12 +292,8 @@ class PostHandler:
         for number in numbers_of(record.incarnation):
             try:
                 with Intake(session, requests, incarnation=number, size=size) as intake:
-                    if any(request.method in _SUBSCRIBING for request in requests):
-                        # Subscriptions live with the home: the node that changes them becomes it.
-                        await session.home.take()
                     # What runs here was counted above; what runs in other processes only the store can count.
-                    most = settings.max_calls if self._context.store.shared else None
-                    return await intake.accept(bodies, most_calls=most, seen=seen)
+                    return await write(intake, bodies, settings.max_calls if self._context.store.shared else None)
             except IdTaken as taken:
                 in_use = taken.request_id if isinstance(taken, Duplicate) else requests[0].id
                 if not await session.orphans.give_up_ids(number, requests):
@@ -302,6 +346,9 @@ class PostHandler:
             elif full.of_caller:
                 refusal, limit = Refusal.TOO_MANY_FROM_THERE, settings.max_address_sessions
             raise HttpRefusal(refusal, limit=limit) from None
+        except TooManyProcesses as full:
+            refusal = Refusal.TOO_MANY_OWN_PROCESSES if full.of_caller else Refusal.TOO_MANY_PROCESSES
+            raise HttpRefusal(refusal, upstream=full.upstream, limit=full.limit) from None
         except SessionEnded:  # the store took longer than a handshake may
             raise HttpRefusal(Refusal.STORE_FAILS) from None
         with call.stream.pinned():

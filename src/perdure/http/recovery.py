@@ -21,7 +21,7 @@ from perdure._core.jsonrpc import Notification, Request
 from perdure._core.limits import Caller, RateLimit
 from perdure._core.revisions import REVISIONS
 from perdure._core.states import SessionState, SessionStep
-from perdure.errors import SessionEnded, StoreError, TooManySessions
+from perdure.errors import SessionEnded, StoreError, TooManyProcesses, TooManySessions
 from perdure.http.credentials import caller_of
 from perdure.http.refusals import HttpRefusal, Refusal, session_gone
 from perdure.http.request import Headers
@@ -43,9 +43,6 @@ _MOST_REMEMBERED = 10_000
 ADOPTION_SECONDS = 10.0
 """A client that takes the new id does so with its next request, which follows at once; one that restarts a whole fleet
 takes some seconds. A session that is unused after this time was not taken."""
-
-_HANDSHAKE_SECONDS = 10.0
-"""How long the server's own part of a handshake may take."""
 
 _MOST_AGENT = 200
 """Bytes of a User-Agent that are kept: enough to distinguish programs."""
@@ -147,7 +144,7 @@ class Recovery:
         request, http = Request(id=0, method="initialize", params=params, raw=raw), HttpRequest(scope)
         is_done = False
         try:
-            async with asyncio.timeout(_HANDSHAKE_SECONDS):
+            async with asyncio.timeout(self._context.runtimes.answers_within):
                 # Without giving up another one, which would be lost and replaced in its turn.
                 body = json.dumps(raw).encode()
                 session, call = await self._sessions.open(caller, request, body, makes_room=False)
@@ -161,7 +158,7 @@ class Recovery:
                 if is_done := session.state is SessionState.ACTIVE:
                     initialized = Notification(method="notifications/initialized", params=None, raw={})
                     session.link.pass_on(initialized, http)
-        except TooManySessions:
+        except (TooManySessions, TooManyProcesses):
             return None
         except (StoreError, SessionEnded, TimeoutError) as failure:
             self._context.peers.log_event(

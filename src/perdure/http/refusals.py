@@ -12,6 +12,7 @@ from perdure._core.codes import (
     HEADER_MISMATCH,
     INVALID_PARAMS,
     INVALID_REQUEST,
+    ISSUER_UNAVAILABLE,
     KEY_TAKEN,
     LIMIT_REACHED,
     MISSING_CAPABILITY,
@@ -21,6 +22,7 @@ from perdure._core.codes import (
     STOPPING,
     STORE_UNAVAILABLE,
     UNSUPPORTED_VERSION,
+    UPSTREAM_UNAVAILABLE,
 )
 from perdure._core.jsonrpc import error_payload
 from perdure._core.text import printable, see
@@ -86,6 +88,16 @@ class Refusal(enum.Enum):
     TOO_MANY_SESSIONS = (503, LIMIT_REACHED, "This server has {limit} sessions, its limit (max_sessions)")
     TOO_MANY_OF_YOURS = (429, LIMIT_REACHED, "You have {limit} sessions, your limit (max_principal_sessions)")
     TOO_MANY_FROM_THERE = (429, LIMIT_REACHED, "Your address has {limit} sessions, its limit (max_address_sessions)")
+    TOO_MANY_PROCESSES = (
+        503,
+        LIMIT_REACHED,
+        "The server {upstream} has {limit} processes, its limit (max_processes); there is room when a session ends",
+    )
+    TOO_MANY_OWN_PROCESSES = (
+        429,
+        LIMIT_REACHED,
+        "You have {limit} processes of the server {upstream}, your limit (max_caller_processes)",
+    )
     TOO_MANY_CALLS = (429, LIMIT_REACHED, "This session has {limit} running requests, its limit (max_calls)")
     TOO_MANY_OWN_CALLS = (429, LIMIT_REACHED, "You have {limit} running requests, your limit (max_principal_calls)")
     OWN_SHARE = (429, LIMIT_REACHED, "You take {limit} of {what} here, the limit for one caller (max_share)")
@@ -165,6 +177,12 @@ class Refusal(enum.Enum):
         "This server has lost its log: {state}; " + see("errors", "503-and-what-health-says"),
     )
     REISSUE_FAILED = (500, REISSUE_FAILED, "The session is gone, and no new one could be started in its place")
+    UPSTREAM_UNAVAILABLE = (503, UPSTREAM_UNAVAILABLE, "The server {upstream} is not available: {why}")
+    KEYS_UNAVAILABLE = (
+        503,
+        ISSUER_UNAVAILABLE,
+        "The keys of the authorization server cannot be read at the moment, so your token cannot be verified",
+    )
     STOPPING = (503, STOPPING, "This server is stopping")
 
     def __init__(self, status: int, code: int, sentence: str) -> None:

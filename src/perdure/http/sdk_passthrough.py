@@ -23,6 +23,7 @@ from perdure.http.event_stream import EventStream
 from perdure.http.listening import ListeningHandler, hearing_changes
 from perdure.http.refusals import HttpRefusal, Refusal
 from perdure.http.request import Headers, ModernRequest, read_modern, replayed_first
+from perdure.runtime.base import CALLER
 from perdure.sessions.ledger import unknown_outcome
 from perdure.telemetry.log_records import log_event
 
@@ -151,7 +152,8 @@ class SdkPassthrough:
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
         """Have the SDK answer a request, unless it is one for `durable_calls`."""
-        caller, method = caller_of(principal_of(scope), scope), headers.get(b"mcp-method")
+        scope[CALLER] = caller = caller_of(principal_of(scope), scope)
+        method = headers.get(b"mcp-method")
         settings, context = self._access.settings, self._access.context
         refuse_full(self._quota.lacks(caller), Refusal.TOO_MANY_SESSIONLESS, self._quota, "max_sessionless")
         self._access.refuse_readers(caller)

@@ -40,10 +40,9 @@ from perdure.errors import (
     StoreUnavailable,
 )
 from perdure.settings import Settings
-from perdure.store.codec import weigh
 from perdure.store.interface import Store
 from perdure.store.notes import probe
-from perdure.store.steps import Append, Forward, OpenStream, PutSession, Refusals, Step
+from perdure.store.steps import Append, Forward, OpenStream, PutSession, Refusals, Step, weigh
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.log_records import log_event
 

@@ -22,7 +22,7 @@ from perdure.log.peers import Peers, mail_to
 from perdure.log.reader import BATCH, Reader
 from perdure.log.stream import Stream
 from perdure.store.interface import Store
-from perdure.store.records import Followed, ReaderRecord, StreamRecord
+from perdure.store.records import ReaderRecord, StreamRecord
 from perdure.store.steps import LeaveReader, PutReader, Step
 
 _EVENTS_AT_ONCE = 16
@@ -193,13 +193,10 @@ class RemoteReaders:
         """Read how far streams have come that are read here and written elsewhere, or the reverse: the named ones, or
         all. Returns the standalone streams that are read here and have no writer any more."""
         holders = await self._peers.holders() if everything and self.has_readers_beyond else ()
-        if everything or len(named) > _EVENTS_AT_ONCE:
-            after = {name: 0 for name in self._followed if everything or name in named}
-            records = await self._store.streams_by_id(list(after))
-            found = {name: Followed(record) for name, record in records.items()}
-        else:
-            after = {name: entry.reader.cursor for name in named if (entry := self._followed.get(name)) is not None}
-            found = dict(await self._store.follow(after, limit=BATCH)) if after else {}
+        names = list(self._followed) if everything else [name for name in named if name in self._followed]
+        after = {name: self._followed[name].reader.cursor for name in names}
+        is_short = not everything and len(named) <= _EVENTS_AT_ONCE
+        found = await self._store.follow(after, limit=BATCH if is_short else 0) if after else {}
         for stream_id in after.keys() - found.keys():
             if (gone := self._followed.pop(stream_id, None)) is not None:
                 gone.reader.end()

@@ -270,6 +270,7 @@ class Stream:
         writes: bool,
         owed: int = 0,
         calls: Sequence[CallRecord] = (),
+        waits_for_reader: bool = True,
     ) -> None:
         self.id = record.id
         self.session = record.session
@@ -282,8 +283,8 @@ class Stream:
         self._journal = journal
         self._owner = owner
         self._limit = limit
-        # The standalone stream never waits for its reader: its oldest events go instead.
-        self._most_ahead = limit if record.kind is Kind.CALL else None
+        # The standalone stream never waits for its reader: its oldest events are trimmed instead.
+        self._most_ahead = limit if record.kind is Kind.CALL and waits_for_reader else None
         self._set_node(record)
         self.readers.pause_at = record.last + RUN_AHEAD
         if writes:
@@ -544,8 +545,8 @@ class Stream:
             *writer.drop(),
         ]
         if last - sizes.trimmed > self._limit:
-            # Events that the present reader of a call still needs stay.
-            read = self.readers.through if self.kind is Kind.CALL else None
+            # Events that the present reader of a call still needs stay, if the call waits for its reader.
+            read = None if self._most_ahead is None else self.readers.through
             through = sizes.overflow(last, limit=self._limit, read=read)
             if through > sizes.trimmed:
                 sizes.trim(through)
@@ -685,10 +686,11 @@ class Streams:
     or until no reader needs what another node writes. A session keeps its standalone stream itself.
     """
 
-    def __init__(self, journal: Journal, owner: StreamOwner, *, limit: int) -> None:
+    def __init__(self, journal: Journal, owner: StreamOwner, *, limit: int, wait_for_readers: bool = True) -> None:
         self._journal = journal
         self._owner = owner
         self._limit = limit
+        self._wait_for_readers = wait_for_readers
         self._by_session: dict[SessionId, dict[StreamId, Stream]] = {}
 
     def __iter__(self) -> Iterator[Stream]:
@@ -702,7 +704,16 @@ class Streams:
         """Enter a stream that this node has opened or claimed."""
         stream = self.of(record.session).get(record.id)
         if stream is None:
-            stream = Stream(record, self._journal, self._owner, limit=self._limit, writes=True, owed=owed, calls=calls)
+            stream = Stream(
+                record,
+                self._journal,
+                self._owner,
+                limit=self._limit,
+                writes=True,
+                owed=owed,
+                calls=calls,
+                waits_for_reader=self._wait_for_readers,
+            )
             self._by_session.setdefault(stream.session, {})[stream.id] = stream
         else:
             stream.claim(record, owed=owed, calls=calls)

@@ -20,7 +20,7 @@ from perdure._core.delivery import REPEATABLE, SESSIONLESS, Attempt, Failure, Me
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.reconnect import Patience
 from perdure._core.sse import EventTooLarge
-from perdure.remote.endpoint import Refused, Unavailable
+from perdure.remote.endpoint import Handshake, Refused, Unavailable
 from perdure.remote.link import Link
 from perdure.remote.message import Message, encode, error
 from perdure.remote.route import Notice, Route
@@ -35,6 +35,9 @@ DEPARTURE = 0.5
 #: connection costs nothing, so one more run is enough.
 MOST_RUNS = 5
 MOST_RUNS_IN_SESSION = 2
+
+FAILED_HERE = "failed_here"
+"""The reason of a refusal that is an error of this program, not the server's."""
 
 _WAITS = (Meaning.AGAIN, Meaning.RESTART, Meaning.RENEW)
 
@@ -75,6 +78,20 @@ class OutgoingRequest:
     """Patience is for servers that answered before: the request fails at once if no connection can be made."""
     may_run_again: Callable[[], Awaitable[bool]] | None = None
     """Called for a call without a key when it may have run. None: it may not."""
+    restarts: bool = True
+    """A read that may have run is sent again; otherwise its sender decides."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """How a request ended that got no answer."""
+
+    meaning: Meaning
+    """`UNKNOWN`: the server may have run it. `UNREACHABLE` and `REFUSED`: it did not, or it was a read that failed."""
+    why: str
+    """A sentence, or part of one."""
+    refusal: Refused
+    """The same for machines, of `REFUSED`."""
 
 
 def params_body(method: str, params: Mapping[str, Any]) -> Body:
@@ -106,7 +123,8 @@ class Call:
     """One request, over as many attempts as it takes; in the session of `link`, or without one.
 
     `take` is given each message before the answer, `move` each position. `may_have_arrived`: an earlier process has
-    sent the request.
+    sent the request. `handshake`: it belongs to that session alone, is not sent in another one, and does not wait for
+    a renewal. `asks_again`: a resumed stream that falls silent is resumed again (`Stream`).
     """
 
     def __init__(
@@ -122,6 +140,8 @@ class Call:
         position: str | None = None,
         retry: int | None = None,
         may_have_arrived: bool = False,
+        handshake: Handshake | None = None,
+        asks_again: bool = False,
     ) -> None:
         self.id = self.first_id = request_id or route.new_id()
         """On the wire, and the one under which the call is remembered. A request that is sent again, and may have
@@ -135,8 +155,14 @@ class Call:
         self._request = request
         self._body = request.body
         self._link = link
-        self._handshake = None if link is None else link.handshake
+        self.handshake = handshake or (None if link is None else link.handshake)
+        """The session that it was sent in last."""
+        self._is_bound = handshake is not None
+        self.refusal: Refused | None = None
+        """What the last response is, unless it is an event stream or the expected answer."""
         self._was_renewed = False
+        self._was_taken = False
+        """The server has answered with an event stream."""
         self._may_have_arrived = may_have_arrived
         self._runs = 1
         self._stream = Stream(
@@ -149,19 +175,37 @@ class Call:
             begins_now=position is None,
             has_positions=link is not None,
             may_break=link is None and (self.is_repeatable or request.is_keyed),
+            asks_again=asks_again,
         )
 
     async def answer(self) -> Message:
-        """Exactly one, whatever happens."""
+        """Exactly one, whatever happens: the server's, or an error of our own that says how the request ended."""
+        found = await self.outcome()
+        if isinstance(found, Message):
+            return found
+        if found.meaning is Meaning.UNKNOWN:
+            return self.unknown(found.why)
+        if found.meaning is Meaning.UNREACHABLE:
+            sentence = f"The server did not answer within the limits: {self._stream.trouble}"
+            return error(encode(self.id), UNREACHABLE, sentence)
+        if found.refusal.reason == FAILED_HERE:
+            return error(encode(self.id), INTERNAL_ERROR, found.why)
+        return error(encode(self.id), NO_SERVER, str(found.refusal), {"reason": found.refusal.reason})
+
+    async def outcome(self) -> Message | Ended:
+        """The server's answer, or how the request ended without one."""
         self.is_begun = True
+        stream, following = self._stream, self._route.limits.following
         try:
             if self._may_have_arrived and not self._request.is_keyed and not await self._runs_again():
-                return self.unknown("the client's process ended before the server had answered")
+                return self._end(Meaning.UNKNOWN, "the client's process ended before the server had answered")
             while (found := await self._attempt()) is None:
-                self._route.report(Notice.WAITING, self._stream.trouble)
-                if not await self._stream.wait():
+                if stream.has_fallen_silent:
+                    continue
+                self._route.report(Notice.WAITING, stream.trouble)
+                if not await stream.wait(following if stream.position is not None else None):
                     ended = of_failure(self._attempted(), Failure.PATIENCE_ENDED)
-                    return self._end(ended, f"the server did not come back: {self._stream.trouble}")
+                    return self._end(ended, f"the server did not come back: {stream.trouble}")
             return found
         except EventTooLarge as too_large:
             # The same event would come again and again.
@@ -169,42 +213,47 @@ class Call:
             return self._end(ended, str(too_large), Refused("too_large", str(too_large)))
         except Exception as failure:  # any error ends this request alone
             said = f"{type(failure).__name__}: {failure}"
-            if not self.is_repeatable and (self._may_have_arrived or self._stream.position is not None):
-                return self.unknown(said)
-            return error(encode(self.id), INTERNAL_ERROR, said)
+            may_have_run = self._may_have_arrived or self._was_taken or stream.position is not None
+            meaning = Meaning.UNKNOWN if may_have_run and not self.is_repeatable else Meaning.REFUSED
+            return Ended(meaning=meaning, why=said, refusal=Refused(FAILED_HERE, said))
         finally:
             self.departed.set()
 
     def _attempted(self) -> Attempt:
         if self._link is None and (self._request.is_keyed or self._runs > 1):
             return Attempt(purpose=Purpose.KEYED, may_have_arrived=self._may_have_arrived)
-        has_session = bool(self._handshake and self._handshake.session)
+        has_session = bool(self.handshake and self.handshake.session) and not self._is_bound
         has_position = self._stream.position is not None
         may_renew = has_session and (has_position or not self._was_renewed)
         repeatable = self.is_repeatable
         return Attempt(purpose=Purpose.CALL, is_repeatable=repeatable, has_position=has_position, may_renew=may_renew)
 
-    async def _attempt(self) -> Message | None:
+    async def _attempt(self) -> Message | Ended | None:
         """One HTTP request; None if another one follows after a pause."""
-        stream, endpoint, request = self._stream, self._route.endpoint, self._request
-        if stream.position is None and self._link is not None:
-            self._handshake = self._link.handshake
+        stream, endpoint, request, link = self._stream, self._route.endpoint, self._request, self._link
+        if link is not None and stream.position is None and not self._is_bound:
+            await link.settled()
+            self.handshake = link.handshake
         attempt = self._attempted()
         if stream.position is not None or self._body is None:
             self.departed.set()
-            opened = endpoint.get(stream.position, self._handshake)
+            opened = endpoint.get(stream.position, self.handshake)
         else:
-            opened = endpoint.post(self._body(self.id), self._handshake, request.headers)
+            opened = endpoint.post(self._body(self.id), self.handshake, request.headers)
         timer = asyncio.get_running_loop().call_later(DEPARTURE, self.departed.set)
         try:
             found = await stream.attempt(opened, attempt, self.id, self._on_response)
         finally:
             timer.cancel()
         meaning, why, refusal = found.meaning, found.why, found.refusal
+        self.refusal = refusal
+        if link is not None and (
+            meaning is Meaning.RENEW
+            or (attempt.may_renew and found.doubts_session and await link.is_gone(self.handshake))
+        ):
+            return await self._renew(link, attempt)
         if meaning is Meaning.ANSWER and found.message is not None:
             return found.message
-        if meaning is Meaning.RENEW and self._link is not None:
-            return await self._renew(self._link, attempt)
         if found.status and is_read(attempt) and meaning is not Meaning.AGAIN:
             why = f"the server does not resume it: {why}"
         elif found.status == 404 and self._was_renewed:
@@ -216,15 +265,18 @@ class Call:
     def _on_response(self, meaning: Meaning, status: int) -> None:
         if meaning not in _WAITS or status == 429:
             self.departed.set()  # where there are too many at once, those in front must be able to end
+        self._was_taken = self._was_taken or meaning is Meaning.FOLLOW
         if meaning in (Meaning.FOLLOW, Meaning.ANSWER):
             self._route.report(Notice.REACHED)
-        is_last = self._link is not None and not self.is_repeatable and self._request.may_run_again is None
+        request = self._request
+        is_last = self._link is not None and not (self.is_repeatable and request.restarts)
+        is_last = is_last and request.may_run_again is None
         if meaning is Meaning.FOLLOW and is_last:
             self._body = None  # it will not be sent again, and may be large
 
-    async def _renew(self, link: Link, attempt: Attempt) -> Message | None:
+    async def _renew(self, link: Link, attempt: Attempt) -> Message | Ended | None:
         """Renew the session. A request that was not accepted is sent again in the new one, at once, and once."""
-        trouble = await link.renew(self._handshake)
+        trouble = await link.renew(self.handshake)
         if is_read(attempt):
             return await self._conclude(of_failure(attempt, Failure.SESSION_REPLACED), "its session is gone")
         if trouble is None:
@@ -248,10 +300,12 @@ class Call:
 
     async def _conclude(
         self, meaning: Meaning, why: str, refusal: Refused | None = None, *, at_least: float | None = None
-    ) -> Message | None:
-        """The answer that an attempt has come to; None if another one follows."""
+    ) -> Ended | None:
+        """How the request ends with this attempt; None if another one follows."""
         if meaning in (Meaning.UNKNOWN, Meaning.RESTART) and not (self._request.is_keyed or self.is_repeatable):
             meaning = Meaning.RESTART if await self._runs_again() else Meaning.UNKNOWN
+        if meaning is Meaning.RESTART and not self._request.restarts:
+            meaning = Meaning.UNKNOWN
         if meaning not in (Meaning.AGAIN, Meaning.RESTART):
             return self._end(meaning, why, refusal)
         self._stream.failed(why, at_least=at_least)
@@ -260,15 +314,13 @@ class Call:
             self._stream.position, self._may_have_arrived, self.id = None, True, self._route.new_id()
         return None
 
-    def _end(self, meaning: Meaning, why: str, refusal: Refused | None = None) -> Message:
-        if meaning is Meaning.UNKNOWN or (self._may_have_arrived and not self.is_repeatable):
-            return self.unknown(why)
-        if meaning is Meaning.UNREACHABLE:
-            sentence = f"The server did not answer within the limits: {self._stream.trouble}"
-            return error(encode(self.id), UNREACHABLE, sentence)
+    def _end(self, meaning: Meaning, why: str, refusal: Refused | None = None) -> Ended:
+        if self._may_have_arrived and not self.is_repeatable:
+            meaning = Meaning.UNKNOWN
         refusal = refusal or Refused("refused", why)
-        self._route.report(Notice.REFUSED, str(refusal), reason=refusal.reason)
-        return error(encode(self.id), NO_SERVER, str(refusal), {"reason": refusal.reason})
+        if meaning is Meaning.REFUSED:
+            self._route.report(Notice.REFUSED, str(refusal), reason=refusal.reason)
+        return Ended(meaning=meaning, why=why, refusal=refusal)
 
     def unknown(self, reason: str) -> Message:
         return unknown(self.id, self._request.method, self._request.name, reason)
@@ -307,29 +359,31 @@ class Sender:
         departed: anyio.Event | None = None,
         attempts: Stream | None = None,
         may_renew: bool = True,
+        handshake: Handshake | None = None,
     ) -> bool:
         """Send a notification or a reply until the server has taken it; False if it does not.
 
         `departed` is set when the next message may follow. Without `may_renew` a session that is gone is left for the
-        next request to find: the second half of a handshake does not begin another one.
+        next request to find: the second half of a handshake does not begin another one. `handshake`: the session that
+        it belongs to, in place of the one that requests go to.
         """
         route, departed, attempts = self._link.route, departed or anyio.Event(), attempts or self.attempts()
         purpose = Purpose.REPLY if is_reply else Purpose.NOTIFICATION
         try:
             while True:
-                handshake = self._link.handshake
-                attempt = Attempt(purpose=purpose, may_renew=may_renew and bool(handshake and handshake.session))
+                used = handshake or self._link.handshake
+                attempt = Attempt(purpose=purpose, may_renew=may_renew and bool(used and used.session))
                 timer = asyncio.get_running_loop().call_later(DEPARTURE, departed.set)
                 self._underway.add(over := anyio.Event())
                 try:
-                    found = await attempts.attempt(route.endpoint.post(body, handshake), attempt, None)
+                    found = await attempts.attempt(route.endpoint.post(body, used), attempt, None)
                 finally:
                     timer.cancel()
                     self._underway.discard(over)
                     over.set()
                 meaning, why = found.meaning, found.why
                 if meaning is Meaning.RENEW:
-                    trouble = await self._link.renew(handshake)
+                    trouble = await self._link.renew(used)
                     may_renew, why = isinstance(trouble, Unavailable), "the session is gone"
                     if trouble is None:
                         meaning = of_failure(attempt, Failure.SESSION_REPLACED)

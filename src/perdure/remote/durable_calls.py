@@ -58,7 +58,7 @@ ToolPage = Callable[[str | None], Awaitable[Mapping[str, Any]]]
 """Returns the page of `tools/list` at a cursor."""
 
 
-async def _find_tool(name: str, page: ToolPage) -> Mapping[str, Any]:
+async def find_tool(name: str, page: ToolPage) -> Mapping[str, Any]:
     """The tool as `tools/list` shows it; empty if the server does not show it."""
     cursor: str | None = None
     for _ in range(TOOL_PAGES):
@@ -74,7 +74,7 @@ async def _find_tool(name: str, page: ToolPage) -> Mapping[str, Any]:
 
 async def may_run_twice(name: str, page: ToolPage) -> bool:
     """Whether a tool says that a second run does no harm. `page` reads one page of `tools/list`."""
-    return may_run_again(await _find_tool(name, page))
+    return may_run_again(await find_tool(name, page))
 
 
 PROGRESS = "notifications/progress"
@@ -189,7 +189,7 @@ class DurableCalls:
             found = await self.ask("tools/list", {"cursor": cursor} if cursor else {}, of)
             return {} if found.is_error else found.result
 
-        return await _find_tool(name, page)
+        return await find_tool(name, page)
 
     async def listen(self, request: OutgoingRequest, subscriber_id: str, deliver: Take) -> Message:
         """Keep one `subscriptions/listen` open (`_core/listening.py` has the rules); returns the answer that ends it.

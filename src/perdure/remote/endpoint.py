@@ -5,7 +5,6 @@ With `http11`, the only module of the engine that knows the HTTP library.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import ipaddress
 import logging
@@ -14,7 +13,7 @@ import re
 import ssl
 import stat
 import urllib.request
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,19 +24,24 @@ from typing import Any
 import anyio
 import httpx2
 
-from perdure._core.delivery import EVENTS, Attempt, Body, Failure, Meaning, body_of, of_response
+from perdure._core.delivery import EVENTS, Attempt, Body, Failure, Meaning, body_of, doubts_session, of_response
 from perdure._core.sse import EventTooLarge
-from perdure.remote.http11 import Direct
+from perdure.remote.http11 import Direct, Exchange, Times, head_of, lines_of, origin_of
 from perdure.remote.message import Message, messages_in
 from perdure.telemetry.log_records import log_event
 
 _SESSION = "mcp-session-id"
-_DELETE = {"accept": "application/json, text/event-stream"}
-_POST = {**_DELETE, "content-type": "application/json"}
-_GET = {"accept": EVENTS, "cache-control": "no-store"}
+#: The library decodes what is encoded; requests past it do not ask for that.
+_PLAIN = {"accept-encoding": "identity"}
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_ALWAYS = {
+    "POST": {"accept": f"application/json, {EVENTS}", "content-type": "application/json"},
+    "GET": {"accept": EVENTS, "cache-control": "no-store"},
+    "DELETE": {"accept": f"application/json, {EVENTS}"},
+}
 
 #: As the SDK's client: seconds for connecting and writing, and between two bytes of an answer.
-TIMEOUT = httpx2.Timeout(30.0, read=300.0)
+TIMES = Times(connect=30.0, write=30.0, read=300.0)
 #: Idle connections that are kept. Each running call holds one more, without a limit here; the server has one.
 MAX_IDLE = 20
 #: Seconds for which an idle connection is used again: servers close theirs after five (uvicorn) or more, and a call
@@ -56,6 +60,7 @@ LEAST_BEAT = 1.0
 MAX_TOKEN_BYTES = 64 << 10
 _FIT = re.compile(r"[!-~]+")
 #: Errors of the HTTP library before anything of a request has left.
+_LIBRARY_ERRORS = (httpx2.TransportError, httpx2.DecodingError, httpx2.StreamError)
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
 
 #: Failures that waiting does not mend.
@@ -83,9 +88,11 @@ class Handshake:
 class Refused(Exception):
     """The server, or the way to it, refuses for good, and waiting does not mend it. `reason` is a word for machines."""
 
-    def __init__(self, reason: str, sentence: str) -> None:
+    def __init__(self, reason: str, sentence: str, *, status: int = 0) -> None:
         super().__init__(sentence)
         self.reason = reason
+        self.status = status
+        """Of the server's response, if that is the refusal."""
 
 
 class Unavailable(Exception):
@@ -141,40 +148,61 @@ class Heartbeat:
 class HttpResponse:
     """A response whose headers have come."""
 
-    def __init__(self, response: httpx2.Response) -> None:
+    def __init__(self, response: httpx2.Response | Exchange) -> None:
         self._response = response
+        self._headers: Mapping[str, str] = response.headers
+        self._chunks: AsyncIterator[bytes] | None = None
+        self._text = ""
         self.status = response.status_code
-        self.media = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        self.media = self._headers.get("content-type", "").partition(";")[0].strip().lower()
         """The media type, without parameters."""
-        self.session = str(response.headers.get(_SESSION, ""))
+        self.session = self._headers.get(_SESSION, "")
         """The session that the server has named; "" if it has not."""
 
     @property
     def retry_after(self) -> float | None:
         """Seconds until the next request, if the server says so: in seconds, or as a date by its own clock."""
-        value = self._response.headers.get("retry-after", "").strip()
+        value = self._headers.get("retry-after", "").strip()
         if not value:
             return None
         if value.isascii() and value.isdigit():
             return float(value[:9])
-        until, now = _date(value), _date(self._response.headers.get("date", "")) or datetime.now(UTC)
+        until, now = _date(value), _date(self._headers.get("date", "")) or datetime.now(UTC)
         return None if until is None else max((until - now).total_seconds(), 0.0)
 
     @property
     def redirect(self) -> str | None:
         """The address that the server redirects to, if it does."""
-        following = self._response.next_request
+        following = None if isinstance(self._response, Exchange) else self._response.next_request
         return None if following is None else shown(str(following.url))
 
-    async def chunks(self) -> AsyncGenerator[bytes]:
-        with _named_errors():
-            async for chunk in self._response.aiter_bytes():
-                yield chunk
+    @property
+    def has_ended(self) -> bool:
+        """Whether the body is known to be at its end."""
+        return isinstance(self._response, Exchange) and self._response.has_ended
+
+    async def receive(self) -> bytes:
+        """The next bytes of the body; b"" at its end. Raises `RequestFailed`."""
+        try:
+            if isinstance(self._response, Exchange):
+                return await self._response.receive()
+            if self._chunks is None:
+                self._chunks = self._response.aiter_bytes()
+            async for chunk in self._chunks:
+                return chunk
+            return b""
+        except _LIBRARY_ERRORS as error:
+            raise _named(error) from error
+
+    async def aclose(self) -> None:
+        if isinstance(self._chunks, AsyncGenerator):
+            await self._chunks.aclose()
+        await self._response.aclose()
 
     async def whole(self, limit: int) -> bytes:
         """The body, where it is not a stream. Raises `EventTooLarge`."""
         body = bytearray()
-        async for chunk in self.chunks():
+        while chunk := await self.receive():
             body += chunk
             if len(body) > limit:
                 raise EventTooLarge(limit)
@@ -187,10 +215,9 @@ class HttpResponse:
         """
         body, message = Body.NONE, None
         if request_id is not None and not (self.status == 200 and self.media == EVENTS):
+            self._text = (await self.whole(limit)).decode("utf-8", "replace")
             try:
-                found = messages_in((await self.whole(limit)).decode())
-            except EventTooLarge:
-                raise
+                found = messages_in(self._text)
             except ValueError:
                 found = []
             for one in found:
@@ -200,14 +227,38 @@ class HttpResponse:
         says_when = self.retry_after is not None
         return of_response(attempt, status=self.status, media=self.media, body=body, says_when=says_when), message
 
+    def doubts_session(self, message: Message | None) -> bool:
+        """Whether the response, or the error on its stream, reads as if the server did not know the session."""
+        if message is None:
+            return doubts_session(status=self.status, code=None, sentence=self._text[:_MAX_SHOWN])
+        code = message.body["error"].get("code") if message.is_error else None
+        return message.is_error and doubts_session(status=self.status, code=code, sentence=message.why)
+
 
 class Endpoint:
-    """`on_401` ends the sentence about a 401: what the user can do."""
+    """`on_401` ends the sentence about a 401: what the user can do.
 
-    def __init__(self, client: httpx2.AsyncClient, url: str, *, on_401: str) -> None:
+    `direct`: requests go over it, past the library above it, unless the server redirects or encodes; the client then
+    has no other auth than a `Bearer`, and cookies are not kept. `times` are those of such requests.
+    """
+
+    def __init__(
+        self,
+        client: httpx2.AsyncClient,
+        url: str,
+        *,
+        on_401: str,
+        direct: Direct | None = None,
+        times: Times = TIMES,
+    ) -> None:
         self._client = client
         self._address = httpx2.URL(url)
         self._on_401 = on_401
+        self._direct = direct
+        self._times = times
+        self._origin = origin_of(self._address)
+        self._lines: dict[str, list[bytes]] = {}
+        """Of each method: the lines of a request's head that are always the same."""
         self.url = url
         self.heartbeat = Heartbeat()
 
@@ -219,18 +270,18 @@ class Endpoint:
         self, body: bytes, handshake: Handshake | None, headers: Mapping[str, str] | None = None
     ) -> AbstractAsyncContextManager[HttpResponse]:
         """Send a message, as JSON in UTF-8. Raises `RequestFailed`, as the others do."""
-        return self._open("POST", {**(headers or {}), **_POST}, handshake, body)
+        return self._open("POST", handshake, headers or {}, body)
 
     def get(self, position: str | None, handshake: Handshake | None) -> AbstractAsyncContextManager[HttpResponse]:
-        return self._open("GET", _GET if position is None else {**_GET, "last-event-id": position}, handshake)
+        return self._open("GET", handshake, {} if position is None else {"last-event-id": position})
 
     async def delete(self, handshake: Handshake) -> None:
-        async with self._open("DELETE", _DELETE, handshake):
+        async with self._open("DELETE", handshake, {}):
             return
 
     @asynccontextmanager
     async def _open(
-        self, method: str, headers: dict[str, str], handshake: Handshake | None, body: bytes | None = None
+        self, method: str, handshake: Handshake | None, headers: Mapping[str, str], body: bytes | None = None
     ) -> AsyncIterator[HttpResponse]:
         if handshake is not None and handshake.session:
             headers = {**headers, _SESSION: handshake.session}
@@ -238,38 +289,75 @@ class Endpoint:
             # The header came with 2025-06-18; older servers ignore it, as the SDK's client supposes too. A reattach has
             # none yet.
             headers = {**headers, "mcp-protocol-version": handshake.version}
-        # A position is any text, and goes back as UTF-8 (WHATWG HTML, 9.2.4).
-        encoded = httpx2.Headers(headers, encoding="utf-8" if method == "GET" else "ascii")
-        request = self._client.build_request(method, self._address, headers=encoded, content=body)
+        # A header that cannot be encoded is not an error of the auth flow.
+        request = self._request(method, headers, body) if self._direct is None else None
         try:
-            with _named_errors():
-                response = await self._client.send(request, stream=True, follow_redirects=False)
-                for _ in range(MAX_REDIRECTS):
-                    following = _within_origin(response)
-                    if following is None:
-                        break
-                    await response.aclose()
-                    response = await self._client.send(following, stream=True, follow_redirects=False)
-        except RequestFailed as failed:
-            found: BaseException | None = failed
-            while found is not None:
-                if isinstance(found, ssl.SSLError) and not isinstance(found, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+            response = None
+            if self._direct is not None:
+                response = await self._send_direct(self._direct, method, headers, body)
+            if response is None:
+                response = await self._send(request or self._request(method, headers, body))
+        except _LIBRARY_ERRORS as error:
+            cause: BaseException | None = error
+            while cause is not None:
+                if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
                     # TLS does not fit: trying again cannot help.
-                    said = str(getattr(found, "verify_message", "") or found.reason)
+                    said = str(getattr(cause, "verify_message", "") or cause.reason)
                     sentence = f"{shown(self.url)} cannot be trusted: {said[:_MAX_SHOWN]} (TLS)"
                     refusal = Refused("tls", sentence)
-                    raise RequestFailed(Failure.UNTRUSTED, sentence, refusal=refusal) from failed.__cause__
-                found = found.__cause__ or found.__context__
-            raise
+                    raise RequestFailed(Failure.UNTRUSTED, sentence, refusal=refusal) from error
+                cause = cause.__cause__ or cause.__context__
+            raise _named(error) from error
         except Exception as error:
             # The user's auth flow may raise anything. Nothing of the request has left then.
             refusal = Refused("no_credentials", f"{type(error).__name__}: {error}")
             refusal = error if isinstance(error, Refused) else refusal
             raise RequestFailed(Failure.NO_CREDENTIALS, str(refusal), refusal=refusal) from error
         try:
-            yield HttpResponse(response)
+            yield response
         finally:
             await response.aclose()
+
+    def _request(self, method: str, headers: Mapping[str, str], body: bytes | None) -> httpx2.Request:
+        # A position is any text, and goes back as UTF-8 (WHATWG HTML, 9.2.4).
+        encoded = httpx2.Headers({**headers, **_ALWAYS[method]}, encoding="utf-8" if method == "GET" else "ascii")
+        return self._client.build_request(method, self._address, headers=encoded, content=body)
+
+    async def _send(self, request: httpx2.Request) -> HttpResponse:
+        response = await self._client.send(request, stream=True, follow_redirects=False)
+        for _ in range(MAX_REDIRECTS):
+            following = _within_origin(response)
+            if following is None:
+                break
+            await response.aclose()
+            response = await self._client.send(following, stream=True, follow_redirects=False)
+        return HttpResponse(response)
+
+    async def _send_direct(
+        self, direct: Direct, method: str, headers: Mapping[str, str], body: bytes | None
+    ) -> HttpResponse | None:
+        """The response, if the library is not needed for it."""
+        if (lines := self._lines.get(method)) is None:
+            always = {**_ALWAYS[method], **_PLAIN}
+            lines = self._lines[method] = lines_of(self._client.build_request(method, self._address, headers=always))
+        lines = [*lines, *(f"{name}: {value}".encode() for name, value in headers.items())]
+        bearer, token = self._client.auth, None
+        if isinstance(bearer, Bearer):
+            token = await bearer.token()
+            lines.append(b"authorization: Bearer " + token.encode("ascii"))
+        exchange = await direct.exchange(self._origin, head_of(lines, body) + (body or b""), self._times)
+        if token is not None and exchange.status_code in (401, 403):
+            assert isinstance(bearer, Bearer)
+            if (newer := await bearer.token(token)) != token:
+                await exchange.aclose()
+                lines[-1] = b"authorization: Bearer " + newer.encode("ascii")
+                exchange = await direct.exchange(self._origin, head_of(lines, body) + (body or b""), self._times)
+        if exchange.status_code in _REDIRECTS:
+            await exchange.aclose()
+            return None
+        if exchange.headers.get("content-encoding", "identity") != "identity":
+            return HttpResponse(httpx2.Response(exchange.status_code, headers=exchange.raw_headers, stream=exchange))
+        return HttpResponse(exchange)
 
     def refusal(self, response: HttpResponse) -> Refused:
         """The refusal that a response is which is neither an answer nor a passing trouble."""
@@ -292,17 +380,13 @@ class Endpoint:
             reason, sentence = "server_error", f"{where} fails at the request (HTTP {status})"
         else:
             reason, sentence = "refused", f"{where} refuses the request (HTTP {status})"
-        return Refused(reason, sentence)
+        return Refused(reason, sentence, status=status)
 
 
-@contextlib.contextmanager
-def _named_errors() -> Iterator[None]:
-    """Errors of the HTTP library, as the two that matter: nothing was sent, or it may have arrived."""
-    try:
-        yield
-    except (httpx2.TransportError, httpx2.DecodingError, httpx2.StreamError) as error:
-        failure = Failure.NOT_SENT if isinstance(error, _NOT_SENT) else Failure.LOST
-        raise RequestFailed(failure, ": ".join(filter(None, (type(error).__name__, str(error))))) from error
+def _named(error: Exception) -> RequestFailed:
+    """An error of the HTTP library, as one of the two that matter: nothing was sent, or it may have arrived."""
+    failure = Failure.NOT_SENT if isinstance(error, _NOT_SENT) else Failure.LOST
+    return RequestFailed(failure, ": ".join(filter(None, (type(error).__name__, str(error)))))
 
 
 def _within_origin(response: httpx2.Response) -> httpx2.Request | None:
@@ -345,15 +429,17 @@ class Bearer(httpx2.Auth):
         self._turn = anyio.Lock()
 
     async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        used = self._token or await self._renew(None)
+        used = await self.token()
         request.headers["authorization"] = f"Bearer {used}"
         response = yield request
         if response.status_code == 401:
-            request.headers["authorization"] = f"Bearer {await self._renew(used)}"
+            request.headers["authorization"] = f"Bearer {await self.token(used)}"
             yield request
 
-    async def _renew(self, refused: str | None) -> str:
+    async def token(self, refused: str | None = None) -> str:
         """The token that is used from now on; several requests that were refused together ask once."""
+        if refused is None and self._token is not None:
+            return self._token
         async with self._turn:
             if self._token is None or self._token == refused:
                 given = self._provider()
@@ -364,7 +450,15 @@ class Bearer(httpx2.Auth):
 def http_client(
     url: str, *, headers: Mapping[str, str] | None = None, auth: httpx2.Auth | None = None
 ) -> httpx2.AsyncClient:
-    """An HTTP client for one endpoint: by the proxies of the environment, if there are any on the way.
+    """The client of `client_and_transport`."""
+    return client_and_transport(url, headers=headers, auth=auth)[0]
+
+
+def client_and_transport(
+    url: str, *, headers: Mapping[str, str] | None = None, auth: httpx2.Auth | None = None, times: Times = TIMES
+) -> tuple[httpx2.AsyncClient, Direct | None]:
+    """An HTTP client for one endpoint, by the proxies of the environment, if there are any on the way; and the
+    transport to the endpoint, if there are none.
 
     Requests to this machine do not go to a proxy: one on another machine has no way to this one, and the credentials
     that are sent here are not for it. Raises `OSError`, `ValueError` and `ImportError` where the environment names
@@ -377,13 +471,16 @@ def http_client(
     tls = httpx2.create_ssl_context() if needs_tls else None
     proxies = urllib.request.getproxies()
     mounts: dict[str, httpx2.AsyncBaseTransport] = {}
+    direct = None
     if is_this_machine(address.host) or not proxies.keys() & {address.scheme, "all"}:
         host = f"[{address.host}]" if ":" in address.host else address.host
-        mounts[f"all://{host}"] = Direct(tls=tls, max_idle=MAX_IDLE, idle_seconds=IDLE_SECONDS)
+        mounts[f"all://{host}"] = direct = Direct(tls=tls, max_idle=MAX_IDLE, idle_seconds=IDLE_SECONDS)
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=MAX_IDLE, keepalive_expiry=IDLE_SECONDS)
-    return httpx2.AsyncClient(
-        headers=headers, auth=auth, timeout=TIMEOUT, limits=limits, mounts=mounts, verify=False if tls is None else tls
+    timeout = httpx2.Timeout(connect=times.connect, write=times.write, read=times.read, pool=times.connect)
+    client = httpx2.AsyncClient(
+        headers=headers, auth=auth, timeout=timeout, limits=limits, mounts=mounts, verify=False if tls is None else tls
     )
+    return client, direct
 
 
 def is_this_machine(host: str) -> bool:
@@ -455,9 +552,16 @@ def check_address(url: str) -> None:
 
 def checked_client(url: str, token: TokenProvider | None) -> httpx2.AsyncClient:
     """Raises `Refused` where the address, the proxies or the certificates cannot be used."""
+    return checked_transport(url, token)[0]
+
+
+def checked_transport(
+    url: str, token: TokenProvider | None, *, headers: Mapping[str, str] | None = None, times: Times = TIMES
+) -> tuple[httpx2.AsyncClient, Direct | None]:
+    """As `client_and_transport`. Raises `Refused`, as `checked_client`."""
     check_address(url)
     try:
-        return http_client(url, auth=None if token is None else Bearer(token))
+        return client_and_transport(url, headers=headers, auth=None if token is None else Bearer(token), times=times)
     except OSError as error:
         sentence = f"the certificates that are trusted (SSL_CERT_FILE) cannot be read: {error.strerror or error}"
         raise Refused("bad_certificates", sentence) from error

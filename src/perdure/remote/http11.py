@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import select
 import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, cast
 
 import anyio
@@ -32,7 +34,29 @@ MAX_WAITING = 128 << 10
 #: address has the rest of the time.
 NEXT_ADDRESS = 1.0
 
+#: Seconds of silence after which the system asks whether the other end is there, between two such questions, and how
+#: many of them may go unanswered: a peer that has vanished is noticed after two minutes, however long a call is silent.
+_KEEP_ALIVE = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+        if hasattr(socket, name)
+    ),
+]
+
+_LENGTHS = frozenset({b"content-length", b"transfer-encoding"})
+
 Origin = tuple[str, str, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Times:
+    """Seconds for connecting, for writing a request, and between two bytes of its response; `None`: no limit."""
+
+    connect: float | None
+    write: float | None
+    read: float | None
 
 
 class Direct(httpx2.AsyncBaseTransport):
@@ -47,27 +71,37 @@ class Direct(httpx2.AsyncBaseTransport):
         self._is_closed = False
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        url, timeout = request.url, request.extensions.get("timeout") or {}
-        origin = (url.scheme, url.raw_host.decode("ascii"), url.port or (443 if url.scheme == "https" else 80))
+        timeout = request.extensions.get("timeout") or {}
         body = b"".join([chunk async for chunk in request.stream])  # type: ignore[union-attr]
-        data = _head(request, len(body)) + body
+        times = Times(connect=timeout.get("connect"), write=timeout.get("write"), read=timeout.get("read"))
+        sent = None if request.method in ("GET", "DELETE") and not body else body
+        exchange = await self.exchange(origin_of(request.url), head_of(lines_of(request), sent) + body, times)
+        extensions = {"http_version": b"HTTP/1.1"}
+        headers = exchange.raw_headers
+        return httpx2.Response(exchange.status_code, headers=headers, stream=exchange, extensions=extensions)
+
+    async def exchange(self, origin: Origin, data: bytes, times: Times) -> Exchange:
+        """Send the bytes of a request, and return the response when its headers have come.
+
+        Raises `httpx2.TransportError`. A caller that does without the library's requests and responses saves two thirds
+        of the CPU time.
+        """
         idle = self._idle.setdefault(origin, [])
         while idle:
             connection = idle.pop()  # the one that was used last
-            if connection.is_idle and time.monotonic() - connection.idle_since < self._idle_seconds:
+            is_young = time.monotonic() - connection.idle_since < self._idle_seconds
+            if connection.is_idle and is_young and not connection.has_unread:
                 break
             connection.abort()
         else:
-            connection = await self._connect(origin, timeout.get("connect"))
+            connection = await self._connect(origin, times.connect)
         try:
-            await connection.send(data, timeout.get("write"))
-            await connection.receive_head(timeout.get("read"))
+            await connection.send(data, times.write)
+            await connection.receive_head(times.read)
         except BaseException:
             connection.abort()
             raise
-        stream = _Body(connection, timeout.get("read"), partial(self._give_back, idle))
-        extensions = {"http_version": b"HTTP/1.1"}
-        return httpx2.Response(connection.status, headers=connection.headers, stream=stream, extensions=extensions)
+        return Exchange(connection, times.read, partial(self._give_back, idle))
 
     async def _connect(self, origin: Origin, seconds: float | None) -> _Connection:
         scheme, host, port = origin
@@ -108,16 +142,34 @@ class Direct(httpx2.AsyncBaseTransport):
             idle.clear()
 
 
-class _Body(httpx2.AsyncByteStream):
+class Exchange(httpx2.AsyncByteStream):
+    """A response whose headers have come, on its connection."""
+
     def __init__(
         self, connection: _Connection, seconds: float | None, give_back: Callable[[_Connection], None]
     ) -> None:
+        self.status_code = connection.status
+        self.raw_headers = connection.headers
         self._connection: _Connection | None = connection
         self._seconds = seconds
         self._give_back = give_back
 
+    @cached_property
+    def headers(self) -> dict[str, str]:
+        """By their names in small letters; of several with one name the last."""
+        return {name.lower().decode("latin-1"): value.decode("latin-1") for name, value in self.raw_headers}
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the body was read to its end."""
+        return self._connection is None or self._connection.is_idle
+
+    async def receive(self) -> bytes:
+        """The next bytes of the body; b"" at its end."""
+        return b"" if self._connection is None else await self._connection.receive_body(self._seconds)
+
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        while self._connection is not None and (chunk := await self._connection.receive_body(self._seconds)):
+        while chunk := await self.receive():
             yield chunk
 
     async def aclose(self) -> None:
@@ -153,6 +205,12 @@ class _Connection(asyncio.Protocol):
         is_over = self._parser is None and self._failure is None and not self._body
         return is_over and self._may_be_kept and self._may_write
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether the system has something that the loop has not read yet: of an idle connection, most likely its end.
+        A request on it would be lost, and could have run."""
+        return bool(select.select([self._number], [], [], 0)[0] if self._poll is None else self._poll.poll(0))
+
     def abort(self) -> None:
         self._socket.abort()
 
@@ -181,6 +239,9 @@ class _Connection(asyncio.Protocol):
         if self._failure is not None:
             raise self._failure
         self._changed.clear()
+        if seconds is None:
+            await self._changed.wait()
+            return
         try:
             with anyio.fail_after(seconds):
                 await self._changed.wait()
@@ -196,6 +257,13 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._socket = cast("asyncio.Transport", transport)  # uvloop's is not a subclass
+        opened = transport.get_extra_info("socket")
+        self._number = opened.fileno()
+        self._poll = select.poll() if hasattr(select, "poll") else None
+        if self._poll is not None:
+            self._poll.register(self._number, select.POLLIN)
+        for level, option, value in _KEEP_ALIVE:
+            opened.setsockopt(level, option, value)
 
     def data_received(self, data: bytes) -> None:
         if self._parser is None:
@@ -267,13 +335,20 @@ async def _addresses(host: str, port: int) -> list[str]:
         return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
-def _head(request: httpx2.Request, length: int) -> bytes:
-    lines = [b"%s %s HTTP/1.1" % (request.method.encode("ascii"), request.url.raw_path)]
-    for name, value in request.headers.raw:
-        if name.lower() == b"transfer-encoding":
-            lines.append(b"content-length: %d" % length)  # the body is sent in one piece
-        else:
-            lines.append(b"%s: %s" % (name, value))
+def origin_of(url: httpx2.URL) -> Origin:
+    return url.scheme, url.raw_host.decode("ascii"), url.port or (443 if url.scheme == "https" else 80)
+
+
+def lines_of(request: httpx2.Request) -> list[bytes]:
+    """The lines of a request's head, but for its length."""
+    own = [(name, value) for name, value in request.headers.raw if name.lower() not in _LENGTHS]
+    first = b"%s %s HTTP/1.1" % (request.method.encode("ascii"), request.url.raw_path)
+    return [first, *(b"%s: %s" % header for header in own)]
+
+
+def head_of(lines: list[bytes], body: bytes | None) -> bytes:
+    """The head of a request whose body is sent in one piece. Raises `httpx2.LocalProtocolError`."""
+    lines = lines if body is None else [*lines, b"content-length: %d" % len(body)]
     head = b"\r\n".join(lines) + b"\r\n\r\n"
     if head.count(b"\n") != len(lines) + 1 or head.count(b"\r") != len(lines) + 1 or b"\0" in head:
         raise httpx2.LocalProtocolError("a header has a line end in it")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import anyio
@@ -25,7 +26,21 @@ from perdure.remote.message import Message, encode
 from perdure.remote.route import Notice, Route
 from perdure.remote.stream import Attempts, Stream
 
+#: Seconds between two checks of one session, so that errors that only speak of a session cost little; and for one.
+CHECK_PAUSE, CHECK_SECONDS = 60.0, 10.0
+
 Task = Callable[..., Coroutine[Any, Any, object]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Begun:
+    """A server's answer to a request outside of a call, such as `initialize`."""
+
+    answer: Message
+    session: str
+    """The session that the server names with it."""
+    status: int
+    """0 on an event stream."""
 
 
 class Program(Protocol):
@@ -40,16 +55,11 @@ class Program(Protocol):
     async def lose_position(self) -> None:
         """The server refuses the position of the standalone stream, which is read from now on."""
 
-    def initialize(self, gone: Handshake) -> str:
-        """The text of the handshake that begins a session in place of this one."""
+    async def replace(self, gone: Handshake) -> Handshake:
+        """Begin a session in place of this one (`Link.begin_again`), and bring it to where the old one was
+        (`Link.bring_up`). Raises `Unavailable`, and `Refused` if the new one cannot be used."""
 
-    async def prepare(self, handshake: Handshake) -> None:
-        """A new session was begun, and no request goes to it yet. Raises `Refused` if it cannot be used."""
-
-    def sticky(self, handshake: Handshake) -> Iterable[str]:
-        """The texts of the requests to repeat in a new session."""
-
-    async def adopt(self, handshake: Handshake) -> None:
+    async def on_replaced(self, handshake: Handshake) -> None:
         """Requests go to the new session from now on."""
 
     def fail(self, error: Exception) -> None:
@@ -122,7 +132,9 @@ class Standalone:
         elif found.failure is not None:
             route.report(Notice.WAITING, found.why)
         stream.failed(found.why, at_least=found.at_least)
-        return found.meaning
+        # Some servers say 404 or 400 to every GET, and some because the session is gone.
+        may_be_gone = found.meaning is Meaning.REFUSED and found.status in (400, 404)
+        return Meaning.RENEW if may_be_gone and await self._link.is_gone(self._handshake) else found.meaning
 
     def _on_response(self, meaning: Meaning, status: int) -> None:
         self.has_begun.set()
@@ -133,24 +145,40 @@ class Standalone:
 
 class Link:
     """Holds the session. `listening_seconds`: how long `listen` waits for the standalone stream. Some servers answer a
-    GET only with their first event.
+    GET only with their first event. `checks`: a session that seems to be gone is asked for (`is_gone`). `listens`: the
+    standalone stream of a new session is read. `start_soon` runs the link's tasks, in place of `running`.
     """
 
-    def __init__(self, route: Route, program: Program, *, listening_seconds: float) -> None:
+    def __init__(
+        self,
+        route: Route,
+        program: Program,
+        *,
+        listening_seconds: float,
+        checks: bool = False,
+        listens: bool = True,
+        start_soon: Callable[[Task], object] | None = None,
+    ) -> None:
         self.route = route
         self.handshake: Handshake | None = None
         """The session that requests go to."""
         self.program = program
+        self.listens = listens
         self._listening_seconds = listening_seconds
+        self._checks = checks
+        self._checked: tuple[Handshake, float, asyncio.Future[bool]] | None = None
+        """The session that was asked for last, when, and whether it is gone."""
         self._renewal: asyncio.Future[Exception | None] | None = None
         self._standalone: Standalone | None = None
-        self._tasks: anyio.abc.TaskGroup
+        if start_soon is not None:
+            self._start_soon = start_soon
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[anyio.CancelScope]:
         """The tasks of the link live for as long as this block, or until its scope is cancelled."""
-        async with anyio.create_task_group() as self._tasks:
-            yield self._tasks.cancel_scope
+        async with anyio.create_task_group() as tasks:
+            self._start_soon = tasks.start_soon
+            yield tasks.cancel_scope
 
     def start(self, task: Task, *arguments: object) -> None:
         """Run a task for as long as the link lives."""
@@ -161,12 +189,12 @@ class Link:
             except Exception as error:
                 self.program.fail(error)
 
-        self._tasks.start_soon(guarded)
+        self._start_soon(guarded)
 
     # Handshakes
 
-    async def begin(self, text: str, request_id: str, *, known: str = "") -> tuple[Message, str]:
-        """The answer to a client's `initialize`, and the session that the server names with it.
+    async def begin(self, text: str, request_id: str, *, known: str = "") -> Begun:
+        """The answer to a client's `initialize`.
 
         `known` is a session that the handshake goes on with (a reattach). A handshake is begun again, not resumed: at
         worst a session that no client uses remains. Raises `Unavailable` and `Refused`.
@@ -183,12 +211,10 @@ class Link:
                     attempts.failed(str(unavailable), at_least=unavailable.at_least)
                 self.route.report(Notice.WAITING, attempts.trouble)
                 if not await attempts.wait():
-                    raise Unavailable(attempts.trouble)
+                    raise Unavailable(attempts.trouble, at_least=attempts.course.at_least)
         raise Unavailable(f"no answer within {self.route.limits.handshake_seconds:.0f} s")
 
-    async def _once(
-        self, text: str, request_id: str, handshake: Handshake | None, *, is_sticky: bool = False
-    ) -> tuple[Message, str]:
+    async def _once(self, text: str, request_id: str, handshake: Handshake | None, *, is_sticky: bool = False) -> Begun:
         """One attempt at a handshake, or at a sticky request that is repeated in a new session."""
         attempt = Attempt(purpose=Purpose.CALL if is_sticky else Purpose.HANDSHAKE, is_repeatable=is_sticky)
         body = splice.replaced(text, encode(request_id), "id").encode()
@@ -198,7 +224,7 @@ class Link:
         except EventTooLarge as too_large:
             raise Refused("not_mcp", str(too_large)) from too_large
         if found.meaning is Meaning.ANSWER and found.message is not None:
-            return found.message, found.session
+            return Begun(answer=found.message, session=found.session, status=found.status)
         if found.meaning in (Meaning.AGAIN, Meaning.RESTART):
             why = found.why if found.failure is None else f"it cannot be reached: {found.why}"
             raise Unavailable(why, at_least=found.at_least)
@@ -222,15 +248,10 @@ class Link:
         self.route.report(Notice.SESSION_GONE)
         trouble: Exception | None = Unavailable("the renewal was interrupted")
         try:
-            answer, session = await self.begin(self.program.initialize(gone), self.route.new_id())
-            if answer.is_error:
-                raise Refused("refused", f"the server refuses a handshake: {answer.why}")
-            made = Handshake(session=session, request=gone.request, result=answer.result)
-            await self.program.prepare(made)
-            await self._bring_up(made)
-            self.handshake = made
-            await self.program.adopt(made)
-            await self.listen(is_new=True)
+            self.handshake = await self.program.replace(gone)
+            await self.program.on_replaced(self.handshake)
+            if self.listens:
+                await self.listen(is_new=True)
             trouble = None
         except (Unavailable, Refused) as error:
             self.route.report(Notice.NOT_RENEWED, str(error))
@@ -239,20 +260,59 @@ class Link:
             self._renewal = None
             over.set_result(trouble)
 
-    async def _bring_up(self, made: Handshake) -> None:
-        """Bring a new session to where the old one was."""
+    async def begin_again(self, text: str, gone: Handshake) -> Handshake:
+        """A session in place of one that is gone, by the text of an `initialize` request."""
+        begun = await self.begin(text, self.route.new_id())
+        if begun.answer.is_error:
+            raise Refused("refused", f"the server refuses a handshake: {begun.answer.why}")
+        return Handshake(session=begun.session, request=gone.request, result=begun.answer.result)
+
+    async def bring_up(self, made: Handshake, sticky: Iterable[str]) -> None:
+        """Bring a new session to where the old one was: `sticky` are the texts of the requests to repeat."""
         body = encode({"jsonrpc": "2.0", "method": "notifications/initialized"}).encode()
         stream = Stream(self.route, patience=self.route.limits.patience)
         attempt = Attempt(purpose=Purpose.NOTIFICATION)
         found = await stream.attempt(self.route.endpoint.post(body, made), attempt, None)
         made.initialized = found.meaning is Meaning.ANSWER
         try:
-            for text in self.program.sticky(made):
-                answer, _ = await self._once(text, self.route.new_id(), made, is_sticky=True)
+            for text in sticky:
+                answer = (await self._once(text, self.route.new_id(), made, is_sticky=True)).answer
                 if answer.is_error:
                     self.route.report(Notice.NOT_REPEATED, answer.why)
         except (Unavailable, Refused) as failure:
             self.route.report(Notice.NOT_REPEATED, str(failure))
+
+    async def settled(self) -> None:
+        """Wait for the renewal that is under way, if there is one."""
+        if self._renewal is not None:
+            await asyncio.shield(self._renewal)
+
+    async def is_gone(self, doubted: Handshake | None) -> bool:
+        """Whether a session is gone that the server seems not to know: then it refuses a `ping` in it as well.
+
+        At most one `ping` in `CHECK_PAUSE` finds that out for all who ask.
+        """
+        if doubted is None or not self._checks:
+            return False
+        if self.handshake is not doubted or self._renewal is not None:
+            return True
+        now = asyncio.get_running_loop().time()
+        if self._checked is None or self._checked[0] is not doubted or now - self._checked[1] >= CHECK_PAUSE:
+            self._checked = doubted, now, asyncio.get_running_loop().create_future()
+            self.start(self._check, doubted, self._checked[2])
+        return await asyncio.shield(self._checked[2])
+
+    async def _check(self, doubted: Handshake, is_gone: asyncio.Future[bool]) -> None:
+        found = None
+        try:
+            request_id = self.route.new_id()
+            body = encode({"jsonrpc": "2.0", "id": request_id, "method": "ping"}).encode()
+            attempt = Attempt(purpose=Purpose.CALL, is_repeatable=True, may_renew=True)
+            with anyio.move_on_after(CHECK_SECONDS):
+                stream = Stream(self.route, patience=self.route.limits.patience)
+                found = await stream.attempt(self.route.endpoint.post(body, doubted), attempt, request_id)
+        finally:
+            is_gone.set_result(found is not None and (found.doubts_session or found.meaning is Meaning.RENEW))
 
     # The standalone stream
 
@@ -262,7 +322,7 @@ class Link:
         Waits until the stream is open, or cannot be: what a server without a log says before is lost.
         """
         self.stop_listening()
-        if self.handshake is None or not self.handshake.session:
+        if self.handshake is None:
             return
         standalone = self._standalone = Standalone(self, self.handshake, position=position, retry=retry, is_new=is_new)
         self.start(standalone.run)

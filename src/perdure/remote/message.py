@@ -10,10 +10,12 @@ from perdure._core import splice
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One message: its text as it came, and its decoded body, in which fractions and long integers are `nan`."""
+    """One message: its text as it came, and its decoded body (`splice.decode`)."""
 
     text: str
     body: Mapping[str, Any]
+    part: tuple[int, int] | None = None
+    """Where the result or the error of an answer begins and ends in the text, if that is known."""
 
     @property
     def method(self) -> str | None:
@@ -39,12 +41,16 @@ class Message:
 
     @property
     def result(self) -> dict[str, Any]:
-        """The result of an answer, with exact numbers, which `body` does not have (`_core/splice.py`)."""
-        try:
-            found = json.loads(self.text).get("result")
-        except (ValueError, RecursionError):  # an integer of thousands of digits
-            found = self.body.get("result")
+        """The result of an answer."""
+        found = self.body.get("result")
         return found if isinstance(found, dict) else {}
+
+    @property
+    def payload(self) -> str:
+        """The own text of an answer's result, or of its error."""
+        if self.part is None:
+            return splice.cut(self.text, "error" if self.is_error else "result") or "{}"
+        return self.text[self.part[0] : self.part[1]]
 
     @property
     def why(self) -> str:
@@ -67,11 +73,14 @@ class Message:
 def messages_in(text: str) -> list[Message]:
     """The messages in a server's text; 2025-03-26 allows several in an array. Raises `ValueError`."""
     text = splice.one_line(text).strip(" ")
+    if (answer := splice.answer(text)) is not None:
+        return [Message(text=text, body=answer[0], part=answer[1:])]
     found = splice.decode(text)
-    bodies, texts = (found, splice.items(text)) if isinstance(found, list) else ([found], [text])
-    if not all(isinstance(body, dict) for body in bodies):
+    if isinstance(found, dict):
+        return [Message(text=text, body=found)]
+    if not isinstance(found, list) or not all(isinstance(body, dict) for body in found):
         raise ValueError("a message must be an object")
-    return [Message(text=one, body=body) for one, body in zip(texts, bodies, strict=True)]
+    return [Message(text=one, body=body) for one, body in zip(splice.items(text), found, strict=True)]
 
 
 def encode(value: Any) -> str:

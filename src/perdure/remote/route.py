@@ -96,6 +96,8 @@ class ClientLimits:
     """For one handshake, however lively the server is."""
     message_bytes: int
     """The largest message of the server that is read."""
+    following: Patience | None = None
+    """For a call that has a position, in place of `patience`."""
     counts_from_request: bool
     """Patience runs from the moment when a message was handed over, and a server that asks for more time than it has
     does not get it. Otherwise it runs from the first failure, and a server may ask for any time."""

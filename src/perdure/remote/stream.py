@@ -9,7 +9,7 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 
 import anyio
@@ -23,6 +23,9 @@ from perdure.remote.route import Route
 
 #: Seconds. Servers end a call's stream right after its answer; a new connection, with TLS, costs more than this.
 LINGER = 0.005
+#: Seconds of silence after which a resumed stream is resumed again (`asks_again`), where nothing came in between: some
+#: servers replay what they have and then say nothing more on that connection.
+FIRST_SILENCE, MAX_SILENCE = 3.0, 60.0
 
 Take = Callable[[Message], Awaitable[None]]
 """Takes a message that is not the answer, before the position moves past it."""
@@ -54,9 +57,9 @@ class Attempts:
         asked = min(at_least or 0.0, self._most_asked)
         self.course = self.course.failed(time.monotonic(), at_least=asked)
 
-    async def wait(self) -> bool:
-        """Wait until the next attempt; False if there shall be none."""
-        seconds = delay(self.course, self._patience, now=time.monotonic(), chance=random.random())
+    async def wait(self, patience: Patience | None = None) -> bool:
+        """Wait until the next attempt; False if there shall be none. `patience`: in place of the one for all."""
+        seconds = delay(self.course, patience or self._patience, now=time.monotonic(), chance=random.random())
         if seconds is not None:
             await anyio.sleep(seconds)
         return seconds is not None
@@ -89,12 +92,15 @@ class Outcome:
     """Seconds that the server asked for."""
     session: str = ""
     """The session that the server has named."""
+    doubts_session: bool = False
+    """The response reads as if the server did not know the session (`_core/delivery.py`)."""
 
 
 class Stream(Attempts):
     """The place up to which one stream was read, and the attempts to read on.
 
     Without `has_positions` the server's ids say nothing (2026-07-28); `may_break`: it can be asked for again.
+    `asks_again`: so it is, where it was resumed and falls silent.
     """
 
     def __init__(
@@ -109,6 +115,7 @@ class Stream(Attempts):
         begins_now: bool = False,
         has_positions: bool = True,
         may_break: bool = False,
+        asks_again: bool = False,
     ) -> None:
         super().__init__(patience, counts_from_request=route.limits.counts_from_request, begins_now=begins_now)
         if retry is not None:
@@ -119,6 +126,13 @@ class Stream(Attempts):
         self._tell_position = move
         self._has_positions = has_positions
         self._may_break = may_break
+        self._asks_again = asks_again
+        self._may_fall_silent = False
+        self._silence = FIRST_SILENCE
+        self._heard_at = 0.0
+        """When the last message came."""
+        self.has_fallen_silent = False
+        """The last attempt was ended because of its silence: the next one needs no pause."""
         self._was_opened = False
         """The last attempt has brought an event stream."""
 
@@ -130,18 +144,26 @@ class Stream(Attempts):
         on_response: OnResponse = lambda meaning, status: None,
     ) -> Outcome:
         """Make one HTTP request, and read its answer to the end. Raises `EventTooLarge`."""
-        self._was_opened = False
+        self._was_opened = self.has_fallen_silent = False
         limit, endpoint = self._route.limits.message_bytes, self._route.endpoint
         try:
             async with opened as response:
-                meaning, message = await response.meaning(attempt, None if is_read(attempt) else request_id, limit)
+                is_resumed = is_read(attempt)
+                meaning, message = await response.meaning(attempt, None if is_resumed else request_id, limit)
                 on_response(meaning, response.status)
                 if meaning is Meaning.FOLLOW:
-                    message = await self.read(response, awaited=request_id)
+                    message = await self.read(response, awaited=request_id, may_fall_silent=is_resumed)
                     if message is not None:
-                        return Outcome(meaning=Meaning.ANSWER, message=message, session=response.session)
+                        return Outcome(
+                            meaning=Meaning.ANSWER,
+                            message=message,
+                            session=response.session,
+                            doubts_session=message.is_error and response.doubts_session(message),
+                        )
                     attempt = replace(attempt, has_position=self.position is not None)
                     return Outcome(meaning=of_failure(attempt, Failure.LOST), why=self.trouble)
+                if response.status < 300 and meaning is Meaning.ANSWER and not (message and message.is_error):
+                    return Outcome(meaning=meaning, message=message, session=response.session, status=response.status)
                 refusal = endpoint.refusal(response)
                 return Outcome(
                     meaning=meaning,
@@ -151,46 +173,59 @@ class Stream(Attempts):
                     status=response.status,
                     at_least=response.retry_after,
                     session=response.session,
+                    doubts_session=response.doubts_session(message),
                 )
         except RequestFailed as failed:
             meaning = of_failure(attempt, failed.failure)
             return Outcome(meaning=meaning, why=str(failed), refusal=failed.refusal, failure=failed.failure)
 
-    async def read(self, response: HttpResponse, *, awaited: str | None) -> Message | None:
+    async def read(
+        self, response: HttpResponse, *, awaited: str | None, may_fall_silent: bool = False
+    ) -> Message | None:
         """The answer to the request `awaited` on this connection, or None if it ended before."""
         self._was_opened = True
         self.course = self.course.opened()
         decoder = Decoder(max_event_bytes=self._route.limits.message_bytes)
         heartbeat = self._route.endpoint.heartbeat
+        self._may_fall_silent = may_fall_silent and self._asks_again
         commented: float | None = None
+        self._heard_at = time.monotonic()
         self.trouble = "the connection ended"
         try:
-            async with aclosing(response.chunks()) as chunks:
-                while True:
-                    # A server that has fallen silent (`Heartbeat`) ends the connection as well.
-                    limit = heartbeat.limit if self._may_break or self.position is not None else None
+            while True:
+                # A server that has fallen silent (`Heartbeat`) ends the connection as well.
+                beat = heartbeat.limit if self._may_break or self.position is not None else None
+                left = self._heard_at + self._silence - time.monotonic() if self._may_fall_silent else None
+                limit = beat if left is None or (beat is not None and beat < left) else left
+                if limit is None:
+                    chunk = await response.receive()
+                else:
                     with anyio.move_on_after(limit) as silence:
-                        chunk = await anext(chunks, None)
+                        chunk = await response.receive()
                     if silence.cancelled_caught:
-                        heartbeat.missed()
                         self.trouble = f"the server has fallen silent for {limit:.0f} s"
+                        if limit is beat:
+                            heartbeat.missed()
+                        else:
+                            self.has_fallen_silent, self._silence = True, min(self._silence * 2, MAX_SILENCE)
                         break
-                    if chunk is None:
-                        break
-                    events = decoder.feed(chunk)
-                    if events or not chunk.startswith(b":"):
-                        commented = None
-                    else:  # a comment alone: two in a row, with nothing between them, are a beat
-                        before, commented = commented, time.monotonic()
-                        if before is not None:
-                            heartbeat.heard(commented - before)
-                    for event in events:
-                        if (answer := await self._event(event, awaited)) is not None:
+                if not chunk:
+                    break
+                events = decoder.feed(chunk)
+                if events or not chunk.startswith(b":"):
+                    commented = None
+                else:  # a comment alone: two in a row, with nothing between them, are a beat
+                    before, commented = commented, time.monotonic()
+                    if before is not None:
+                        heartbeat.heard(commented - before)
+                for event in events:
+                    if (answer := await self._event(event, awaited)) is not None:
+                        if not response.has_ended:
                             # Wait for the end of the response, so that its connection can be used again.
                             with anyio.move_on_after(LINGER), contextlib.suppress(RequestFailed):
-                                await anext(chunks, None)
-                            return answer
-                    self._move(decoder.last_event_id, decoder.retry)
+                                await response.receive()
+                        return answer
+                self._move(decoder.last_event_id, decoder.retry)
         except RequestFailed as failed:
             self.trouble = f"the connection broke: {failed}"
         return None
@@ -210,14 +245,19 @@ class Stream(Attempts):
                 await self._route.complain(error)
                 messages = []
             for message in messages:
-                if awaited is not None and is_answer(body_of(message.body, awaited)):
-                    answer = message
-                elif message.is_answer:
-                    stray = f"an answer that no request here waits for: {message.body.get('id')!r}"
-                    await self._route.complain(StrayAnswer(stray))
-                else:
+                if message.body.get("method") is None:
+                    if awaited is not None and is_answer(body_of(message.body, awaited)):
+                        answer = message
+                        continue
+                    if message.is_answer:
+                        stray = f"an answer that no request here waits for: {message.body.get('id')!r}"
+                        await self._route.complain(StrayAnswer(stray))
+                        continue
+                if self.course.barren:
                     self.course = self.course.heard()
-                    await self._take(message)
+                if self._may_fall_silent:
+                    self._heard_at, self._silence = time.monotonic(), FIRST_SILENCE
+                await self._take(message)
         if answer is None:
             self._move(event.id, event.retry)
         return answer

@@ -249,6 +249,9 @@ class SdkChanges:
     server: Server[Any]
     lifespan_state: Any
     may_be_silent: bool = False
+    may_recover = False
+    acknowledges_within = 5.0
+    """The server is in this process, and has nothing to wait for."""
 
     async def listen(
         self, uris: Sequence[str], *, on_acknowledged: Callable[[ChangeFilter], None], on_notification: OnNotification

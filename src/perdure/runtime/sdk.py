@@ -13,6 +13,7 @@ import contextvars
 import json
 import logging
 from collections.abc import Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -41,6 +42,7 @@ from pydantic_core import to_json
 from perdure._core.durable_calls import CallClient
 from perdure._core.ids import RecordKind
 from perdure._core.jsonrpc import Envelope, JsonObject, Notification, Request, Response
+from perdure._core.limits import Caller
 from perdure._core.revisions import is_sessionless
 from perdure.runtime.base import CallEnded, Outlet, Runtime
 from perdure.runtime.own_requests import connect_session, http_request, initialize_params, list_tools
@@ -118,7 +120,13 @@ class HandlerRuntime:
         self._tasks: dict[asyncio.Task[None], HandlerContext] = {}
         self._asks: dict[str, _Ask] = {}
 
-    async def aclose(self) -> None:
+    def on_home_moved(self) -> None:
+        """The session repeats its sticky requests itself."""
+
+    def follow(self, call: Request, state: JsonObject, *, origin: object) -> None:
+        raise NotImplementedError  # a server in this process dies with it, so nothing is kept to follow
+
+    async def aclose(self, *, ended: bool) -> None:
         """Close the way to the session first, then end the handlers, so that their end is not logged in the stream."""
         self.is_closed = True
         for ask in self._asks.values():
@@ -472,8 +480,18 @@ class SdkRuntimes:
     """Whether handlers may ask the client: a JSON response has no room for it. (Durable calls always may.)"""
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
 
+    needs_principal = waits_for_readers = True
+    runs_at_home = repeats_sticky = outlives_runtimes = False
+    answers_within = 10.0
+
+    def may_run_again(self, record: SessionRecord, tool: str) -> None:
+        """Only the server's handler knows."""
+
     def load(self, record: SessionRecord, outlet: Outlet) -> Runtime:
         return (CallRuntime if record.kind is RecordKind.CALL else SdkRuntime)(self, record, outlet)
+
+    def admitting(self, caller: Caller) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def tools(self, record: SessionRecord, origin: object) -> Mapping[str, JsonObject]:
         told = json.loads(record.client_params)

@@ -25,7 +25,8 @@ from starlette.routing import Route
 from perdure._core.envelope import CALLS, KEPT, TASKS
 from perdure._core.jsonrpc import JsonObject
 from perdure.errors import BadTarget
-from perdure.runtime.base import Runtimes, ServerChanges
+from perdure.runtime.base import Runtimes, ServerChanges, Tools
+from perdure.runtime.health import Health
 from perdure.runtime.own_requests import SdkChanges, ToolCatalog
 from perdure.runtime.request_state import SharedKeys, share_request_state
 from perdure.runtime.sdk import SdkRuntimes
@@ -42,7 +43,7 @@ class Started:
     runtimes: Runtimes
     sessionless: StreamableHTTPSessionManager | None
     """Answers the requests of 2026-07-28; `None` where nothing does."""
-    tools: ToolCatalog | None = None
+    tools: Tools | None = None
     """The server's descriptions of its tools; `None` where no durable calls are served."""
     asks_in_session: bool = False
     """Its tools ask their client in a session alone: a durable call that may ask runs as in one."""
@@ -62,6 +63,8 @@ class Hosted:
     """Enters the server's lifespan, once."""
     name: str = ""
     """The name that its author gave the server, or empty."""
+    health: Health | None = None
+    """How a server that is not in this process is doing."""
 
 
 def is_server(found: object) -> bool:

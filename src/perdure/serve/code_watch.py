@@ -35,11 +35,15 @@ class WatchedCode:
     """Further files: patterns of their names."""
     excludes: tuple[str, ...] = ()
     """Files and folders that are not code: patterns of their names, or paths of folders."""
+    files: tuple[Path, ...] = ()
+    """The only files that are code, each in one of the folders itself; without them all that fit are."""
     store: Path | None = None
     """The file of the log, which changes with every event. The names of files beside it begin with its name."""
 
     def is_code(self, path: Path, is_ignored: Callable[[str], bool]) -> bool:
         """`is_ignored` knows the caches and lock files of common tools, by paths below the watched folder."""
+        if self.files:
+            return path in self.files
         below = next((path.relative_to(folder) for folder in self.folders if path.is_relative_to(folder)), None)
         is_store = self.store is not None and (path == self.store or str(path).startswith(f"{self.store}-"))
         if below is None or is_ignored(str(below)) or is_store:
@@ -66,20 +70,41 @@ def code_folder(target: str) -> Path:
     return Path(inside[0]).resolve() if inside else here
 
 
-def need_watchfiles() -> None:
+def watched_paths(paths: Collection[Path], *, but: Path | None = None) -> list[WatchedCode]:
+    """Return what to watch for the code of any language: every file below a folder, and files by themselves. `but`: a
+    folder that is not code."""
+    folders = tuple(path for path in paths if path.is_dir())
+    files = tuple(path for path in paths if not path.is_dir())
+    found = []
+    if folders:
+        excludes = () if but is None else (f"{but}{os.sep}",)
+        found.append(WatchedCode(folders=folders, includes=("*",), excludes=excludes))
+    if files:  # their folders are watched, because editors put another file in the place of one
+        found.append(WatchedCode(folders=tuple({path.parent for path in files}), files=files))
+    return found
+
+
+def need_watchfiles(what: str) -> None:
     """Raise `Misuse` if watchfiles, an extra, is not installed."""
     try:
         import watchfiles  # noqa: F401
     except ModuleNotFoundError as error:
-        raise Misuse("perdure dev needs watchfiles: pip install 'perdure[dev]'") from error
+        raise Misuse(f"{what} needs watchfiles: pip install 'perdure[dev]'") from error
 
 
-async def watch_code(code: WatchedCode, on_change: Callable[[str], None], *, quiet: float = QUIET_SECONDS) -> None:
-    """Report each change of the code, with the names of the files, until this task is cancelled."""
+async def watch_code(
+    code: WatchedCode,
+    on_change: Callable[[str], None],
+    *,
+    quiet: float = QUIET_SECONDS,
+    option: str = "--reload-dir",
+) -> None:
+    """Report each change of the code, with the names of the files, until this task is cancelled. `option`: by which the
+    user chooses what is watched."""
     from watchfiles import Change, DefaultFilter, awatch
 
     logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it counts changes, also those that are no code
-    names = ", ".join(map(str, code.folders))
+    names = ", ".join(map(str, code.files or code.folders))
     log_event(logging.INFO, "code.watched", f"the code in {names} is watched, and loaded again when it changes")
     common, deleted = DefaultFilter(), asyncio.Event()
 
@@ -97,11 +122,16 @@ async def watch_code(code: WatchedCode, on_change: Callable[[str], None], *, qui
         deleted.clear()
         try:
             async for batch in awatch(
-                *code.folders, watch_filter=is_wanted, stop_event=deleted, step=step, debounce=longest
+                *code.folders,
+                watch_filter=is_wanted,
+                stop_event=deleted,
+                step=step,
+                debounce=longest,
+                recursive=not code.files,
             ):
                 report({Path(path) for _, path in batch})
         except (OSError, RuntimeError) as reason:
-            raise Misuse(f"the code cannot be watched: {reason}; choose what is watched with --reload-dir") from reason
+            raise Misuse(f"the code cannot be watched: {reason}; choose what is watched with {option}") from reason
         # The watch is not notified of a folder that is made in the place of a deleted one.
         while not all(folder.is_dir() for folder in code.folders):  # noqa: ASYNC110 - no event says so
             await asyncio.sleep(QUIET_SECONDS)

@@ -39,8 +39,8 @@ def load_target(target: str) -> object:
     """Return the object that a target names. Raises `BadTarget` with one sentence: what is wrong, and what to do."""
     if target.startswith(("http://", "https://")):
         raise BadTarget(
-            f"{target} is the address of a server that runs; a target is its code, such as bakery.py. perdure call,"
-            " list and stdio take an address"
+            f"{target} is the address of a server that runs; a target is its code, such as bakery.py. perdure serve,"
+            " call, list and stdio take an address"
         )
     place, colon, name = target.rpartition(":")
     if not colon:

@@ -29,12 +29,14 @@ class FileTokens(TokenVerifier):
     the digest's bytes.
     """
 
-    def __init__(self, principals: dict[bytes, str]) -> None:
-        self._principals = principals
-
-    @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> FileTokens:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         """Read a file of tokens. Raises `Misuse` with the file, the line and the reason."""
+        self._path = path
+        self.read_again()
+
+    def read_again(self) -> None:
+        """Replace the tokens by those that the file has now. Raises `Misuse` as before, and keeps the old ones."""
+        path = self._path
         principals: dict[bytes, str] = {}
         for where, line in _lines(Path(path)):
             principal, colon, token = (part.strip() for part in line.partition(":"))
@@ -55,7 +57,7 @@ class FileTokens(TokenVerifier):
                 raise Misuse(f"{where}: this token already belongs to another principal, {owner!r}")
         if not principals:
             raise Misuse(f"{path} has no token, so every request would be refused; write lines of principal:token")
-        return cls(principals)
+        self._principals = principals
 
     async def verify_token(self, token: str) -> AccessToken | None:
         principal = self._principals.get(_digest(token))

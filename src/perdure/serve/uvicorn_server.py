@@ -30,12 +30,14 @@ from perdure.serve.forwarded import TrustedProxies, with_forwarded_clients
 from perdure.serve.listener import BACKLOG
 from perdure.serve.log_output import last_line, with_access_log
 from perdure.serve.target import blame, own_traceback
-from perdure.serve.worker_pool import AT_ONCE, GONE, HANDING_OVER, LEAVE, RELOAD, RELOAD_SECONDS, WorkerChannel
+from perdure.serve.worker_pool import AT_ONCE, GONE, HANDING_OVER, LEAVE, RELOAD, RELOAD_SECONDS, TOKENS, WorkerChannel
 from perdure.settings import Settings
 from perdure.telemetry.log_records import log_event
 
 if TYPE_CHECKING:
     from perdure.http.app import App
+    from perdure.http.router import Router
+    from perdure.serve.token_file import FileTokens
 
 _logger = logging.getLogger("perdure")
 
@@ -56,10 +58,14 @@ LEAVING_POLL_SECONDS = 0.05
 MOST_NAMES = 5
 #: Files, pipes and idle connections beside the readers.
 SPARE_FILES = 4096
+#: Of a program that the app runs: its three pipes, and one while it is started.
+FILES_OF_PROCESS = 4
+#: For the store, the log and some hundred readers beside the programs: fewer would be noticed at once.
+FILES_OF_READERS = 512
 
 
 def serve(
-    app: App,
+    app: App | Router,
     *,
     listener: socket.socket,
     settings: Settings,
@@ -68,26 +74,33 @@ def serve(
     channel: WorkerChannel | None = None,
     access_log: bool = False,
     proxies: TrustedProxies | None = None,
+    processes: int = 0,
+    tokens: FileTokens | None = None,
 ) -> int:
     """Serve until a signal; returns the exit status. Raises `PerdureError` if the app does not start.
 
     `on_failure` gets the reason if the server ends because of a failure. With a channel this is a worker, whose parent
     may tell it to leave. `access_log`: each request is logged when its response has ended. `proxies`: peers that are
-    believed which client they speak for.
+    believed which client they speak for. `processes`: how many programs the app may run at once. `tokens`: those of the
+    app, which are read again at SIGHUP.
     """
     # Raise the limit of open files: each reader is one, and many systems begin with 1,024 and allow more.
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = settings.max_readers + SPARE_FILES
+        wanted = settings.max_readers + SPARE_FILES + FILES_OF_PROCESS * processes
         ceiling = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        needed = FILES_OF_READERS + FILES_OF_PROCESS * processes
+        if processes and ceiling < needed:
+            sentence = f"this process may open {ceiling} files, and needs {needed} for {processes} programs"
+            log_event(logging.WARNING, "serve.files", f"{sentence}; raise ulimit -n, or lower max_processes")
         if soft != resource.RLIM_INFINITY and soft < ceiling:
             resource.setrlimit(resource.RLIMIT_NOFILE, (ceiling, hard))
     answer: ASGIApp = with_access_log(app) if access_log else app
     if proxies:
         answer = with_forwarded_clients(answer, proxies)
-    server = _Server(app, answer, settings, channel, on_ready=on_ready, on_failure=on_failure)
+    server = _Server(app, answer, settings, channel, tokens, on_ready=on_ready, on_failure=on_failure)
 
     def is_shown(record: logging.LogRecord) -> bool:
         """Not what uvicorn logs about a start that failed (it is raised) and about requests it cancels at the end."""
@@ -117,10 +130,11 @@ class _Server(uvicorn.Server):
 
     def __init__(
         self,
-        app: App,
+        app: App | Router,
         answer: ASGIApp,
         settings: Settings,
         channel: WorkerChannel | None,
+        tokens: FileTokens | None,
         *,
         on_ready: Callable[[], None],
         on_failure: Callable[[str], None],
@@ -148,6 +162,9 @@ class _Server(uvicorn.Server):
         self.app = app
         self.answer = answer
         self.channel = channel
+        self.tokens = tokens
+        self.checking: set[asyncio.Task[None]] = set()
+        """Checks of open requests against tokens that were read again."""
         self.drain_timeout = settings.drain_timeout
         self.longest_drain = settings.longest_drain
         self.on_ready = on_ready
@@ -215,12 +232,14 @@ class _Server(uvicorn.Server):
 
     def on_hangup(self, has_terminal: bool) -> None:
         """A terminal that goes away sends SIGHUP, and then the user expects a drain. In a process without a terminal a
-        service manager sends it to have new code loaded: only a parent of workers can do that, so the process logs that
-        and goes on. A worker leaves SIGHUP to its parent."""
+        service manager sends it to have tokens and code loaded: the process reads its tokens again. Only a parent of
+        workers can load new code, so the process logs that and goes on. A worker leaves SIGHUP to its parent."""
         if self.channel is not None:
             return
         if has_terminal:
             self.handle_exit(signal.SIGHUP, None)
+        elif self.tokens is not None:
+            self.read_tokens()
         else:
             log_event(
                 logging.WARNING,
@@ -228,9 +247,33 @@ class _Server(uvicorn.Server):
                 "SIGHUP does nothing here: only with --workers is new code loaded while serving; restart this process",
             )
 
+    def read_tokens(self) -> None:
+        """Read the token file again, and end what was opened with a token that is no longer in it."""
+        if self.tokens is None:
+            return
+        try:
+            self.tokens.read_again()
+        except Misuse as error:
+            log_event(logging.ERROR, "tokens.kept", f"the tokens stay as they were: {error}")
+            return
+
+        async def check() -> None:
+            ended = await self.app.check_tokens()
+            sentence = f"the tokens were read again; {ended} streams and polls of removed ones were ended"
+            # In a worker the parent says that; a process alone says it to the sender of the signal, at the default
+            # level.
+            log_event(logging.WARNING if self.channel is None else logging.INFO, "tokens.read", sentence)
+
+        task = asyncio.get_running_loop().create_task(check())
+        self.checking.add(task)
+        task.add_done_callback(self.checking.discard)
+
     def on_parent_word(self) -> None:
         assert self.channel is not None
         words = self.channel.receive()
+        if TOKENS in words:
+            self.read_tokens()
+            words = words.replace(TOKENS, b"")
         if GONE in words:
             asyncio.get_running_loop().remove_reader(self.channel.fileno())
         if AT_ONCE in words:

@@ -9,9 +9,10 @@ A worker that was replaced keeps its running calls, and sends each connection, o
 through a pair of sockets that all workers inherit. The others take it, so every later request reaches the new code.
 
 Each worker has a channel to the parent. The worker reports on it that it is ready, or why it does not start; the parent
-sends on it how the worker is to end. A channel that closes tells the worker that the parent is gone, however it ended.
-The parent sends words and not signals, because a terminal or systemd often sends a signal to all processes: a worker
-would learn of one stop twice, and the second time means *at once*.
+sends on it how the worker is to end. At SIGHUP it also has all workers read the token file again, because one that is
+replaced may go on for hours. A channel that closes tells the worker that the parent is gone, however it ended. The
+parent sends words and not signals, because a terminal or systemd often sends a signal to all processes: a worker would
+learn of one stop twice, and the second time means *at once*.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapp
 from functools import partial
 from typing import Any
 
+from perdure._core.backoff import Pauses
 from perdure.errors import Misuse
+from perdure.gateway.child import format_status
 from perdure.telemetry.log_records import log_event
 
 VARIABLE = "PERDURE_WORKER_FDS"
@@ -55,6 +58,8 @@ LEAVE = b"l"
 """Other workers go on: let them have the port, and end once no client uses a connection any more."""
 RELOAD = b"r"
 """As `LEAVE`, for new code: idle connections go to other workers, and running calls may take `RELOAD_SECONDS`."""
+TOKENS = b"t"
+"""Not an end: read the token file again."""
 AT_ONCE = b"n"
 KILL = b"k"
 """Never sent: the process is killed, as one that does not listen needs it."""
@@ -66,9 +71,8 @@ MAX_REASON = 4096
 
 #: A worker that ends sooner than this has hardly served. After the second such end in a row there is a pause.
 QUICK_SECONDS = 10.0
-#: The first pause, doubled with each quick death in a row, and the longest one.
-PAUSE_SECONDS = 0.25
-MAX_PAUSE_SECONDS = 10.0
+#: Between quick deaths in a row, in seconds.
+PAUSES = Pauses(first=0.25, longest=10.0, free=1)
 #: After so many failed starts in a row, while no worker serves, the parent gives up.
 TRIES = 5
 #: A worker that is not ready after this long hangs: it is ended, and another one is started. A target that loads a
@@ -231,6 +235,11 @@ class Worker:
                 asyncio.get_running_loop().call_later(KILL_SECONDS, self.end, KILL)
                 self._process.terminate()
 
+    def tell(self, word: bytes) -> None:
+        """Send it a word that it may read at any time. One that is still starting reads it once it is ready."""
+        with contextlib.suppress(OSError):
+            self._channel.send(word)
+
 
 async def _first(tasks: Set[asyncio.Task[Any]], seconds: float | None = None) -> bool:
     """Wait until one of the tasks is done. Returns whether one is, after so many seconds."""
@@ -238,22 +247,8 @@ async def _first(tasks: Set[asyncio.Task[Any]], seconds: float | None = None) ->
     return bool(done)
 
 
-def format_status(status: int) -> str:
-    """Write an exit status in words."""
-    if status >= 0:
-        return f"status {status}"
-    with contextlib.suppress(ValueError):
-        return signal.Signals(-status).name
-    return f"signal {-status}"
-
-
 class _GaveUp(Exception):
     """Too many workers in a row did not start."""
-
-
-def pause_after(deaths: int) -> float:
-    """Seconds to wait after so many quick deaths in a row: none after the first."""
-    return 0.0 if deaths < 2 else min(PAUSE_SECONDS * 2 ** (deaths - 2), MAX_PAUSE_SECONDS)
 
 
 def run_workers(
@@ -310,7 +305,7 @@ class WorkerPool:
         for sig in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sig, self._on_signal, sig)
         if self._watch is None:
-            loop.add_signal_handler(signal.SIGHUP, self._ask_replacement)
+            loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # a developer's terminal was closed
             loop.add_signal_handler(signal.SIGHUP, self._on_signal, signal.SIGHUP)
         work = asyncio.create_task(self._work(on_ready))
@@ -391,7 +386,7 @@ class WorkerPool:
         """
         broken = deaths = 0
         while True:
-            await asyncio.sleep(pause_after(deaths))
+            await asyncio.sleep(PAUSES.after(deaths))
             try:
                 return await self._start()
             except NotReady as failure:
@@ -407,7 +402,7 @@ class WorkerPool:
                 if broken == TRIES:
                     raise _GaveUp(f"{TRIES} workers in a row did not start; the last one: {failure}") from None
                 deaths += 1
-                again = f"the next try is in {pause_after(deaths):g} s"
+                again = f"the next try is in {PAUSES.after(deaths):g} s"
                 log_event(logging.WARNING, "worker.failed", f"a worker did not start, {again}: {failure}")
 
     async def _keep(self, group: asyncio.TaskGroup, place: int, worker: Worker) -> None:
@@ -421,7 +416,7 @@ class WorkerPool:
             log_event(logging.WARNING, "worker.ended", sentence)
             was_quick = time.monotonic() - worker.began < QUICK_SECONDS
             self._quick_deaths[place] = self._quick_deaths[place] + 1 if was_quick else 0
-            await asyncio.sleep(pause_after(self._quick_deaths[place]))
+            await asyncio.sleep(PAUSES.after(self._quick_deaths[place]))
             self._serving[place] = await self._start_with_retries()
             group.create_task(self._keep(group, place, self._serving[place]))
 
@@ -432,6 +427,11 @@ class WorkerPool:
         self._ask_replacement()
         self._change.set()
         self._change = asyncio.Event()
+
+    def _on_hangup(self) -> None:
+        for worker in self._alive:
+            worker.tell(TOKENS)
+        self._ask_replacement()
 
     def _ask_replacement(self) -> None:
         self._asked = time.monotonic()

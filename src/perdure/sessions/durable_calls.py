@@ -140,7 +140,7 @@ class DurableCalls:
         if self._own_bytes.is_due(new.caller):
             async with self._trimming:
                 for _ in range(TRIM_MOST):
-                    size = await self._context.store.bytes_of(*new.caller)
+                    size = await self._context.store.bytes_of(new.caller)
                     if size <= MAX_ANSWER_BYTES or not await self._make_room(new.caller):
                         break
             self._own_bytes.found_room(new.caller)
@@ -188,7 +188,8 @@ class DurableCalls:
             active=now,
             kind=RecordKind.CALL,
         )
-        session = Session(context, record, None, self._sessions.streams, stamp=context.stamp())
+        registry = self._sessions
+        session = Session(context, record, None, registry.streams, registry.end_soon, stamp=context.stamp())
         self._sessions.hold(session)
         due = self._own_tasks.is_due(caller)
         limits = SessionLimits(total=None, caller=self._own_tasks.limit) if due else None
@@ -213,11 +214,11 @@ class DurableCalls:
         these the ones that ended longest ago. Returns whether there was one. Raises `TooManyKeys`."""
         store = self._context.store
         for done in range(max(1, self._own_tasks.limit // ROOM_SHARE)):
-            record = await store.longest_dormant(*caller, kind=RecordKind.CALL, delivered=True)
-            record = record or await store.longest_dormant(*caller, kind=RecordKind.CALL, delivered=False)
+            record = await store.longest_dormant(caller, kind=RecordKind.CALL, delivered=True)
+            record = record or await store.longest_dormant(caller, kind=RecordKind.CALL, delivered=False)
             if record is None:
                 return done > 0
-            if not await self._own_keys.has_room(caller, lambda: store.count_of(*caller, kind=RecordKind.KEY)):
+            if not await self._own_keys.has_room(caller, lambda: self._count_keys(caller)):
                 raise TooManyKeys(self._own_keys.limit)
             if not await self._keys.has_room(ALL, self._count_keys):
                 raise TooManyKeys(self._own_keys.limit)
@@ -239,8 +240,8 @@ class DurableCalls:
         self._context.peers.log_event(logging.WARNING, "round.given_up", sentence, session=record.id[:8])
         return True
 
-    async def _count_keys(self) -> int:
-        return sum((await self._context.store.count_states(RecordKind.KEY)).values())
+    async def _count_keys(self, caller: Caller | None = None) -> int:
+        return sum((await self._context.store.count_states(RecordKind.KEY, caller)).values())
 
     async def _give_up(self, record: SessionRecord) -> bool:
         """Delete the answer of a call that has ended, unless a node uses it, and keep its key for as long as the answer

@@ -25,6 +25,7 @@ from perdure._core.ids import RecordKind
 from perdure._core.jsonrpc import JsonObject, Request, coerce_id, error_payload
 from perdure._core.limits import Caller, Quota
 from perdure._core.losses import incarnation_of, numbers_of
+from perdure._core.settling import NOTHING_KEPT, UpstreamCall
 from perdure._core.states import CALL, CallState, CallStep, SessionState, advance
 from perdure.errors import IdTaken
 from perdure.log.stream import Stream
@@ -53,6 +54,8 @@ class Call:
     """Estimated bytes of memory while the runtime has it."""
     state: CallState = CallState.RUNNING
     attempt: int = 1
+    repeats: bool = False
+    """It runs again, or is followed: it may send what its client has seen."""
     progress: float | None = None
     """Of a call that runs again: the progress that was sent before. Only greater progress is sent."""
     logged: Counter[bytes] | None = None
@@ -62,6 +65,10 @@ class Call:
     told_at: int = 0
     """The arrival number (`Hub.arrive`) at which its client was notified that it is an orphan."""
     begun: float = field(default_factory=time.perf_counter)
+    origin: object = None
+    """The request that brought it, for a second run with the same credentials."""
+    upstream: UpstreamCall = NOTHING_KEPT
+    """As in its row."""
     is_displaced: bool = False
     """It is an orphan, and a later request has its id; perhaps its progress token as well."""
 

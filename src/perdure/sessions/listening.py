@@ -72,9 +72,6 @@ cue for the list; a client that was away for longer has to read its lists anyway
 MAX_UNSENT = 1_000
 """Changes that wait for the store, for one node; beyond, that node is told that anything may have changed."""
 
-ACKNOWLEDGED_WITHIN = 5.0
-"""Seconds that the server may take to acknowledge a subscription in its own process: it has nothing to wait for."""
-
 _PAUSES = (0.05, 0.2, 1.0, 5.0)
 """Seconds before a subscription that the server has ended is opened again: soon, and then without filling the log."""
 
@@ -136,15 +133,19 @@ class ServerSubscription:
         """Subscribe to all these resources. The next subscription is acknowledged before the last one ends, so that no
         change falls between them."""
         async with self._turn:
-            is_over = self._state in (SubscriptionState.ABSENT, SubscriptionState.REFUSED)
-            if is_over or (self._task is not None and self._uris.issuperset(uris)):
+            has_failed = self._state is SubscriptionState.REFUSED and not self._server.may_recover
+            if (
+                has_failed
+                or self._state is SubscriptionState.ABSENT
+                or (self._task is not None and self._uris.issuperset(uris))
+            ):
                 return
             begun: asyncio.Future[SubscriptionState] = asyncio.get_running_loop().create_future()
             task = asyncio.create_task(
                 self._listen(sorted(uris), begun), name="perdure-subscription", context=self._context.copy()
             )
             try:
-                async with asyncio.timeout(ACKNOWLEDGED_WITHIN):
+                async with asyncio.timeout(self._server.acknowledges_within):
                     self._state = await asyncio.shield(begun)
             except TimeoutError:
                 self._state = SubscriptionState.REFUSED

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from perdure._core.ids import Kind, RecordKind, SessionId, new_session_id, parse_session_id
 from perdure._core.jsonrpc import JsonObject, Request
 from perdure._core.limits import Caller
-from perdure._core.settling import Occasion, Rerun, may_run_again, rerun
+from perdure._core.settling import NOTHING_KEPT, Occasion, Rerun, may_run_again, rerun
 from perdure._core.states import CallState, ContentState, SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreUnavailable, TooManySessions
 from perdure.log.stream import Stream, StreamOwner, Streams
@@ -33,9 +33,6 @@ from perdure.telemetry.prometheus import Snapshot, snapshot
 
 _MAKE_ROOM_MOST = 8
 """Dormant sessions that are ended for a new one before it is refused: another process may take the room first."""
-
-_TOOLS_SECONDS = 10.0
-"""How long a server may take to list its tools."""
 
 
 class _Seen(NamedTuple):
@@ -87,8 +84,14 @@ class SessionRegistry(StreamOwner):
         """Sessions that this process ends (`True`: has ended), of which the store may not know yet."""
         self._resting: dict[SessionId, tuple[Session, asyncio.Task[None]]] = {}
         """Sessions on their way out of memory: no request gets them any more."""
+        self._ending_soon: set[asyncio.Task[None]] = set()
         self._making_room = asyncio.Lock()
-        self.streams = Streams(context.journal, self, limit=context.settings.max_stream_events)
+        self.streams = Streams(
+            context.journal,
+            self,
+            limit=context.settings.max_stream_events,
+            wait_for_readers=context.runtimes.waits_for_readers,
+        )
         """The streams of all calls in memory."""
 
     def __len__(self) -> int:
@@ -274,9 +277,11 @@ class SessionRegistry(StreamOwner):
         store = self._context.store
         if standalone is None and record.kind is RecordKind.SESSION:
             return None  # it ended in this very moment
-        waiting = bool(record.owner) and any(call.state is CallState.WAITING for call in await store.calls(record.id))
+        may_wait = bool(record.owner) and self._context.runtimes.needs_principal
+        waiting = may_wait and any(call.state is CallState.WAITING for call in await store.calls(record.id))
         kept = await store.kept(record.id)
-        session = Session(self._context, record, standalone, self.streams, stamp=stamp, waits=waiting, kept=kept)
+        context, streams = self._context, self.streams
+        session = Session(context, record, standalone, streams, self.end_soon, stamp=stamp, waits=waiting, kept=kept)
         self._by_id[record.id] = session
         self._context.counters.sessions_loaded += 1
         try:
@@ -327,14 +332,19 @@ class SessionRegistry(StreamOwner):
     async def open(
         self, caller: Caller, request: Request, body: bytes, *, makes_room: bool = True
     ) -> tuple[Session, Call]:
-        """Begin a session with its `initialize` request. Raises `TooManySessions` beyond the limits, which the store
-        enforces: of several that come at once, in any process, no more get in than there is room for. `makes_room`: a
-        dormant session is given up for it."""
-        try:
-            return await self._open(caller, request, body)
-        except TooManySessions:
-            if not makes_room:
-                raise
+        """Begin a session with its `initialize` request. Raises `TooManyProcesses`, or `TooManySessions` beyond the
+        limits that the store enforces: of several that come at once, in any process, no more get in than there is room
+        for. `makes_room`: a dormant session is given up for it."""
+        async with self._context.runtimes.admitting(caller):
+            try:
+                return await self._open(caller, request, body)
+            except TooManySessions:
+                if not makes_room:
+                    raise
+            return await self._open_in_place(caller, request, body)
+
+    async def _open_in_place(self, caller: Caller, request: Request, body: bytes) -> tuple[Session, Call]:
+        """Begin a session, and end dormant ones for it."""
         async with self._making_room:  # one after the other, or all would give up the same session
             for _ in range(_MAKE_ROOM_MOST):
                 try:
@@ -343,8 +353,8 @@ class SessionRegistry(StreamOwner):
                     # Many clients leave without a word, and must not lock others out for as long as answers are kept:
                     # the session goes that has been dormant for longest. A caller that has all it may have gives up one
                     # of its own, never that of another.
-                    whose = (caller.owner, caller.address) if full.of_caller else ()
-                    if (record := await self._context.store.longest_dormant(*whose)) is None:
+                    whose = caller if full.of_caller else None
+                    if (record := await self._context.store.longest_dormant(whose)) is None:
                         raise
                     await self.end_unused(record)
             return await self._open(caller, request, body)
@@ -374,7 +384,7 @@ class SessionRegistry(StreamOwner):
             created=standalone.opened,
             active=standalone.opened,
         )
-        session = Session(context, record, standalone, self.streams, stamp=self._context.stamp())
+        session = Session(context, record, standalone, self.streams, self.end_soon, stamp=self._context.stamp())
         self._by_id[session.id] = session
         try:
             with Intake(session, (request,)) as intake:
@@ -394,6 +404,14 @@ class SessionRegistry(StreamOwner):
             self._ending[session.id] = True
             self.forget_ended()
             log_event(logging.INFO, "session.ended", f"a session ended: {step.value}", session=session.name)
+
+    def end_soon(self, session_id: SessionId, why: str) -> None:
+        """End a session from within, where the caller cannot wait: its server cannot go on with it."""
+        if (session := self._by_id.get(session_id)) is not None:
+            ending = self.end(session, SessionStep.SERVER_ENDED, why)
+            task = self._context.task_context.run(asyncio.create_task, ending)
+            self._ending_soon.add(task)
+            task.add_done_callback(self._ending_soon.discard)
 
     def is_ending(self, session_id: str) -> bool:
         return session_id in self._ending
@@ -493,7 +511,7 @@ class ToolHints:
 
     async def _list(self, record: SessionRecord, origin: object) -> Mapping[str, JsonObject]:
         try:
-            async with asyncio.timeout(_TOOLS_SECONDS):
+            async with asyncio.timeout(self._runtimes.answers_within):
                 return await self._runtimes.tools(record, origin)
         except Exception as failure:  # whatever the server's handler raises
             log_event(logging.WARNING, "tools.unlisted", f"the server did not list its tools: {failure!r}")
@@ -502,7 +520,7 @@ class ToolHints:
     async def learn_running(self, sessions: SessionRegistry) -> None:
         """Learn, while there is time, which of the tools that run here may run again elsewhere."""
         for session, call in running_calls(sessions):
-            if call.request.method == "tools/call":
+            if call.request.method == "tools/call" and call.upstream == NOTHING_KEPT:
                 await self.ask(session.record, call.request, None)
 
     def end_calls(self, sessions: SessionRegistry, reason: str, *, outlived: bool, but_tasks: bool = False) -> None:
@@ -511,9 +529,10 @@ class ToolHints:
         for session, call in running_calls(sessions):
             if but_tasks and session.record.is_task:
                 continue
-            may = rerun(call.request.method, attempt=call.attempt, occasion=Occasion.NODE_LEFT)
+            kept = call.upstream
+            may = rerun(call.request.method, attempt=call.attempt, occasion=Occasion.NODE_LEFT, kept=kept)
             may = _of_tool(call.request, self._known or {}) if may is Rerun.ASK else may
-            if not (outlived and may is Rerun.YES):
+            if not (outlived and may in (Rerun.YES, Rerun.FOLLOW)):
                 session.link.answer_unknown(call, reason)
 
 

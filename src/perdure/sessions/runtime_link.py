@@ -7,28 +7,32 @@ each message is appended to its stream.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from perdure._core import sticky
+from perdure._core import settling, sticky
 from perdure._core.codes import CLIENT_AWAY, REQUEST_CANCELLED
-from perdure._core.ids import NodeId, StreamId
+from perdure._core.ids import NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import Envelope, Notification, Request, Response, coerce_id, error_payload
 from perdure._core.limits import Caller
 from perdure._core.listening import METHODS
 from perdure._core.losses import Visits
 from perdure._core.revisions import REVISIONS
+from perdure._core.settling import NOTHING_KEPT, Occasion, UpstreamCall, Verdict
 from perdure._core.states import SESSION, CallState, CallStep, SessionState, SessionStep, advance
+from perdure.errors import StoreError
 from perdure.log.journal import Steps
 from perdure.log.stream import Stream, Streams
 from perdure.runtime.base import CallEnded, Flow, Runtime
 from perdure.sessions.context import ServerContext
-from perdure.sessions.home import Home, NoHome
+from perdure.sessions.home import Home, NoHome, look_at
 from perdure.sessions.ledger import (
     Call,
     Calls,
@@ -40,31 +44,53 @@ from perdure.sessions.ledger import (
     unknown_outcome,
 )
 from perdure.sessions.record_keeper import RecordKeeper, share
+from perdure.sessions.second_run import said_before
 from perdure.store.records import AskRecord
-from perdure.store.steps import ChangeSession, CloseAsk, OpenAsk, Step
+from perdure.store.steps import ChangeSession, CloseAsk, OpenAsk, PutCall, Step
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.log_records import CallIds, current_call, is_logged, log_event
 
 _ASK = re.compile(r"ask-([A-Za-z0-9_-]{22})-[0-9]+")
 """The id of an ask names the node that waits. Because of the letters in front it is no integer."""
 
-_ending: set[asyncio.Task[None]] = set()
-"""Keeps the tasks that end runtimes from being collected while they run."""
+OnEnd = Callable[[SessionId, str], None]
+"""Ends a session soon; the text is for its client."""
+
+_tasks: set[asyncio.Task[None]] = set()
+"""Keeps the tasks that end runtimes, and that run calls again, from being collected while they run."""
 
 
 class RuntimeLink:
     """Links one session and its runtime: the runtime's `Outlet`."""
 
-    __slots__ = ("_as_json", "_call_streams", "_visits", "asks", "calls", "context", "home", "keeper", "runtime")
+    __slots__ = (
+        "_as_json",
+        "_call_streams",
+        "_on_end",
+        "_visits",
+        "asks",
+        "calls",
+        "context",
+        "home",
+        "keeper",
+        "runtime",
+    )
 
     def __init__(
-        self, context: ServerContext, keeper: RecordKeeper, home: Home | NoHome, call_streams: Streams, visits: Visits
+        self,
+        context: ServerContext,
+        keeper: RecordKeeper,
+        home: Home | NoHome,
+        call_streams: Streams,
+        visits: Visits,
+        on_end: OnEnd,
     ) -> None:
         self.context = context
         self.keeper = keeper
         self.home = home
         self._call_streams = call_streams
         self._visits = visits
+        self._on_end = on_end
         self._as_json = context.settings.json_response
         self.calls = Calls(Caller(keeper.record.owner, keeper.record.address), context.work, context.running)
         self.asks = Asks(self)
@@ -82,9 +108,9 @@ class RuntimeLink:
 
     # Inwards
 
-    def start(self, call: Call, origin: object) -> None:
+    def start(self, call: Call, origin: object, *, follows: bool = False) -> None:
         """Hand a call to the runtime, in the context of its HTTP request; a call that runs again, in that of the
-        principal's next request or of none."""
+        principal's next request or of none. `follows`: it runs already, outside this process."""
         if call.key in self.calls.cancelled:
             self.calls.runtime_done(call.number)
             self._answer_cancelled(call)
@@ -94,9 +120,10 @@ class RuntimeLink:
             params = {**params, "_meta": {**params["_meta"], "progressToken": call.number}}
         request = Request(id=call.number, method=call.request.method, params=params, raw={})
         # The runtime runs the handler in a copy of this context.
+        call.origin = origin
         before = current_call.set(CallIds(self.keeper.name, call.stream.id, call.request.id))
         try:
-            self.runtime.send(request, origin=origin)
+            self.runtime.send(request, origin=origin, follow=call.upstream.follow if follows else None)
         finally:
             current_call.reset(before)
 
@@ -110,12 +137,15 @@ class RuntimeLink:
         attempt: int,
         progress: float | None,
         logged: Counter[bytes],
+        upstream: UpstreamCall = NOTHING_KEPT,
+        follows: bool = False,
     ) -> None:
         """Hand a call of a dead node to the runtime. Its client has seen `progress` and `logged`."""
         [call] = self.calls.open([(incarnation, coerce_id(request.id))], [request], stream=stream)
-        call.attempt, call.progress, call.logged = attempt, progress, logged
+        call.attempt, call.progress, call.logged, call.upstream = attempt, progress, logged, upstream
+        call.repeats = follows or attempt > 1
         try:
-            self.start(call, origin)
+            self.start(call, origin, follows=follows)
         except BaseException:
             self.calls.release(call.key)
             self.calls.runtime_done(call.number)
@@ -205,7 +235,7 @@ class RuntimeLink:
             if method == "notifications/progress" and isinstance(token := params.get("progressToken"), int):
                 # A number of the session, which means nothing outside: drop it if its call has ended, or has no token.
                 call, found = token, self.calls.by_number.get(token)
-                if found is None or found.token is None or (found.attempt > 1 and found.is_repeated(method, params)):
+                if found is None or found.token is None or (found.repeats and found.is_repeated(method, params)):
                     return None
                 if self.keeper.is_durable_call:
                     found.say(params)
@@ -214,7 +244,7 @@ class RuntimeLink:
                 params["progressToken"] = found.token if is_known else f"{found.incarnation}:{found.token}"
             elif method == "notifications/cancelled":
                 params = self.asks.withdraw(params)
-            elif found is not None and found.attempt > 1 and found.is_repeated(method, params):
+            elif found is not None and found.repeats and found.is_repeated(method, params):
                 return None
         if found is None and call is not None:
             return None  # of a call that has ended, or of a repeated sticky request
@@ -265,12 +295,133 @@ class RuntimeLink:
             sentence = f"{name_of(found.request.params)} {said} after {took:.3g} s"
             log_event(logging.INFO, "call.answered", sentence, **ids)
 
-    def interrupted(self, call: int) -> None:
+    def interrupted(self, call: int, why: str = "its runtime failed") -> None:
         if (found := self.calls.by_number.get(call)) is None:
             return
         self.calls.runtime_done(call)
         if found.state is CallState.RUNNING:  # otherwise it was cancelled, and has its answer
-            self.answer_unknown(found, "its runtime failed")
+            self.answer_unknown(found, why)
+
+    def crashed(self, call: int, why: str, *, may_run_again: bool | None) -> None:
+        if (found := self.calls.by_number.get(call)) is None:
+            return  # a sticky request that was repeated
+        if may_run_again is None:
+            may_run_again = found.upstream.may_run_again  # as the process knew that began the call
+        kept, method = UpstreamCall(may_run_again=may_run_again), found.request.method
+        row = settling.VERDICTS[Occasion.UPSTREAM_DIED]
+        may = settling.rerun(method, attempt=found.attempt, occasion=Occasion.UPSTREAM_DIED, kept=kept)
+        if found.state is CallState.RUNNING and row[may] is Verdict.RERUN:
+            task = self.context.task_context.run(asyncio.create_task, self._run_again(found, why))
+            _tasks.add(task)
+            task.add_done_callback(_tasks.discard)
+            return
+        self.calls.runtime_done(call)
+        if found.state is CallState.RUNNING:
+            self.answer_unknown(found, why)
+
+    async def _run_again(self, call: Call, why: str) -> None:
+        """Run a call again in this process. The runtime counts it as running all the time."""
+        context, request = self.context, call.request
+        try:
+            await self.home.caught_up()
+            progress, logged = await said_before(
+                context,
+                request,
+                call.stream,
+                incarnation=call.incarnation,
+                sent=call.progress,
+                session=self.keeper.record,
+            )
+            call.upstream = replace(call.upstream, follow=None)
+            await context.journal.write(self._call_row(call, attempt=call.attempt + 1, progress=progress))
+            if call.state is not CallState.RUNNING or self.keeper.record.state is SessionState.ENDED:
+                self.calls.runtime_done(call.number)  # it was cancelled, or another node has it
+                return
+            call.attempt, call.progress, call.logged, call.repeats = call.attempt + 1, progress, logged, True
+            with spans.settle(self.keeper.name, call.stream.id, outcome="rerun"):
+                self.start(call, call.origin)
+            context.counters.calls_rerun += 1
+            ids = {"session": self.keeper.name, "stream": call.stream.id, "call": request.id}
+            log_event(logging.INFO, "call.rerun", f"{name_of(request.params)} runs again: {why}", **ids)
+        except Exception as failure:
+            self.calls.runtime_done(call.number)
+            sentence = f"a request cannot run again ({request.method}): {failure!r}"
+            log_event(logging.ERROR, "call.poison", sentence, session=self.keeper.name, stream=call.stream.id)
+            if call.state is CallState.RUNNING:
+                self.answer_unknown(call, why)
+
+    def _call_row(self, call: Call, *, attempt: int, progress: float | None) -> PutCall:
+        return PutCall(
+            stream=call.stream.id,
+            fence=call.stream.fence,
+            incarnation=call.incarnation,
+            request_id=call.request.id,
+            state=CallState.RUNNING,
+            attempt=attempt,
+            progress=progress,
+            upstream=call.upstream.encode(),
+        )
+
+    @property
+    def is_home(self) -> bool:
+        return self.home.is_here
+
+    @property
+    def is_listening(self) -> bool:
+        return self.home.standalone.readers.present
+
+    @property
+    def kept(self) -> bytes:
+        return self.keeper.record.upstream
+
+    @property
+    def sticky(self) -> Sequence[bytes]:
+        return self.keeper.record.sticky
+
+    def replace_result(self, result: bytes) -> None:
+        if self.keeper.record.state is not SessionState.ENDED and self.keeper.record.result != result:
+            self.keeper.update(result=share(result))
+
+    def unsubscribe(self, subscription: bytes) -> None:
+        if self.keeper.record.state is not SessionState.ENDED:
+            self.keeper.update(stick=sticky.unsubscribe(subscription))
+
+    def end(self, why: str) -> None:
+        self._on_end(self.keeper.record.id, why)
+
+    def keep(self, state: bytes) -> None:
+        if self.keeper.record.state is not SessionState.ENDED and self.keeper.record.upstream != state:
+            self.keeper.update(upstream=state)
+
+    async def take_home(self) -> None:
+        await self._look_home()
+        if not self.home.is_here:
+            await self.home.take()
+            if (stored := await self.context.store.session(self.keeper.record.id)) is not None:
+                self.keeper.record = replace(self.keeper.record, upstream=stored.upstream)
+
+    async def keep_as_home(self, state: bytes) -> bool:
+        keeper = self.keeper
+        await self._look_home()
+        if self.home.is_here and keeper.record.state is not SessionState.ENDED:
+            step = keeper.change(ChangeSession(session=keeper.record.id, upstream=state))
+            try:
+                await self.context.journal.write(step)
+            finally:
+                keeper.on_written(step)
+            await self._look_home()  # a node that became the home before this was written has not seen it
+        return self.home.is_here
+
+    async def _look_home(self) -> None:
+        """Notice that another node has become the home. While the store fails, none can."""
+        with contextlib.suppress(StoreError):
+            await look_at(self.context, self.home.standalone)
+
+    def keep_call(self, call: int, kept: UpstreamCall) -> None:
+        found = self.calls.by_number.get(call)
+        if found is not None and found.state is CallState.RUNNING and found.upstream != kept:
+            found.upstream = kept
+            self.context.put(self._call_row(found, attempt=found.attempt, progress=found.progress))
 
     def handled(self, size: int) -> None:
         self.runtime.count(-1, -size)
@@ -302,7 +453,7 @@ class RuntimeLink:
         """The session has ended: answer its running calls, and drop the runtime."""
         for call in self.calls.all_running():
             self.calls.answer(call, CallStep.CANCEL, error_payload(call.request.id, REQUEST_CANCELLED, reason))
-        await self.runtime.drop()
+        await self.runtime.drop(ended=True)
 
 
 class RuntimeSlot:
@@ -325,9 +476,9 @@ class RuntimeSlot:
     def is_loaded(self) -> bool:
         return self._runtime is not None
 
-    def send(self, message: Envelope, *, origin: object, size: int = 0) -> None:
+    def send(self, message: Envelope, *, origin: object, size: int = 0, follow: dict[str, Any] | None = None) -> None:
         """Hand a message to the runtime, and load the runtime if necessary. `size`: the bytes of memory that a
-        notification takes until it is handled."""
+        notification takes until it is handled. `follow`: how the runtime goes on with a request that runs already."""
         link = self._link
         if link.keeper.record.state is SessionState.ENDED:
             return  # a runtime that is loaded now would never be dropped
@@ -335,7 +486,10 @@ class RuntimeSlot:
         runtime = self._runtime or self._load()
         if size:
             self.count(1, size)
-        runtime.send(message, origin=origin, size=size)
+        if follow is not None and isinstance(message, Request):
+            runtime.follow(message, follow, origin=origin)
+        else:
+            runtime.send(message, origin=origin, size=size)
 
     def count(self, notifications: int, size: int) -> None:
         self.notifications += notifications
@@ -347,7 +501,7 @@ class RuntimeSlot:
         self._runtime = link.context.runtimes.load(record, link)
         subscriptions = sticky.subscriptions(record.sticky)
         self._subscribed = subscriptions if link.home.is_here else ()
-        for request in record.sticky:
+        for request in () if link.context.runtimes.repeats_sticky else record.sticky:
             if link.home.is_here or request not in subscriptions:
                 self.repeat(request)
         return self._runtime
@@ -366,15 +520,19 @@ class RuntimeSlot:
 
     def on_home_moved(self) -> None:
         """Move the subscriptions: they live at the session's home, and none may be alive twice."""
+        runtimes, record = self._link.context.runtimes, self._link.keeper.record
+        if runtimes.repeats_sticky and self._runtime is not None:
+            self._runtime.on_home_moved()
+            return
         if not self._link.home.is_here:
             subscribed, self._subscribed = self._subscribed, ()
             for request in subscribed:
                 self.repeat(sticky.unsubscribe(request))
             return
-        record = self._link.keeper.record
         subscriptions = sticky.subscriptions(record.sticky)
         if self._runtime is None:
-            if subscriptions and record.state is not SessionState.ENDED:
+            is_needed = subscriptions or (runtimes.outlives_runtimes and record.initialized)
+            if is_needed and record.state is not SessionState.ENDED:
                 self._load()
             return
         self._subscribed = subscriptions
@@ -408,14 +566,14 @@ class RuntimeSlot:
         """Drop the runtime without waiting for handlers that do not stop."""
         if (runtime := self.forget()) is not None and self._link.calls.by_number:
             self._link.calls.runtime_gone()
-            task = asyncio.create_task(runtime.aclose())
-            _ending.add(task)
-            task.add_done_callback(_ending.discard)
+            task = asyncio.create_task(runtime.aclose(ended=True))
+            _tasks.add(task)
+            task.add_done_callback(_tasks.discard)
 
-    async def drop(self) -> None:
+    async def drop(self, *, ended: bool = False) -> None:
         if (runtime := self.forget()) is not None:
             self._link.calls.runtime_gone()
-            await runtime.aclose()
+            await runtime.aclose(ended=ended)
 
 
 class Ask(NamedTuple):

@@ -15,17 +15,18 @@ from perdure._core.durable_calls import CallClient
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import Notification, Request, Response, coerce_id, error_payload
 from perdure._core.losses import Visits, read_call
-from perdure._core.states import SESSION, SessionState, SessionStep, advance
+from perdure._core.settling import NOTHING_KEPT, UpstreamCall
+from perdure._core.states import SESSION, CallState, SessionState, SessionStep, advance
 from perdure.errors import NodeGone, PerdureError, SessionEnded, StoreError, StoreUnavailable
 from perdure.log.peers import mail_to
 from perdure.log.stream import Stream, Streams
 from perdure.sessions.context import ServerContext, Stamp
 from perdure.sessions.home import Home, NoHome
-from perdure.sessions.ledger import Call, kept_name
+from perdure.sessions.ledger import Call, kept_name, name_of
 from perdure.sessions.orphans import Orphans
 from perdure.sessions.record_keeper import RecordKeeper
 from perdure.sessions.retention import RetainedStreams
-from perdure.sessions.runtime_link import RuntimeLink, node_of_ask
+from perdure.sessions.runtime_link import OnEnd, RuntimeLink, node_of_ask
 from perdure.store.interface import open_call, paged, stream_by_id
 from perdure.store.records import CallRecord, Event, SessionRecord, StreamRecord, UsageRecord
 from perdure.store.steps import ChangeSession, DropStream, EndSession, LeaveReader, OpenStream, Release, Step
@@ -58,6 +59,7 @@ class Session:
         record: SessionRecord,
         standalone: StreamRecord | None,
         call_streams: Streams,
+        on_end: OnEnd,
         *,
         stamp: Stamp,
         waits: bool = False,
@@ -82,7 +84,7 @@ class Session:
         """The table of this node; the session's own are `streams`."""
         self.retained = RetainedStreams(context.limits, kept)
         visits = Visits()
-        self.link = RuntimeLink(context, self.keeper, self.home, call_streams, visits)
+        self.link = RuntimeLink(context, self.keeper, self.home, call_streams, visits, on_end)
         self.orphans = Orphans(context, self.keeper, self.home, self.link, visits)
         self.waits = waits
         """Calls of this session wait for their principal to come back."""
@@ -267,12 +269,18 @@ class Session:
             return
         # Progress of an ask is for the node that waits for it.
         ask = params.get("progressToken") if message.method == "notifications/progress" else None
-        node = node_of_ask(ask)
+        node = node_of_ask(ask) if ask is not None else await self.runner()
         if node in (None, here):
             self.link.pass_on(message, origin, size=size)
-        elif node is not None and await self._may_be_asked(ask, node):
+        elif (node is not None and ask is None) or (node is not None and await self._may_be_asked(ask, node)):
             notified = mail.Notified(session=self.id, method=message.method, params=message.params)
             await self._send_mail(node, notified)
+
+    async def runner(self) -> NodeId | None:
+        """The node that runs the session's requests, if that is another one: its home."""
+        if not self.context.runtimes.runs_at_home or self.is_durable_call or await self.home.claim():
+            return None
+        return self.standalone.node
 
     async def _may_be_asked(self, ask: object, node: NodeId | None) -> bool:
         """Whether an ask may wait at a node: a node that holds may have asks that are not in the store yet."""
@@ -401,36 +409,79 @@ class Intake:
         record has another revision by now. `stream_id`: the stream's id where it is made of a key; raise `StaleFence`
         if the stream exists. `digest`: of the request."""
         session, context = self._session, self._session.context
-        record, stream = session.keeper.record, context.new_stream(session.id, Kind.CALL)
+        stream = context.new_stream(session.id, Kind.CALL)
         if stream_id is not None:
             stream = replace(stream, id=stream_id)
-        rows = tuple(
+        rows = self._rows(stream.id, bodies, digest=digest)
+        unique = stream_id is not None
+        opened = OpenStream(record=stream, calls=rows, most_calls=most_calls, seen=seen, unique=unique)
+        await self._write(*steps, opened, stream=stream.id, unique=unique)
+        entered = session.call_streams.write(stream, owed=len(rows), calls=rows)
+        self._is_open = True
+        calls = session.link.calls.open(self._keys, self._requests, stream=entered)
+        for call in calls:
+            call.upstream = self._hint(call.request)
+        return calls
+
+    async def hand_over(
+        self, bodies: Sequence[bytes], node: NodeId, *, most_calls: int | None = None, seen: int | None = None
+    ) -> Stream:
+        """Write the rows and the stream for another node, which is mailed in the same commit and runs the requests.
+        Until it does, the rows say that they wait. Returns the stream, which is followed here; the caller pins it in
+        the same turn of the event loop."""
+        session, context = self._session, self._session.context
+        stream = replace(context.new_stream(session.id, Kind.CALL), node=node)
+        rows = self._rows(stream.id, bodies, state=CallState.WAITING)
+        opened = OpenStream(record=stream, calls=rows, most_calls=most_calls, seen=seen)
+        posts = mail_to([node], mail.HandedOver(session=session.id, stream=stream.id))
+        await self._write(opened, *posts, stream=stream.id)
+        return session.call_streams.follow(stream)
+
+    def _rows(
+        self,
+        stream: StreamId,
+        bodies: Sequence[bytes],
+        *,
+        digest: bytes = b"",
+        state: CallState = CallState.RUNNING,
+    ) -> tuple[CallRecord, ...]:
+        record = self._session.keeper.record
+        return tuple(
             CallRecord(
                 session=record.id,
                 incarnation=self._incarnation,
                 request_id=request.id,
-                stream=stream.id,
+                stream=stream,
                 method=request.method,
                 request=body,
                 principal=record.owner,
+                state=state,
                 digest=digest,
                 name=kept_name(request.params),
+                upstream=self._hint(request).encode(),
             )
             for request, body in zip(self._requests, bodies, strict=True)
         )
+
+    async def _write(self, *steps: Step, stream: StreamId, unique: bool = False) -> None:
+        """`unique`: the stream's id is made of a key."""
+        session, context = self._session, self._session.context
         try:
-            unique = stream_id is not None
-            opened = OpenStream(record=stream, calls=rows, most_calls=most_calls, seen=seen, unique=unique)
             # Whether a key is taken only the store can tell.
-            await context.journal.write(*steps, opened, may_be_held=not unique)
+            await context.journal.write(*steps, may_be_held=not unique)
             if session.keeper.record.state is SessionState.ENDED:
                 raise SessionEnded
         except BaseException:
-            if stream_id is None:  # else it may be another writer's
-                context.put(DropStream(stream=stream.id))  # it may have been written all the same
+            if not unique:  # else it may be another writer's
+                context.put(DropStream(stream=stream))  # it may have been written all the same
             raise
-        entered = session.call_streams.write(stream, owed=len(rows), calls=rows)
         context.counters.call_streams += 1
-        context.counters.calls_accepted += len(rows)
-        self._is_open = True
-        return session.link.calls.open(self._keys, self._requests, stream=entered)
+        context.counters.calls_accepted += len(self._requests)
+
+    def _hint(self, request: Request) -> UpstreamCall:
+        """Whether the request's tool may run again, if the runtime knows that now: it may be gone when it is asked."""
+        if request.method != "tools/call":
+            return NOTHING_KEPT
+        session = self._session
+        may = session.context.runtimes.may_run_again(session.record, name_of(request.params) or "")
+        return NOTHING_KEPT if may is None else UpstreamCall(may_run_again=may)

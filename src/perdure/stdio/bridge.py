@@ -21,6 +21,7 @@ from typing import Any
 import anyio
 
 from perdure._core.codes import INTERNAL_ERROR, NO_SERVER, UNREACHABLE
+from perdure._core.lines import MAX_LINE_BYTES, Line
 from perdure._core.reconnect import Patience
 from perdure._core.sse import EventTooLarge
 from perdure.remote.call import DEPARTURE
@@ -31,7 +32,7 @@ from perdure.remote.route import ClientLimits, ConnectionLog, Notice, Route
 from perdure.remote.stream import Attempts, StrayAnswer
 from perdure.stdio.host_side import HostSide, bridge_logs, is_set_level, with_logging
 from perdure.stdio.modern_host import ModernHost
-from perdure.stdio.pipes import MAX_LINE_BYTES, HostGone, Line, Output
+from perdure.stdio.pipes import HostGone, Output
 from perdure.stdio.resume_broker import ResumeBroker
 from perdure.stdio.state_files import KeysFile, PositionsFile, RunningCall
 from perdure.telemetry.log_records import log_event
@@ -48,8 +49,9 @@ FLUSH_SECONDS = 0.5
 MAX_LISTEN_DELAY = 30.0
 
 
-def limits_of(patience: Patience) -> ClientLimits:
+def limits_of(patience: Patience, handshake_seconds: float | None = None) -> ClientLimits:
     """Return the limits of a bridge whose user has this much patience. The standalone stream is never given up."""
+    handshake_seconds = handshake_seconds or HANDSHAKE_SECONDS
     soon = min(patience.max_delay, HANDSHAKE_DELAY)
     seldom = max(patience.max_delay, MAX_LISTEN_DELAY)
     return ClientLimits(
@@ -57,11 +59,11 @@ def limits_of(patience: Patience) -> ClientLimits:
         listening=replace(patience, max_time=math.inf, max_tries=sys.maxsize, max_delay=seldom),
         handshake=replace(
             patience,
-            max_time=min(patience.max_time, HANDSHAKE_SECONDS),
+            max_time=min(patience.max_time, handshake_seconds),
             first_delay=min(patience.first_delay, soon),
             max_delay=soon,
         ),
-        handshake_seconds=HANDSHAKE_SECONDS,
+        handshake_seconds=handshake_seconds,
         message_bytes=MAX_LINE_BYTES,
         counts_from_request=True,
     )
@@ -83,13 +85,14 @@ class Bridge:
         keys: KeysFile,
         *,
         patience: Patience,
+        handshake_seconds: float | None = None,
     ) -> None:
         self._output = output
         self._broker = broker
         self._positions = positions
         route = Route(
             endpoint=endpoint,
-            limits=limits_of(patience),
+            limits=limits_of(patience, handshake_seconds),
             complain=self._complain,
             report=connection_log(endpoint.url),
             # Random, so that no id of an earlier process is used again.
@@ -148,7 +151,8 @@ class Bridge:
         try:
             with anyio.move_on_after(limits.handshake_seconds) as scope:  # one limit for both: the host waits for both
                 known = current.session if current else await self._broker.session(limits.handshake)
-                answer, session = await link.begin(text, link.route.new_id(), known=known or "")
+                begun = await link.begin(text, link.route.new_id(), known=known or "")
+                answer, session = begun.answer, begun.session
             if scope.cancelled_caught:
                 raise Unavailable(f"no answer within {limits.handshake_seconds:.0f} s")
             if answer.is_error:
@@ -185,7 +189,8 @@ class Bridge:
         if handshake is None or handshake.initialized:
             return
         handshake.initialized = True
-        await self._link.listen(position=self._positions.positions.position, is_new=not self._is_resumed)
+        if handshake.session:
+            await self._link.listen(position=self._positions.positions.position, is_new=not self._is_resumed)
         if self._is_resumed:
             for wire_id, running in self._earlier.items():
                 self._link.start(self._host.read_to_end, wire_id, running)
@@ -227,17 +232,14 @@ class Bridge:
     async def lose_position(self) -> None:
         return None  # the connection log has said so
 
-    def initialize(self, gone: Handshake) -> str:
-        return self._text
+    async def replace(self, gone: Handshake) -> Handshake:
+        made = await self._link.begin_again(self._text, gone)  # the host judges what the server agrees to
+        is_own = bridge_logs(made)
+        sticky = [text for text in self._positions.positions.sticky if not (is_own and is_set_level(text))]
+        await self._link.bring_up(made, sticky)
+        return made
 
-    async def prepare(self, handshake: Handshake) -> None:
-        return None  # the host judges what the server agrees to
-
-    def sticky(self, handshake: Handshake) -> list[str]:
-        is_own = bridge_logs(handshake)
-        return [text for text in self._positions.positions.sticky if not (is_own and is_set_level(text))]
-
-    async def adopt(self, handshake: Handshake) -> None:
+    async def on_replaced(self, handshake: Handshake) -> None:
         self._positions.begin(handshake.session)
         await self._get_token(handshake.session)
         for ask in self._host.close_asks():

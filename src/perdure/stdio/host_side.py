@@ -25,6 +25,7 @@ from perdure._core import splice
 from perdure._core.codes import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, TOO_MANY_AT_ONCE
 from perdure._core.envelope import DISCOVER, envelope_in
 from perdure._core.jsonrpc import Batch, InvalidMessage, Notification, Request, Response, parse_body
+from perdure._core.lines import MAX_LINE_BYTES, Line, TooLong
 from perdure._core.sticky import METHODS as STICKY
 from perdure._core.sticky import encode as encode_sticky
 from perdure.remote.call import Call, OutgoingRequest, Sender
@@ -32,7 +33,7 @@ from perdure.remote.endpoint import Handshake
 from perdure.remote.link import Link
 from perdure.remote.message import Message, encode, error
 from perdure.stdio.modern_host import ModernHost, unsupported
-from perdure.stdio.pipes import MAX_LINE_BYTES, Line, Output, TooLong
+from perdure.stdio.pipes import Output
 from perdure.stdio.state_files import PositionsFile, RunningCall
 from perdure.telemetry.log_records import log_event
 

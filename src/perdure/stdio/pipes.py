@@ -18,8 +18,8 @@ from collections.abc import AsyncIterator, Callable
 
 import anyio
 
-#: Of one line. A message holds a file at most, in base64; servers take less (`max_body`) and say so.
-MAX_LINE_BYTES = 64 * 1024 * 1024
+from perdure._core.lines import MAX_LINE_BYTES, Cutter, Line
+
 _CHUNK = 1 << 16
 #: Bytes that are written in one go, if that many wait: the pipe itself takes 64 KiB.
 _BATCH = 1 << 20
@@ -32,42 +32,6 @@ SETTLE_SECONDS = 0.5
 
 class HostGone(Exception):
     """The host has closed the pipe that the bridge writes to."""
-
-
-class TooLong:
-    """Stands for a line that was longer than `MAX_LINE_BYTES`, and was thrown away as it came."""
-
-
-Line = bytes | TooLong
-
-
-class Cutter:
-    """Cuts bytes into lines. Empty ones are left out."""
-
-    def __init__(self, limit: int = MAX_LINE_BYTES) -> None:
-        self._limit = limit
-        self._parts: list[bytes] = []
-        self._size = 0
-
-    def feed(self, chunk: bytes) -> list[Line]:
-        *ended, rest = chunk.split(b"\n")
-        lines: list[Line] = []
-        for part in ended:
-            self._keep(part)
-            if self._size > self._limit:
-                lines.append(TooLong())
-            elif line := b"".join(self._parts).strip(b" \t\r"):
-                lines.append(line)
-            self._parts, self._size = [], 0
-        self._keep(rest)
-        return lines
-
-    def _keep(self, part: bytes) -> None:
-        self._size += len(part)
-        if self._size > self._limit:
-            self._parts.clear()
-        elif part:
-            self._parts.append(part)
 
 
 async def lines(

@@ -15,7 +15,8 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,18 +67,29 @@ class Options:
     """The options of the command."""
 
     url: str
+    command: Sequence[str] = ()
+    """The program that is served in place of a URL."""
     token_env: str | None = None
     token_file: Path | None = None
     token_dir: Path | None = None
     resume: bool = True
     patience: float = Patience().max_time
+    handshake_seconds: float | None = None
+    """How long a handshake may take, if that is not the bridge's own limit."""
     log_level: str = "info"
     log_file: Path | None = None
 
 
-def run(options: Options, *, arguments: list[str], environ: Mapping[str, str]) -> int:
-    """Run the bridge. Returns the exit status: 0 at the end of stdin, 128 and its number for a signal, 2 if the options
-    or the environment cannot work."""
+Place = tuple[Path | None, Target]
+"""The directory for what the next bridge needs, and the target that it is for."""
+
+Connect = Callable[[Place | None], AbstractAsyncContextManager[Endpoint]]
+"""Leads to the server during a block; the place is `None` if nothing may be kept on disk. Raises `Refused`."""
+
+
+def run(options: Options, *, arguments: list[str], environ: Mapping[str, str], connect: Connect | None = None) -> int:
+    """Run the bridge, to the server at the URL of the options unless `connect` leads to another one. Returns the exit
+    status: 0 at the end of stdin, 128 and its number for a signal, 2 if the options or the environment cannot work."""
     log = to_stderr(options.log_level)
     try:
         if options.log_file is not None:
@@ -91,23 +103,27 @@ def run(options: Options, *, arguments: list[str], environ: Mapping[str, str]) -
         if sys.stdin is None or sys.stdout is None:
             log_event(logging.ERROR, "stdio.no_host", "stdin or stdout is closed: a host speaks MCP over them")
             return REFUSED
-        return anyio.run(_run, options, arguments, environ)
+
+        @asynccontextmanager
+        async def connect_remote(_: Place | None) -> AsyncIterator[Endpoint]:
+            token = token_provider(options.token_env, options.token_file, environ)
+            async with checked_client(options.url, token) as client:
+                yield Endpoint(client, options.url, on_401=on_401(token))
+
+        return anyio.run(_run, options, _place(options, arguments, environ), connect or connect_remote)
     except KeyboardInterrupt:  # before the signals are handled
         return BY_SIGNAL + signal.SIGINT
     finally:
         log.finish()
 
 
-async def _run(options: Options, arguments: list[str], environ: Mapping[str, str]) -> int:
+async def _run(options: Options, place: Place | None, connect: Connect) -> int:
     output = Output(sys.stdout.fileno())
-    try:
-        token = token_provider(options.token_env, options.token_file, environ)
-        client = checked_client(options.url, token)
-    except Refused as refused:
-        return await _refuse(options.url, output, refused)
-    endpoint = Endpoint(client, options.url, on_401=on_401(token))
-    async with client:
-        place = _place(options, arguments, environ)
+    async with AsyncExitStack() as stack:
+        try:
+            endpoint = await stack.enter_async_context(connect(place))
+        except Refused as refused:
+            return await _refuse(options.url, output, refused)
         slot, keys = Slot(), KeysFile()
         if place is not None:
             if (host := identify()) is not None:
@@ -116,8 +132,15 @@ async def _run(options: Options, arguments: list[str], environ: Mapping[str, str
                 )
             slot, keys = await open_slot(place[0], host, place[1]), KeysFile(*place)
         positions = PositionsFile(slot.positions)
-        patience = Patience(max_time=options.patience)
-        bridge = Bridge(endpoint, output, ResumeBroker(endpoint, slot), positions, keys, patience=patience)
+        bridge = Bridge(
+            endpoint,
+            output,
+            ResumeBroker(endpoint, slot),
+            positions,
+            keys,
+            patience=Patience(max_time=options.patience),
+            handshake_seconds=options.handshake_seconds,
+        )
 
         def on_leaving() -> None:
             positions.close()
@@ -140,8 +163,8 @@ async def _run(options: Options, arguments: list[str], environ: Mapping[str, str
     return BY_SIGNAL + received[0] if received else 0
 
 
-def _place(options: Options, arguments: list[str], environ: Mapping[str, str]) -> tuple[Path | None, Target] | None:
-    """Return the directory for what the next bridge needs, and the target that it is for; None if resume is off."""
+def _place(options: Options, arguments: list[str], environ: Mapping[str, str]) -> Place | None:
+    """Return where the next bridge finds what it needs; None if resume is off."""
     if not options.resume:
         return None
     if not HAS_FLOCK:  # Windows
@@ -248,7 +271,10 @@ def explain(options: Options, *, arguments: list[str], environ: Mapping[str, str
     if is_script(chain[-1].words):
         say("", "If your host started this script, let the script start the bridge with `exec`: it is another process")
         say("", "each time, and no session is found again by it.")
-    say("address", target.url)
+    if options.command:
+        say("command", options.command[0])
+    else:
+        say("address", target.url)
     if directory is None:
         return say("session", "a fresh one: no directory for resume tokens is known; name one with --token-dir")
     say("files", str(directory))

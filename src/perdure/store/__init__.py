@@ -1,5 +1,6 @@
 """Keeps the log: what a store promises, and the stores; uses `_files`, `settings`, `errors` and `_core`."""
 
+from pathlib import PurePath
 from typing import TypeVar
 from urllib.parse import parse_qsl
 
@@ -7,7 +8,7 @@ from perdure.errors import BadSetting
 from perdure.store.interface import Inspect, Store
 from perdure.store.maintenance import Maintenance
 from perdure.store.memory import MemoryStore
-from perdure.store.postgres.address import without_password
+from perdure.store.postgres.address import with_schema, without_password
 from perdure.store.sqlite.file import Sync
 from perdure.store.sqlite.maintenance import SqliteMaintenance
 from perdure.store.sqlite.store import ExistingSqlite, SqliteStore, SqliteView
@@ -20,6 +21,7 @@ __all__ = [
     "existing_store",
     "maintenance_of",
     "open_store",
+    "own_store",
     "without_password",
 ]
 
@@ -65,6 +67,19 @@ def maintenance_of(url: str) -> Maintenance:
         return PostgresMaintenance(url)
     path, sync = _file(url, rest)
     return SqliteMaintenance(path, sync=sync)
+
+
+def own_store(url: str, name: str) -> str:
+    """Return the address of the store that one of several servers has beside the others: another file, or another
+    schema. `name`: letters, digits, dots, hyphens and underscores."""
+    scheme, rest = _parts(url)
+    if scheme == "memory":
+        return url
+    if scheme.startswith("postgres"):
+        return with_schema(url, name)
+    file = PurePath(_file(url, rest)[0])
+    query = rest.partition("?")[2]
+    return f"{scheme}:{file.with_name(f'{file.stem}.{name}{file.suffix}')}{query and f'?{query}'}"
 
 
 def _parts(url: str) -> tuple[str, str]:

@@ -79,12 +79,13 @@ none lives, a backup is marked, or the operator declares that the store was rest
 generations are skipped.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
 from perdure._core.ids import Fence, Generation, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.leases import Claim
+from perdure._core.limits import Caller
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
 from perdure.store.records import (
@@ -175,8 +176,9 @@ class Store(Protocol):
     async def streams(self, session: SessionId, *, only_unread: bool = False) -> Sequence[StreamRecord]:
         """A session's streams, the oldest first; or those that count as unread (`Reached`)."""
 
-    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
-        """Return those of the streams that exist, however many are asked for."""
+    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
+        """Return those of some streams that exist, however many are asked for, each with its retained events after a
+        number, `limit` of each at most. A store that cannot read them in one go leaves the events out."""
 
     async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
         """The streams that a node writes, sealed ones excepted, the oldest first."""
@@ -205,31 +207,23 @@ class Store(Protocol):
 
     async def session(self, session: SessionId) -> SessionRecord | None: ...
 
-    async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
-        """Sessions by id, a page at a time."""
-
     async def reattach(self, session: SessionId) -> SessionRecord | None:
         """Begin an incarnation: returns the record with the next number, or `None` if the session does not exist or has
         ended."""
 
-    async def count_states(self, kind: RecordKind = RecordKind.SESSION) -> Mapping[SessionState, int]:
-        """How many records of a kind are in each state; those without any may be missing."""
+    async def count_states(
+        self, kind: RecordKind = RecordKind.SESSION, caller: Caller | None = None
+    ) -> Mapping[SessionState, int]:
+        """Return how many records of a kind are in each state; of one caller only those that have not ended. A state
+        without any may be missing."""
 
     async def longest_dormant(
-        self,
-        owner: str | None = None,
-        address: str = "",
-        *,
-        kind: RecordKind = RecordKind.SESSION,
-        delivered: bool = False,
+        self, caller: Caller | None = None, *, kind: RecordKind = RecordKind.SESSION, delivered: bool = False
     ) -> SessionRecord | None:
-        """Return the dormant record of a kind, in no use (17), that was inactive for longest; of one caller or of all.
+        """Return the dormant record of a kind, in no use (17), that was inactive for longest, of one caller or of all.
         `delivered`: of one caller's, only those without a stream that counts as unread (`Reached`)."""
 
-    async def count_of(self, owner: str, address: str, *, kind: RecordKind) -> int:
-        """How many records of a kind one caller has that have not ended."""
-
-    async def bytes_of(self, owner: str, address: str) -> int:
+    async def bytes_of(self, caller: Caller) -> int:
         """Return the bytes kept of one caller's ended durable calls, nearly: answers and `client_params`."""
 
     async def calls(
@@ -294,11 +288,6 @@ class Store(Protocol):
         a new call shows the revision that it has seen (21)."""
         return object()
 
-    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
-        """Return those of some streams that exist, each with its retained events after a number, `limit` of each at
-        most. A store on a network reads it in one go."""
-        return {stream: Followed(record) for stream, record in (await self.streams_by_id(list(after))).items()}
-
     async def load(self, session: SessionId) -> Loaded | None:
         """Return a session with its standalone stream. A store on a network reads it in one go."""
         record = await self.session(session)
@@ -332,8 +321,8 @@ class Store(Protocol):
 class Inspect(Store, Protocol):
     """A store that operators can look at while servers use it."""
 
-    async def usage(self, sessions: Sequence[SessionId]) -> Mapping[SessionId, Usage]:
-        """How sessions that have streams are used."""
+    async def usage(self, sessions: Sequence[SessionId]) -> Mapping[SessionId, tuple[SessionRecord, Usage]]:
+        """Return those of the sessions that exist, and how each is used."""
 
     async def newest(self, *, limit: int, prefix: str = "") -> Sequence[Outline]:
         """Return the sessions and calls that were active last, the last one first; at most `limit` of those whose ids
@@ -368,8 +357,14 @@ async def survey_of(store: object) -> Survey | None:
     return None if survey is None else await survey()
 
 
+async def streams_by_id(store: Store, streams: Iterable[StreamId]) -> dict[StreamId, StreamRecord]:
+    """Return the records of those streams that exist."""
+    found = await store.follow(dict.fromkeys(streams, 0), limit=0)
+    return {stream: followed.record for stream, followed in found.items()}
+
+
 async def stream_by_id(store: Store, stream: StreamId) -> StreamRecord | None:
-    return (await store.streams_by_id((stream,))).get(stream)
+    return (await streams_by_id(store, (stream,))).get(stream)
 
 
 async def open_call(store: Store, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:

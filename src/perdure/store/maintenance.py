@@ -16,8 +16,9 @@ from perdure._core.ids import NodeId
 MOST_SHOWN = 20
 """Faults of one rule that are named. A damaged store may have millions, and the first ones tell where to look."""
 
-OWN_WORD = 60.0
-"""Seconds by which the clocks of nodes may differ (promise 18) before a time proves anything."""
+CHECK_VALUES = {"unanswered": (60.0,)}
+"""The values of the checks that have any: seconds by which the clocks of nodes may differ (promise 18) before a time
+proves anything."""
 
 COUNTED = ("sessions", "streams", "calls", "events", "answers")
 """What the query `counts` gives."""
@@ -57,7 +58,7 @@ INVARIANTS: Mapping[str, Invariant] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fault:
+class Violation:
     """A place where a rule is broken."""
 
     rule: str
@@ -65,22 +66,22 @@ class Fault:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class CheckResult:
     """The result of a check of a whole store."""
 
     counts: Mapping[str, int]
     """How many records were checked, by kind."""
-    faults: Sequence[Fault]
+    faults: Sequence[Violation]
     unnamed: Sequence[str] = ()
     """Rules that are broken in more places than are named."""
 
 
-def verdict_of(counts: Sequence[int], found: Mapping[str, Sequence[str]]) -> Verdict:
-    """Return the verdict on a store: how much it holds (`COUNTED`), and the sentences that each rule's query found, up
-    to one more than are named."""
-    faults = [Fault(rule=rule, where=where) for rule, places in found.items() for where in places[:MOST_SHOWN]]
+def check_result(counts: Sequence[int], found: Mapping[str, Sequence[str]]) -> CheckResult:
+    """Return the result of a check: how much the store holds (`COUNTED`; nothing if that could not be read), and the
+    sentences that each rule's query found, up to one more than are named."""
+    faults = [Violation(rule=rule, where=where) for rule, places in found.items() for where in places[:MOST_SHOWN]]
     unnamed = [rule for rule, places in found.items() if len(places) > MOST_SHOWN]
-    return Verdict(counts=dict(zip(COUNTED, counts, strict=True)), faults=faults, unnamed=unnamed)
+    return CheckResult(counts=dict(zip(COUNTED, counts, strict=False)), faults=faults, unnamed=unnamed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +103,7 @@ class BackedUp:
 
     path: str
     bytes: int
-    verdict: Verdict | None
+    verdict: CheckResult | None
     """What the check of it found; `None` if it was not checked."""
 
 
@@ -132,7 +133,7 @@ class Maintenance(Protocol):
         """Return the living nodes, as far as can be seen from outside. The store must exist. Without patience, a node
         that has just lost its connection to the store counts as dead."""
 
-    async def verify(self) -> Verdict:
+    async def verify(self) -> CheckResult:
         """Check everything in a store of this release, as of one moment, while servers use it (`INVARIANTS`).
         Nothing is changed."""
 

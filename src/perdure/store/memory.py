@@ -22,10 +22,10 @@ from perdure._core import retention
 from perdure._core.ids import Fence, Generation, NodeId, RecordKind, SessionId, StreamId, new_fence
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.leases import Leases
+from perdure._core.limits import Caller
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, ClaimState, SessionState
-from perdure.store import records
-from perdure.store.codec import PLAIN, Codec, Payloads
+from perdure.store import records, steps
 from perdure.store.interface import HintListener, Store
 from perdure.store.records import (
     FORWARDED_AT_ONCE,
@@ -37,6 +37,7 @@ from perdure.store.records import (
     AskRecord,
     CallRecord,
     Event,
+    Followed,
     Forwarded,
     Mail,
     NodeRecord,
@@ -47,31 +48,7 @@ from perdure.store.records import (
     UsageRecord,
     next_key,
 )
-from perdure.store.steps import (
-    Append,
-    ChangeSession,
-    CloseAsk,
-    DropStream,
-    EndSession,
-    Forward,
-    LeaveReader,
-    MailReceived,
-    OpenAsk,
-    OpenStream,
-    PutCall,
-    PutReader,
-    PutSession,
-    Reached,
-    Refusals,
-    Release,
-    SendMail,
-    Step,
-    StepRejected,
-    Trim,
-    Why,
-    changed,
-    refusal,
-)
+from perdure.store.steps import Refusals, Step, StepRejected, Why, changed, refusal
 
 _OPEN = (CallState.RUNNING, CallState.WAITING)
 _seq = attrgetter("seq")
@@ -109,8 +86,7 @@ class MemoryStore(Store):
     lapses = False
     """Its nodes are in one process, and die together."""
 
-    def __init__(self, *, codec: Codec = PLAIN, wall: Callable[[], float] = time.time) -> None:
-        self._payloads = Payloads(codec)
+    def __init__(self, *, wall: Callable[[], float] = time.time) -> None:
         self._offset = wall() - time.monotonic()
         self._sessions: dict[SessionId, SessionRecord] = {}
         self._streams: dict[StreamId, StreamRow] = {}
@@ -139,7 +115,7 @@ class MemoryStore(Store):
         if found is None:
             return ()
         start = bisect.bisect_right(found.events, after, key=_seq)
-        events = self._payloads.decode_all(found.events[start : start + limit])
+        events = found.events[start : start + limit]
         sizes = itertools.accumulate(len(event.payload) for event in events)
         return events[: 1 + sum(1 for size in sizes if size < READ_BYTES)]
 
@@ -147,16 +123,15 @@ class MemoryStore(Store):
         records = [stream.record for stream in self._of_session.get(session, {}).values()]
         return [record for record in records if record.unread or not only_unread]
 
-    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
-        return {stream: self._streams[stream].record for stream in streams if stream in self._streams}
+    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
+        return {stream: Followed(self._streams[stream].record) for stream in after if stream in self._streams}
 
     async def kept(self, session: SessionId) -> Sequence[UsageRecord]:
         found: list[UsageRecord] = []
         for stream in self._of_session.get(session, {}).values():
             if stream.record.sealed:
                 events, answers = (
-                    [self._payloads.size(event.payload) for event in stream.events if event.final is final]
-                    for final in (False, True)
+                    [len(event.payload) for event in stream.events if event.final is final] for final in (False, True)
                 )
                 kept = UsageRecord(
                     stream=stream.record.id,
@@ -176,37 +151,30 @@ class MemoryStore(Store):
     # Sessions
 
     async def session(self, session: SessionId) -> SessionRecord | None:
-        return self._payloads.decode(self._sessions.get(session))
+        return self._sessions.get(session)
 
-    async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
-        ids = sorted(i for i in self._sessions if after is None or i > after)
-        return self._payloads.decode_all([self._sessions[i] for i in ids[:limit]])
-
-    async def count_states(self, kind: RecordKind = RecordKind.SESSION) -> Mapping[SessionState, int]:
-        return Counter(session.state for session in self._sessions.values() if session.kind is kind)
+    async def count_states(
+        self, kind: RecordKind = RecordKind.SESSION, caller: Caller | None = None
+    ) -> Mapping[SessionState, int]:
+        records = [session for session in self._sessions.values() if session.kind is kind]
+        if caller is not None:
+            unended = (record for record in records if record.state is not SessionState.ENDED)
+            records = [record for record in unended if caller_of(record) == caller]
+        return Counter(record.state for record in records)
 
     async def longest_dormant(
-        self,
-        owner: str | None = None,
-        address: str = "",
-        *,
-        kind: RecordKind = RecordKind.SESSION,
-        delivered: bool = False,
+        self, caller: Caller | None = None, *, kind: RecordKind = RecordKind.SESSION, delivered: bool = False
     ) -> SessionRecord | None:
         dormant = [s for s in self._sessions.values() if s.state is SessionState.DORMANT and s.kind is kind]
         unused = [session for session in dormant if not self._in_use(session)]
-        wanted = [session for session in unused if owner is None or caller(session) == (owner, address)]
+        wanted = [session for session in unused if caller in (None, caller_of(session))]
         if delivered:
             wanted = [session for session in wanted if not await self.streams(session.id, only_unread=True)]
-        return self._payloads.decode(min(wanted, key=attrgetter("active"), default=None))
+        return min(wanted, key=attrgetter("active"), default=None)
 
-    async def count_of(self, owner: str, address: str, *, kind: RecordKind) -> int:
-        alike = (s for s in self._sessions.values() if s.kind is kind and s.state is not SessionState.ENDED)
-        return sum(caller(session) == (owner, address) for session in alike)
-
-    async def bytes_of(self, owner: str, address: str) -> int:
+    async def bytes_of(self, caller: Caller) -> int:
         calls = [s for s in self._sessions.values() if s.kind is RecordKind.CALL and s.state is SessionState.DORMANT]
-        own = [session for session in calls if caller(session) == (owner, address)]
+        own = [session for session in calls if caller_of(session) == caller]
         streams = [row for session in own for row in self._of_session.get(session.id, {}).values()]
         answers = sum(len(event.payload) for stream in streams for event in stream.events if event.final)
         return answers + sum(len(session.client_params) for session in own)
@@ -217,11 +185,10 @@ class MemoryStore(Store):
         self, session: SessionId, *, stream: StreamId | None = None, only_open: bool = False
     ) -> Sequence[CallRecord]:
         streams = [row for id_, row in self._of_session.get(session, {}).items() if stream in (None, id_)]
-        calls = [call for row in streams for call in row.calls.values() if call.state in _OPEN or not only_open]
-        return self._payloads.decode_all(calls)
+        return [call for row in streams for call in row.calls.values() if call.state in _OPEN or not only_open]
 
     async def asks(self, session: SessionId) -> Sequence[AskRecord]:
-        return self._payloads.decode_all(list(self._asks.get(session, {}).values()))
+        return list(self._asks.get(session, {}).values())
 
     async def reader(self, stream: StreamId) -> ReaderRecord | None:
         found = self._streams.get(stream)
@@ -250,44 +217,45 @@ class MemoryStore(Store):
 
     def commit_now(self, steps: Sequence[Step]) -> Refusals:
         self._writes += 1
-        return [self._apply(step) for step in self._payloads.encode_steps(steps)]
+        return [self._apply(step) for step in steps]
 
     def _apply(self, step: Step) -> StepRejected | None:
         match step:
-            case Append():
+            case steps.Append():
                 return self._append(step)
-            case OpenStream():
+            case steps.OpenStream():
                 return self._open(step)
-            case Forward():
+            case steps.Forward():
                 return self._forward(step)
-            case PutCall():
-                return self._put_call(step)
-            case Release():
-                return self._release(step)
-            case SendMail():
-                return self._deliver(step)
-            case MailReceived() if node := self._nodes.get(step.node):
+            case steps.PutCall() | steps.Release():
+                return self._change_stream(step)
+            case steps.SendMail():
+                node = self._nodes.get(step.node)
+                if node is None or len(node.mail) >= MAX_MAIL:
+                    return refusal(step, Why.NOBODY if node is None else Why.FULL)
+                self._put_mail(step.node, step.message)
+            case steps.MailReceived() if node := self._nodes.get(step.node):
                 node.mail = [mail for mail in node.mail if mail.key > step.through]
-            case PutSession():
+            case steps.PutSession():
                 return self._put_session(step)
-            case ChangeSession() if session := self._going_on(step.session):
-                self._sessions[session.id] = changed(session, step, self._payloads.stick)
-            case EndSession():
+            case steps.ChangeSession() if session := self._going_on(step.session):
+                self._sessions[session.id] = changed(session, step)
+            case steps.EndSession():
                 self._end(step)
-            case Trim() if found := self._streams.get(step.stream):
+            case steps.Trim() if found := self._streams.get(step.stream):
                 found.events = [e for e in found.events if e.final or e.seq > step.through]
-            case DropStream():
+            case steps.DropStream():
                 self._drop(step.stream)
-            case OpenAsk(record=ask) if ask.stream in self._streams:
+            case steps.OpenAsk(record=ask) if ask.stream in self._streams:
                 self._asks.setdefault(ask.session, {}).setdefault(ask.id, ask)
-            case CloseAsk():
+            case steps.CloseAsk():
                 self._asks.get(step.session, {}).pop(step.id, None)
-            case PutReader(record=reader) if found := self._streams.get(reader.stream):
+            case steps.PutReader(record=reader) if found := self._streams.get(reader.stream):
                 if step.attaches or _is_read_by(found, reader.reader):
                     found.reader = reader
-            case LeaveReader() if (found := self._streams.get(step.stream)) and _is_read_by(found, step.reader):
+            case steps.LeaveReader() if (found := self._streams.get(step.stream)) and _is_read_by(found, step.reader):
                 found.reader = None
-            case Reached() if found := self._streams.get(step.stream):
+            case steps.Reached() if found := self._streams.get(step.stream):
                 record = found.record
                 ends = {ended.generation: ended.end for ended in found.generations} | {record.generation: record.last}
                 delivered = max(record.delivered, min(step.through, ends.get(step.generation, 0)))
@@ -296,22 +264,22 @@ class MemoryStore(Store):
 
     # Steps of sessions
 
-    def _put_session(self, step: PutSession) -> StepRejected | None:
+    def _put_session(self, step: steps.PutSession) -> StepRejected | None:
         record, limits = step.record, step.limits
         if record.id in self._sessions:
             return None
         if limits is not None:
             alike = [session for session in self._sessions.values() if session.kind is record.kind]
             going_on = [session for session in alike if session.state is not SessionState.ENDED]
-            of_caller = sum(caller(session) == caller(record) for session in going_on)
-            if any(caller(record)) and of_caller >= limits.caller:
+            of_caller = sum(caller_of(session) == caller_of(record) for session in going_on)
+            if any(caller_of(record)) and of_caller >= limits.caller:
                 return refusal(step, Why.CALLER, of_caller)
             if limits.total is not None and len(going_on) >= limits.total:
                 return refusal(step, Why.ALL, len(going_on))
         self._sessions[record.id] = record
         return None
 
-    def _end(self, step: EndSession) -> None:
+    def _end(self, step: steps.EndSession) -> None:
         if step.unused_since is not None:
             found = self._sessions.get(step.session)
             if found is None or found.active > step.unused_since or self._in_use(found):
@@ -322,29 +290,27 @@ class MemoryStore(Store):
             del self._sessions[step.session]
         elif record is not None:
             params = record.client_params
-            kept = params if retention.keeps_params(step.reason, self._payloads.size(params)) else b""
+            kept = params if retention.keeps_params(step.reason, len(params)) else b""
             ended = replace(
                 record,
                 state=SessionState.ENDED,
                 revision=record.revision + 1,
                 client_params=kept,
                 result=b"",
+                upstream=b"",
                 sticky=(),
                 active=step.time,
                 ended=step.reason,
             )
             self._sessions[step.session] = ended
             self._notes = {name: note for name, note in self._notes.items() if note[0] != step.session}
-            self._forget_ended(caller(ended))
-
-    def _forget_ended(self, caller_: tuple[str, str]) -> None:
-        """Keep no more records of ended sessions than there may be, of the caller and in all."""
-        ended = [session for session in self._sessions.values() if session.state is SessionState.ENDED]
-        of_caller = [session for session in ended if caller(session) == caller_]
-        for sessions, most in ((of_caller, retention.MAX_ENDED_OF_CALLER), (ended, retention.MAX_ENDED)):
-            if len(sessions) > most:
-                del self._sessions[min(sessions, key=attrgetter("active")).id]
-                return  # one has ended, so one was too many
+            # Of the caller's ended sessions, and of all, no more than may be kept.
+            over = [session for session in self._sessions.values() if session.state is SessionState.ENDED]
+            of_caller = [session for session in over if caller_of(session) == caller_of(ended)]
+            for sessions, most in ((of_caller, retention.MAX_ENDED_OF_CALLER), (over, retention.MAX_ENDED)):
+                if len(sessions) > most:
+                    del self._sessions[min(sessions, key=attrgetter("active")).id]
+                    break  # one has ended, so one was too many
 
     def _going_on(self, session: SessionId) -> SessionRecord | None:
         record = self._sessions.get(session)
@@ -359,7 +325,7 @@ class MemoryStore(Store):
 
     # Steps of streams
 
-    def _open(self, step: OpenStream) -> StepRejected | None:
+    def _open(self, step: steps.OpenStream) -> StepRejected | None:
         record = step.record
         if (there := self._streams.get(record.id)) is not None:
             if step.unique and there.record.fence != record.fence:
@@ -384,9 +350,8 @@ class MemoryStore(Store):
         self._of_session.setdefault(record.session, {})[record.id] = stream
         return None
 
-    def _append(self, step: Append) -> StepRejected | None:
-        stream = self._streams.get(step.stream)
-        if stream is None:
+    def _append(self, step: steps.Append) -> StepRejected | None:
+        if (stream := self._streams.get(step.stream)) is None:
             return refusal(step, Why.GONE)
         before = stream.record
         new = [event for event in step.events if event.seq > before.last]
@@ -401,25 +366,22 @@ class MemoryStore(Store):
         for end in step.ends:
             call = stream.calls.get((end.incarnation, end.request_id))
             if call is not None and call.state in _OPEN:
-                stream.calls[call.incarnation, call.request_id] = replace(call, state=end.state, request=b"")
+                ended = replace(call, state=end.state, request=b"", upstream=b"")
+                stream.calls[call.incarnation, call.request_id] = ended
                 self._open_calls.discard(call_key(call))
         return None
 
-    def _put_call(self, step: PutCall) -> StepRejected | None:
-        stream = self._streams.get(step.stream)
-        if stream is None or (refused := _not_written(stream, step)) is not None:
-            return refusal(step, Why.GONE) if stream is None else refused
-        call = stream.calls.get((step.incarnation, step.request_id))
-        if call is not None and call.state in _OPEN:
-            put = replace(call, state=step.state, attempt=step.attempt, progress=step.progress)
+    def _change_stream(self, step: steps.PutCall | steps.Release) -> StepRejected | None:
+        if (stream := self._streams.get(step.stream)) is None:
+            return refusal(step, Why.GONE)
+        if (refused := _not_written(stream, step)) is not None:
+            return refused
+        if isinstance(step, steps.Release):
+            stream.record = replace(stream.record, node=NodeId(""))
+        elif (call := stream.calls.get((step.incarnation, step.request_id))) is not None and call.state in _OPEN:
+            upstream = call.upstream if step.upstream is None else step.upstream
+            put = replace(call, state=step.state, attempt=step.attempt, progress=step.progress, upstream=upstream)
             stream.calls[call.incarnation, call.request_id] = put
-        return None
-
-    def _release(self, step: Release) -> StepRejected | None:
-        stream = self._streams.get(step.stream)
-        if stream is None or (refused := _not_written(stream, step)) is not None:
-            return refusal(step, Why.GONE) if stream is None else refused
-        stream.record = replace(stream.record, node=NodeId(""))
         return None
 
     def _drop(self, stream_id: StreamId) -> None:
@@ -435,17 +397,7 @@ class MemoryStore(Store):
                 del self._of_session[session]
                 self._asks.pop(session, None)
 
-    # Mail and forwarded messages
-
-    def _deliver(self, step: SendMail) -> StepRejected | None:
-        if (row := self._nodes.get(step.node)) is None:
-            return refusal(step, Why.NOBODY)
-        if len(row.mail) >= MAX_MAIL:
-            return refusal(step, Why.FULL)
-        self._put_mail(step.node, step.message)
-        return None
-
-    def _forward(self, step: Forward) -> StepRejected | None:
+    def _forward(self, step: steps.Forward) -> StepRejected | None:
         if (row := self._streams.get(step.stream)) is None:
             return refusal(step, Why.GONE)
         sender, last = row.senders.get(step.node, ("", 0))
@@ -457,7 +409,7 @@ class MemoryStore(Store):
             return refusal(step, Why.NOBODY)
         if step.first > last + 1:
             return refusal(step, Why.BEHIND, last)
-        size = sum(map(self._payloads.size, [*new, *(payload for _, payload in row.forwarded)]))
+        size = sum(map(len, [*new, *(payload for _, payload in row.forwarded)]))
         full = len(row.forwarded) + len(new) > MAX_FORWARDED or size > MAX_FORWARDED_BYTES
         if row.forwarded and full:
             return refusal(step, Why.FULL, len(row.forwarded))
@@ -484,7 +436,7 @@ class MemoryStore(Store):
             return None
         self._writes += 1
         self._sessions[session] = replace(record, incarnation=record.incarnation + 1, revision=record.revision + 1)
-        return self._payloads.decode(self._sessions[session])
+        return self._sessions[session]
 
     async def sweep(self, cutoffs: Cutoffs) -> int:
         rows = 0
@@ -499,7 +451,7 @@ class MemoryStore(Store):
         for session in list(self._sessions.values()):
             before = cutoffs.answers if session.kind is RecordKind.SESSION else cutoffs.calls
             if session.active < before and not self._in_use(session):
-                self._end(EndSession(session=session.id, time=session.active, reason=""))
+                self._end(steps.EndSession(session=session.id, time=session.active, reason=""))
                 self._sessions.pop(session.id, None)
                 rows += 1
         self._writes += 1
@@ -555,7 +507,7 @@ class MemoryStore(Store):
     async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[Mail]:
         row = self._nodes.get(node)
         mail = [mail for mail in row.mail if mail.key > after] if row else []
-        return self._payloads.decode_all(mail[:MAIL_AT_ONCE])
+        return mail[:MAIL_AT_ONCE]
 
     def _put_mail(self, node: NodeId, message: bytes) -> None:
         if (row := self._nodes.get(node)) is not None:
@@ -571,7 +523,7 @@ class MemoryStore(Store):
     async def forwarded(self, stream: StreamId, *, after: int = 0) -> Sequence[Forwarded]:
         row = self._streams.get(stream)
         messages = [message for message in row.forwarded if message.key > after] if row else []
-        return self._payloads.decode_all(messages[:FORWARDED_AT_ONCE])
+        return messages[:FORWARDED_AT_ONCE]
 
     async def forwarded_to(self, node: NodeId) -> Sequence[StreamRecord]:
         waited_for = [row.record for row in self._streams.values() if row.forwarded]
@@ -671,9 +623,8 @@ class MemoryLiveness:
         return self._leases.ages(now=self._monotonic())
 
 
-def caller(session: SessionRecord) -> tuple[str, str]:
-    """Return the name that opened a session, or the address."""
-    return session.owner, session.address
+def caller_of(session: SessionRecord) -> Caller:
+    return Caller(session.owner, session.address)
 
 
 def call_key(call: CallRecord) -> CallKey:
@@ -684,11 +635,11 @@ def _is_read_by(stream: StreamRow, reader: str) -> bool:
     return stream.reader is not None and stream.reader.reader == reader
 
 
-def _not_written(stream: StreamRow, step: Append | PutCall | Release) -> StepRejected | None:
+def _not_written(stream: StreamRow, step: steps.Append | steps.PutCall | steps.Release) -> StepRejected | None:
     """Return the refusal of a step whose writer is not the stream's."""
     record = stream.record
     if record.fence != step.fence:
         return refusal(step, Why.FENCED, record.fence)
     if record.sealed:
         return refusal(step, Why.SEALED)
-    return None if record.node or isinstance(step, Release) else refusal(step, Why.RELEASED)
+    return None if record.node or isinstance(step, steps.Release) else refusal(step, Why.RELEASED)

@@ -53,6 +53,8 @@ class SessionRecord:
     """Of a durable call: its client can ask for it again, because it has the call's handle or gave it a key."""
     digest: bytes = b""
     """Of a key: what stands for the request that was given up (`CallRecord.digest`)."""
+    upstream: bytes = b""
+    """What the runtime needs to go on elsewhere, as JSON; empty where it needs nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +96,9 @@ class CallRecord:
     """Stands for what was asked for, also when the call has ended: of a call whose client may ask for it twice."""
     name: str = ""
     """The tool or prompt that it asks for, also when the call has ended: for people."""
+    upstream: bytes = b""
+    """Whether its tool may run again, and how the runtime can go on with it, as JSON (`_core.settling.UpstreamCall`);
+    empty where that is not known, and once the call has ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,7 +205,7 @@ class CallSnapshot(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """A stream and its events after a number, all as of one moment."""
+    """A stream, and its events after a number if they were read as of the same moment."""
 
     record: StreamRecord
     events: Sequence[Event] | None = None

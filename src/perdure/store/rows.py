@@ -16,8 +16,8 @@ from typing import Any, TypeVar, cast
 
 from perdure._core.ids import Generation, Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import coerce_id
+from perdure._core.limits import Caller
 from perdure._core.states import CallState, SessionState
-from perdure.store.codec import Payloads
 from perdure.store.interface import Inspect
 from perdure.store.records import (
     FORWARDED_AT_ONCE,
@@ -66,7 +66,8 @@ def call_row(key: int, place: int, record: CallRecord) -> Row:
     id_ = request_id_text(record.request_id)
     row = (key, record.incarnation, id_, record.session, id_key(record.request_id), place)
     said = (loose(record.method), record.request, loose(record.principal))
-    return (*row, *said, record.attempt, record.progress, record.state.value, record.digest, loose(record.name))
+    state = (record.attempt, record.progress, record.state.value)
+    return (*row, *said, *state, record.digest, loose(record.name), record.upstream)
 
 
 def sticky_text(requests: tuple[bytes, ...]) -> str:
@@ -168,24 +169,19 @@ class RecordReads(Inspect):
     """Reads the records that every database keeps alike, by the same queries. A database adds the form of its sessions
     and callers, and reads its events."""
 
-    _payloads: Payloads
     _session_record: Callable[[Row], SessionRecord]
 
     @abstractmethod
-    def _caller(self, owner: str, address: str) -> tuple[object, ...]:
+    def _columns_of(self, caller: Caller) -> tuple[object, ...]:
         """Return the columns by which a caller's records are found."""
 
     @abstractmethod
     async def _all(self, query: str, record: Callable[[Any], T], *values: Any) -> Sequence[T]:
-        """Return the records that a query finds. All payloads are decoded here, at the edge."""
+        """Return the records that a query finds."""
 
     async def _one(self, query: str, record: Callable[[Any], T], *values: Any) -> T | None:
         found = await self._all(query, record, *values)
         return found[0] if found else None
-
-    async def _number(self, query: str, *values: Any) -> int:
-        [number] = await self._all(query, lambda row: int(row[0]), *values)
-        return number
 
     # Streams
 
@@ -196,7 +192,7 @@ class RecordReads(Inspect):
         return await self._all("streams_of_node", stream_record, node)
 
     async def kept(self, session: SessionId) -> Sequence[UsageRecord]:
-        return await self._all("kept_of_session", kept_record, session, self._payloads.overhead)
+        return await self._all("kept_of_session", kept_record, session)
 
     async def generations(self, stream: StreamId) -> Sequence[Generation]:
         return await self._all("generations_of_stream", generation, stream)
@@ -215,30 +211,27 @@ class RecordReads(Inspect):
     async def session(self, session: SessionId) -> SessionRecord | None:
         return await self._one("session_by_id", self._session_record, session)
 
-    async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
-        return await self._all("sessions_after", self._session_record, after or "", limit)
-
     async def longest_dormant(
-        self,
-        owner: str | None = None,
-        address: str = "",
-        *,
-        kind: RecordKind = RecordKind.SESSION,
-        delivered: bool = False,
+        self, caller: Caller | None = None, *, kind: RecordKind = RecordKind.SESSION, delivered: bool = False
     ) -> SessionRecord | None:
-        if owner is None:
+        if caller is None:
             return await self._one("longest_dormant", self._session_record, kind.value)
-        caller = self._caller(owner, address)
-        return await self._one("longest_dormant_of", self._session_record, *caller, kind.value, delivered)
+        values = (*self._columns_of(caller), kind.value, delivered)
+        return await self._one("longest_dormant_of", self._session_record, *values)
 
-    async def count_of(self, owner: str, address: str, *, kind: RecordKind) -> int:
-        return await self._number("count_of_caller", *self._caller(owner, address), kind.value)
+    async def bytes_of(self, caller: Caller) -> int:
+        [size] = await self._all("bytes_of_caller", lambda row: int(row[0]), *self._columns_of(caller))
+        return size
 
-    async def bytes_of(self, owner: str, address: str) -> int:
-        return await self._number("bytes_of_caller", *self._caller(owner, address))
+    async def count_states(
+        self, kind: RecordKind = RecordKind.SESSION, caller: Caller | None = None
+    ) -> Mapping[SessionState, int]:
+        def count(row: Row) -> tuple[SessionState, int]:
+            return SessionState(row[0]), row[1]
 
-    async def count_states(self, kind: RecordKind = RecordKind.SESSION) -> Mapping[SessionState, int]:
-        return dict(await self._all("count_states", lambda row: (SessionState(row[0]), row[1]), kind.value))
+        if caller is None:
+            return dict(await self._all("count_states", count, kind.value))
+        return dict(await self._all("count_states_of", count, *self._columns_of(caller), kind.value))
 
     async def newest(self, *, limit: int, prefix: str = "") -> Sequence[Outline]:
         if prefix:
@@ -261,9 +254,8 @@ class RecordReads(Inspect):
     # Notes and nodes
 
     async def notes(self, prefix: str) -> Mapping[str, bytes]:
-        decode = self._payloads.decode_one
         bounds = (prefix, prefix + chr(sys.maxunicode))
-        return dict(await self._all("notes", lambda row: (str(row[0]), decode(bytes(row[1]))), *bounds))
+        return dict(await self._all("notes", lambda row: (str(row[0]), bytes(row[1])), *bounds))
 
     async def nodes(self) -> Sequence[NodeRecord]:
         return await self._all("all_nodes", node_record)
@@ -277,17 +269,17 @@ _RECORDS: Mapping[str, Any] = {"session": SessionRecord, "stream": StreamRecord}
 _COLUMNS = re.compile(r"\{(session|stream)( \w+)?\}")
 
 
-def _columns(found: re.Match[str]) -> str:
-    table = f"{found[2].strip()}." if found[2] else ""
-    return ", ".join(table + field.name for field in fields(_RECORDS[found[1]]))
-
-
 _CALL_COLUMNS = ", ".join("s.id" if field.name == "stream" else f"c.{field.name}" for field in fields(CallRecord))
 
 
 def statements_by_name(text: str) -> Mapping[str, str]:
     """Return the statements of a file in which each stands below a line with its name and its purpose."""
-    text = _COLUMNS.sub(_columns, text).replace("{call}", _CALL_COLUMNS)
+
+    def columns(found: re.Match[str]) -> str:
+        table = f"{found[2].strip()}." if found[2] else ""
+        return ", ".join(table + field.name for field in fields(_RECORDS[found[1]]))
+
+    text = _COLUMNS.sub(columns, text).replace("{call}", _CALL_COLUMNS)
     headings = list(_HEADING.finditer(text))
     ends = [heading.start() for heading in headings[1:]] + [len(text)]
     found = {heading[1]: text[heading.end() : end].strip() for heading, end in zip(headings, ends, strict=True)}

@@ -1,6 +1,6 @@
 """The steps that a commit applies, and why a store may refuse one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -60,6 +60,7 @@ class ChangeSession(Step):
     result: bytes | None = None
     initialized: bool | None = None
     is_task: bool | None = None
+    upstream: bytes | None = None
     stick: bytes | None = None
     """A sticky request that succeeded: `_core.sticky.after` decides what is repeated from now on."""
 
@@ -67,7 +68,7 @@ class ChangeSession(Step):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndSession(Step):
     """Delete a session's streams, events, calls, asks and readers; its record stays, ENDED, until it is swept. The
-    first reason stays. The record loses `result` and `sticky`, and `client_params` unless
+    first reason stays. The record loses `result`, `sticky` and `upstream`, and `client_params` unless
     `_core.retention.keeps_params`; beyond a number of ended records the oldest are deleted (14). A record that is no
     session's is deleted whole."""
 
@@ -135,7 +136,8 @@ class Forward(Step):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PutCall(Step):
-    """Change the row of a call that has not ended: its writer runs it again, or has it wait."""
+    """Change the row of a call that has not ended: its writer runs it again, has it wait, or has learnt how to go on
+    with it."""
 
     stream: StreamId
     fence: Fence
@@ -144,6 +146,8 @@ class PutCall(Step):
     state: CallState
     attempt: int
     progress: float | None
+    upstream: bytes | None = None
+    """`None`: as it is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,16 +236,46 @@ StepRejected = (
 Refusals = Sequence[StepRejected | None]
 """For each step of a commit: `None`, or why it was refused."""
 
-Sticking = Callable[[tuple[bytes, ...], bytes], tuple[bytes, ...]]
 
-
-def changed(record: SessionRecord, step: ChangeSession, after: Sticking = sticky.after) -> SessionRecord:
-    """Return a record as a step changes it. `after` returns the sticky requests after one more."""
-    fields = {name: getattr(step, name) for name in ("state", "version", "result", "initialized", "is_task")}
-    fields["sticky"] = None if step.stick is None else after(record.sticky, step.stick)
+def changed(record: SessionRecord, step: ChangeSession) -> SessionRecord:
+    """Return a record as a step changes it."""
+    names = ("state", "version", "result", "initialized", "is_task", "upstream")
+    fields = {name: getattr(step, name) for name in names}
+    fields["sticky"] = None if step.stick is None else sticky.after(record.sticky, step.stick)
     given = {name: value for name, value in fields.items() if value not in (None, getattr(record, name))}
     active = max(record.active, step.active or 0.0)
     return replace(record, active=active, revision=record.revision + bool(given), **given)
+
+
+def weigh(steps: Sequence[Step]) -> tuple[int, int, bool]:
+    """Return how many rows and bytes the steps write, nearly; and whether they forget anything."""
+    count = size = 0
+    forget = False
+    for step in steps:
+        count += 1
+        match step:
+            case Append():
+                count += len(step.events)
+                size += sum([len(event.payload) for event in step.events])
+            case OpenStream():
+                count += len(step.calls)
+                size += sum([len(call.request) for call in step.calls])
+            case Forward():
+                count += len(step.payloads)
+                size += sum(map(len, step.payloads))
+            case PutSession():
+                size += len(step.record.client_params) + len(step.record.result)
+            case ChangeSession():
+                size += len(step.result or b"") + len(step.stick or b"") + len(step.upstream or b"")
+            case PutCall():
+                size += len(step.upstream or b"")
+            case OpenAsk():
+                size += len(step.record.request)
+            case SendMail():
+                size += len(step.message)
+            case Trim() | DropStream() | EndSession():
+                forget = True
+    return count, size, forget
 
 
 class Why(StrEnum):

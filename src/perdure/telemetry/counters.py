@@ -44,7 +44,8 @@ class Counters:
     calls_answered: int = _counter("Requests answered by the server.")
     calls_cancelled: int = _counter("Requests cancelled by their client.")
     calls_settled: int = _counter("Calls answered with: interrupted, outcome unknown.", outcome="unknown")
-    calls_rerun: int = _counter("Calls of a dead node that were run again here.", outcome="rerun")
+    calls_rerun: int = _counter("Calls of a dead node or server that were run again here.", outcome="rerun")
+    calls_followed: int = _counter("Calls that a server went on with when their node had died.", outcome="followed")
     settles_cancelled: int = _counter(
         "Calls of a dead node that their client cancelled while they waited to be settled.", outcome="cancelled"
     )

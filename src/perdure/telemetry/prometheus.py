@@ -115,6 +115,8 @@ class Page:
     """`None` for a store without a survey, or if the store could not be read."""
 
 
+MetricKind = Literal["counter", "gauge", "histogram"]
+
 Sample = tuple[str, dict[str, str], Any]
 """The suffix of the metric's name, the labels, the number."""
 
@@ -122,14 +124,16 @@ Sample = tuple[str, dict[str, str], Any]
 @dataclass(frozen=True)
 class Metric:
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
+    kind: MetricKind
     help: str
     samples: Callable[[Page], Iterable[Sample]]
     labels: tuple[str, ...]
 
-    def lines(self, page: Page) -> list[str]:
+    def lines(self, pages: Mapping[str, Page]) -> list[str]:
         lines = [f"# HELP {self.name} {self.help}", f"# TYPE {self.name} {self.kind}"]
-        for suffix, labels, number in self.samples(page):
+        samples = ((upstream, *sample) for upstream, page in pages.items() for sample in self.samples(page))
+        for upstream, suffix, labels, number in samples:
+            labels = {"upstream": upstream, **labels} if upstream else labels
             escaped = (value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"") for value in labels.values())
             shown = ",".join(f'{name}="{value}"' for name, value in zip(labels, escaped, strict=True))
             lines.append(f"{self.name}{suffix}{{{shown}}} {number!r}")
@@ -140,9 +144,7 @@ Values = Callable[[Snapshot], Iterable[tuple[str, str, Any]]]
 """The suffix of the name, the label's value, and the number, which is `None` where the node has none."""
 
 
-def _of_node(
-    name: str, kind: Literal["counter", "gauge", "histogram"], says: str, values: Values, label: str = ""
-) -> Metric:
+def _of_node(name: str, kind: MetricKind, says: str, values: Values, label: str = "") -> Metric:
     def samples(page: Page) -> Iterator[Sample]:
         for node in page.nodes:
             labels = {"node": node.node[:_NODE_CHARS]}
@@ -156,19 +158,26 @@ def _of_node(
     return Metric(f"perdure_{name}", kind, says, samples, ("node", label) if label else ("node",))
 
 
-def _gauge(name: str, says: str, numbers: Callable[[Snapshot], Mapping[str, Any]], label: str = "") -> Metric:
-    """A gauge of each node, by the value of its label."""
-    return _of_node(name, "gauge", says, lambda node: (("", *item) for item in numbers(node).items()), label)
+def _gauge(name: str, says: str, label: str = "", *, member: str = "") -> Metric:
+    """A gauge of each node: the number that is a member of its snapshot, or the numbers by the value of the label."""
+
+    def values(node: Snapshot) -> Iterable[tuple[str, str, Any]]:
+        found = getattr(node, member or name)
+        return (("", *item) for item in (found.items() if label else [("", found)]))
+
+    return _of_node(name, "gauge", says, values, label)
 
 
-def _counter(name: str, says: str, label: str = "", *counters: str) -> Metric:
+def _counter(name: str, says: str, *counters: str) -> Metric:
+    """A counter of each node; or several, by their outcome."""
+
     def values(node: Snapshot) -> Iterable[tuple[str, str, Any]]:
         return (("", OUTCOMES.get(counter, ""), node.counters.get(counter)) for counter in counters or (name,))
 
-    return _of_node(f"{name}_total", "counter", says, values, label)
+    return _of_node(f"{name}_total", "counter", says, values, "outcome" if counters else "")
 
 
-def _of_store(name: str, kind: Literal["counter", "gauge"], says: str, label: str = "", **figures: str) -> Metric:
+def _of_store(name: str, kind: MetricKind, says: str, label: str = "", **figures: str) -> Metric:
     """A metric that each node has with a store on a server. `figures`: the store's names for the label's values."""
     figures = figures or {"": name.removesuffix("_total")}
 
@@ -176,21 +185,6 @@ def _of_store(name: str, kind: Literal["counter", "gauge"], says: str, label: st
         return (("", value, node.store.get(figure)) for value, figure in figures.items())
 
     return _of_node(f"store_{name}", kind, says + _ON_A_SERVER, values, label)
-
-
-def _surveyed(
-    name: str,
-    says: str,
-    label: str,
-    numbers: Callable[[Survey], Mapping[str, float]],
-    *,
-    where: str = _ON_A_SERVER,
-) -> Metric:
-    def samples(page: Page) -> Iterator[Sample]:
-        if page.survey is not None:
-            yield from (("", {label: value}, number) for value, number in sorted(numbers(page.survey).items()))
-
-    return Metric(f"perdure_store_{name}", "gauge", says + where, samples, (label,))
 
 
 def _histogram(name: str, says: str = "", *, bounds: Sequence[float] = BUCKETS) -> Metric:
@@ -206,82 +200,87 @@ def _histogram(name: str, says: str = "", *, bounds: Sequence[float] = BUCKETS) 
     return _of_node(f"{name}_seconds", "histogram", says or HELP[f"{name}_seconds"], values, "le")
 
 
+def _of_page(name: str, says: str, label: str, numbers: Callable[[Page], Mapping[str, float]]) -> Metric:
+    """A gauge that does not depend on the node that is scraped, by the value of its label."""
+
+    def samples(page: Page) -> Iterator[Sample]:
+        yield from (("", {label: value}, number) for value, number in numbers(page).items())
+
+    return Metric(f"perdure_{name}", "gauge", says, samples, (label,))
+
+
+def _surveyed(name: str, says: str, label: str, member: str, *, where: str = _ON_A_SERVER) -> Metric:
+    """A gauge of the store: a member of its survey."""
+
+    def numbers(page: Page) -> Mapping[str, float]:
+        return {} if page.survey is None else dict(sorted(getattr(page.survey, member).items()))
+
+    return _of_page(f"store_{name}", says + where, label, numbers)
+
+
 METRICS = (
-    _gauge(
-        "build_info", "The release that a node runs.", lambda node: {node.version: 1} if node.version else {}, "version"
+    _of_node(
+        "build_info",
+        "gauge",
+        "The release that a node runs.",
+        lambda node: [("", node.version, 1)] if node.version else [],
+        "version",
     ),
-    _gauge(
-        "sessions",
-        "Sessions in the memory of a node, by state. Several nodes may hold the same one.",
-        lambda node: node.sessions,
-        "state",
-    ),
+    _gauge("sessions", "Sessions in the memory of a node, by state. Several nodes may hold the same one.", "state"),
     _gauge(
         "durable_calls",
         "Durable calls (2026-07-28) in the memory of a node: they run there, or a client there asks for them.",
-        lambda node: {"": node.durable_calls},
     ),
-    _gauge("streams", "Streams in the memory of a node, by kind.", lambda node: node.streams, "kind"),
-    _gauge("readers", "Event streams that clients are reading.", lambda node: {"": node.readers}),
+    _gauge("streams", "Streams in the memory of a node, by kind.", "kind"),
+    _gauge("readers", "Event streams that clients are reading."),
     _gauge(
         "open_readers",
         "The same by kind: of a call, of a session's standalone stream, or of a client without a session (2026-07-28).",
-        lambda node: node.open_readers,
         "kind",
     ),
     _gauge(
-        "held_bytes",
-        "Bytes that a node holds in memory because the store fails; they are written when it is back.",
-        lambda node: {"": node.held_bytes},
+        "held_bytes", "Bytes that a node holds in memory because the store fails; they are written when it is back."
     ),
     _gauge(
-        "store_degraded",
-        "1 while the store fails and the node continues from memory, or refuses.",
-        lambda node: {"": node.degraded},
+        "store_degraded", "1 while the store fails and the node continues from memory, or refuses.", member="degraded"
     ),
     *(_counter(name, HELP[name]) for name in Counters().snapshot() if name not in OUTCOMES),
     _counter(
         "replays",
         "Replays for readers that had missed something, by outcome.",
-        "outcome",
         *("replays_completed", "replays_abandoned", "replays_refused"),
     ),
     _counter(
         "settles",
         "Calls settled for a runtime or a node that died, by outcome.",
-        "outcome",
-        *("calls_rerun", "calls_settled", "settles_cancelled"),
+        *("calls_rerun", "calls_followed", "calls_settled", "settles_cancelled"),
     ),
     _counter(
         "recoveries",
         "Sessions issued again for clients whose session was gone, by outcome.",
-        "outcome",
         *("recoveries_tried", "recoveries_succeeded", "recoveries_failed", "recoveries_refused"),
     ),
     _histogram("call", bounds=CALL_BUCKETS),
     _histogram("append"),
     _histogram("replay"),
-    Metric(
-        "perdure_node_lease_age_seconds",
-        "gauge",
+    _of_page(
+        "node_lease_age_seconds",
         "Seconds since this node last saw a sign of life of another node.",
-        lambda page: (("", {"node": node[:_NODE_CHARS]}, round(age, 3)) for node, age in sorted(page.ages.items())),
-        ("node",),
+        "node",
+        lambda page: {node[:_NODE_CHARS]: round(age, 3) for node, age in sorted(page.ages.items())},
     ),
-    Metric(
-        "perdure_store_sessions",
-        "gauge",
+    _of_page(
+        "store_sessions",
         "Sessions in the store, by state; those that have ended are kept for a while.",
-        lambda page: (("", {"state": state.value}, count) for state, count in page.stored.items()),
-        ("state",),
+        "state",
+        lambda page: {state.value: count for state, count in page.stored.items()},
     ),
-    Metric(
-        "perdure_store_durable_calls",
-        "gauge",
+    _of_page(
+        "store_durable_calls",
         "Durable calls in the store, by state: active ones have not ended; dormant ones have, and their answers are"
         " kept for clients with a handle or a key.",
-        lambda page: (("", {"state": state.value}, count) for state, count in page.stored_calls.items()),
-        ("state",),
+        "state",
+        lambda page: {state.value: count for state, count in page.stored_calls.items()},
     ),
     _histogram("store_commit", "From sending a commit to the store's server until it is answered." + _ON_A_SERVER),
     _histogram("store_read", "From sending a read to the store's server until it is answered." + _ON_A_SERVER),
@@ -305,12 +304,10 @@ METRICS = (
         heard="hints_heard",
     ),
     _of_store(
-        *(
-            "slots_total",
-            "counter",
-            "Slots of expired events or answers that a node found, by outcome.",
-            "outcome",
-        ),
+        "slots_total",
+        "counter",
+        "Slots of expired events or answers that a node found, by outcome.",
+        "outcome",
         emptied="slots_emptied",
         put_off="slots_put_off",
     ),
@@ -319,14 +316,14 @@ METRICS = (
         "Events that the store keeps, by kind: answers are kept for longer. A SQLite file is counted a part with each"
         " scrape, so in a large one this is some minutes old; PostgreSQL estimates it, with what waits to be emptied.",
         "kind",
-        lambda survey: survey.kept,
+        "kept",
         where="",
     ),
     _surveyed(
         "retained_bytes",
         "Bytes of these events: of their messages in SQLite, of their tables in PostgreSQL.",
         "kind",
-        lambda survey: survey.kept_bytes,
+        "kept_bytes",
         where="",
     ),
     _surveyed(
@@ -334,27 +331,20 @@ METRICS = (
         "Size of the SQLite file, by part: what is used, what is free in it and will be used again, and the log beside"
         " it.",
         "part",
-        lambda survey: survey.files,
+        "files",
         where=" (Stores in a file.)",
     ),
-    _surveyed("bytes", "Size of a table, with its indexes.", "table", lambda survey: survey.sizes),
-    _surveyed("rows", "Rows of a table, as the server estimates them.", "table", lambda survey: survey.rows),
+    _surveyed("bytes", "Size of a table, with its indexes.", "table", "sizes"),
+    _surveyed("rows", "Rows of a table, as the server estimates them.", "table", "rows"),
+    _surveyed("rotated_timestamp_seconds", "When the present slot began to be written.", "part", "rotated"),
+    _surveyed("replication_lag_bytes", "Bytes that a standby has still to replay.", "standby", "lag_bytes"),
     _surveyed(
-        "rotated_timestamp_seconds", "When the present slot began to be written.", "part", lambda survey: survey.rotated
-    ),
-    _surveyed(
-        "replication_lag_bytes", "Bytes that a standby has still to replay.", "standby", lambda survey: survey.lag_bytes
-    ),
-    _surveyed(
-        "replication_lag_seconds",
-        "Seconds that a standby lags, as the primary sees it.",
-        "standby",
-        lambda survey: survey.lag_seconds,
+        "replication_lag_seconds", "Seconds that a standby lags, as the primary sees it.", "standby", "lag_seconds"
     ),
 )
 
 
-def render(
+def page_of(
     own: Snapshot,
     others: Sequence[NodeRecord],
     ages: Mapping[NodeId, float],
@@ -362,10 +352,15 @@ def render(
     stored: Mapping[SessionState, int] | None = None,
     stored_calls: Mapping[SessionState, int] | None = None,
     survey: Survey | None = None,
-) -> str:
-    """The text: this node first, then the others by name."""
+) -> Page:
+    """The numbers of a server: this node first, then the others by name."""
     rest = sorted((read_facts(record) for record in others if record.id != own.node), key=lambda node: node.node)
     in_store = {} if stored is None else {state: stored.get(state, 0) for state in SessionState}
     calls = {} if stored_calls is None else {state: stored_calls.get(state, 0) for state in CALL_STATES}
-    page = Page(nodes=(own, *rest), ages=ages, stored=in_store, stored_calls=calls, survey=survey)
-    return "\n".join(line for metric in METRICS for line in metric.lines(page)) + "\n"
+    return Page(nodes=(own, *rest), ages=ages, stored=in_store, stored_calls=calls, survey=survey)
+
+
+def render(pages: Mapping[str, Page]) -> str:
+    """The text. Where several servers are served, each sample has the label `upstream`: the name of its page, unless
+    that is empty."""
+    return "\n".join(line for metric in METRICS for line in metric.lines(pages)) + "\n"

@@ -53,7 +53,7 @@ class TracedReader(Protocol):
     failure: Exception | None
 
 
-class Request:
+class RequestSpan:
     """The span of one request at the endpoint, from its arrival until its response has ended."""
 
     __slots__ = ("_reader", "_span", "_token")
@@ -63,7 +63,7 @@ class Request:
         self._token: Token[Context] | None = None if context is None else contexts.attach(within(span, context))
         self._reader: TracedReader | None = None
 
-    def __enter__(self) -> Request:
+    def __enter__(self) -> RequestSpan:
         return self
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
@@ -133,11 +133,11 @@ class _AsgiHeaders(Getter[dict[bytes, bytes]]):
 
 
 _HEADERS = _AsgiHeaders()
-_UNTRACED = Request(INVALID_SPAN, None)
+_UNTRACED = RequestSpan(INVALID_SPAN, None)
 """The span of every request while no tracer records and no trace passes through, so that an idle stream keeps none."""
 
 
-def request(method: str, headers: Headers) -> Request:
+def request(method: str, headers: Headers) -> RequestSpan:
     """Begin the span of a request. Use it with `with`, around all work for the request."""
     current = contexts.get_current()
     inside = get_current_span(current).get_span_context().is_valid
@@ -157,7 +157,7 @@ def request(method: str, headers: Headers) -> Request:
     position = next((value for name, value in headers if name == b"last-event-id"), b"") if method == "GET" else b""
     if position and span.is_recording():
         span.set_attribute("perdure.last_event_id", printable(position[:_MOST_CHARS].decode("latin-1")))
-    return Request(span, context)
+    return RequestSpan(span, context)
 
 
 def add_attributes(**attributes: str) -> None:

@@ -48,7 +48,7 @@ async def check_store(
     declares that nothing outlives the object, and leaves out what closes and opens again. `hang(name)` returns a
     context in which that store's backend takes no writes and does not answer (20); a store without a backend needs
     none. `patience`: seconds that a hint, or such a store, may take. `at_once`: checks that run at the same time,
-    which helps with a store behind a network. `only`: the first words of the names of the checks, as in `promise 13`.
+    which helps with a store on a network. `only`: the first words of the names of the checks, as in `promise 13`.
     """
     left = iter([check for check in _CHECKS if check[1].startswith(only.replace(" ", "_"))])
 

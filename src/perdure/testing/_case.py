@@ -26,7 +26,7 @@ class Case:
     again: Callable[[], Store] | None
     hang: Callable[[], AbstractContextManager[object]] | None
     patience: float
-    """Seconds within which something must happen that no promise gives a time for."""
+    """Seconds within which something must happen for which no promise names a time."""
 
     async def set_up(self) -> None:
         pass
@@ -91,6 +91,10 @@ class Case:
         """The step that answers request 1 with an event, and seals the stream."""
         return self.append(seq, final=True, ends=(an_end(),), seal=True, **more)
 
+    async def left(self, *sessions: str) -> list[str]:
+        """The ids of those sessions that exist."""
+        return [record.id for record in await values.existing(self.store, *sessions)]
+
     async def picture(self, *sessions: str) -> dict[str, Any]:
         return await values.picture(self.store, sessions=sessions or (SESSION,))
 
@@ -101,11 +105,11 @@ class Case:
         return record
 
     async def claim(self, name: str = STREAM) -> StreamRecord:
-        """Take a stream that can be had, as its present fence says."""
+        """Claim a stream under its present fence."""
         held = await self.record(name)
         claimed = await self.store.claim(held.id, node=NODE, held=held.fence)
         if claimed is None:
-            raise AssertionError(f"a stream that is there, not sealed and held as seen was not to be had: {held}")
+            raise AssertionError(f"a stream that exists, is not sealed and has this fence was not claimed: {held}")
         return claimed
 
 

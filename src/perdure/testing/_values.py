@@ -142,11 +142,10 @@ async def numbers(store: Store, stream: str = STREAM) -> list[int]:
     return [event.seq for event in await all_events(store, stream)]
 
 
-async def all_sessions(store: Store, *, page: int = 100) -> list[SessionRecord]:
-    found: list[SessionRecord] = []
-    while more := await store.sessions(after=found[-1].id if found else None, limit=page):
-        found += more
-    return found
+async def existing(store: Store, *ids: str) -> list[SessionRecord]:
+    """The records of those sessions that exist."""
+    found = [await store.session(SessionId(id_)) for id_ in ids]
+    return [record for record in found if record is not None]
 
 
 async def count_open(store: Store) -> int:
@@ -168,7 +167,7 @@ async def together(store: Store, asked: Mapping[str, Awaitable[Any]]) -> dict[st
 
 async def picture(store: Store, *, sessions: Sequence[str] = (SESSION,)) -> dict[str, Any]:
     """All that a store shows of some sessions, as plain values."""
-    asked: dict[str, Awaitable[Any]] = {"sessions": all_sessions(store), "notes": store.notes("")}
+    asked: dict[str, Awaitable[Any]] = {"sessions": existing(store, *sessions), "notes": store.notes("")}
     for session in map(SessionId, sessions):
         asked[f"{session}: streams"] = store.streams(session)
         asked[f"{session}: calls"] = store.calls(session)

@@ -306,7 +306,7 @@ async def test_many_nodes_wait_their_turn_for_the_few_sessions_of_a_pool(tmp_pat
                 assert await dead_nodes(mine) == []
 
         await asyncio.gather(*map(work, stores, nodes))
-        assert len(await stores[0].sessions(after=None, limit=99)) == 25
+        assert len(await stores[0].newest(limit=99)) == 25
         for store, node in zip(stores, nodes, strict=True):
             assert len(await store.mail(node)) == 25
 
@@ -354,7 +354,7 @@ async def test_a_pooler_that_was_away_is_found_again(
             with pytest.raises(StoreUnavailable):
                 await store.commit(again)
             with pytest.raises(StoreUnavailable):
-                await store.sessions(after=None, limit=1)
+                await store.newest(limit=1)
         await until(lambda: _is_written(store, again))
         assert await numbers(store) == [1, 2, 3, 4, 5, 6]
 

@@ -47,7 +47,7 @@ async def test_a_commit_that_waited_while_its_node_was_buried_is_refused(strict:
         with pytest.raises(StoreUnavailable, match="have buried this one"):
             await commit
         await looker.close()
-        assert list(await store.sessions(after=None, limit=9)) == []
+        assert list(await store.newest(limit=9)) == []
 
 
 async def test_processes_that_start_at_once_make_the_store_once(strict: str) -> None:

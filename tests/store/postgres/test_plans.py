@@ -19,6 +19,7 @@ VALUES = {
     r"texts\[[^]]*\]": "$1::text",
     r"numbers\[[^]]*\]": "$2::bigint",
     r"times\[[^]]*\]": "$3::float8",
+    r"blobs\[[^]]*\]": "''::bytea",
     r"\b(k|s\.key)\b": "$4::bigint",
 }
 """The variables of `commit_1`, and what stands in for them."""

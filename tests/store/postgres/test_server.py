@@ -342,7 +342,7 @@ async def test_a_commit_that_is_in_a_deadlock_is_tried_again(operator: Operator)
         await operator.execute(touch, "a")
         await rival.commit()
         assert list(await commit) == [None, None]
-        assert [session.active for session in await store.sessions(after=None, limit=9)] == [9.0, 9.0]
+        assert [session.active for session in await store.newest(limit=9)] == [9.0, 9.0]
 
 
 async def test_what_was_given_up_does_not_happen_behind_what_came_later(
@@ -428,5 +428,5 @@ async def test_ids_and_names_of_any_length_and_content_are_kept() -> None:
         assert found.request_id == ids[1]
         assert await store.session(SessionId("no\0thing")) is None
         assert await store.reader(StreamId("\0")) is None
-        assert [session.owner for session in await store.sessions(after=None, limit=9)] == [owner]
+        assert [session.owner for session in await store.newest(limit=9)] == [owner]
         assert NodeId("") not in {node.id for node in await store.nodes()}

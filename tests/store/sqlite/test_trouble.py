@@ -20,7 +20,7 @@ from perdure.store.records import Event
 from perdure.store.sqlite import SqliteStore
 from perdure.store.sqlite.writer import WRITER_FAILED
 from perdure.store.steps import OpenStream, PutSession, Step
-from perdure.testing._values import NODE, a_session, a_stream, all_sessions, an_append, numbers, put, some_events
+from perdure.testing._values import NODE, SESSION, a_session, a_stream, an_append, existing, numbers, put, some_events
 
 pytestmark = pytest.mark.anyio
 
@@ -113,7 +113,7 @@ async def test_of_a_commit_that_cannot_be_stored_nothing_is_there(tmp_path: Path
         for caught in (inline, threaded):
             assert not isinstance(caught.value, StoreUnavailable), "trying again does not help"
             assert isinstance(caught.value.__cause__, sqlite3.IntegrityError)
-        assert (await all_sessions(store), await numbers(store)) == ([a_session()], [])
+        assert (await existing(store, SESSION, "other"), await numbers(store)) == ([a_session()], [])
 
 
 async def test_a_commit_that_cannot_be_stored_does_not_take_its_neighbours_along(tmp_path: Path) -> None:

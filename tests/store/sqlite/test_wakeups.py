@@ -61,7 +61,7 @@ def only_datagrams(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_datagrams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_sqlite_hints.Hints, "_bind", lambda self, node: None)
+    monkeypatch.setattr(_sqlite_hints.SqliteHints, "_bind", lambda self, node: None)
 
 
 @pytest.mark.usefixtures("only_datagrams")

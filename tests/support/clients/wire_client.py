@@ -193,7 +193,8 @@ class Peer:
         self.welcome = answer_of(response)
         self.version = self.welcome["result"]["protocolVersion"]
         response = await self.send({"jsonrpc": "2.0", "method": "notifications/initialized"})
-        assert response.status_code == 202
+        if response.status_code != 202:
+            raise HandshakeFailed(f"{response.status_code}: {response.text}")
         return self
 
     async def reattach(self, site: Web | None = None) -> Peer:

@@ -17,8 +17,9 @@ GATE_FILE_TOOLS = "tests.support.servers.gate_file_tools:server"
 class Cluster:
     """One server or several on one store. `server` is the newest."""
 
-    def __init__(self, address: str, options: tuple[str, ...], stack: AsyncExitStack) -> None:
+    def __init__(self, address: str, target: str, options: tuple[str, ...], stack: AsyncExitStack) -> None:
         self.address = address
+        self.target = target
         self.servers: list[Served] = []
         self.proxy: CuttingProxy
         self._options = (*options, "--store", address)
@@ -30,7 +31,7 @@ class Cluster:
 
     async def start(self, *, port: int = 0, argv: Sequence[str] = SERVE) -> Served:
         """One process more, of another release if its command is given; nobody is sent to it yet."""
-        served = await self._stack.enter_async_context(serving(GATE_FILE_TOOLS, *self._options, port=port, argv=argv))
+        served = await self._stack.enter_async_context(serving(self.target, *self._options, port=port, argv=argv))
         self.servers.append(served)
         return served
 
@@ -74,11 +75,13 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(place: Path | str, *options: str, processes: int = 1) -> AsyncIterator[Cluster]:
+async def cluster(
+    place: Path | str, *options: str, processes: int = 1, target: str = GATE_FILE_TOOLS
+) -> AsyncIterator[Cluster]:
     """So many processes and a proxy that sends each connection to the next of them. The store is a SQLite file, or
-    what is at an address."""
+    what is at an address. `target`: a server, or the address of one behind a gateway."""
     async with AsyncExitStack() as stack:
-        it = Cluster(place if isinstance(place, str) else f"sqlite:{place}", options, stack)
+        it = Cluster(place if isinstance(place, str) else f"sqlite:{place}", target, options, stack)
         for _ in range(processes):
             await it.start()
         it.proxy = await stack.enter_async_context(cutting_proxy(*(served.port for served in it.servers)))

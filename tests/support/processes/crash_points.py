@@ -60,10 +60,10 @@ SQLITE_POINTS = {
 #: The same on PostgreSQL, where the server does all of a commit or nothing.
 POSTGRES_POINTS = {
     "before the first commit is sent": at(POSTGRES_WRITER, "lock_order", "enter"),
-    "when the first commit is on its way": at(POSTGRES_WRITER, "Writer._commit", "leave", 2),
+    "when the first commit is on its way": at(POSTGRES_WRITER, "Committer._commit", "leave", 2),
     "when the first commit is made and the process does not know": at(POSTGRES_WRITER, "_refusals", "enter"),
     "before a later commit is sent": at(POSTGRES_WRITER, "lock_order", "enter", 6),
-    "when a later commit is on its way": at(POSTGRES_WRITER, "Writer._commit", "leave", 10),
+    "when a later commit is on its way": at(POSTGRES_WRITER, "Committer._commit", "leave", 10),
     "when a later commit is made and the process does not know": at(POSTGRES_WRITER, "_refusals", "enter", 6),
 }
 
@@ -80,7 +80,7 @@ SECOND_POINTS = {
     "before a stream is claimed": at("perdure.cluster.settler", "Settler._settle", "enter"),
     "before a session is loaded": at("perdure.sessions.registry", "SessionRegistry._build", "enter"),
     "before a session's runtime is loaded": at("perdure.sessions.runtime_link", "RuntimeSlot._load", "enter"),
-    "before it is noted that a call runs again": at("perdure.cluster.settler", "Settler._run_again", "enter"),
+    "before it is noted that a call runs again": at("perdure.cluster.settler", "Settler._run", "enter"),
     "between that note and the runtime": at("perdure.sessions.runtime_link", "RuntimeLink.start", "enter"),
     "before an unknown outcome is told": at("perdure.cluster.settler", "Settler._answer_unknown", "enter"),
 }
@@ -97,7 +97,7 @@ POSTGRES_SECOND_POINTS = {
     "when a claim is on its way": at(POSTGRES, "PostgresStore.claim", "leave", 2),
     "when a stream is claimed and the process does not know": at(POSTGRES, "PostgresStore.claim", "enter", 3),
     "before the second stream is claimed": at(POSTGRES, "PostgresStore.claim", "enter", 4),
-    "when a settled answer is on its way": at(POSTGRES_WRITER, "Writer._commit", "leave", 3),
+    "when a settled answer is on its way": at(POSTGRES_WRITER, "Committer._commit", "leave", 3),
     "when an answer is settled and the process does not know": at(POSTGRES_WRITER, "_refusals", "enter", 2),
     "before the dead are buried": at(POSTGRES, "PostgresStore.bury", "enter"),
     "when a burial is on its way": at(POSTGRES, "PostgresStore.bury", "leave", 2),

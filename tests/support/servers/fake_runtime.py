@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from perdure._core.jsonrpc import Envelope, Notification, Request
+from perdure._core.limits import Caller
 from perdure.runtime.base import CallEnded, Outlet
 from perdure.store.records import SessionRecord
 
@@ -40,7 +42,12 @@ class FakeRuntime:
 
     def mark_initialized(self) -> None: ...
 
-    async def aclose(self) -> None:
+    def on_home_moved(self) -> None: ...
+
+    def follow(self, call: Request, state: dict[str, Any], *, origin: object) -> None:
+        raise NotImplementedError
+
+    async def aclose(self, *, ended: bool) -> None:
         self._closed = True
         for task in (others := set(self._running.values()) - {asyncio.current_task()}):
             task.cancel()
@@ -93,6 +100,16 @@ class FakeRuntimes:
     """Loads fake runtimes, whose calls wait at `gates` until a test opens them."""
 
     gates: defaultdict[str, asyncio.Event] = field(default_factory=lambda: defaultdict(asyncio.Event))
+
+    needs_principal = waits_for_readers = True
+    runs_at_home = repeats_sticky = outlives_runtimes = False
+
+    answers_within = 10.0
+
+    def admitting(self, caller: Caller) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
+    def may_run_again(self, record: SessionRecord, tool: str) -> None: ...
 
     def load(self, record: SessionRecord, outlet: Outlet) -> FakeRuntime:
         return FakeRuntime(outlet, self.gates)

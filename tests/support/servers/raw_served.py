@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mcp.server.auth.provider import TokenVerifier
+from mcp.server.auth.settings import AuthSettings
 
 import perdure
 from perdure.settings import Settings
@@ -29,12 +30,13 @@ async def live(
     *,
     server: object = gated,
     store: Store | str = "memory:",
-    auth: TokenVerifier | None = None,
+    auth: TokenVerifier | AuthSettings | None = None,
+    token_verifier: TokenVerifier | None = None,
     complaint: str | None = None,
     **settings: Any,
 ) -> AsyncIterator[Live]:
     """Serve until the block ends. `complaint` is a pattern of logged errors that the test expects; others fail it."""
-    app = perdure.asgi(server, store=store, settings=Settings(**settings), auth=auth)
+    app = perdure.asgi(server, store=store, settings=Settings(**settings), auth=auth, token_verifier=token_verifier)
     async with under_uvicorn(app, complaint=complaint) as port:
         try:
             yield Live(port=port, app=app)

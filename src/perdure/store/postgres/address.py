@@ -1,6 +1,7 @@
 """Reads the address of a PostgreSQL store: the options of the store, and those of the driver."""
 
 import configparser
+import hashlib
 import os
 import re
 from dataclasses import dataclass, replace
@@ -32,7 +33,8 @@ _TARGETS = ("any", "primary", "standby", "prefer-standby", "read-write", "read-o
 _WRITING = ("primary", "read-write")
 """The values by which every connection finds the host that takes writes."""
 
-_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,39}")
+MAX_SCHEMA = 40
+_SCHEMA = re.compile(rf"[a-z_][a-z0-9_]{{0,{MAX_SCHEMA - 1}}}")
 """Names that need no quotes, and are short enough for the name of a channel."""
 
 
@@ -128,6 +130,19 @@ def for_writing(address: Address) -> Address:
         f"store is {address.shown!r}; {_TARGET} is {target!r}, by which a server that only reads may answer; a store"
         f" that is written needs {_TARGET}=read-write"
     )
+
+
+def with_schema(url: str, name: str) -> str:
+    """Return the address with the schema of one of several servers: `perdure_NAME`. A name that no schema can have is
+    spelled as one, with a digest, so that no two are alike."""
+    parts, options = _read(url, f"store is {without_password(url)!r}")
+    base = dict(options).get("schema", DEFAULT_SCHEMA)
+    schema = f"{base}_{name}"
+    if not _SCHEMA.fullmatch(schema):
+        digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+        spelled = re.sub(r"[^a-z0-9_]", "_", schema.lower())
+        schema = f"{spelled[: MAX_SCHEMA - len(digest) - 1]}_{digest}"
+    return _joined(parts, [*((key, value) for key, value in options if key != "schema"), ("schema", schema)])
 
 
 def each_host(dsn: str) -> list[str]:

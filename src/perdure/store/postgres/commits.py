@@ -2,43 +2,22 @@
 
 import hashlib
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import Any, Final
 
 import asyncpg
 
-from perdure._core import retention
+from perdure._core import retention, sticky
 from perdure._core.ids import NodeId, SessionId
 from perdure._core.states import CallState
-from perdure.store import rows
-from perdure.store.codec import Payloads
-from perdure.store.postgres.connections import AGAIN, Connection, Connections, is_unknown
+from perdure.store import rows, steps
+from perdure.store.postgres.connections import AGAIN, Connection, Connections, Connector, is_unknown
 from perdure.store.postgres.nodes import Holding
 from perdure.store.records import MAX_FORWARDED, MAX_FORWARDED_BYTES, MAX_MAIL
-from perdure.store.steps import (
-    Append,
-    ChangeSession,
-    CloseAsk,
-    DropStream,
-    EndSession,
-    Forward,
-    LeaveReader,
-    MailReceived,
-    OpenAsk,
-    OpenStream,
-    PutCall,
-    PutReader,
-    PutSession,
-    Reached,
-    Refusals,
-    Release,
-    SendMail,
-    Step,
-    StepRejected,
-    Trim,
-    Why,
-    refusal,
-)
+from perdure.store.steps import Refusals, Step, StepRejected, Why, refusal
+from perdure.store.time_limit import TimeLimit
 
 _OPEN = (CallState.RUNNING, CallState.WAITING)
 
@@ -73,15 +52,27 @@ def caller_key(owner: str, address: str) -> bytes:
 # --- Order ----------------------------------------------------------------------------------------------------------
 
 
-def lock_order(steps: Sequence[Step]) -> list[int]:
+_LOCKS: Mapping[type[Step], tuple[int, Callable[[Any], str]]] = {
+    steps.PutSession: (0, attrgetter("record.id")),
+    **dict.fromkeys((steps.OpenStream, steps.OpenAsk), (1, attrgetter("record.session"))),
+    **dict.fromkeys((steps.ChangeSession, steps.CloseAsk), (1, attrgetter("session"))),
+    **dict.fromkeys((steps.Append, steps.Trim, steps.PutCall, steps.Release), (2, attrgetter("stream"))),
+    **dict.fromkeys((steps.Reached, steps.LeaveReader, steps.Forward), (2, attrgetter("stream"))),
+    steps.PutReader: (2, attrgetter("record.stream")),
+    **dict.fromkeys((steps.SendMail, steps.MailReceived), (3, attrgetter("node"))),
+}
+"""The table whose row a step locks first, as a number, and the key of the row. A step that is not here locks many."""
+
+
+def lock_order(group: Sequence[Step]) -> list[int]:
     """Return the places of the steps in an order in which two commits seldom wait for each other.
 
     Rows are locked in the order of the steps, until the commit. Steps about different sessions or streams may change
     places, so they are sorted between those that may not. A stream is opened, and a session put, after all steps
     that came before it, because an id may have become free.
     """
-    if len(steps) < 2:
-        return list(range(len(steps)))
+    if len(group) < 2:
+        return list(range(len(group)))
     order: list[int] = []
     run: list[tuple[int, str, int]] = []
 
@@ -90,36 +81,18 @@ def lock_order(steps: Sequence[Step]) -> list[int]:
         run.clear()
 
     highest = 0
-    for place, step in enumerate(steps):
-        rank, name = _rank(step)
-        if rank < 0 or (isinstance(step, OpenStream | PutSession) and highest > rank):
+    for place, step in enumerate(group):
+        rank, name_of = _LOCKS.get(type(step), (-1, str))
+        if rank < 0 or (isinstance(step, steps.OpenStream | steps.PutSession) and highest > rank):
             end_run()
             highest = 0
         if rank < 0:
             order.append(place)
         else:
-            run.append((rank, name, place))
+            run.append((rank, name_of(step), place))
             highest = max(highest, rank)
     end_run()
     return order
-
-
-def _rank(step: Step) -> tuple[int, str]:
-    """Return the table whose row a step locks first, as a number, and the row's key; -1 for a step of many rows."""
-    match step:
-        case PutSession():
-            return 0, step.record.id
-        case OpenStream() | OpenAsk():
-            return 1, step.record.session
-        case ChangeSession() | CloseAsk():
-            return 1, step.session
-        case PutReader():
-            return 2, step.record.stream
-        case Append() | Trim() | PutCall() | Release() | Reached() | LeaveReader() | Forward():
-            return 2, step.stream
-        case SendMail() | MailReceived():
-            return 3, step.node
-    return -1, ""
 
 
 # --- Arguments ------------------------------------------------------------------------------------------------------
@@ -128,9 +101,8 @@ def _rank(step: Step) -> tuple[int, str]:
 class CommitArguments:
     """The arguments of one commit. `schema_1.sql` explains the letters, and the values of each in the pools."""
 
-    def __init__(self, payloads: Payloads, sticky: Mapping[SessionId, tuple[bytes, ...]]) -> None:
-        self._payloads = payloads
-        self._sticky = dict(sticky)
+    def __init__(self, sticky_requests: Mapping[SessionId, tuple[bytes, ...]]) -> None:
+        self._sticky = dict(sticky_requests)
         self._kinds: list[str] = []
         self._begins: list[int] = []
         self._texts: list[str] = []
@@ -142,8 +114,8 @@ class CommitArguments:
         self._mail: tuple[list[int], list[str], list[bytes]] = ([], [], [])
 
     def values(self, writer: int, members: Sequence[NodeId]) -> tuple[Any, ...]:
-        steps = ("".join(self._kinds), self._begins, self._texts, self._numbers, self._times, self._blobs)
-        return (writer, members, *steps, *self._events, *self._mail, MAX_MAIL)
+        pools = ("".join(self._kinds), self._begins, self._texts, self._numbers, self._times, self._blobs)
+        return (writer, members, *pools, *self._events, *self._mail, MAX_MAIL)
 
     def _put(
         self,
@@ -162,57 +134,60 @@ class CommitArguments:
 
     def add(self, step: Step) -> None:
         match step:
-            case Append():
+            case steps.Append():
                 self._append(step)
-            case OpenStream():
+            case steps.OpenStream():
                 self._open_stream(step)
-            case PutCall():
+            case steps.PutCall():
                 texts = (step.stream, rows.request_id_text(step.request_id), step.state.value)
                 attempt = (step.incarnation, step.attempt, int(step.progress is not None))
-                self._put("p", texts, (step.fence, *attempt), (step.progress or 0.0,))
-            case Release():
+                flags = (*attempt, int(step.upstream is not None))
+                self._put("p", texts, (step.fence, *flags), (step.progress or 0.0,), (step.upstream or b"",))
+            case steps.Release():
                 self._put("r", (step.stream,), (step.fence,))
-            case PutSession():
+            case steps.PutSession():
                 self._put_session(step)
-            case ChangeSession():
+            case steps.ChangeSession():
                 self._change_session(step)
-            case EndSession():
+            case steps.EndSession():
                 keeps = retention.keeps_params(step.reason, retention.MAX_ENDED_PARAMS)
-                params = retention.MAX_ENDED_PARAMS + self._payloads.overhead if keeps else -1
-                limits = (params, retention.MAX_ENDED_OF_CALLER, retention.MAX_ENDED)
+                limits = (
+                    retention.MAX_ENDED_PARAMS if keeps else -1,
+                    retention.MAX_ENDED_OF_CALLER,
+                    retention.MAX_ENDED,
+                )
                 times = (step.time, step.unused_since or 0.0)
                 self._put("e", (step.session, step.reason), (int(step.unused_since is not None), *limits), times)
-            case Trim():
+            case steps.Trim():
                 self._put("t", (step.stream,), (step.through,))
-            case DropStream():
+            case steps.DropStream():
                 self._put("d", (step.stream,))
-            case OpenAsk(record=ask):
+            case steps.OpenAsk(record=ask):
                 self._put("q", (ask.session, ask.id, ask.stream, ask.node), blobs=(ask.request,))
-            case CloseAsk():
+            case steps.CloseAsk():
                 self._put("Q", (step.session, step.id))
-            case PutReader(record=reader):
+            case steps.PutReader(record=reader):
                 texts = (reader.stream, reader.reader, reader.node)
                 self._put("h", texts, (reader.seq, int(step.attaches)))
-            case LeaveReader():
+            case steps.LeaveReader():
                 self._put("l", (step.stream, step.reader))
-            case Reached():
+            case steps.Reached():
                 self._put("R", (step.stream,), (step.generation, step.through, int(step.unread)))
-            case Forward():
-                limits = (self._payloads.overhead, MAX_FORWARDED, MAX_FORWARDED_BYTES)
-                numbers = (step.first, len(step.payloads), *limits)
+            case steps.Forward():
+                numbers = (step.first, len(step.payloads), MAX_FORWARDED, MAX_FORWARDED_BYTES)
                 self._put("f", (step.stream, step.node, step.sender), numbers, blobs=step.payloads)
-            case SendMail():
+            case steps.SendMail():
                 places, nodes, messages = self._mail
                 places.append(len(self._kinds))
                 nodes.append(step.node)
                 messages.append(step.message)
                 self._put("-")
-            case MailReceived():
+            case steps.MailReceived():
                 self._put("T", (step.node,), (step.through,))
             case _:
                 raise TypeError(f"{type(step).__name__} is not a step of a commit")
 
-    def _append(self, step: Append) -> None:
+    def _append(self, step: steps.Append) -> None:
         events = step.events
         if events and not step.lost:
             # If the events have a hole, those after it decide: they follow the stream's end, or the step is refused.
@@ -235,7 +210,7 @@ class CommitArguments:
             finals.append(event.final)
             payloads.append(event.payload)
 
-    def _open_stream(self, step: OpenStream) -> None:
+    def _open_stream(self, step: steps.OpenStream) -> None:
         record = step.record
         listed = not any(call.state in _OPEN for call in step.calls)
         most = -1 if step.most_calls is None else step.most_calls
@@ -249,20 +224,20 @@ class CommitArguments:
             self._numbers += (call.incarnation, call.attempt, int(call.progress is not None))
             self._times.append(call.progress or 0.0)
             said = (stored(call.method), call.request, stored(call.principal))
-            self._blobs += (id_key(call.request_id), *said, call.digest, stored(call.name))
+            self._blobs += (id_key(call.request_id), *said, call.digest, stored(call.name), call.upstream)
 
-    def _change_session(self, step: ChangeSession) -> None:
+    def _change_session(self, step: steps.ChangeSession) -> None:
         initialized, is_task = (-1 if said is None else int(said) for said in (step.initialized, step.is_task))
         flags = (int(step.version is not None), int(step.result is not None), initialized)
         seen = after = self._sticky.get(step.session, ())  # none, if the session does not exist or has ended
         if step.stick is not None:
-            after = self._sticky[step.session] = self._payloads.stick(seen, step.stick)
-        sticky = (int(step.stick is not None), len(seen), len(after), is_task)
+            after = self._sticky[step.session] = sticky.after(seen, step.stick)
+        counts = (int(step.stick is not None), len(seen), len(after), is_task, int(step.upstream is not None))
         texts = (step.session, "" if step.state is None else step.state.value, step.version or "")
         active = float("-inf") if step.active is None else step.active
-        self._put("c", texts, (*flags, *sticky), (active,), (step.result or b"", *seen, *after))
+        self._put("c", texts, (*flags, *counts), (active,), (step.result or b"", step.upstream or b"", *seen, *after))
 
-    def _put_session(self, step: PutSession) -> None:
+    def _put_session(self, step: steps.PutSession) -> None:
         record, limits = step.record, step.limits
         self._sticky.setdefault(record.id, record.sticky)
         most: tuple[int, ...] = (0, 0, 0, 0)
@@ -277,59 +252,66 @@ class CommitArguments:
             texts,
             (*numbers, len(record.sticky), record.revision, int(record.is_task)),
             (record.created, record.active),
-            (*caller, record.client_params, record.result, record.digest, *record.sticky),
+            (*caller, record.client_params, record.result, record.digest, record.upstream, *record.sticky),
         )
 
 
 # --- Commits --------------------------------------------------------------------------------------------------------
 
 
-class Writer:
+class Committer:
     """Commits in the order in which commits are asked for, on a connection of its own."""
 
-    def __init__(
-        self, connections: Connections, *, payloads: Payloads, queries: Mapping[str, str], holding: Holding
-    ) -> None:
-        """`connections`: one connection."""
-        self._connections = connections
-        self._payloads = payloads
+    def __init__(self, connector: Connector, limit: TimeLimit, *, queries: Mapping[str, str], holding: Holding) -> None:
+        self.connections = Connections(connector, limit, size=1, prepare=self._prepare)
+        self._connector = connector
         self._queries = queries
         self._holding = holding
+        self._call: Callable[..., Awaitable[Any]]
+        """Calls the function on the connection."""
         self.name = secrets.randbits(63)
         """Differs from all other writers. A commit waits on the server for an earlier one of the same name that was
         given up and still runs, so that commits happen in their order. The burial of a node of this process waits,
         too."""
 
-    async def commit(self, steps: Sequence[Step]) -> Refusals:
-        return await self._connections.run("written", lambda connection: self._commit(connection, steps))
+    async def _prepare(self, connection: Connection) -> None:
+        """Prepare the statement of every commit, so that the driver need not look for it each time. A pooler keeps no
+        statement."""
+        query = self._queries["commit"]
+        is_pooled = self._connector.is_pooled
+        self._call = partial(connection.fetchval, query) if is_pooled else (await connection.prepare(query)).fetchval
 
-    async def _commit(self, connection: Connection, steps: Sequence[Step]) -> Refusals:
-        encoded = self._payloads.encode_steps(steps)
-        order = lock_order(encoded)
-        sticks = list({step.session for step in encoded if type(step) is ChangeSession and step.stick is not None})
+    async def commit(self, group: Sequence[Step]) -> Refusals:
+        return await self.connections.run("written", lambda connection: self._commit(connection, group))
+
+    async def _commit(self, connection: Connection, group: Sequence[Step]) -> Refusals:
+        order = lock_order(group)
+        sticks = list({step.session for step in group if type(step) is steps.ChangeSession and step.stick is not None})
         for attempt in range(1, TRIES + 1):
             members = self._holding.members()
-            # Only this process can tell what a sticky request replaces, because payloads are encoded here. The server
-            # takes the result if the requests are still those that were read.
+            # `_core.sticky` decides what a sticky request replaces. The server takes the result if the requests are
+            # still those that were read.
             found = await connection.fetch(self._queries["sticky_of_sessions"], sticks) if sticks else []
-            arguments = CommitArguments(self._payloads, {session: tuple(requests) for session, requests in found})
+            arguments = CommitArguments({session: tuple(requests) for session, requests in found})
             for place in order:
-                arguments.add(encoded[place])
+                arguments.add(group[place])
             try:
-                refused = await connection.fetchval(self._queries["commit"], *arguments.values(self.name, members))
-                return _refusals(steps, order, refused)
+                refused = await self._call(*arguments.values(self.name, members))
+                break
             except asyncpg.PostgresError as error:
                 self._holding.refused(error)
                 if attempt == TRIES or not (isinstance(error, AGAIN) or is_unknown(error)):
                     raise
                 if is_unknown(error):
                     await self._holding.join_again()
-        raise AssertionError("unreachable")
+        return _refusals(group, order, refused)
 
 
-def _refusals(steps: Sequence[Step], order: Sequence[int], found: Sequence[Any]) -> Refusals:
-    refusals: list[StepRejected | None] = [None] * len(steps)
-    for start in range(0, len(found), 3):
-        place = order[int(found[start])]
-        refusals[place] = refusal(steps[place], Why(found[start + 1]), found[start + 2])
+def _refusals(group: Sequence[Step], order: Sequence[int], refused: Sequence[str]) -> Refusals:
+    """What the server refused of a commit, by the places of its steps. (Tests end a process where this begins.)"""
+    refusals: list[StepRejected | None] = [None] * len(group)
+    for start in range(0, len(refused), 3):
+        number, why, what = refused[start : start + 3]
+        place = order[int(number)]
+        refusals[place] = refusal(group[place], Why(why), what)
     return refusals

@@ -145,8 +145,8 @@ class Connector:
         self._reads_only = reads_only
         self._timeout = timeout
         self.is_pooled = False
-        """A pooler answers instead of the server: the backend that the connection was told of is not the one that works
-        for it."""
+        """A pooler answers instead of the server: another backend works for the connection than the one that the driver
+        knows."""
         self.lost = 0
         """Connections that were lost or given up."""
         self._closing: set[asyncio.Task[None]] = set()

@@ -42,7 +42,7 @@ PAUSE = 0.5
 """Seconds between two tries: as long as commits were kept waiting."""
 
 TRIES = 60
-"""About a minute. People have to look at what holds a lock for longer."""
+"""About a minute. A lock that is held for longer needs an operator."""
 
 _MADE = re.compile(rf"^CREATE (?:UNLOGGED )?(?:TABLE|VIEW|FUNCTION) {DEFAULT_SCHEMA}\.(\w+)", re.MULTILINE)
 

@@ -12,7 +12,7 @@ import asyncpg
 from perdure._core.ids import NodeId, generations_skipped
 from perdure._core.leases import FREE_SECONDS
 from perdure.errors import Misuse, StoreError
-from perdure.store.maintenance import INVARIANTS, MOST_SHOWN, OWN_WORD, BackedUp, Fact, Verdict, verdict_of
+from perdure.store.maintenance import CHECK_VALUES, INVARIANTS, MOST_SHOWN, BackedUp, CheckResult, Fact, check_result
 from perdure.store.postgres import layout
 from perdure.store.postgres.address import parse_address, without_password
 from perdure.store.postgres.connections import Connection, Connections, Connector, named
@@ -134,12 +134,12 @@ class PostgresMaintenance:
             looked = await self._look(connection)
             living = await self._living(connection)
             if writes:  # a standby takes no notifications
-                facts.append(Fact(name="wakeups", **await self._wakeups(len(living))))
+                facts.append(await self._wakeups(len(living)))
             says = f"{len(living)} live, {len(looked) - len(living)} dead"
             facts.append(Fact(name="nodes", value=len(living), says=says))
         return facts
 
-    async def _wakeups(self, nodes: int) -> dict[str, str]:
+    async def _wakeups(self, nodes: int) -> Fact:
         limit = TimeLimit(self._address.patience)
         readers = Connections(self._connector(self._address.dsn), limit, size=1)
         readers.open()
@@ -153,8 +153,8 @@ class PostgresMaintenance:
         elif nodes > CROWD:
             says = f"polling: there are more than {CROWD} nodes"
         else:
-            return {"value": "notifications"}
-        return {"value": "polling", "says": says}
+            return Fact(name="wakeups", value="notifications")
+        return Fact(name="wakeups", value="polling", says=says)
 
     async def living(self, *, patiently: bool = True) -> Sequence[NodeId]:
         async with self._connected("read") as connection:
@@ -175,7 +175,7 @@ class PostgresMaintenance:
     async def _look(self, connection: Connection) -> list[asyncpg.Record]:
         return await connection.fetch(layout.queries(self._address.schema)["node_locks"], RECENTLY)
 
-    async def verify(self) -> Verdict:
+    async def verify(self) -> CheckResult:
         async with (
             self._connected("checked") as connection,
             connection.transaction(isolation="repeatable_read", readonly=True),
@@ -195,15 +195,12 @@ class PostgresMaintenance:
         )
 
 
-_VALUES = {"unanswered": (OWN_WORD,)}
-
-
-async def check_schema(connection: Connection, schema: str) -> Verdict:
+async def check_schema(connection: Connection, schema: str) -> CheckResult:
     """Check everything within a transaction that sees one moment. The server returns a few sentences only."""
     checks = layout.checks(schema)
     [counts] = await connection.fetch(checks["counts"])
     found: dict[str, list[str]] = {}
     for rule in INVARIANTS:
         query = f"SELECT * FROM ({checks[rule].rstrip(';')}) AS broken LIMIT {MOST_SHOWN + 1}"
-        found[rule] = [where for (where,) in await connection.fetch(query, *_VALUES.get(rule, ()))]
-    return verdict_of(tuple(counts), found)
+        found[rule] = [where for (where,) in await connection.fetch(query, *CHECK_VALUES.get(rule, ()))]
+    return check_result(tuple(counts), found)

@@ -129,7 +129,7 @@ class Holding:
 
     async def join_again(self) -> None:
         """Enter the nodes here that the server does not know and that no other node has buried: the server has lost its
-        last moments, or was restored from a copy. It has nothing of theirs that other nodes could settle."""
+        last moments, or was restored from a copy. It has none of their calls, so other nodes have nothing to settle."""
         for node, is_buried in await self.listener.fetch(self.queries["missing_nodes"], list(self.joined)):
             if is_buried:
                 self.bury([node])

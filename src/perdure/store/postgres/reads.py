@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from perdure._core.ids import RecordKind, SessionId, StreamId
+from perdure._core.limits import Caller
 from perdure._core.states import SessionState
 from perdure.store import rows
 from perdure.store.postgres.commits import MAX_SEQ, caller_key
@@ -42,7 +43,7 @@ session_record = rows.record_maker(
 )
 
 
-class Reads(RecordReads):
+class PostgresReads(RecordReads):
     """Reads what this database keeps in its own form, and the rest as every database does."""
 
     _readers: Connections
@@ -53,15 +54,12 @@ class Reads(RecordReads):
         followed = await self.follow({stream: after}, limit=limit)
         return followed[stream].events or [] if stream in followed else []
 
-    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
-        if not streams:
-            return {}
-        found = await self._all("streams_by_id", rows.stream_record, list(streams))
-        return {record.id: record for record in found}
-
     async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
+        if not limit:
+            records = await self._all("streams_by_id", rows.stream_record, list(after)) if after else []
+            return {record.id: Followed(record) for record in records}
         numbers = [min(max(number, 0), MAX_SEQ) for number in after.values()]
-        bounds = (min(limit, MAX_READ), READ_BYTES, self._payloads.overhead)
+        bounds = (min(limit, MAX_READ), READ_BYTES)
         found = await self._all("follow_streams", self._followed, list(after), numbers, *bounds)
         return {followed.record.id: followed for followed in found}
 
@@ -69,48 +67,48 @@ class Reads(RecordReads):
         """A stream's events come as columns, because each of many rows would repeat its record."""
         revision, *columns = row[STREAM_COLUMNS:]
         events = [] if columns[0] is None else [Event._make(event) for event in zip(*columns, strict=True)]
-        return Followed(rows.stream_record(row[:STREAM_COLUMNS]), self._payloads.decode_all(events), revision)
+        return Followed(rows.stream_record(row[:STREAM_COLUMNS]), events, revision)
 
     async def load(self, session: SessionId) -> Loaded | None:
-        return await self._one("load_session", self._loaded, session)
+        def loaded(row: Any) -> Loaded:
+            record, stream = session_record(row[:SESSION_COLUMNS]), row[SESSION_COLUMNS:]
+            return Loaded(record, None if stream[0] is None else rows.stream_record(stream))
 
-    def _loaded(self, row: Any) -> Loaded:
-        record = self._payloads.decode(session_record(row[:SESSION_COLUMNS]))
-        has_standalone = row[SESSION_COLUMNS] is not None
-        return Loaded(record, rows.stream_record(row[SESSION_COLUMNS:]) if has_standalone else None)
+        return await self._one("load_session", loaded, session)
 
     async def single_call(self, session: SessionId, *, recent: int) -> CallSnapshot | None:
         """Events and asks come as columns, as in `_followed`."""
         found = await self._readers.fetch(self._queries["single_call"], session, min(recent, MAX_READ), READ_BYTES)
         if not found:
             return None
-        row, decode = found[0], self._payloads
-        record = decode.decode(session_record(row[:SESSION_COLUMNS]))
+        row = found[0]
+        record = session_record(row[:SESSION_COLUMNS])
         call, rest = row[SESSION_COLUMNS : SESSION_COLUMNS + CALL_COLUMNS], row[SESSION_COLUMNS + CALL_COLUMNS :]
         if call[0] is None:
             return CallSnapshot(record, None)
         events = [Event._make(event) for event in zip(*(column or () for column in rest[:4]), strict=True)]
         asks = [rows.ask_record(ask) for ask in zip(*(column or () for column in rest[4:]), strict=True)]
-        return CallSnapshot(
-            record, decode.decode(rows.call_record(call)), decode.decode_all(events), decode.decode_all(asks)
-        )
+        return CallSnapshot(record, rows.call_record(call), events, asks)
 
-    def _caller(self, owner: str, address: str) -> tuple[object, ...]:
-        return (caller_key(owner, address),)
+    def _columns_of(self, caller: Caller) -> tuple[object, ...]:
+        return (caller_key(*caller),)
 
-    async def usage(self, sessions: Sequence[SessionId]) -> Mapping[SessionId, Usage]:
+    async def usage(self, sessions: Sequence[SessionId]) -> Mapping[SessionId, tuple[SessionRecord, Usage]]:
+        ids = list(sessions)
         streams: dict[SessionId, list[StreamRecord]] = {}
-        for stream in await self._all("streams_of_sessions", rows.stream_record, list(sessions)):
+        for stream in await self._all("streams_of_sessions", rows.stream_record, ids):
             streams.setdefault(stream.session, []).append(stream)
         readers: dict[SessionId, list[ReaderRecord]] = {}
-        for session, *row in await self._readers.fetch(self._queries["readers_of_sessions"], list(sessions)):
+        for session, *row in await self._readers.fetch(self._queries["readers_of_sessions"], ids):
             readers.setdefault(session, []).append(rows.reader_record(tuple(row)))
-        newest = await self._readers.fetch(self._queries["newest_of_sessions"], list(sessions))
-        found = {session: (streams.get(session, ()), time, readers.get(session, ())) for session, time in newest}
-        return {session: Usage(*usage) for session, usage in found.items()}
+        newest = {row[0]: row[1] for row in await self._readers.fetch(self._queries["newest_of_sessions"], ids)}
+        found = {record.id: record for record in await self._all("sessions_by_id", session_record, ids)}
+        return {
+            id_: (record, Usage(streams.get(id_, ()), newest.get(id_, 0.0), readers.get(id_, ())))
+            for id_, record in found.items()
+        }
 
     async def _all(self, query: str, record: Callable[[Any], T], *values: Any) -> Sequence[T]:
         if any(type(value) is str and "\0" in value for value in values):
             return []  # no text in the database has a NUL, so nothing has such a name
-        found = await self._readers.fetch(self._queries[query], *values)
-        return self._payloads.decode_all([record(row) for row in found])
+        return [record(row) for row in await self._readers.fetch(self._queries[query], *values)]

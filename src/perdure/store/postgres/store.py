@@ -24,17 +24,16 @@ from perdure._core.ids import FENCE_BYTES, Fence, NodeId, SessionId, StreamId, n
 from perdure._core.retention import Cutoffs
 from perdure.errors import StoreError
 from perdure.store import records, rows
-from perdure.store.codec import PLAIN, Codec, Payloads
 from perdure.store.interface import HintListener, Liveness
 from perdure.store.postgres import layout
 from perdure.store.postgres.address import for_writing, parse_address, without_password
-from perdure.store.postgres.commits import Writer
+from perdure.store.postgres.commits import Committer
 from perdure.store.postgres.connections import Connections, Connector, named
 from perdure.store.postgres.listen_connection import ListenConnection
 from perdure.store.postgres.nodes import QUESTION, Holding, PostgresLiveness, process_name
-from perdure.store.postgres.reads import Reads, session_record
+from perdure.store.postgres.reads import PostgresReads, session_record
 from perdure.store.postgres.sweep import SLOTS, Sweeper, is_slot
-from perdure.store.postgres.wakeups import HINT, Hints
+from perdure.store.postgres.wakeups import HINT, PostgresHints
 from perdure.store.records import (
     MAX_COUNTED,
     OLDEST_STREAMS,
@@ -61,14 +60,13 @@ SURVEY_SECONDS = 60.0
 """Seconds for which the sizes of tables are kept: they change slowly, and the server reads the size of each file."""
 
 
-class PostgresStore(Reads):
+class PostgresStore(PostgresReads):
     """A store at an address such as `postgresql://user@host/database?schema=perdure`.
 
     `timeout`: seconds that one statement may take. Time in which earlier ones are answered does not count. `makes`: the
     schema is made or migrated if necessary. `writes`: without it the store is only read; the server may be a standby.
-    `codec`: the form of stored payloads; all processes that share the store use the same. `wall`: the time in seconds
-    since 1970, for a node that finds no other one; by default the server's clock. `process`: the name by which
-    processes on this machine find this one.
+    `wall`: the time in seconds since 1970, for a node that finds no other one; by default the server's clock.
+    `process`: the name by which processes on this machine find this one.
     """
 
     shared = True
@@ -81,7 +79,6 @@ class PostgresStore(Reads):
         timeout: float = 1.0,
         makes: bool = True,
         writes: bool = True,
-        codec: Codec = PLAIN,
         wall: Callable[[], float] | None = None,
         process: Callable[[], str | None] = process_name,
     ) -> None:
@@ -91,14 +88,12 @@ class PostgresStore(Reads):
         self._wall = wall
         self._process = process()
         self._offset = (wall or time.time)() - time.monotonic()
-        self._payloads = Payloads(codec)
         self._queries = queries = layout.queries(address.schema)
         self._connector = Connector(address.dsn, address.shown, timeout=address.patience, reads_only=not writes)
         self._direct = Connector(address.listen, address.shown, timeout=address.patience)
         self._readers = Connections(self._connector, TimeLimit(timeout), size=READERS)
         self._sweeping = Connections(self._connector, TimeLimit(SWEEP_SECONDS), size=1)
         self._sweeper = Sweeper(self._sweeping, queries)
-        self._committer = Connections(self._connector, TimeLimit(timeout), size=1)
         self._listener = ListenConnection(
             self._direct,
             self._readers,
@@ -107,7 +102,7 @@ class PostgresStore(Reads):
             on_notification=self._on_notification,
             show_life=lambda lock: self._holding.show_life(lock),
         )
-        self._hints = Hints(self._listener, poll=self._poll)
+        self._hints = PostgresHints(self._listener, poll=self._poll)
         self._holding = Holding(
             self._listener,
             queries,
@@ -116,7 +111,8 @@ class PostgresStore(Reads):
             clock=self.clock,
             count=self._hints.count,
         )
-        self._writer = Writer(self._committer, payloads=self._payloads, queries=queries, holding=self._holding)
+        self._writer = Committer(self._connector, TimeLimit(timeout), queries=queries, holding=self._holding)
+        self._pools = (self._readers, self._sweeping, self._writer.connections)
         self._tables: list[tuple[str, int, int]] = []
         """The name, bytes and rows of each table."""
         self._tables_read = -math.inf
@@ -130,7 +126,7 @@ class PostgresStore(Reads):
                 return
             with named(self._address.shown, "opened"):
                 await self._prepare()
-            for connections in (self._readers, self._sweeping, self._committer) if self._writes else (self._readers,):
+            for connections in self._pools if self._writes else (self._readers,):
                 connections.open()
             self._is_open = True
 
@@ -158,7 +154,7 @@ class PostgresStore(Reads):
             self._is_open = False
             await self._hints.aclose()
             await self._holding.aclose()
-            await self._committer.aclose()
+            await self._writer.connections.aclose()
             # The listen connection later: as long as anything is written, its node lives (11).
             await self._sweeping.aclose()
             await self._listener.aclose()
@@ -182,14 +178,7 @@ class PostgresStore(Reads):
         return await self._one("next_incarnation", session_record, session)
 
     async def change_note(self, name: str, *, seen: bytes | None, value: bytes | None, session: str = "") -> bool:
-        found = {row[0]: row[1] for row in await self._readers.fetch(self._queries["notes"], name, name + "\x01")}
-        if seen != (self._payloads.decode_one(bytes(found[name])) if name in found else None):
-            return False
-        # As it is stored: a codec may encode the same value in several ways.
-        stored_value = None if value is None else self._payloads.encode_one(value)
-        [(changed,)] = await self._readers.fetch(
-            self._queries["change_note"], name, found.get(name), stored_value, session
-        )
+        [(changed,)] = await self._readers.fetch(self._queries["change_note"], name, seen, value, session)
         return bool(changed)
 
     async def sweep(self, cutoffs: Cutoffs) -> int:
@@ -205,11 +194,10 @@ class PostgresStore(Reads):
     # Figures
 
     def measures(self) -> Measures:
-        pools = (self._readers, self._sweeping, self._committer)
         figures: dict[str, float] = {
-            "connections_busy": sum(pool.busy for pool in pools),
-            "connections_idle": sum(pool.idle for pool in pools) + self._listener.has_connection,
-            "waiting": sum(pool.waiting for pool in pools),
+            "connections_busy": sum(pool.busy for pool in self._pools),
+            "connections_idle": sum(pool.idle for pool in self._pools) + self._listener.has_connection,
+            "waiting": sum(pool.waiting for pool in self._pools),
             "connections_lost": self._connector.lost + self._direct.lost,
             "polls": int(self._hints.polls),
             "hints_sent": self._hints.sent,
@@ -217,7 +205,7 @@ class PostgresStore(Reads):
             "slots_emptied": self._sweeper.emptied,
             "slots_put_off": self._sweeper.put_off,
         }
-        return Measures(figures=figures, seconds={"commit": self._committer.took, "read": self._readers.took})
+        return Measures(figures=figures, seconds={"commit": self._writer.connections.took, "read": self._readers.took})
 
     async def survey(self) -> Survey:
         now = time.monotonic()

@@ -18,7 +18,7 @@ EVENT, ANSWER = "event", "answer"
 
 SLOTS = {EVENT: 6, ANSWER: 4}
 """Slots of events and of answers, as `schema_1.sql` makes them. One is written and one may be half expired, so the
-others hold what is retained. More of them would take less room, and make each read look into more."""
+others hold what is retained. More slots would take less room, and each read would search more of them."""
 
 
 def is_slot(table: str, part: str) -> bool:

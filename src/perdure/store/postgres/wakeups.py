@@ -40,7 +40,7 @@ Hinted = set[StreamId] | None
 """The streams to read; `None`: all."""
 
 
-class Hints:
+class PostgresHints:
     """Notifies listeners. `poll` returns a value that changes whenever a commit becomes visible. (The end of the
     server's log is no such value: a commit is written there a moment before other connections see it.)"""
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from perdure._files.locks import HAS_FLOCK, NO_FOLLOW, flock, is_still
 from perdure.errors import Misuse, StoreError
-from perdure.store.maintenance import Verdict
+from perdure.store.maintenance import CheckResult
 from perdure.store.sqlite.file import BACKUP_ID, check_file, connect_existing, named, pragma, refuse_unfit
 
 PART = ".part"
@@ -34,7 +34,7 @@ OnCopied = Callable[[int, int], None]
 """Called with the bytes that are copied, and with all there are."""
 
 
-def back_up(path: str, target: str, *, on_copied: OnCopied, checks: bool = True) -> tuple[int, Verdict | None]:
+def back_up(path: str, target: str, *, on_copied: OnCopied, checks: bool = True) -> tuple[int, CheckResult | None]:
     """Copy the store at a path to a new file; returns its bytes, and the verdict of its check. Raises `StoreError`;
     then no target exists. Without `checks` the copy is not read again."""
     refuse_unfit(path)
@@ -77,8 +77,16 @@ def _own_part(part: str, target: str) -> Iterator[None]:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_FOLLOW
     try:
         file = os.open(part, flags, 0o600)
-    except FileExistsError:
-        _remove_left_over(part, target)
+    except FileExistsError:  # the part of a backup that runs, or that was killed
+        if not HAS_FLOCK:
+            raise Misuse(f"{part} is there; if no other backup to {target} runs, remove it") from None
+        left_over = os.open(part, os.O_RDWR | NO_FOLLOW)
+        try:
+            if not flock(left_over) or not is_still(part, left_over):
+                raise Misuse(f"another backup to {target} runs; wait for it, or give another path") from None
+            _remove(part)
+        finally:
+            os.close(left_over)
         file = os.open(part, flags, 0o600)
     try:
         if HAS_FLOCK:
@@ -86,19 +94,6 @@ def _own_part(part: str, target: str) -> Iterator[None]:
         yield
     finally:
         _remove(part)
-        os.close(file)
-
-
-def _remove_left_over(part: str, target: str) -> None:
-    """Remove the part of a backup that was killed."""
-    if not HAS_FLOCK:
-        raise Misuse(f"{part} is there; if no other backup to {target} runs, remove it")
-    file = os.open(part, os.O_RDWR | NO_FOLLOW)
-    try:
-        if not flock(file) or not is_still(part, file):
-            raise Misuse(f"another backup to {target} runs; wait for it, or give another path")
-        _remove(part)
-    finally:
         os.close(file)
 
 

@@ -7,7 +7,7 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Literal
 from urllib.parse import quote
@@ -15,7 +15,7 @@ from urllib.parse import quote
 from perdure._core.ids import generations_skipped
 from perdure._core.text import see
 from perdure.errors import StoreError, StoreReplaced, StoreTooNew, StoreUnavailable
-from perdure.store.maintenance import INVARIANTS, MOST_SHOWN, OWN_WORD, Fault, Verdict, verdict_of
+from perdure.store.maintenance import CHECK_VALUES, INVARIANTS, MOST_SHOWN, CheckResult, check_result
 from perdure.store.sqlite import sql_files as _sql
 
 Sync = Literal["normal", "full"]
@@ -39,7 +39,7 @@ RETRY = 0.0007
 """Seconds between two tries to become the writer. SQLite's own handler waits up to 100 ms: too long here."""
 
 _LOOK = 64
-"""Tries between two looks whether the process in the way gets on: about twenty in a second."""
+"""Tries after which it is read whether the process in the way makes progress: about twenty times a second."""
 
 OPERATOR_PATIENCE = 5.0
 """Seconds to wait for a server that holds the file: an operator has more time than a request."""
@@ -55,14 +55,14 @@ def failure(error: BaseException, path: str, doing: str) -> StoreError:
     """Return the named failure for a driver's exception: `StoreUnavailable` where trying again may help."""
     reason = error.strerror if isinstance(error, OSError) else error
     sentence = f"the SQLite file {path} cannot be {doing}: {reason}{_advice(error, path)}"
-    # DatabaseError itself (not its children) says: no database, or a damaged one.
+    # DatabaseError itself (not its children) means: not a database, or a damaged one.
     if isinstance(error, (*_OF_THE_MOMENT, OSError)) or type(error) is sqlite3.DatabaseError:
         return StoreUnavailable(sentence)
     return StoreError(sentence)
 
 
 def is_damage(error: BaseException | None) -> bool:
-    """Whether SQLite says that this is not a database, or a damaged one."""
+    """Whether an error means that the file is not a database, or a damaged one."""
     return type(error) is sqlite3.DatabaseError and _code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
@@ -132,7 +132,7 @@ def connect(path: str, *, timeout: float) -> sqlite3.Connection:
 
 def connect_existing(path: str) -> sqlite3.Connection:
     """Connect an operator's command to a file that must exist."""
-    # Not `mode=ro`: that leaves the log's files behind if no other program has the file open.
+    # Not `mode=ro`: closing would not remove the log's files where no other program has the file open.
     return sqlite3.connect(f"file:{quote(path)}?mode=rw", uri=True, timeout=OPERATOR_PATIENCE, check_same_thread=False)
 
 
@@ -181,7 +181,7 @@ def _connect_to_same(path: str, *, timeout: float, check: Callable[[], None]) ->
 
 def _make_file(path: str) -> None:
     """Make a private file, because it holds what users' tools said. SQLite gives `-wal` and `-shm` the same mode."""
-    # A file that is there is never opened here: closing it would free every lock that this process has on it.
+    # A file that exists is never opened here: closing it would free every lock that this process has on it.
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     if not os.access(path, os.R_OK | os.W_OK, effective_ids=os.access in os.supports_effective_ids):
@@ -193,7 +193,7 @@ def _prepare(connection: sqlite3.Connection, path: str, *, sync: Sync) -> None:
     _refuse_foreign(connection, path)
     connection.execute(f"PRAGMA page_size = {PAGE}")  # no effect on a file that has pages
     if pragma(connection, "application_id") == BACKUP_ID:
-        _take_over(connection, path)  # before there is a log: see `refuse_other_log`
+        _take_over(connection, path)  # before a log exists: see `refuse_other_log`
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         raise StoreUnavailable(
@@ -209,7 +209,7 @@ def _take_over(connection: sqlite3.Connection, path: str) -> None:
     """Make a store of this release of an empty file, an older one or a backup."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        # Looked at again: another process may have been faster.
+        # Read again: another process may have been faster.
         _refuse_foreign(connection, path)
         is_backup = pragma(connection, "application_id") == BACKUP_ID
         bring_up_to_date(connection)
@@ -374,10 +374,8 @@ def _file(path: str) -> _File | None:
 INTEGRITY = "integrity"
 """The name of the rule that SQLite itself checks."""
 
-_VALUES = {"unanswered": (OWN_WORD,)}
 
-
-def check_file(connection: sqlite3.Connection) -> Verdict:
+def check_file(connection: sqlite3.Connection) -> CheckResult:
     """Check everything, as of one moment. Writers do not wait for it; only the log beside the file grows meanwhile."""
     connection.execute("BEGIN")
     try:
@@ -388,15 +386,13 @@ def check_file(connection: sqlite3.Connection) -> Verdict:
                 raise  # it is locked, or was interrupted
             found = [str(error)]
         if found != ["ok"]:
-            damage = [Fault(rule=INTEGRITY, where=" ".join(says.split())) for says in found]
-            # Queries over damaged pages would raise, or tell nonsense.
-            return Verdict(counts={}, faults=damage[:MOST_SHOWN], unnamed=[INTEGRITY] if damage[MOST_SHOWN:] else [])
+            # Queries over damaged pages would raise, or report nonsense.
+            return check_result((), {INTEGRITY: [" ".join(says.split()) for says in found]})
         counts = connection.execute(_sql.checks()["counts"]).fetchone()
-        return verdict_of(counts, {rule: _broken(connection, rule) for rule in INVARIANTS if rule in _sql.checks()})
+        broken: dict[str, list[str]] = {}
+        for rule in [rule for rule in INVARIANTS if rule in _sql.checks()]:
+            with contextlib.closing(connection.execute(_sql.checks()[rule], CHECK_VALUES.get(rule, ()))) as places:
+                broken[rule] = [str(where) for (where,) in places.fetchmany(MOST_SHOWN + 1)]
+        return check_result(counts, broken)
     finally:
         rollback(connection)
-
-
-def _broken(connection: sqlite3.Connection, rule: str) -> Sequence[str]:
-    with contextlib.closing(connection.execute(_sql.checks()[rule], _VALUES.get(rule, ()))) as found:
-        return [str(where) for (where,) in found.fetchmany(MOST_SHOWN + 1)]

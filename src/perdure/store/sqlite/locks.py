@@ -27,7 +27,7 @@ from perdure._files.private import check_folder
 from perdure.errors import StoreError, StoreUnavailable
 
 PATIENCE = 1.0
-"""Seconds for which a node that joins waits for a process that takes its new file for one that was left behind."""
+"""Seconds for which a node that joins waits for a process that takes its new file for that of a dead node."""
 
 _LOCK = ".lock"
 _WELL = ".well"
@@ -125,7 +125,7 @@ class Locks:
             return [*self._holding, *(node for node in wells if self._is_free(node, _LOCK) is False)]
 
     def _is_free(self, node: NodeId, suffix: str) -> bool | None:
-        """Whether no process has a file locked; `None` if there is no such file. Several may look at once."""
+        """Whether no process has a file locked; `None` without such a file. Several processes may read it at once."""
         try:
             file = os.open(self._path(node, suffix), os.O_RDONLY | os.O_NOFOLLOW)
             try:
@@ -148,7 +148,7 @@ class Locks:
                 return node in self._own
             if (held := self._lock(node)) is None:
                 return True
-            self._remove(node, held)  # a file that is missing says the same as one that is not locked
+            self._remove(node, held)  # a missing file means the same as one that is not locked
             return False
 
     def take(self, nodes: Iterable[NodeId]) -> tuple[list[NodeId], list[NodeId]]:

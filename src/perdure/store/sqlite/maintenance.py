@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from perdure._core.ids import NodeId
 from perdure.errors import BadSetting, StoreError, StoreUnavailable
-from perdure.store.maintenance import BackedUp, Fact, Verdict
+from perdure.store.maintenance import BackedUp, CheckResult, Fact
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.backup import back_up
 from perdure.store.sqlite.file import (
@@ -127,7 +127,7 @@ class SqliteMaintenance:
         locks = locks_of(self._path)
         return [node for node in joined if locks.is_held(node)], len(joined)
 
-    async def verify(self) -> Verdict:
+    async def verify(self) -> CheckResult:
         refuse_unfit(self._path)
         with named(self._path, "checked"), contextlib.closing(self._look()) as file:
             try:

@@ -7,8 +7,8 @@ scrape counts a bounded number of them, and shows the sums of the last whole wal
 import asyncio
 import os
 import sqlite3
-from collections.abc import Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Sequence
 
 from perdure.store.records import Survey
 from perdure.store.sqlite import sql_files as _sql
@@ -21,59 +21,42 @@ WALK = 50_000
 """Events that one scrape walks over: about 20 ms of a thread that reads. A million events take twenty scrapes, five
 minutes with Prometheus's usual interval."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Walk:
-    """How far a walk over all events has come, and what it has counted."""
-
-    stream: int = -1
-    seq: int = 0
-    events: int = 0
-    answers: int = 0
-    event_bytes: int = 0
-    answer_bytes: int = 0
+_START, _END = (-1, 0), (sys.maxsize, sys.maxsize)
+"""A stream's key and a number: before all events, and after them."""
 
 
 class Metrics:
     """Counts what one file holds, for one process."""
 
-    def __init__(self, path: str, readers: ReaderPool, *, overhead: int) -> None:
-        self._path = path
+    def __init__(self, path: str, readers: ReaderPool) -> None:
+        self._log = f"{os.path.realpath(path)}-wal"
         self._readers = readers
-        self._overhead = overhead
-        self._walk = Walk()
-        self._counted: Walk | None = None
+        self._place: tuple[int, int] = _START
+        self._sums: Sequence[int] = (0, 0, 0, 0)
+        """Events, answers, and the bytes of each, up to that place."""
+        self._counted: Sequence[int] = ()
+        """The same of the last whole walk."""
         self._turn = asyncio.Lock()
 
     async def survey(self) -> Survey:
         async with self._turn:  # two scrapes at once would walk the same way twice
-            files, walk, is_whole = await self._readers.run(self._look)
-            self._walk = Walk() if is_whole else walk
-            self._counted = walk if is_whole else self._counted
-        found = self._counted
-        kept = {} if found is None else {"event": found.events, "answer": found.answers}
-        size = {} if found is None else {"event": found.event_bytes, "answer": found.answer_bytes}
+            files, sums, place = await self._readers.run(self._look)
+            if place is None:
+                self._place, self._sums, self._counted = _START, (0, 0, 0, 0), sums
+            else:
+                self._place, self._sums = place, sums
+        kinds = ("event", "answer")
+        kept, size = (dict(zip(kinds, part, strict=False)) for part in (self._counted[:2], self._counted[2:]))
         return Survey(files=files, kept=kept, kept_bytes=size)
 
-    def _look(self, connection: sqlite3.Connection) -> tuple[Mapping[str, int], Walk, bool]:
+    def _look(self, connection: sqlite3.Connection) -> tuple[dict[str, int], Sequence[int], tuple[int, int] | None]:
+        """Return the sizes of the file, the sums after a part of the walk, and where that part ends."""
         page, free = pragma(connection, "page_size"), pragma(connection, "freelist_count")
-        log = f"{os.path.realpath(self._path)}-wal"
         files = {
             "used": (pragma(connection, "page_count") - free) * page,
             "free": free * page,
-            "log": os.path.getsize(log) if os.path.exists(log) else 0,
+            "log": os.path.getsize(self._log) if os.path.exists(self._log) else 0,
         }
-        begin = self._walk
-        end = connection.execute(_SQL["walk_end"], (begin.stream, begin.seq, WALK - 1)).fetchone()
-        values = {"stream": begin.stream, "seq": begin.seq, "overhead": self._overhead}
-        last_stream, last_seq = (None, None) if end is None else end
-        row = connection.execute(_SQL["walk"], values | {"last_stream": last_stream, "last_seq": last_seq}).fetchone()
-        walk = Walk(
-            stream=begin.stream if end is None else end[0],
-            seq=begin.seq if end is None else end[1],
-            events=begin.events + row[0],
-            answers=begin.answers + row[1],
-            event_bytes=begin.event_bytes + row[2],
-            answer_bytes=begin.answer_bytes + row[3],
-        )
-        return files, walk, end is None
+        end = connection.execute(_SQL["walk_end"], (*self._place, WALK - 1)).fetchone()
+        found = connection.execute(_SQL["walk"], (*self._place, *(end or _END))).fetchone()
+        return files, [before + more for before, more in zip(self._sums, found, strict=True)], end

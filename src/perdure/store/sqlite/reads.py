@@ -4,22 +4,23 @@ import asyncio
 import contextlib
 import os
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, TypeVar
 
 from perdure._core.ids import SessionId, StreamId
+from perdure._core.limits import Caller
 from perdure.errors import StoreUnavailable
 from perdure.store import rows
-from perdure.store.codec import Payloads
 from perdure.store.records import (
     MAX_COUNTED,
     OLDEST_STREAMS,
     READ_BYTES,
     Event,
     Extent,
-    StreamRecord,
+    Followed,
+    SessionRecord,
     Usage,
 )
 from perdure.store.rows import RecordReads
@@ -27,6 +28,7 @@ from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.file import NAMED, STUCK, FileIdentity, failure, open_reader, refuse_newer
 from perdure.store.time_limit import TimeLimit
 
+Id = TypeVar("Id")
 T = TypeVar("T")
 
 _SQL = _sql.queries()
@@ -70,12 +72,6 @@ class ReaderPool:
         reading = asyncio.get_running_loop().run_in_executor(self._threads, self._run, work)
         return await self._limit.wait(reading)
 
-    def file_size(self) -> int:
-        size = os.stat(self._path).st_size
-        with contextlib.suppress(FileNotFoundError):
-            size += os.stat(f"{self._path}-wal").st_size
-        return size
-
     def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
             if self._idle:
@@ -94,83 +90,85 @@ class ReaderPool:
             raise failure(error, self._path, "read") from error
 
 
-class Reads(RecordReads):
+class SqliteReads(RecordReads):
     """Reads what this database keeps in its own form, and the rest as every database does."""
 
+    _path: str
     _readers: ReaderPool
     _session_record = staticmethod(rows.session_record)
 
     async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
-        found: list[Event] = []
+        events: list[Event] = []
         room = READ_BYTES
-        while True:
-            page = min(limit - len(found), MAX_READ)
-            last = found[-1].seq if found else after
-            more, room = await self._readers.run(
-                partial(_events, self._payloads, stream=stream, after=last, limit=page, room=room)
-            )
-            found += more
-            if len(more) < page or len(found) >= limit or room <= 0:
-                return found
 
-    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
-        found: dict[StreamId, StreamRecord] = {}
-        for start in range(0, len(streams), MAX_READ):
-            found |= await self._readers.run(partial(_streams, ids=streams[start : start + MAX_READ]))
-        return found
+        def read_page(connection: sqlite3.Connection) -> bool:
+            """Read some events. Returns whether more may follow."""
+            nonlocal room
+            wanted = min(len(events) + MAX_READ, limit)
+            last = events[-1].seq if events else after
+            query = connection.execute(_SQL["read_events"], (stream, last, wanted - len(events)))
+            # Closed at its end: a query that is left in the middle would keep the file's log from being reused.
+            with contextlib.closing(query) as found:
+                for seq, time, payload, final in found:
+                    events.append(Event(seq, time, payload, final == 1))
+                    room -= len(payload)
+                    if room <= 0:
+                        return False
+            return len(events) == wanted < limit
 
-    def _caller(self, owner: str, address: str) -> tuple[object, ...]:
-        return rows.loose(owner), address
+        while await self._readers.run(read_page):
+            pass
+        return events
 
-    async def usage(self, sessions: Sequence[SessionId]) -> Mapping[SessionId, Usage]:
-        found: dict[SessionId, Usage] = {}
-        for start in range(0, len(sessions), MAX_READ):
-            found |= await self._readers.run(partial(_usage, sessions=sessions[start : start + MAX_READ]))
-        return found
+    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
+        def followed(connection: sqlite3.Connection, stream: StreamId) -> Followed | None:
+            row = connection.execute(_SQL["stream_by_id"], (stream,)).fetchone()
+            return None if row is None else Followed(rows.stream_record(row))
+
+        return await self._each(after, followed)
+
+    def _columns_of(self, caller: Caller) -> tuple[object, ...]:
+        return rows.loose(caller.owner), caller.address
+
+    async def usage(self, sessions: Sequence[SessionId]) -> Mapping[SessionId, tuple[SessionRecord, Usage]]:
+        def usage(connection: sqlite3.Connection, session: SessionId) -> tuple[SessionRecord, Usage] | None:
+            if (row := connection.execute(_SQL["session_by_id"], (session,)).fetchone()) is None:
+                return None
+            streams = [rows.stream_record(row) for row in connection.execute(_SQL["streams_of_session"], (session,))]
+            (appended,) = connection.execute(_SQL["newest_of_session"], (session,)).fetchone()
+            readers = [rows.reader_record(row) for row in connection.execute(_SQL["readers_of_session"], (session,))]
+            newest = max([stream.opened for stream in streams], default=0.0)
+            return rows.session_record(row), Usage(streams, max(newest, appended or 0.0), readers)
+
+        return await self._each(sessions, usage)
 
     async def extent(self) -> Extent:
         def read(connection: sqlite3.Connection) -> Extent:
             (counted,) = connection.execute(_SQL["count_events"], (MAX_COUNTED + 1,)).fetchone()
             (oldest,) = connection.execute(_SQL["oldest_retained"], (OLDEST_STREAMS,)).fetchone()
-            return Extent(self._readers.file_size(), min(counted, MAX_COUNTED), counted <= MAX_COUNTED, oldest)
+            size = os.stat(self._path).st_size
+            with contextlib.suppress(FileNotFoundError):
+                size += os.stat(f"{self._path}-wal").st_size
+            return Extent(size, min(counted, MAX_COUNTED), counted <= MAX_COUNTED, oldest)
 
         return await self._readers.run(read)
+
+    async def _each(self, ids: Iterable[Id], read: Callable[[sqlite3.Connection, Id], T | None]) -> dict[Id, T]:
+        """Read something for each id, some ids at a time. An id for which there is nothing is left out."""
+        waiting = deque(ids)
+        found: dict[Id, T] = {}
+
+        def read_some(connection: sqlite3.Connection) -> None:
+            for _ in range(min(MAX_READ, len(waiting))):
+                if (one := read(connection, id_ := waiting.popleft())) is not None:
+                    found[id_] = one
+
+        while waiting:
+            await self._readers.run(read_some)
+        return found
 
     async def _all(self, query: str, record: Callable[[rows.Row], T], *values: Any) -> Sequence[T]:
         def read(connection: sqlite3.Connection) -> Sequence[T]:
-            return self._payloads.decode_all([record(row) for row in connection.execute(_SQL[query], values)])
+            return [record(row) for row in connection.execute(_SQL[query], values)]
 
         return await self._readers.run(read)
-
-
-def _events(
-    payloads: Payloads, connection: sqlite3.Connection, *, stream: StreamId, after: int, limit: int, room: int
-) -> tuple[Sequence[Event], int]:
-    """Return events, and the bytes that still have room after them."""
-    events: list[Event] = []
-    overhead = payloads.overhead
-    # Closed at its end: a query that is left in the middle would keep the file's log from being reused.
-    with contextlib.closing(connection.execute(_SQL["read_events"], (stream, after, limit))) as found:
-        for seq, time, payload, final in found:
-            events.append(Event(seq, time, payload, final == 1))
-            room -= len(payload) - overhead if payload else 0
-            if room <= 0:
-                break
-    return payloads.decode_all(events), room
-
-
-def _usage(connection: sqlite3.Connection, *, sessions: Sequence[SessionId]) -> dict[SessionId, Usage]:
-    found: dict[SessionId, Usage] = {}
-    for session in sessions:
-        streams = [rows.stream_record(row) for row in connection.execute(_SQL["streams_of_session"], (session,))]
-        if streams:
-            (appended,) = connection.execute(_SQL["newest_of_session"], (session,)).fetchone()
-            readers = [rows.reader_record(row) for row in connection.execute(_SQL["readers_of_session"], (session,))]
-            newest = max(*(stream.opened for stream in streams), appended or 0.0)
-            found[session] = Usage(streams, newest, readers)
-    return found
-
-
-def _streams(connection: sqlite3.Connection, *, ids: Sequence[StreamId]) -> dict[StreamId, StreamRecord]:
-    found = (connection.execute(_SQL["stream_by_id"], (id_,)).fetchone() for id_ in ids)
-    return {record.id: record for record in (rows.stream_record(row) for row in found if row is not None)}

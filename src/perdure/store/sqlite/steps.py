@@ -2,17 +2,17 @@
 
 import secrets
 import sqlite3
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from perdure._core import retention
+from perdure._core import retention, sticky
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId, new_fence
 from perdure._core.states import CallState
-from perdure.store import records, rows
-from perdure.store.codec import Payloads
+from perdure.store import records, rows, steps
 from perdure.store.records import (
     MAX_FORWARDED,
     MAX_FORWARDED_BYTES,
@@ -21,30 +21,7 @@ from perdure.store.records import (
     StreamRecord,
 )
 from perdure.store.sqlite import sql_files as _sql
-from perdure.store.steps import (
-    Append,
-    ChangeSession,
-    CloseAsk,
-    DropStream,
-    EndSession,
-    Forward,
-    LeaveReader,
-    MailReceived,
-    OpenAsk,
-    OpenStream,
-    PutCall,
-    PutReader,
-    PutSession,
-    Reached,
-    Refusals,
-    Release,
-    SendMail,
-    Step,
-    StepRejected,
-    Trim,
-    Why,
-    refusal,
-)
+from perdure.store.steps import Refusals, Step, StepRejected, Why, refusal
 
 _SQL = _sql.queries()
 _EXTEND = _SQL["extend_stream"]
@@ -65,12 +42,13 @@ MAX_KEYS = 20_000
 
 
 _STATEMENTS: Mapping[type[Step], str] = {
-    Trim: "trim",
-    OpenAsk: "open_ask",
-    CloseAsk: "close_ask",
-    LeaveReader: "leave_reader",
-    Reached: "reach",
-    MailReceived: "take_mail",
+    steps.Trim: "trim",
+    steps.OpenAsk: "open_ask",
+    steps.CloseAsk: "close_ask",
+    steps.PutReader: "put_reader",
+    steps.LeaveReader: "leave_reader",
+    steps.Reached: "reach",
+    steps.MailReceived: "take_mail",
 }
 """The steps that are one statement and are never refused."""
 
@@ -80,13 +58,12 @@ class StreamSteps:
     undone.
 
     A key is remembered although another process may drop its stream, and SQLite may then give the key to another one.
-    So a remembered key serves only steps that show a fence: no stream of another process has a fence of ours. And if
+    So a remembered key serves only steps that show a fence: no stream of another process has a fence of this one. If
     the key comes back to this process it is not higher than one that was seen before, which ends all remembering.
     """
 
-    def __init__(self, cursor: sqlite3.Cursor, payloads: Payloads) -> None:
+    def __init__(self, cursor: sqlite3.Cursor) -> None:
         self._cursor = cursor
-        self._payloads = payloads
         self._keys: OrderedDict[StreamId, int] = OrderedDict()
         self._newest = 0
 
@@ -98,12 +75,8 @@ class StreamSteps:
         if key is not None:
             self._keys.move_to_end(stream)
             return key
-        key = self._look_up(stream)
-        return None if key is None else self._remember(stream, key)
-
-    def _look_up(self, stream: StreamId) -> int | None:
         row = self._cursor.execute(_SQL["stream_key"], (stream,)).fetchone()
-        return None if row is None else int(row[0])
+        return None if row is None else self._remember(stream, row[0])
 
     def _remember(self, stream: StreamId, key: int) -> int:
         self._keys[stream] = key
@@ -115,7 +88,7 @@ class StreamSteps:
         for (stream,) in self._cursor.execute(_SQL["drop_streams"], (session,)).fetchall():
             self._keys.pop(stream, None)
 
-    def open_stream(self, step: OpenStream) -> StepRejected | None:
+    def open_stream(self, step: steps.OpenStream) -> StepRejected | None:
         cursor, record = self._cursor, step.record
         listed = not any(call.state in _OPEN for call in step.calls)
         cursor.execute(_OPEN_STREAM, rows.stream_row(record, listed=listed, seen=step.seen))
@@ -144,7 +117,7 @@ class StreamSteps:
         self._remember(record.id, key)
         return None
 
-    def append(self, step: Append) -> StepRejected | None:
+    def append(self, step: steps.Append) -> StepRejected | None:
         key = self._key(step.stream)
         if key is None or not self._append_next(key, step):
             self._keys.pop(step.stream, None)
@@ -164,7 +137,7 @@ class StreamSteps:
             self._cursor.execute(_SQL["list_stream"], {"stream": key})
         return None
 
-    def _append_next(self, key: int, step: Append) -> bool:
+    def _append_next(self, key: int, step: steps.Append) -> bool:
         """Append in the plain case, with one statement: our fence, and the events follow the stream's end."""
         events = step.events
         if not events or events[-1].seq - events[0].seq + 1 != len(events):
@@ -180,7 +153,7 @@ class StreamSteps:
             cursor.executemany(_APPEND, [(key, *event) for event in events])
         return True
 
-    def _append_new(self, key: int, step: Append) -> StepRejected | None:
+    def _append_new(self, key: int, step: steps.Append) -> StepRejected | None:
         """Append in any other case: read the stream's end, and append the events after it."""
         fence, last, sealed, node = self._cursor.execute(_SQL["stream_end"], (key,)).fetchone()
         if fence != step.fence:
@@ -196,23 +169,23 @@ class StreamSteps:
         self._cursor.execute(_SQL["set_stream_end"], (last, sealed or step.seal, key))
         return None
 
-    def put_call(self, step: PutCall) -> StepRejected | None:
+    def put_call(self, step: steps.PutCall) -> StepRejected | None:
         key = self._key(step.stream)
         if (refused := self._not_written(key, step)) is not None:
             return refused
-        row = (step.state.value, step.attempt, step.progress)
+        row = (step.state.value, step.attempt, step.progress, step.upstream)
         request_id = rows.request_id_text(step.request_id)
         self._cursor.execute(_SQL["put_call"], (*row, key, step.incarnation, request_id))
         return None
 
-    def release(self, step: Release) -> StepRejected | None:
+    def release(self, step: steps.Release) -> StepRejected | None:
         key = self._key(step.stream)
         if (refused := self._not_written(key, step)) is not None:
             return refused
         self._cursor.execute(_SQL["release_stream"], (key,))
         return None
 
-    def _not_written(self, key: int | None, step: PutCall | Release) -> StepRejected | None:
+    def _not_written(self, key: int | None, step: steps.PutCall | steps.Release) -> StepRejected | None:
         row = None if key is None else self._cursor.execute(_SQL["stream_end"], (key,)).fetchone()
         if row is None:
             return refusal(step, Why.GONE)
@@ -221,13 +194,13 @@ class StreamSteps:
             return refusal(step, Why.FENCED, fence)
         if sealed:
             return refusal(step, Why.SEALED)
-        return None if node or isinstance(step, Release) else refusal(step, Why.RELEASED)
+        return None if node or isinstance(step, steps.Release) else refusal(step, Why.RELEASED)
 
-    def drop(self, step: DropStream) -> None:
+    def drop(self, step: steps.DropStream) -> None:
         self._keys.pop(step.stream, None)
         self._cursor.execute(_SQL["drop_stream"], (step.stream,))
 
-    def forward(self, step: Forward) -> StepRejected | None:
+    def forward(self, step: steps.Forward) -> StepRejected | None:
         cursor = self._cursor
         found = cursor.execute(_SQL["stream_writer"], (step.stream,)).fetchone()
         if found is None:
@@ -242,9 +215,8 @@ class StreamSteps:
             return refusal(step, Why.NOBODY)
         if step.first > last + 1:
             return refusal(step, Why.BEHIND, last)
-        count, size = cursor.execute(_SQL["count_forwarded"], (self._payloads.overhead, key)).fetchone()
-        size += sum(map(self._payloads.size, new))
-        full = count + len(new) > MAX_FORWARDED or size > MAX_FORWARDED_BYTES
+        count, size = cursor.execute(_SQL["count_forwarded"], (key,)).fetchone()
+        full = count + len(new) > MAX_FORWARDED or size + sum(map(len, new)) > MAX_FORWARDED_BYTES
         if count and full:
             return refusal(step, Why.FULL, count)
         numbered = enumerate(new, next_key(cursor, "forward"))
@@ -263,55 +235,53 @@ class StreamSteps:
         self._cursor.execute(_SQL["forget_generations"], {"stream": stream, "kept": records.KEPT_GENERATIONS})
         return rows.stream_record(self._cursor.execute(_SQL["stream_by_id"], (stream,)).fetchone())
 
-    def forgets_little(self, steps: Sequence[Step]) -> bool:
+    def forgets_little(self, group: Sequence[Step]) -> bool:
         """Whether the steps delete few events."""
-        if any(isinstance(step, EndSession) for step in steps):
-            return False
-        return sum(self._forgets(step) for step in steps if isinstance(step, Trim | DropStream)) <= MAX_INLINE_EVENTS
-
-    def _forgets(self, step: Trim | DropStream) -> int:
-        """Return how many events a step deletes, at most."""
-        key = self._look_up(step.stream)
-        oldest = None if key is None else self._cursor.execute(_SQL["oldest_event"], (key,)).fetchone()
-        if oldest is None:
-            return 0
-        if isinstance(step, Trim):
-            return int(max(0, step.through - oldest[0] + 1))
-        end = self._cursor.execute(_SQL["stream_end"], (key,)).fetchone()
-        return 0 if end is None else int(end[1] - oldest[0] + 1)
+        room = MAX_INLINE_EVENTS
+        for step in group:
+            match step:
+                case steps.EndSession():
+                    return False
+                case steps.Trim() | steps.DropStream():
+                    through = step.through if isinstance(step, steps.Trim) else sys.maxsize
+                    found = self._cursor.execute(_SQL["events_through"], (step.stream, through, room + 1))
+                    room -= len(found.fetchall())
+                    if room < 0:
+                        return False
+        return True
 
 
 class StepWriter:
-    """Applies steps of all kinds; `StreamSteps` has those of streams. All payloads are encoded here, at the edge."""
+    """Applies steps of all kinds; `StreamSteps` has those of streams."""
 
-    def __init__(self, connection: sqlite3.Connection, payloads: Payloads) -> None:
+    def __init__(self, connection: sqlite3.Connection) -> None:
         self._cursor = connection.cursor()
-        self._payloads = payloads
-        self.streams = StreamSteps(self._cursor, payloads)
+        self.streams = StreamSteps(self._cursor)
         self._apply: dict[type[Any], Callable[[Any], StepRejected | None]] = {
-            Append: self.streams.append,
-            OpenStream: self.streams.open_stream,
-            Forward: self.streams.forward,
-            PutCall: self.streams.put_call,
-            Release: self.streams.release,
-            DropStream: self.streams.drop,
-            PutSession: self._put_session,
-            ChangeSession: self._change_session,
-            PutReader: self._put_reader,
-            EndSession: self._end_session,
-            SendMail: self._send_mail,
+            steps.Append: self.streams.append,
+            steps.OpenStream: self.streams.open_stream,
+            steps.Forward: self.streams.forward,
+            steps.PutCall: self.streams.put_call,
+            steps.Release: self.streams.release,
+            steps.DropStream: self.streams.drop,
+            steps.PutSession: self._put_session,
+            steps.ChangeSession: self._change_session,
+            steps.EndSession: self._end_session,
+            steps.SendMail: self._send_mail,
         }
         for kind, query in _STATEMENTS.items():
             self._apply[kind] = partial(self._execute, _SQL[query])
 
-    def apply(self, steps: Sequence[Step]) -> Refusals:
+    def apply(self, group: Sequence[Step]) -> Refusals:
         apply = self._apply
-        return [apply[type(step)](step) for step in self._payloads.encode_steps(steps)]
+        return [apply[type(step)](step) for step in group]
 
     def _execute(self, query: str, step: Any) -> None:
-        self._cursor.execute(query, rows.named_values(getattr(step, "record", step)))
+        """A statement names the fields of the step, and of its record if it has one."""
+        record = getattr(step, "record", None)
+        self._cursor.execute(query, rows.named_values(step) | ({} if record is None else rows.named_values(record)))
 
-    def _put_session(self, step: PutSession) -> StepRejected | None:
+    def _put_session(self, step: steps.PutSession) -> StepRejected | None:
         """Put the session first, and take it away again if it was one too many."""
         cursor, record = self._cursor, step.record
         cursor.execute(_SQL["put_session"], rows.session_values(record))
@@ -329,19 +299,16 @@ class StepWriter:
             cursor.execute(_SQL["unput_session"], (record.id,))
         return refused
 
-    def _change_session(self, step: ChangeSession) -> None:
+    def _change_session(self, step: steps.ChangeSession) -> None:
         values = rows.named_values(step) | {"sticky": None}
         if step.stick is not None:
             row = self._cursor.execute(_SQL["read_sticky"], (step.session,)).fetchone()
             if row is None:
                 return
-            values["sticky"] = rows.sticky_text(self._payloads.stick(rows.sticky_requests(row[0]), step.stick))
+            values["sticky"] = rows.sticky_text(sticky.after(rows.sticky_requests(row[0]), step.stick))
         self._cursor.execute(_SQL["change_session"], values)
 
-    def _put_reader(self, step: PutReader) -> None:
-        self._cursor.execute(_SQL["put_reader"], rows.named_values(step.record) | {"attaches": step.attaches})
-
-    def _end_session(self, step: EndSession) -> None:
+    def _end_session(self, step: steps.EndSession) -> None:
         cursor = self._cursor
         if step.unused_since is not None:
             unused = cursor.execute(_SQL["is_unused"], (step.session, step.unused_since)).fetchone()
@@ -351,7 +318,7 @@ class StepWriter:
         cursor.execute(_SQL["end_call_record"], (step.session,))
         if cursor.rowcount == 1:
             return
-        row = cursor.execute(_SQL["params_of"], (self._payloads.overhead, step.session)).fetchone()
+        row = cursor.execute(_SQL["params_of"], (step.session,)).fetchone()
         if row is None:
             return
         keeps = retention.keeps_params(step.reason, row[0])
@@ -361,8 +328,8 @@ class StepWriter:
         cursor.execute(_SQL["forget_ended_of"], of_caller)
         cursor.execute(_SQL["forget_ended"], {"most": retention.MAX_ENDED})
 
-    def _send_mail(self, step: SendMail) -> StepRejected | None:
-        # With few messages there this look is short; with many the node does not deal with its mail.
+    def _send_mail(self, step: steps.SendMail) -> StepRejected | None:
+        # Short while few messages wait; with many the node does not read its mail.
         if self._cursor.execute(_SQL["much_mail"], (step.node, MAX_MAIL - 1)).fetchone() is not None:
             return refusal(step, Why.FULL)
         self._cursor.execute(_SQL["post_mail"], (next_key(self._cursor, "mail"), step.message, step.node))
@@ -375,18 +342,18 @@ class StepWriter:
         if self._cursor.rowcount != 1:
             return None
         row = self._cursor.execute(_SQL["session_by_id"], (session,)).fetchone()
-        return self._payloads.decode(rows.session_record(row))
+        return rows.session_record(row)
 
     def change_note(self, name: str, *, seen: bytes | None, value: bytes | None, session: str) -> bool:
         found = self._cursor.execute(_SQL["note"], (name,)).fetchone()
-        if seen != (None if found is None else self._payloads.decode_one(bytes(found[0]))):
+        if seen != (None if found is None else bytes(found[0])):
             return False
         if session and self._cursor.execute(_SQL["revision_of"], (session,)).fetchone() is None:
             return False
         if value is None:
             self._cursor.execute(_SQL["drop_note"], (name,))
         else:
-            self._cursor.execute(_SQL["put_note"], (name, session, self._payloads.encode_one(value)))
+            self._cursor.execute(_SQL["put_note"], (name, session, value))
         return True
 
 

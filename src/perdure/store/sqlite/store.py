@@ -22,7 +22,6 @@ from functools import partial
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.retention import Cutoffs
 from perdure.errors import StoreUnavailable
-from perdure.store.codec import PLAIN, Codec, Payloads, weigh
 from perdure.store.interface import HintListener, Liveness
 from perdure.store.records import SessionRecord, StreamRecord, Survey
 from perdure.store.sqlite import nodes
@@ -30,21 +29,20 @@ from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.file import OPERATOR_PATIENCE, Sync, named, open_reader, refuse_unfit
 from perdure.store.sqlite.locks import locks_of
 from perdure.store.sqlite.metrics import Metrics
-from perdure.store.sqlite.reads import ReaderPool, Reads
+from perdure.store.sqlite.reads import ReaderPool, SqliteReads
 from perdure.store.sqlite.sweep import sweep
-from perdure.store.sqlite.wakeups import Hints
+from perdure.store.sqlite.wakeups import SqliteHints
 from perdure.store.sqlite.writer import Writer
-from perdure.store.steps import Refusals, SendMail, Step
+from perdure.store.steps import Refusals, SendMail, Step, weigh
 
 _SQL = _sql.queries()
 
 
-class SqliteStore(Reads):
+class SqliteStore(SqliteReads):
     """A store in the file at `path`, which is made (readable by its owner only) if it is not there.
 
     `busy_timeout`: seconds that one operation may be stuck, or another program may hold the file, before it fails. Time
-    in the queues of the threads does not count. `codec`: the form in which payloads are in the file; all processes that
-    share it use the same. `wall`: the time in seconds since 1970, asked when a node joins.
+    in the queues of the threads does not count. `wall`: the time in seconds since 1970, read when a node joins.
     """
 
     shared = True
@@ -56,20 +54,18 @@ class SqliteStore(Reads):
         *,
         sync: Sync = "normal",
         busy_timeout: float = 1.0,
-        codec: Codec = PLAIN,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._path = os.path.abspath(path)
         self._wall = wall
         self._offset = wall() - time.monotonic()
-        self._payloads = Payloads(codec)
-        self._writer = Writer(self._path, sync=sync, busy_timeout=busy_timeout, codec=codec)
+        self._writer = Writer(self._path, sync=sync, busy_timeout=busy_timeout)
         self._readers = ReaderPool(
             self._path, busy_timeout=busy_timeout, check=self._writer.check, identity=self._writer.identity
         )
-        self._meter = Metrics(self._path, self._readers, overhead=self._payloads.overhead)
+        self._meter = Metrics(self._path, self._readers)
         self._locks = locks_of(self._path)
-        self._hints = Hints(self._locks, look=self._writer.look)
+        self._hints = SqliteHints(self._locks, look=self._writer.look)
         self._open = False
         self._turning = asyncio.Lock()
 
@@ -86,14 +82,10 @@ class SqliteStore(Reads):
                 self._open = False
                 self._hints.close()
                 self._writer.stop()
-                await asyncio.to_thread(self._close)
-
-    def _close(self) -> None:
-        # The writer after the readers: it moves the log into the file, which they would hold up. The locks at the very
-        # end: as long as anything is written, its node lives (11).
-        self._readers.close()
-        self._writer.join()
-        self._locks.close()
+                # The writer after the readers: it moves the log into the file, which they would hold up. The locks at
+                # the very end: as long as anything is written, its node lives (11).
+                for close in (self._readers.close, self._writer.join, self._locks.close):
+                    await asyncio.to_thread(close)
 
     # Writing
 

@@ -45,28 +45,28 @@ Hinted = set[StreamId] | None
 
 
 @dataclass(slots=True, eq=False)
-class _Ear:
+class _Subscription:
     listeners: list[HintListener] = field(default_factory=list)
     socket: socket.socket | None = None
 
-    def tell(self, hinted: Hinted) -> None:
+    def notify(self, hinted: Hinted) -> None:
         streams = () if hinted is None else tuple(hinted)
         for listener in list(self.listeners):
             listener(streams)
 
 
-class Hints:
+class SqliteHints:
     """Notifies listeners. `look` returns a number that changes when another process has written, or `None` if that is
     not known now."""
 
     def __init__(self, locks: Locks, *, look: Callable[[], int | None]) -> None:
         self._locks = locks
         self._look = look
-        self._ears: dict[NodeId, _Ear] = {}
+        self._subscriptions: dict[NodeId, _Subscription] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._seen: int | None = None
         self._news = False
-        self._told = 0.0
+        self._notified = 0.0
         self._out: socket.socket | None = None
         self._outgoing: dict[NodeId, Hinted] = {}
         self._pause = FIRST_PAUSE
@@ -75,72 +75,72 @@ class Hints:
 
     def subscribe(self, node: NodeId, listener: HintListener) -> Callable[[], None]:
         loop = asyncio.get_running_loop()
-        ear = self._ears.get(node)
-        if ear is None:
-            ear = self._ears[node] = _Ear(socket=self._bind(node))
-            if ear.socket is not None:
-                loop.add_reader(ear.socket.fileno(), self._hear, ear)
-        ear.listeners.append(listener)
+        subscription = self._subscriptions.get(node)
+        if subscription is None:
+            subscription = self._subscriptions[node] = _Subscription(socket=self._bind(node))
+            if subscription.socket is not None:
+                loop.add_reader(subscription.socket.fileno(), self._read_datagrams, subscription)
+        subscription.listeners.append(listener)
         if self._timer is None:
             self._seen = self._look()
             self._timer = loop.call_later(self._interval(), self._tick, loop)
 
         def stop() -> None:
-            if listener in ear.listeners:
-                ear.listeners.remove(listener)
-                if not ear.listeners:
-                    self._close_ear(node, loop)
+            if listener in subscription.listeners:
+                subscription.listeners.remove(listener)
+                if not subscription.listeners:
+                    self._end_subscription(node, loop)
 
         return stop
 
     def close(self) -> None:
         loop = asyncio.get_running_loop()
-        for node in list(self._ears):
-            self._ears[node].listeners.clear()
-            self._close_ear(node, loop)
+        for node in list(self._subscriptions):
+            self._subscriptions[node].listeners.clear()
+            self._end_subscription(node, loop)
         self._outgoing.clear()
         if self._out is not None:
             self._out.close()
             self._out = None
 
-    def _close_ear(self, node: NodeId, loop: asyncio.AbstractEventLoop) -> None:
-        ear = self._ears.pop(node)
-        if ear.socket is not None:
-            loop.remove_reader(ear.socket.fileno())
-            ear.socket.close()
+    def _end_subscription(self, node: NodeId, loop: asyncio.AbstractEventLoop) -> None:
+        subscription = self._subscriptions.pop(node)
+        if subscription.socket is not None:
+            loop.remove_reader(subscription.socket.fileno())
+            subscription.socket.close()
             with contextlib.suppress(OSError):
                 os.unlink(self._locks.socket_path(node))
-        if not self._ears and self._timer is not None:
+        if not self._subscriptions and self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _bind(self, node: NodeId) -> socket.socket | None:
         if not hasattr(socket, "AF_UNIX"):
             return None
-        ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            ear.setblocking(False)
+            receiver.setblocking(False)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._locks.socket_path(node))
             with _reachable(self._locks.socket_path(node)) as address:
-                ear.bind(address)
+                receiver.bind(address)
         except OSError:
-            ear.close()
+            receiver.close()
             return None
-        return ear
+        return receiver
 
-    def _hear(self, ear: _Ear) -> None:
+    def _read_datagrams(self, subscription: _Subscription) -> None:
         hinted: Hinted = set()
         for _ in range(AT_ONCE):
             try:
-                message = ear.socket.recv(MAX_DATAGRAM) if ear.socket is not None else b""
+                message = subscription.socket.recv(MAX_DATAGRAM) if subscription.socket is not None else b""
             except OSError:
                 break
             # What cannot be read is a hint all the same.
             streams = {StreamId(stream) for stream in message.decode(errors="replace").split("\n")}
             hinted = _merged(hinted, streams if message else None)
         if hinted is None or hinted:
-            ear.tell(hinted)
+            subscription.notify(hinted)
 
     # Polling
 
@@ -148,7 +148,7 @@ class Hints:
         return POLL if self._by_datagram() else POLL_ALONE
 
     def _by_datagram(self) -> bool:
-        return all(ear.socket is not None for ear in self._ears.values())
+        return all(subscription.socket is not None for subscription in self._subscriptions.values())
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = loop.call_later(self._interval(), self._tick, loop)
@@ -156,11 +156,11 @@ class Hints:
         if number is not None and number != self._seen:
             self._seen = number
             self._news = True
-        if self._news and (not self._by_datagram() or time.monotonic() - self._told >= QUIET):
+        if self._news and (not self._by_datagram() or time.monotonic() - self._notified >= QUIET):
             self._news = False
-            self._told = time.monotonic()
-            for ear in list(self._ears.values()):
-                ear.tell(None)
+            self._notified = time.monotonic()
+            for subscription in list(self._subscriptions.values()):
+                subscription.notify(None)
 
     # Notifying
 
@@ -187,8 +187,8 @@ class Hints:
 
     def _send(self, node: NodeId, hinted: Hinted) -> bool:
         """Send a hint; returns `False` if it should be sent again."""
-        if (ear := self._ears.get(node)) is not None:
-            ear.tell(hinted)
+        if (subscription := self._subscriptions.get(node)) is not None:
+            subscription.notify(hinted)
             return True
         try:
             if self._out is None:

@@ -21,7 +21,6 @@ from queue import SimpleQueue
 from typing import Any, Literal, TypeVar
 
 from perdure.errors import StoreError, StoreReplaced, StoreTooNew, StoreUnavailable
-from perdure.store.codec import PLAIN, Codec, Payloads, weigh
 from perdure.store.sqlite.file import (
     NAMED,
     STUCK,
@@ -36,7 +35,7 @@ from perdure.store.sqlite.file import (
     rollback,
 )
 from perdure.store.sqlite.steps import MAX_INLINE_BYTES, MAX_INLINE_EVENTS, StepWriter
-from perdure.store.steps import Refusals, Step
+from perdure.store.steps import Refusals, Step, weigh
 from perdure.store.time_limit import TimeLimit
 
 T = TypeVar("T")
@@ -81,7 +80,7 @@ class WriteJob:
 class Writer:
     """Queues jobs and writes them. The event loop calls the first part, the thread runs the second."""
 
-    def __init__(self, path: str, *, sync: Sync, busy_timeout: float, codec: Codec = PLAIN) -> None:
+    def __init__(self, path: str, *, sync: Sync, busy_timeout: float) -> None:
         self._path = path
         self._sync = sync
         self._lock = threading.Lock()
@@ -89,7 +88,7 @@ class Writer:
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._closed = True
         self._log_full = False
-        self._file = WritingConnection(path, sync=sync, busy_timeout=busy_timeout, codec=codec)
+        self._file = WritingConnection(path, sync=sync, busy_timeout=busy_timeout)
         self.identity = self._file.identity
         self._processor: int | None = None
         """The clock of the processor's time that the thread has had; systems without such clocks have none."""
@@ -275,11 +274,10 @@ class WritingConnection:
     Used under the lock of `Writer`, in whichever thread holds it.
     """
 
-    def __init__(self, path: str, *, sync: Sync, busy_timeout: float, codec: Codec) -> None:
+    def __init__(self, path: str, *, sync: Sync, busy_timeout: float) -> None:
         self._path = path
         self._sync = sync
         self._busy_timeout = busy_timeout
-        self._payloads = Payloads(codec)
         self.identity = FileIdentity(path)
         self.too_new: str | None = None
         """The sentence of the failure, once a newer release has taken the file over."""
@@ -292,7 +290,7 @@ class WritingConnection:
         self._connection = open_writer(self._path, sync=self._sync, busy_timeout=self._busy_timeout)
         self.identity.opened()
         self._execute = self._connection.cursor().execute
-        self.steps = StepWriter(self._connection, self._payloads)
+        self.steps = StepWriter(self._connection)
         self.too_new = None
         self._seen = self._data_version()
         self._checkpoints = Checkpoints(self._path, self.identity, log_full=log_full)
@@ -303,7 +301,7 @@ class WritingConnection:
 
     def close(self) -> None:
         with contextlib.suppress(StoreReplaced, OSError):
-            self.identity.check()  # it may have gone since it was last looked at
+            self.identity.check()  # it may have been replaced since the last check
         try:
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except NAMED as error:
@@ -393,7 +391,7 @@ class WritingConnection:
 
     def undo(self) -> None:
         self.steps.streams.forget()
-        # Where even that fails the next transaction tries again; the failure that led here is the one to tell.
+        # Where even that fails the next transaction tries again; the failure that led here is the one to report.
         with contextlib.suppress(*NAMED):
             rollback(self._connection)
 
@@ -407,7 +405,7 @@ class WritingConnection:
         except StoreTooNew as newer:
             return newer
         except NAMED:
-            pass  # the first failure is the one to tell
+            pass  # the first failure is the one to report
         ours: StoreError = failure(error, self._path, "written")
         ours.__cause__ = error
         return ours
@@ -461,7 +459,7 @@ class Checkpoints:
                 _copy(self._connection)
                 self._log_full()
         except (*NAMED, StoreReplaced) as error:
-            # Put off, not lost; the commits themselves tell if the file is in trouble.
+            # Put off, not lost; the commits report it if the file is in trouble.
             _log.warning("checkpoint of %s put off: %s", self._path, error, extra={"action": "store.checkpoint"})
         finally:
             self._running = False

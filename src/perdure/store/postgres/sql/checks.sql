@@ -110,7 +110,7 @@ WHERE g.generation >= s.generation OR g."end" > s.last OR EXISTS (
     SELECT 1 FROM perdure.generation AS later
     WHERE later.stream = g.stream AND later.generation > g.generation AND later."end" < g."end");
 
--- delivered: streams of which readers have got more than there is
+-- delivered: streams whose readers have passed their end
 SELECT 'stream ' || left(id, 8) || ' ends with event ' || last || ', and readers have got to ' || delivered
 FROM perdure.stream WHERE delivered > last;
 

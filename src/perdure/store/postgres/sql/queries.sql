@@ -12,8 +12,7 @@ LEFT JOIN LATERAL (
     SELECT array_agg(seq) AS seqs, array_agg(time) AS times, array_agg(payload) AS payloads, array_agg(final) AS finals
     FROM (
         SELECT seq, time, payload, final,
-               sum(greatest(0, length(payload) - $5::int)) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING)
-                   - greatest(0, length(payload) - $5::int) AS before
+               sum(length(payload)) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING) - length(payload) AS before
         FROM (
             (SELECT seq, time, payload, false AS final FROM perdure.event
              WHERE stream = s.key AND s.last > x.after AND seq > greatest(x.after, s.trimmed) ORDER BY seq LIMIT $3::int)
@@ -45,14 +44,14 @@ ORDER BY key;
 SELECT f.key, f.payload FROM perdure.stream AS s JOIN perdure.forward AS f ON f.stream = s.key
 WHERE s.id = $1 AND f.key > $2 ORDER BY f.key LIMIT $3;
 
--- kept_of_session: what is retained of a session's sealed streams, the oldest first; sizes less what the codec added
+-- kept_of_session: what is retained of a session's sealed streams, the oldest first
 SELECT s.id, s.opened, coalesce(e.number, 0), coalesce(a.number, 0), coalesce(e.size, 0), coalesce(a.size, 0)
 FROM perdure.stream AS s
 LEFT JOIN LATERAL (
-    SELECT count(*) AS number, sum(greatest(0, length(payload) - $2::int)) AS size FROM perdure.event
+    SELECT count(*) AS number, sum(length(payload)) AS size FROM perdure.event
     WHERE stream = s.key AND seq > s.trimmed) AS e ON true
 LEFT JOIN LATERAL (
-    SELECT count(*) AS number, sum(greatest(0, length(payload) - $2::int)) AS size FROM perdure.answer
+    SELECT count(*) AS number, sum(length(payload)) AS size FROM perdure.answer
     WHERE stream = s.key AND seq > s.forgotten) AS a ON true
 WHERE s.session = $1 AND s.sealed ORDER BY s.key;
 
@@ -64,6 +63,9 @@ WHERE s.id = $1 ORDER BY g.generation;
 -- session_by_id: one session
 SELECT {session} FROM perdure.session WHERE id = $1;
 
+-- sessions_by_id: some sessions
+SELECT {session n} FROM unnest($1::text[]) AS w (id) JOIN perdure.session AS n ON n.id = w.id;
+
 -- load_session: one session and its standalone stream
 SELECT {session n}, {stream s}
 FROM perdure.session AS n LEFT JOIN perdure.stream AS s ON s.id = n.standalone WHERE n.id = $1;
@@ -71,7 +73,7 @@ FROM perdure.session AS n LEFT JOIN perdure.stream AS s ON s.id = n.standalone W
 -- single_call: one record and its one call, with the newest events of its stream and what it asks
 SELECT {session n},
        c.session, c.incarnation, c.request_id, c.stream_id, c.method, c.request, c.principal, c.attempt,
-       c.progress, c.state, c.digest, c.name, e.seqs, e.times, e.payloads, e.finals,
+       c.progress, c.state, c.digest, c.name, c.upstream, e.seqs, e.times, e.payloads, e.finals,
        a.sessions, a.ids, a.streams, a.requests, a.nodes
 FROM perdure.session AS n
 LEFT JOIN LATERAL (
@@ -97,9 +99,6 @@ LEFT JOIN LATERAL (
            array_agg(request ORDER BY key) AS requests, array_agg(node ORDER BY key) AS nodes
     FROM perdure.ask WHERE session = n.id AND c.state IN ('running', 'waiting')) AS a ON true
 WHERE n.id = $1;
-
--- sessions_after: a page of sessions, by id
-SELECT {session} FROM perdure.session WHERE id > $1 ORDER BY id LIMIT $2;
 
 -- newest: the sessions and calls that were active last, in short; of a call also the state of its row
 SELECT id, owner, state, is_task, active, kind,
@@ -132,8 +131,8 @@ WHERE caller = $1 AND kind = $2 AND state = 'dormant' AND state <> 'ended'
     AND NOT ($3 AND EXISTS (SELECT 1 FROM perdure.stream AS t WHERE t.session = s.id AND t.unread))
 ORDER BY active LIMIT 1;
 
--- count_of_caller: how many records of a kind one caller has that have not ended
-SELECT count(*) FROM perdure.session WHERE caller = $1 AND kind = $2 AND state <> 'ended';
+-- count_states_of: how many records of a kind one caller has in each state, without those that have ended
+SELECT state, count(*) FROM perdure.session WHERE caller = $1 AND kind = $2 AND state <> 'ended' GROUP BY state;
 
 -- bytes_of_caller: the bytes of what is kept of one caller's single calls that have ended
 SELECT coalesce(sum(length(n.client_params)), 0) + coalesce(sum(

@@ -45,7 +45,8 @@ CREATE TABLE perdure.session (
     caller        bytea NOT NULL,
     kind          text NOT NULL DEFAULT 'session' CHECK (kind IN ('session', 'call', 'key')),
     is_task       bool NOT NULL DEFAULT false,
-    digest        bytea NOT NULL DEFAULT ''
+    digest        bytea NOT NULL DEFAULT '',
+    upstream      bytea NOT NULL DEFAULT ''
 ) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
 CREATE INDEX session_of_caller ON perdure.session (caller, kind) WHERE state <> 'ended';
@@ -161,6 +162,7 @@ CREATE TABLE perdure.call (
     state       perdure.call_state NOT NULL,
     digest      bytea NOT NULL DEFAULT '',
     name        bytea NOT NULL DEFAULT '',
+    upstream    bytea NOT NULL DEFAULT '',
     PRIMARY KEY (stream, place)
 ) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
@@ -306,7 +308,7 @@ FOR EACH ROW WHEN (OLD.kind = 'session') EXECUTE FUNCTION perdure.count_sessions
 CREATE TRIGGER session_over AFTER UPDATE OF state ON perdure.session
 FOR EACH ROW WHEN (NEW.state = 'ended' AND OLD.state <> 'ended') EXECUTE FUNCTION perdure.count_sessions();
 
--- Sessions that a node which is not buried uses: it is their home, runs a call of theirs, or reads one of their streams.
+-- Sessions in use: a node that is not buried is their home, runs one of their calls, or reads one of their streams.
 CREATE VIEW perdure.in_use AS
 SELECT session FROM perdure.stream WHERE NOT sealed AND node IN (SELECT id FROM perdure.node)
 UNION ALL
@@ -416,7 +418,7 @@ BEGIN
     PERFORM perdure.drop_streams_1(keys);
     DELETE FROM perdure.session WHERE id = session_ AND kind <> 'session';
     UPDATE perdure.session SET
-        state = 'ended', active = time_, ended = reason, result = '', sticky = '{}', revision = revision + 1,
+        state = 'ended', active = time_, ended = reason, result = '', sticky = '{}', upstream = '', revision = revision + 1,
         client_params = CASE WHEN length(client_params) <= params THEN client_params ELSE '' END
     WHERE id = session_ AND state <> 'ended' RETURNING caller INTO whose;
     IF NOT FOUND THEN
@@ -434,7 +436,7 @@ END $$;
 -- Put messages for the writer of a stream after those that wait. Returns 'gone', 'nobody', 'behind'
 -- or 'full' with a number.
 CREATE FUNCTION perdure.forward_1(
-    stream_ text, node_ text, sender_ text, first bigint, payloads bytea[], overhead int, most int, most_bytes bigint
+    stream_ text, node_ text, sender_ text, first bigint, payloads bytea[], most int, most_bytes bigint
 ) RETURNS text[] LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s record;
@@ -461,9 +463,9 @@ BEGIN
     IF first > known + 1 THEN
         RETURN ARRAY['behind', known::text];
     END IF;
-    SELECT count(*), coalesce(sum(greatest(0, length(payload) - overhead)), 0) INTO waiting, size
+    SELECT count(*), coalesce(sum(length(payload)), 0) INTO waiting, size
     FROM perdure.forward WHERE stream = s.key;
-    SELECT size + sum(greatest(0, length(p) - overhead)) INTO size FROM unnest(fresh) AS p;
+    SELECT size + sum(length(p)) INTO size FROM unnest(fresh) AS p;
     IF waiting > 0 AND (waiting + cardinality(fresh) > most OR size > most_bytes) THEN
         RETURN ARRAY['full', waiting::text];
     END IF;
@@ -592,7 +594,7 @@ BEGIN
             END IF;
             count_ := CASE WHEN why IS NULL THEN numbers[n + 6] ELSE 0 END;
             FOR e IN 1 .. count_ LOOP
-                UPDATE perdure.call SET state = texts[t + 2 * e], request = ''
+                UPDATE perdure.call SET state = texts[t + 2 * e], request = '', upstream = ''
                 WHERE stream = k AND incarnation = numbers[n + 6 + e] AND request_id = texts[t + 2 * e - 1]
                     AND state NOT IN ('answered', 'cancelled', 'settled');
             END LOOP;
@@ -602,7 +604,7 @@ BEGIN
             END IF;
         WHEN 'o' THEN  -- open stream: id, session, kind, node; fence, generation, last, sealed, listed,
             -- most calls or -1, calls, seen or -1, unique; opened. Of each call: id, state; incarnation, attempt, has progress; progress;
-            -- key, method, request, principal, digest, name
+            -- key, method, request, principal, digest, name, upstream
             PERFORM 1 FROM perdure.session WHERE id = texts[t + 1] FOR NO KEY UPDATE;
             INSERT INTO perdure.stream (id, session, kind, node, fence, opened, generation, last, sealed, listed)
             SELECT texts[t], texts[t + 1], texts[t + 2], texts[t + 3], numbers[n], times[f],
@@ -635,13 +637,13 @@ BEGIN
                     k, c, session_, numbers[n + 6 + 3 * c], texts[t + 2 + 2 * c], blobs[b], blobs[b + 1],
                     blobs[b + 2], blobs[b + 3], numbers[n + 7 + 3 * c],
                     CASE WHEN numbers[n + 8 + 3 * c] = 1 THEN times[f + c] END, texts[t + 3 + 2 * c],
-                    blobs[b + 4], blobs[b + 5])
+                    blobs[b + 4], blobs[b + 5], blobs[b + 6])
                 ON CONFLICT DO NOTHING;
                 IF NOT FOUND THEN
                     why := ARRAY['taken', texts[t + 2 + 2 * c]];
                     done := true;
                 END IF;
-                b := b + 6;
+                b := b + 7;
             END LOOP;
             IF NOT done AND most_ >= 0 THEN
                 SELECT count(*) INTO count_ FROM perdure.call
@@ -654,7 +656,7 @@ BEGIN
                 DELETE FROM perdure.call WHERE stream = k;
                 DELETE FROM perdure.stream WHERE key = k;
             END IF;
-        WHEN 'p', 'r' THEN  -- stream; fence. Put call: id, state; incarnation, attempt, has progress; progress
+        WHEN 'p', 'r' THEN  -- stream; fence. Put call: id, state; incarnation, attempt, has progress, has upstream; progress; upstream
             SELECT key, fence, sealed, node INTO s FROM perdure.stream WHERE id = texts[t] FOR NO KEY UPDATE;
             IF NOT FOUND THEN
                 why := ARRAY['gone', ''];
@@ -669,29 +671,31 @@ BEGIN
             ELSE
                 UPDATE perdure.call SET
                     state = texts[t + 2], attempt = numbers[n + 2],
-                    progress = CASE WHEN numbers[n + 3] = 1 THEN times[f] END
+                    progress = CASE WHEN numbers[n + 3] = 1 THEN times[f] END,
+                    upstream = CASE WHEN numbers[n + 4] = 1 THEN blobs[b] ELSE upstream END
                 WHERE stream = s.key AND incarnation = numbers[n + 1] AND request_id = texts[t + 1]
                     AND state NOT IN ('answered', 'cancelled', 'settled');
             END IF;
         WHEN 's' THEN  -- put session: id, state, version, standalone, ended, kind; initialized, incarnation, limits,
             -- has caller, most of caller, most or -1, sticky, revision, is task; created, active; owner, address, caller, params, result, digest,
-            -- sticky…
+            -- upstream, sticky…
             INSERT INTO perdure.session (
                 id, state, version, standalone, ended, initialized, incarnation, created, active, owner, address,
-                caller, client_params, result, sticky, revision, kind, digest, is_task)
+                caller, client_params, result, sticky, revision, kind, digest, is_task, upstream)
             VALUES (
                 texts[t], texts[t + 1], texts[t + 2], texts[t + 3], texts[t + 4], numbers[n] = 1,
                 numbers[n + 1], times[f], times[f + 1], blobs[b], blobs[b + 1], blobs[b + 2], blobs[b + 3], blobs[b + 4],
-                blobs[b + 6 : b + 5 + numbers[n + 6]::int], numbers[n + 7], texts[t + 5], blobs[b + 5], numbers[n + 8] = 1)
+                blobs[b + 7 : b + 6 + numbers[n + 6]::int], numbers[n + 7], texts[t + 5], blobs[b + 5], numbers[n + 8] = 1,
+                blobs[b + 6])
             ON CONFLICT (id) DO NOTHING;
             IF FOUND AND numbers[n + 2] = 1 THEN
                 why := perdure.limit_sessions_1(texts[t], numbers[n + 3] = 1, numbers[n + 4], nullif(numbers[n + 5], -1));
             END IF;
         WHEN 'c' THEN  -- change session: id, state or '', version; has version, result, initialized or -1, sticks, seen,
-            -- sticky, is task or -1; active or -infinity; result, seen…, sticky…
+            -- sticky, is task or -1, has upstream; active or -infinity; result, upstream, seen…, sticky…
             done := numbers[n + 3] = 0;
             count_ := numbers[n + 4];
-            more := blobs[b + 1 + count_ : b + count_ + numbers[n + 5]::int];
+            more := blobs[b + 2 + count_ : b + 1 + count_ + numbers[n + 5]::int];
             UPDATE perdure.session SET
                 active = greatest(active, times[f]),
                 state = coalesce(nullif(texts[t + 1], ''), state),
@@ -699,13 +703,15 @@ BEGIN
                 result = CASE WHEN numbers[n + 1] = 1 THEN blobs[b] ELSE result END,
                 initialized = CASE WHEN numbers[n + 2] >= 0 THEN numbers[n + 2] = 1 ELSE initialized END,
                 is_task = CASE WHEN numbers[n + 6] >= 0 THEN numbers[n + 6] = 1 ELSE is_task END,
+                upstream = CASE WHEN numbers[n + 7] = 1 THEN blobs[b + 1] ELSE upstream END,
                 sticky = CASE WHEN done THEN sticky ELSE more END,
                 revision = revision + (texts[t + 1] NOT IN ('', state) OR (numbers[n] = 1 AND texts[t + 2] <> version)
                     OR (numbers[n + 1] = 1 AND blobs[b] <> result)
                     OR (numbers[n + 2] >= 0 AND (numbers[n + 2] = 1) <> initialized)
-                    OR (numbers[n + 6] >= 0 AND (numbers[n + 6] = 1) <> is_task) OR (NOT done AND more <> sticky))::int
+                    OR (numbers[n + 6] >= 0 AND (numbers[n + 6] = 1) <> is_task)
+                    OR (numbers[n + 7] = 1 AND blobs[b + 1] <> upstream) OR (NOT done AND more <> sticky))::int
             WHERE id = texts[t] AND state <> 'ended'
-                AND (done OR sticky = blobs[b + 1 : b + count_]);
+                AND (done OR sticky = blobs[b + 2 : b + 1 + count_]);
             IF NOT FOUND AND NOT done
                 AND EXISTS (SELECT 1 FROM perdure.session WHERE id = texts[t] AND state <> 'ended') THEN
                 RAISE EXCEPTION 'the sticky requests have changed' USING ERRCODE = 'serialization_failure';
@@ -751,10 +757,10 @@ BEGIN
                               WHERE g.stream = u.key AND g.generation = numbers[n]), 0) END)),
                 unread = numbers[n + 2] = 1
             WHERE id = texts[t];
-        WHEN 'f' THEN  -- forward: stream, node, sender; first, payloads, overhead, most, most bytes; payloads…
+        WHEN 'f' THEN  -- forward: stream, node, sender; first, payloads, most, most bytes; payloads…
             why := perdure.forward_1(
                 texts[t], texts[t + 1], texts[t + 2], numbers[n], blobs[b : b + numbers[n + 1]::int - 1],
-                numbers[n + 2]::int, numbers[n + 3]::int, numbers[n + 4]);
+                numbers[n + 2]::int, numbers[n + 3]);
         WHEN 'T' THEN  -- mail received: node; through
             -- The mailbox first, as its senders do.
             PERFORM 1 FROM perdure.mailbox WHERE node = texts[t] FOR UPDATE;

@@ -1,4 +1,4 @@
--- The rules of `store.maintenance`: a name, one line of purpose, a query that gives a sentence for each broken place.
+-- The rules of `store.maintenance`: a name, one line of purpose, a query that returns a sentence for each violation.
 -- Where a query walks over a table, it does so in the table's order and keeps nothing, so memory stays small.
 
 -- counts: how much the store holds
@@ -42,12 +42,12 @@ SELECT 'stream ' || substr(s.id, 1, 8) || ' is a second standalone stream of ses
 FROM stream AS s JOIN session AS n ON n.id = s.session
 WHERE s.kind = 's' AND n.kind = 'session' AND n.state <> 'ended' AND n.standalone <> s.id;
 
--- beyond: events behind the end of their stream
+-- beyond: events after the end of their stream
 SELECT 'stream ' || substr(id, 1, 8) || ' ends with event ' || last || ', and event ' || newest || ' is there'
 FROM (SELECT id, last, (SELECT seq FROM event WHERE stream = s.key ORDER BY seq DESC LIMIT 1) AS newest FROM stream AS s)
 WHERE newest > last;
 
--- gaps: events that are missing behind the oldest retained one; answers that have expired are not counted
+-- gaps: events that are missing after the oldest retained one; answers that have expired are not counted
 SELECT 'stream ' || substr(id, 1, 8) || ' lacks ' || missing || ' of the events ' || oldest || ' to ' || last
 FROM (
     SELECT id, last, oldest, last - oldest + 1 - (SELECT count(*) FROM event WHERE stream = key AND seq >= oldest)
@@ -117,7 +117,7 @@ WHERE g.generation >= s.generation OR g."end" > s.last OR EXISTS (
     SELECT 1 FROM generation AS later
     WHERE later.stream = g.stream AND later.generation > g.generation AND later."end" < g."end");
 
--- delivered: streams of which readers have got more than there is
+-- delivered: streams whose readers have passed their end
 SELECT 'stream ' || substr(id, 1, 8) || ' ends with event ' || last || ', and readers have got to ' || delivered
 FROM stream WHERE delivered > last;
 

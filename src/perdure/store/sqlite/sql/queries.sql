@@ -1,10 +1,10 @@
 -- Every query of the SQLite store: a name, one line of purpose, the statement.
 
--- put_session: a new session; nothing if it is there already
+-- put_session: a new session; nothing if it exists
 INSERT INTO session (id, owner, state, version, client_params, result, initialized, sticky, incarnation,
-                     standalone, created, active, ended, address, revision, kind, is_task, digest)
+                     standalone, created, active, ended, address, revision, kind, is_task, digest, upstream)
 VALUES (:id, :owner, :state, :version, :client_params, :result, :initialized, :sticky, :incarnation,
-        :standalone, :created, :active, :ended, :address, :revision, :kind, :is_task, :digest)
+        :standalone, :created, :active, :ended, :address, :revision, :kind, :is_task, :digest, :upstream)
 ON CONFLICT (id) DO NOTHING;
 
 -- unput_session: a session was one too many
@@ -14,11 +14,12 @@ DELETE FROM session WHERE id = ?;
 UPDATE session SET
     revision = revision + (coalesce(:state, state) <> state OR coalesce(:version, version) <> version
         OR coalesce(:result, result) <> result OR coalesce(:initialized, initialized) <> initialized
-        OR coalesce(:is_task, is_task) <> is_task OR coalesce(:sticky, sticky) <> sticky),
+        OR coalesce(:is_task, is_task) <> is_task OR coalesce(:upstream, upstream) <> upstream
+        OR coalesce(:sticky, sticky) <> sticky),
     active = max(active, coalesce(:active, active)), state = coalesce(:state, state),
     version = coalesce(:version, version), result = coalesce(:result, result),
     initialized = coalesce(:initialized, initialized), is_task = coalesce(:is_task, is_task),
-    sticky = coalesce(:sticky, sticky)
+    upstream = coalesce(:upstream, upstream), sticky = coalesce(:sticky, sticky)
 WHERE id = :session AND state <> 'ended';
 
 -- read_sticky: what a session that has not ended repeats
@@ -27,12 +28,13 @@ SELECT sticky FROM session WHERE id = ? AND state <> 'ended';
 -- next_incarnation: a client begins again in a session that has not ended
 UPDATE session SET incarnation = incarnation + 1, revision = revision + 1 WHERE id = ? AND state <> 'ended';
 
--- params_of: how large a session's client params are, less what the codec added, if it has not ended
-SELECT max(0, length(client_params) - ?) FROM session WHERE id = ? AND state <> 'ended';
+-- params_of: how large a session's client params are, if it has not ended
+SELECT length(client_params) FROM session WHERE id = ? AND state <> 'ended';
 
 -- end_session: mark a session's record as ended, and keep little more than why; the first reason stays
 UPDATE session SET
     state = 'ended', revision = revision + 1, active = :time, ended = :reason, result = x'', sticky = '[]',
+    upstream = x'',
     client_params = CASE WHEN :keeps THEN client_params ELSE x'' END
 WHERE id = :session AND state <> 'ended';
 
@@ -52,7 +54,7 @@ DELETE FROM session WHERE id IN (
 -- drop_streams: forget a session's streams, and with them all that is in them
 DELETE FROM stream WHERE session = ? RETURNING id;
 
--- open_stream: a new stream of a session that has not ended, and is as it was seen; nothing if it is there already
+-- open_stream: a new stream of a session that has not ended, and has the revision that was seen; nothing if the stream exists
 INSERT INTO stream (id, session, kind, node, fence, opened, generation, last, sealed, listed)
 SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
 WHERE EXISTS (SELECT 1 FROM session WHERE id = ? AND state <> 'ended' AND revision = coalesce(?, revision))
@@ -61,22 +63,22 @@ ON CONFLICT (id) DO NOTHING;
 -- fence_of: the fence of a stream, and whether it is sealed
 SELECT fence, sealed FROM stream WHERE id = ?;
 
--- revision_of: the revision of a session that is there and has not ended
+-- revision_of: the revision of a session that exists and has not ended
 SELECT revision FROM session WHERE id = ? AND state <> 'ended';
 
 -- open_call: a ledger row of a new stream; nothing if the id is taken
 INSERT INTO call (stream, incarnation, request_id, session, id_key, place, method, request, principal, attempt,
-                  progress, state, digest, name)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                  progress, state, digest, name, upstream)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING;
 
 -- count_calls: how many calls of a session have not ended
 SELECT count(*) FROM call WHERE session = ? AND state IN ('running', 'waiting');
 
--- close_stream: a stream that could not be opened goes again, with its calls
+-- close_stream: delete a stream that could not be opened, with its calls
 DELETE FROM stream WHERE key = ?;
 
--- stream_key: the small key behind a stream's id
+-- stream_key: the small key of a stream's id
 SELECT key FROM stream WHERE id = ?;
 
 -- extend_stream: move a stream's end, if the fence is right and the new events follow the last one
@@ -95,11 +97,11 @@ UPDATE stream SET last = ?, sealed = ? WHERE key = ?;
 INSERT INTO event (stream, seq, time, payload, final) VALUES (?, ?, ?, ?, ?);
 
 -- end_call: the end of a call that has none yet; its request is not needed any more
-UPDATE call SET state = ?, request = x''
+UPDATE call SET state = ?, request = x'', upstream = x''
 WHERE stream = ? AND incarnation = ? AND request_id = ? AND state IN ('running', 'waiting');
 
 -- put_call: change the row of a call that has not ended
-UPDATE call SET state = ?, attempt = ?, progress = ?
+UPDATE call SET state = ?, attempt = ?, progress = ?, upstream = coalesce(?, upstream)
 WHERE stream = ? AND incarnation = ? AND request_id = ? AND state IN ('running', 'waiting');
 
 -- release_stream: no node writes a stream any more
@@ -108,13 +110,13 @@ UPDATE stream SET node = '' WHERE key = ?;
 -- trim: forget events up to a number, final answers excepted
 DELETE FROM event WHERE stream = (SELECT key FROM stream WHERE id = :stream) AND seq <= :through AND final = 0;
 
--- oldest_event: where a stream's retained events begin
-SELECT seq FROM event WHERE stream = ? ORDER BY seq LIMIT 1;
+-- events_through: the numbers of some of a stream's events up to a number
+SELECT e.seq FROM stream AS s JOIN event AS e ON e.stream = s.key WHERE s.id = ? AND e.seq <= ? LIMIT ?;
 
 -- drop_stream: forget a stream, and with it all that is in it
 DELETE FROM stream WHERE id = ?;
 
--- open_ask: an ask that waits; nothing if it is there already, or its stream is not
+-- open_ask: an ask that waits; nothing if it exists, or its stream does not
 INSERT INTO ask (session, id, stream, request, node)
 SELECT :session, :id, key, :request, :node FROM stream WHERE id = :stream
 ON CONFLICT (session, id) DO NOTHING;
@@ -164,12 +166,12 @@ ORDER BY key;
 UPDATE stream SET listed = 1 WHERE key = :stream AND NOT EXISTS (
     SELECT 1 FROM call WHERE stream = :stream AND state IN ('running', 'waiting'));
 
--- kept_of_session: what is retained of a session's sealed streams, the oldest first; sizes less what the codec added
+-- kept_of_session: what is retained of a session's sealed streams, the oldest first
 SELECT s.id, s.opened, count(CASE e.final WHEN 0 THEN 1 END), count(CASE e.final WHEN 1 THEN 1 END),
-       coalesce(sum(CASE e.final WHEN 0 THEN max(0, length(e.payload) - ?2) END), 0),
-       coalesce(sum(CASE e.final WHEN 1 THEN max(0, length(e.payload) - ?2) END), 0)
+       coalesce(sum(CASE e.final WHEN 0 THEN length(e.payload) END), 0),
+       coalesce(sum(CASE e.final WHEN 1 THEN length(e.payload) END), 0)
 FROM stream AS s LEFT JOIN event AS e ON e.stream = s.key
-WHERE s.session = ?1 AND s.sealed = 1 GROUP BY s.key ORDER BY s.key;
+WHERE s.session = ? AND s.sealed = 1 GROUP BY s.key ORDER BY s.key;
 
 -- generations_of_stream: the ended generations of a stream, the oldest first
 SELECT g.generation, g."end"
@@ -178,9 +180,6 @@ WHERE s.id = ? ORDER BY g.generation;
 
 -- session_by_id: one session
 SELECT {session} FROM session WHERE id = ?;
-
--- sessions_after: a page of sessions, by id
-SELECT {session} FROM session WHERE id > ? ORDER BY id LIMIT ?;
 
 -- newest: the sessions and calls that were active last, in short; of a call also the state of its row. Only indexes are
 -- walked through: the records themselves are large
@@ -210,6 +209,10 @@ SELECT open FROM tally WHERE only = 1;
 -- count_of_caller: how many of a kind that one caller has opened have not ended
 SELECT count(*) FROM session INDEXED BY session_of_caller
 WHERE owner = ? AND address = ? AND kind = ? AND state <> 'ended';
+
+-- count_states_of: how many of a kind that one caller has opened are in each state, without those that have ended
+SELECT state, count(*) FROM session INDEXED BY session_of_caller
+WHERE owner = ? AND address = ? AND kind = ? AND state <> 'ended' GROUP BY state;
 
 -- count_states: how many records of a kind are in each state
 SELECT state, count(*) FROM session INDEXED BY session_state WHERE kind = ? GROUP BY state;
@@ -288,7 +291,7 @@ SELECT key, generation, last FROM stream WHERE id = ? AND fence = ? AND sealed =
 -- end_generations: where the writers of all streams that may still grow ended
 INSERT INTO generation (stream, generation, "end") SELECT key, generation, last FROM stream WHERE sealed = 0;
 
--- skip_generations: the next generation of all these streams, behind some that another copy of the store may have begun
+-- skip_generations: the next generation of all these streams, after some that another copy of the store may have begun
 UPDATE stream SET generation = max(generation + 1, min(generation + :skipped, 999000)) WHERE sealed = 0;
 
 -- next_generation: a stream's new writer
@@ -304,10 +307,10 @@ INSERT INTO node (id, beat, facts) VALUES (?, 0, ?) ON CONFLICT (id) DO NOTHING;
 -- read_clock: what is added to the monotonic clock
 SELECT offset FROM clock WHERE only = 1;
 
--- set_clock: the same, as a node says that finds no other one
+-- set_clock: the same, from a node that finds no other one
 INSERT INTO clock (only, offset) VALUES (1, ?) ON CONFLICT (only) DO UPDATE SET offset = excluded.offset;
 
--- beat: what a node has to tell of itself
+-- beat: raise a node's counter, with its facts
 UPDATE node SET beat = beat + 1, facts = ? WHERE id = ?;
 
 -- read_beat: a node's counter
@@ -319,7 +322,7 @@ SELECT id, beat, facts FROM node ORDER BY key;
 -- drop_node: a node is buried
 DELETE FROM node WHERE id = ?;
 
--- leave_node: a node that leaves nothing behind needs no burial
+-- leave_node: delete a node that leaves nothing to settle
 DELETE FROM node
 WHERE id = :node
   AND NOT EXISTS (SELECT 1 FROM stream WHERE node = :node AND listed = 1 AND sealed = 0)
@@ -336,7 +339,7 @@ WHERE r.node = ? ORDER BY r.stream;
 -- drop_readers: a node has no readers any more
 DELETE FROM reader WHERE node = ?;
 
--- post_mail: a message for a node that is there
+-- post_mail: a message for a node that has joined
 INSERT INTO mail (key, node, message) SELECT ?, id, ? FROM node WHERE id = ?;
 
 -- last_key: the highest key that a table of messages has had
@@ -345,7 +348,7 @@ SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = ?), 0);
 -- read_mail: some of a node's messages after a key, the oldest first
 SELECT key, message FROM mail WHERE node = ? AND key > ? ORDER BY key LIMIT ?;
 
--- stream_writer: the key behind a stream's id, and whether the node that writes it is there
+-- stream_writer: the key of a stream's id, and whether the node that writes it has joined
 SELECT key, EXISTS (SELECT 1 FROM node WHERE id = stream.node) FROM stream WHERE id = ?;
 
 -- sender_to: the sender that forwards to a stream from a node, and the number of its last message
@@ -360,8 +363,8 @@ DELETE FROM sender WHERE node = ?;
 -- forward: a message for the writer of a stream
 INSERT INTO forward (key, stream, payload) VALUES (?, ?, ?);
 
--- count_forwarded: how many messages wait for a stream, and their bytes, less what the codec added
-SELECT count(*), coalesce(sum(max(0, length(payload) - ?)), 0) FROM forward WHERE stream = ?;
+-- count_forwarded: how many messages wait for a stream, and their bytes
+SELECT count(*), coalesce(sum(length(payload)), 0) FROM forward WHERE stream = ?;
 
 -- read_forwarded: some of the messages that wait for a stream after a key, the oldest first
 SELECT f.key, f.payload FROM stream AS s JOIN forward AS f ON f.stream = s.key
@@ -370,7 +373,7 @@ WHERE s.id = ? AND f.key > ? ORDER BY f.key LIMIT ?;
 -- take_forwarded: the messages up to a key are among the events of their stream
 DELETE FROM forward WHERE stream = ? AND key <= ?;
 
--- forwarded_to: the streams for which messages wait, and which a node writes, or none that is there
+-- forwarded_to: the streams for which messages wait, and which a node writes, or none that has joined
 SELECT {stream} FROM stream WHERE key IN (SELECT stream FROM forward)
     AND (node = ? OR NOT EXISTS (SELECT 1 FROM node WHERE id = stream.node))
 ORDER BY key;
@@ -394,7 +397,7 @@ DELETE FROM mail WHERE node = ?;
 -- last_of_streams: the last key of so many streams, from a key on
 SELECT max(key) FROM (SELECT key FROM stream WHERE key > :after ORDER BY key LIMIT :look);
 
--- stale_streams: streams between two keys that hold something expired, as far as their oldest events tell (what was
+-- stale_streams: streams between two keys that hold something expired, as far as their oldest events show (what was
 -- sealed with its first event, as most single calls are, has an answer and nothing else)
 SELECT s.key FROM stream AS s
 WHERE s.key > :after AND s.key <= :through AND (
@@ -452,15 +455,14 @@ DELETE FROM event WHERE (stream, seq) IN (
       AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = :session)
     LIMIT :limit);
 
--- walk_end: the event so many behind a place in the order of all events, if there is one
+-- walk_end: the event so many after a place in the order of all events, if there is one
 SELECT stream, seq FROM event WHERE (stream, seq) > (?, ?) ORDER BY stream, seq LIMIT 1 OFFSET ?;
 
--- walk: how many events and answers lie between two places, or behind the first, and their bytes, less what the codec added
+-- walk: how many events and answers lie between two places, and their bytes
 SELECT count(CASE final WHEN 0 THEN 1 END), count(CASE final WHEN 1 THEN 1 END),
-       coalesce(sum(CASE final WHEN 0 THEN max(0, length(payload) - :overhead) END), 0),
-       coalesce(sum(CASE final WHEN 1 THEN max(0, length(payload) - :overhead) END), 0)
-FROM event WHERE (stream, seq) > (:stream, :seq)
-    AND (stream, seq) <= (coalesce(:last_stream, 9223372036854775807), coalesce(:last_seq, 9223372036854775807));
+       coalesce(sum(CASE final WHEN 0 THEN length(payload) END), 0),
+       coalesce(sum(CASE final WHEN 1 THEN length(payload) END), 0)
+FROM event WHERE (stream, seq) > (?, ?) AND (stream, seq) <= (?, ?);
 
 -- notes: the notes whose names are between two
 SELECT name, value FROM note WHERE name >= ? AND name < ?;

@@ -21,7 +21,8 @@ CREATE TABLE session (
     revision      INTEGER NOT NULL DEFAULT 0,
     kind          TEXT NOT NULL DEFAULT 'session' CHECK (kind IN ('session', 'call', 'key')),
     is_task       INTEGER NOT NULL DEFAULT 0 CHECK (is_task IN (0, 1)),
-    digest        BLOB NOT NULL DEFAULT x''
+    digest        BLOB NOT NULL DEFAULT x'',
+    upstream      BLOB NOT NULL DEFAULT x''
 );
 
 -- A caller is an owner or, where there is none, an address.
@@ -93,6 +94,7 @@ CREATE TABLE call (
     state       TEXT NOT NULL CHECK (state IN ('running', 'waiting', 'answered', 'cancelled', 'settled')),
     digest      BLOB NOT NULL DEFAULT x'',
     name        NOT NULL DEFAULT '',
+    upstream    BLOB NOT NULL DEFAULT x'',
     PRIMARY KEY (stream, incarnation, request_id)
 ) WITHOUT ROWID;
 
@@ -118,7 +120,7 @@ CREATE TABLE reader (
     seq    INTEGER NOT NULL CHECK (seq >= 0)
 );
 
--- The nodes that have joined and are not buried. A lock beside the file tells whether a node lives.
+-- The nodes that have joined and are not buried. A lock beside the file shows whether a node lives.
 CREATE TABLE node (
     key    INTEGER PRIMARY KEY,
     id     TEXT NOT NULL UNIQUE,
@@ -178,7 +180,7 @@ CREATE TABLE clock (
     offset REAL NOT NULL
 );
 
--- Sessions that a node which is not buried uses: it is their home, runs a call of theirs, or reads one of their streams.
+-- Sessions in use: a node that is not buried is their home, runs one of their calls, or reads one of their streams.
 CREATE VIEW in_use AS
 SELECT session FROM stream WHERE sealed = 0 AND node IN (SELECT id FROM node)
 UNION ALL

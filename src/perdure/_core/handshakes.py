@@ -1,0 +1,43 @@
+"""Decides what the handshake of a session is to its client, and to the servers behind the gateway that answer it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from perdure._core.jsonrpc import JsonObject
+from perdure._core.revisions import LATEST_SESSION, REVISIONS
+
+LISTS = {name: f"notifications/{name}/list_changed" for name in ("tools", "prompts", "resources")}
+"""Capabilities that are lists, each with the notification that it has changed."""
+
+
+def front_version(requested: object) -> str:
+    """The revision that is spoken to a client: what it asks for, if that has sessions. It does not depend on the
+    upstream, because what later revisions add are members that a server may leave out."""
+    return requested if isinstance(requested, str) and requested in REVISIONS else LATEST_SESSION
+
+
+def capabilities_in(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """What a server declares in its `initialize` result, each name with an object: some declare `true`."""
+    declared = result.get("capabilities")
+    found = declared.items() if isinstance(declared, Mapping) else ()
+    return {name: value if isinstance(value, Mapping) else {} for name, value in found if value is not None}
+
+
+def front_result(result: Mapping[str, Any], version: str) -> JsonObject:
+    """An upstream's `initialize` result as the client gets it. A restart may change any list, so each list that is
+    declared is declared as one whose changes are notified."""
+    declared = result.get("capabilities")
+    capabilities = dict(declared) if isinstance(declared, Mapping) else {}
+    for name, lists in capabilities_in(result).items():
+        if name in LISTS:
+            capabilities[name] = {**lists, "listChanged": True}
+    return {**result, "protocolVersion": version, "capabilities": capabilities}
+
+
+def lost_capabilities(before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The names of capabilities (`capabilities_in`) that were declared before and are not now."""
+    lost = sorted(before.keys() - now.keys())
+    if "resources" in before and "resources" in now:
+        is_lost = before["resources"].get("subscribe") and not now["resources"].get("subscribe")
+        lost += ["resources.subscribe"] if is_lost else []
+    return lost

@@ -1,0 +1,290 @@
+"""Keeps the processes of one upstream: starts them within its limits, slows a crash loop, and ends them all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import IO
+
+from perdure._core.backoff import Backoff, Pauses
+from perdure._core.lines import EDGE_BYTES
+from perdure.errors import Misuse
+from perdure.gateway import reaper
+from perdure.gateway.child import Child, Program
+from perdure.gateway.lane import Reason, UpstreamUnavailable
+from perdure.gateway.upstream import Upstream
+from perdure.telemetry.log_records import PeerLog, log_event
+
+#: A process that ends sooner after its start has hardly served; one that serves for as long after its handshake works.
+QUICK_SECONDS = 10.0
+#: A server that needs a moment (its database starts) is tried again soon, a broken one costs two starts in a minute.
+PAUSES = Pauses(first=0.1, longest=30.0)
+#: Characters of a line that is no message, in the log.
+MAX_SHOWN = 200
+#: What the system lacks for the moment; every other error at a start is the program's, or the configuration's.
+_SCARCE = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+#: Seconds for the reaper to end what is left: its own time of grace, and a moment to start on a busy machine.
+_REAPER_SECONDS = reaper.GRACE + 5.0
+
+
+def program_of(upstream: Upstream) -> Program:
+    program = upstream.program
+    assert program is not None
+    return Program(
+        name=upstream.name,
+        argv=program.argv,
+        env={} if upstream.needs_caller else upstream.values_for({}, ""),
+        inherit_env=program.inherit_env,
+        cwd=str(program.cwd),
+        start_timeout=program.start_timeout,
+        warm=program.warm,
+        max_processes=program.max_processes,
+        mask=upstream.mask,
+    )
+
+
+class Reaper:
+    """The process that ends this process's children after its death (`reaper.py`): started with the first of them, and
+    again if it was killed itself."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._groups: dict[int, str] = {}
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def add(self, group: int) -> None:
+        self._groups[group] = started = reaper.start_time(group)
+        self._write(f"+{group} {started}\n")
+
+    def remove(self, group: int) -> None:
+        if self._groups.pop(group, None) is not None:
+            self._write(f"-{group}\n")
+
+    async def aclose(self) -> None:
+        """End it, and with it the groups that were not removed."""
+        if self._process is not None:
+            self._pipe.close()
+            process, self._process = self._process, None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(process.wait, _REAPER_SECONDS)
+
+    def _write(self, line: str) -> None:
+        if self._process is not None:
+            try:
+                self._pipe.write(line.encode())
+                return
+            except BrokenPipeError:  # it was killed
+                self._pipe.close()
+                self._process.wait()
+        if not self._groups:
+            return
+        try:
+            # A group of its own: Ctrl-C is not for it. No output: a reader of the gateway's would wait for its end.
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", reaper.__file__],
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as error:
+            sentence = f"the reaper did not start, so children outlive a gateway that is killed: {error}"
+            log_event(logging.WARNING, "reaper.failed", sentence)
+            self._process = None
+            return
+        os.set_blocking(self._pipe.fileno(), False)  # should it be stopped, the gateway goes on
+        self._pipe.write("".join(f"+{group} {started}\n" for group, started in self._groups.items()).encode())
+
+    @property
+    def _pipe(self) -> IO[bytes]:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+
+class Children:
+    """The processes of one upstream, for all its sessions."""
+
+    def __init__(self, program: Program, *, reaper: Reaper, pauses: Pauses = PAUSES, lanes_wait: bool = True) -> None:
+        """`lanes_wait`: a lane that is closed waits until its process is gone. Otherwise `aclose` alone waits."""
+        if os.name != "posix":
+            raise Misuse("Servers over stdio need a POSIX system; on Windows, use WSL or a server over HTTP")
+        self.program = program
+        self.noise = 0
+        """Lines on stdout that were no messages."""
+        self.log = PeerLog()
+        """For records that the program causes."""
+        self.lanes_wait = lanes_wait
+        self.on_restart: list[Callable[[], None]] = []
+        """Called before the processes are ended by `restart`."""
+        self._reaper = reaper
+        self._no_deaths = Backoff(pauses=pauses, quick=QUICK_SECONDS)
+        self._backoff = self._no_deaths
+        self._living: set[Child] = set()
+        self._spares: deque[Child] = deque()
+        self._filling: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._is_missing = False
+        """The program was not found the last time."""
+
+    @property
+    def count(self) -> int:
+        """Process groups that are not gone, spares included."""
+        return len(self._living)
+
+    @property
+    def room(self) -> int:
+        """Processes that may still be started, or are started and not used."""
+        return self.program.max_processes - self._running + len(self._spares)
+
+    @property
+    def _running(self) -> int:
+        """Processes that have not ended. One that has is not counted while the rest of its group is ended: another one
+        takes its place at once."""
+        return sum(child.status is None for child in self._living)
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next start may be, after deaths soon after a start."""
+        return self._backoff.wait(time.monotonic())
+
+    @property
+    def longest_end(self) -> float:
+        """Seconds until a process that was told to end is gone, unless the kernel keeps it."""
+        return 3 * self.program.grace + 1.0
+
+    def start(self, program: Program | None = None) -> Child:
+        """A process that was not greeted yet: a spare, or a new one. `program`: with the variables of one caller.
+        Raises `UpstreamUnavailable`."""
+        if program is not None:
+            return self._start(program)
+        if self._spares:
+            child = self._spares.popleft()
+            self._fill_soon()
+            return child
+        child = self._start()
+        self._fill_soon()
+        return child
+
+    def start_ahead(self) -> None:
+        """Start a process for the next caller of `start`, which is not ready yet."""
+        with contextlib.suppress(UpstreamUnavailable):  # that caller gets the reason
+            self._spares.append(self._start())
+
+    def restart(self) -> None:
+        """Have the next processes run new code. Those of now end when their requests are answered, or soon."""
+        self._backoff = self._no_deaths  # of the earlier code
+        for report in self.on_restart:
+            report()
+        self._spares.clear()
+        for child in list(self._living):
+            child.retire()
+
+    def warm_up(self) -> None:
+        """Start the spares, as far as the limits allow."""
+        self._filling = None
+        with contextlib.suppress(UpstreamUnavailable):
+            while len(self._spares) < self.program.warm and not self._is_closed:
+                self._spares.append(self._start())
+
+    def on_greeted(self, child: Child) -> None:
+        """Note that a process has made its handshake."""
+        self._backoff = self._backoff.greeted()
+        if self._backoff.deaths:
+            asyncio.get_running_loop().call_later(QUICK_SECONDS, self._on_held, child)
+
+    def on_served(self) -> None:
+        """Note that a process has answered a call: its death after that is not a failed start."""
+        self._backoff = self._backoff.held()
+
+    def on_noise(self, line: bytes) -> None:
+        """Count a line on stdout that is no message of JSON-RPC, and log a few of them."""
+        self.noise += 1
+        level = logging.WARNING if self.noise == 1 else logging.INFO
+        shown = self.program.mask(line[:EDGE_BYTES].decode(errors="replace"))[:MAX_SHOWN]
+        sentence = f"{self.program.name} writes to stdout what is no message: {shown}"
+        self.log.log_event(level, "upstream.noise", sentence, upstream=self.program.name)
+
+    async def aclose(self) -> None:
+        """End all processes, and wait until they are gone."""
+        self._is_closed = True
+        if self._filling is not None:
+            self._filling.cancel()
+        if ending := [child.end() for child in self._living]:
+            await asyncio.wait(ending, timeout=self.longest_end)
+
+    def _on_held(self, child: Child) -> None:
+        if child.status is None:
+            self._backoff = self._backoff.held()
+
+    def _fill_soon(self) -> None:
+        """Start missing spares later: a request waits now."""
+        if self.program.warm and self._filling is None and not self._is_closed:
+            self._filling = asyncio.get_running_loop().call_later(self.pause, self.warm_up)
+
+    def _start(self, program: Program | None = None) -> Child:
+        program, name = program or self.program, self.program.name
+        if self._is_closed:
+            raise UpstreamUnavailable(Reason.LIMIT, f"The gateway is stopping, and starts {name} no more.")
+        if pause := self.pause:
+            sentence = f"The server {name} ended soon after its start {self._backoff.deaths} times in a row."
+            sentence += f" It is started again in {pause:.1f} s."
+            raise UpstreamUnavailable(Reason.BACKING_OFF, sentence, retry_after=pause)
+        if (running := self._running) >= program.max_processes:
+            sentence = f"The server {name} has {running} processes, as many as max_processes allows."
+            raise UpstreamUnavailable(Reason.LIMIT, f"{sentence} There is room when a session ends.")
+        try:
+            child = Child(program, on_exit=self._on_exit, on_gone=self._on_gone)
+        except OSError as error:
+            raise self._refusal(error) from error
+        self._reaper.add(child.pid)
+        self._is_missing = False
+        self._backoff = self._backoff.started(child.started)
+        self._living.add(child)
+        log_event(logging.INFO, "upstream.started", f"{name} was started as process {child.pid}", upstream=name)
+        return child
+
+    def _refusal(self, error: OSError) -> UpstreamUnavailable:
+        program = self.program
+        why = error.strerror or str(error)
+        if error.errno in _SCARCE:
+            return UpstreamUnavailable(
+                Reason.LIMIT, f"The system starts no process for the server {program.name}: {why}."
+            )
+        if program.cwd is not None and not os.path.isdir(program.cwd):
+            what = f"its folder {program.cwd!r} is not there"
+        else:
+            what = f"the program {program.argv[0]!r} cannot be run: {why}"
+        sentence = f"The server {program.name} cannot be started, because {program.mask(what)}."
+        if not self._is_missing:
+            self._is_missing = True
+            log_event(logging.ERROR, "upstream.no_program", sentence, upstream=program.name)
+        return UpstreamUnavailable(Reason.NO_PROGRAM, sentence)
+
+    def _on_exit(self, child: Child) -> None:
+        if child in self._spares:
+            self._spares.remove(child)
+        if not child.is_told_to_end:
+            name = self.program.name
+            self._backoff = self._backoff.died(started=child.started, now=time.monotonic())
+            lines = child.last_errors
+            sentence = f"{name}: {child.how}" + (f"; its last words: {lines[-1]}" if lines else "")
+            log_event(logging.WARNING, "upstream.died", sentence, upstream=name, stderr="\n".join(lines))
+        self._fill_soon()
+
+    def _on_gone(self, child: Child) -> None:
+        self._living.discard(child)
+        self._reaper.remove(child.pid)

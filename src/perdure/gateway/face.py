@@ -1,0 +1,191 @@
+"""Answers requests of 2026-07-28 that need no log, by a server with sessions behind the SDK's own handler.
+
+The SDK runs a middleware before it looks a method up, and takes the result of one that does not call the next as it
+is. So a server without handlers and with one middleware that relays has the SDK's headers, statuses and error codes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
+from mcp.server.lowlevel.server import Server
+from mcp.shared.exceptions import MCPError
+from mcp_types import LoggingMessageNotification, methods
+from mcp_types.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND
+from pydantic import ValidationError
+
+from perdure._core.codes import OUTCOME_UNKNOWN, OUTCOME_UNKNOWN_TEXT
+from perdure._core.durable_calls import CallClient
+from perdure._core.envelope import CAPABILITIES, CLIENT, DISCOVER, VERSION
+from perdure._core.eras import discover_result, log_level_in, passes_up, request_up, result_up
+from perdure._core.jsonrpc import JsonObject
+from perdure._core.limits import Caller
+from perdure._core.settling import READS
+from perdure.gateway.lane import LOG_MESSAGE, Lost, Reason, Rising, UpstreamUnavailable, unavailable_error
+from perdure.gateway.pool import Gone, LanePool, Refused
+from perdure.gateway.watched_lane import NO_CALLER
+from perdure.runtime.base import CALLER, Flow
+
+_RUN_AHEAD = 256
+"""Notifications of a request that wait to be sent: beyond, its upstream waits or, where that would hold up other
+requests, the oldest are dropped. A plain call has no log from which its client could read them later."""
+
+_MOST_RUNS = 2
+"""A request that was interrupted by the end of its server runs again, if it may, once."""
+
+_MOST_TRIES = 5
+"""Lanes on which a request is tried that did not run: each of them has had its handshake, and ended."""
+
+
+def face_of(name: str, pool: LanePool) -> Server[Any]:
+    """The server that relays to an upstream."""
+    server: Server[Any] = Server(name)
+    server.middleware = [Relay(name, pool)]
+    return server
+
+
+def caller_of(request: Any) -> Caller:
+    """The caller of an HTTP request, as the edge has found it."""
+    scope = getattr(request, "scope", None) or {}
+    caller: Caller = scope.get(CALLER, NO_CALLER)
+    return caller
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """The middleware."""
+
+    _name: str
+    _pool: LanePool
+
+    async def __call__(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+        if ctx.request_id is None:
+            return None  # a notification: none of this revision concerns a server without a stream
+        if ctx.method in methods.SPEC_CLIENT_METHODS:
+            try:
+                methods.validate_client_request(ctx.method, ctx.protocol_version, ctx.params)
+            except KeyError:
+                raise MCPError(code=METHOD_NOT_FOUND, message="Method not found", data=ctx.method) from None
+            except ValidationError as error:
+                raise MCPError(code=INVALID_PARAMS, message="Invalid request parameters", data=str(error)) from None
+        outgoing, runs = _Outgoing(ctx, waits=self._pool.names_asks), 0
+        for tries in range(1, _MOST_TRIES + 1):
+            try:
+                return await self._relay(ctx, outgoing)
+            except UpstreamUnavailable as failure:
+                raise self._unavailable(ctx, failure, str(failure), has_run=bool(runs)) from None
+            except Refused as refused:
+                raise _error(refused.error) from None
+            except Gone as gone:
+                lost = gone.lost
+                runs += lost.ran
+                if lost.ran and (lost.is_final or runs == _MOST_RUNS or not self._may_run_again(ctx)):
+                    raise _unknown(ctx, lost.why) from None
+                if tries == _MOST_TRIES or not _may_try_again(lost):
+                    raise self._unavailable(ctx, lost.unavailable, lost.why, has_run=bool(runs)) from None
+        raise AssertionError("the last try returns or raises")
+
+    def _unavailable(
+        self, ctx: ServerRequestContext[Any, Any], failure: UpstreamUnavailable | None, why: str, *, has_run: bool
+    ) -> MCPError:
+        if has_run:  # an earlier try did
+            return _unknown(ctx, why)
+        failure = failure or UpstreamUnavailable(Reason.DIED, f"The request was not sent to {self._name}: {why}.")
+        return _error(json.loads(unavailable_error(self._name, failure)))
+
+    def _may_run_again(self, ctx: ServerRequestContext[Any, Any]) -> bool:
+        if ctx.method != "tools/call":
+            return ctx.method in READS
+        return self._pool.tools.may_run_again(str((ctx.params or {}).get("name"))) is True
+
+    async def _relay(self, ctx: ServerRequestContext[Any, Any], outgoing: _Outgoing) -> JsonObject:
+        meta = (ctx.params or {}).get("_meta") or {}
+        # What may ask runs on the log, so the upstream is told of no capability to be asked.
+        client = CallClient(version=str(meta.get(VERSION)), info=meta.get(CLIENT), capabilities=_silent(meta))
+        async with self._pool.lane(caller_of(ctx.request), client, ctx.request) as lane:
+            if ctx.method == DISCOVER:
+                return discover_result(lane.result)
+            try:
+                body = await lane.call(ctx.method, request_up(ctx.params), outgoing.take)
+            except asyncio.CancelledError:
+                outgoing.cancel()  # the client has left
+                raise
+            finally:
+                await outgoing.wait_for_room()
+            result: JsonObject = json.loads(result_up(ctx.method, body.decode(), self._pool.server_info))
+            return result
+
+
+class _Outgoing(Flow):
+    """Sends the notifications of one request to its client, in their order."""
+
+    def __init__(self, ctx: ServerRequestContext[Any, Any], *, waits: bool) -> None:
+        """`waits`: the request has a connection of its own to the upstream, which may wait."""
+        self._ctx = ctx
+        self._waits = waits
+        self._level = log_level_in(ctx.params)
+        self._progress = Rising()
+        """Of all runs: a second one repeats what the first has sent."""
+        self._waiting: deque[tuple[str, JsonObject]] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def take(self, method: str, params: JsonObject | None) -> Flow | None:
+        if params is None or not passes_up(method, params, level=self._level):
+            return None
+        is_progress = method == "notifications/progress"
+        if is_progress and ("progress" not in params or not self._progress.takes(params["progress"])):
+            return None
+        if not self._waits and len(self._waiting) >= _RUN_AHEAD:
+            self._waiting.popleft()
+        self._waiting.append((method, params))
+        if self._task is None:
+            self._task = asyncio.create_task(self._send())
+        return self if self._waits and len(self._waiting) >= _RUN_AHEAD else None
+
+    async def _send(self) -> None:
+        session = self._ctx.session
+        try:
+            while self._waiting:
+                method, params = self._waiting.popleft()
+                if method == "notifications/progress":
+                    await session.report_progress(params["progress"], params.get("total"), params.get("message"))
+                elif method == LOG_MESSAGE:
+                    message = LoggingMessageNotification.model_validate({"method": method, "params": params})
+                    await session.send_notification(message, related_request_id=self._ctx.request_id)
+        except Exception:  # the connection broke, or the message is none of the protocol; the answer is what counts
+            self._waiting.clear()
+        finally:
+            self._task = None
+
+    def cancel(self) -> None:
+        self._waiting.clear()
+        if self._task is not None:
+            self._task.cancel()
+
+    async def wait_for_room(self) -> None:
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+
+def _may_try_again(lost: Lost) -> bool:
+    """Whether another lane may take a request; one that ran may run again, as its caller knows."""
+    return lost.ran or lost.unavailable is None or lost.unavailable.reason is Reason.DIED
+
+
+def _silent(meta: JsonObject) -> JsonObject:
+    capabilities = meta.get(CAPABILITIES) or {}
+    return {name: value for name, value in capabilities.items() if name in ("extensions", "experimental")}
+
+
+def _unknown(ctx: ServerRequestContext[Any, Any], why: str) -> MCPError:
+    data = {"outcome": "unknown", "reason": why, "method": ctx.method}
+    return MCPError(code=OUTCOME_UNKNOWN, message=OUTCOME_UNKNOWN_TEXT, data=data)
+
+
+def _error(error: JsonObject) -> MCPError:
+    return MCPError(code=error.get("code", 0), message=str(error.get("message")), data=error.get("data"))

@@ -1,0 +1,337 @@
+"""Makes what serves an upstream: a `Hosted` for an app, and single lanes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+from weakref import WeakSet
+
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+
+from perdure._core.durable_calls import CallClient
+from perdure._core.envelope import SERVER
+from perdure._core.eras import Era
+from perdure._core.ids import RecordKind
+from perdure._core.jsonrpc import JsonObject
+from perdure._core.limits import Caller
+from perdure.errors import Misuse
+from perdure.gateway.call_runtime import CallRuntime
+from perdure.gateway.changes import UpstreamChanges
+from perdure.gateway.children import Children, Reaper, program_of
+from perdure.gateway.era_lane import EraLane, KnownEra
+from perdure.gateway.face import caller_of, face_of
+from perdure.gateway.lane import Lane, Reason, SessionReceiver, UpstreamUnavailable
+from perdure.gateway.modern_lane import ModernLane
+from perdure.gateway.modern_wire import HttpWire, PipeWire
+from perdure.gateway.pipe import PING_SECONDS, PipeLane
+from perdure.gateway.pool import OWN, UNUSED_SECONDS, Gone, LanePool, Refused, list_tools
+from perdure.gateway.session_runtime import LaneMaker, SessionRuntime
+from perdure.gateway.tool_list import ToolList
+from perdure.gateway.upstream import CallerLacks, Upstream
+from perdure.gateway.watched_lane import NO_CALLER, MakeRoom, Seats, WatchedLane, no_room
+from perdure.gateway.web import WebLane, WebUpstream, complain
+from perdure.remote.endpoint import Refused as NotUsable
+from perdure.remote.endpoint import token_provider
+from perdure.runtime.base import Outlet, Runtime
+from perdure.runtime.health import Health
+from perdure.runtime.server import Hosted, Started, announce_extensions
+from perdure.settings import Settings
+from perdure.store.records import SessionRecord
+
+_TOOL_SECONDS = 1.0
+"""How long a durable call waits until its tool is known. A server that is still starting takes longer; its tool is
+served as one without a description then."""
+
+_ANSWER_SECONDS = 10.0
+"""How long a server that has started may take to answer what no client waits for: its tools, a handshake."""
+
+
+Values = tuple[tuple[str, str], ...]
+"""The variables of a program that come from its caller, or the headers for an address."""
+
+MAX_CALLERS = 1_024
+"""Callers whose headers differ that may use an upstream at an address: each has connections of its own."""
+
+
+def upstream_headers(upstream: Upstream) -> Values:
+    """The headers of an upstream that needs nothing of its callers."""
+    return tuple(upstream.values_for({}, "").items())
+
+
+class Webs:
+    """The ways to an upstream at an address: one or, where its headers come from callers, one for each of these."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        assert upstream.address is not None
+        self._upstream = upstream
+        self._address = upstream.address
+        self._webs: dict[Values, WebUpstream] = {}
+        if not upstream.needs_caller:
+            self.of(upstream_headers(upstream))  # so that what cannot be used is refused at the start
+
+    def of(self, headers: Values) -> WebUpstream:
+        if headers not in self._webs:
+            if len(self._webs) >= MAX_CALLERS:
+                sentence = f"{MAX_CALLERS} callers use the server {self._upstream.name}, as many as may"
+                raise UpstreamUnavailable(Reason.LIMIT, f"{sentence}. Try again later.")
+            address, upstream = self._address, self._upstream
+            try:
+                self._webs[headers] = WebUpstream(
+                    address.url,
+                    headers=dict(headers),
+                    token=token_provider(address.token_env, address.token_file, os.environ),
+                    patience=upstream.patience,
+                    insecure=address.insecure,
+                )
+            except NotUsable as refused:
+                raise Misuse(f"the upstream {upstream.name} cannot be used: {upstream.mask(str(refused))}") from None
+        return self._webs[headers]
+
+    async def aclose(self) -> None:
+        for web in self._webs.values():
+            await web.aclose()
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpstreamLanes:
+    """Makes the lanes of one upstream in this process."""
+
+    upstream: Upstream
+    server: Children | Webs
+    health: Health
+    era: KnownEra
+    seats: Seats | None
+
+    def values(self, caller: Caller, origin: object) -> Values:
+        """What the upstream gets of a caller and its request. Raises `UpstreamUnavailable`."""
+        if not self.upstream.needs_caller:
+            return () if self.upstream.address is None else upstream_headers(self.upstream)
+        headers: Mapping[str, str] = getattr(origin, "headers", {})
+        try:
+            return tuple(self.upstream.values_for(headers, caller.owner).items())
+        except CallerLacks as lacks:
+            sentence = f"The server {self.upstream.name} needs the {lacks.what} of its caller, and {lacks}. Send it."
+            raise UpstreamUnavailable(Reason.UNAUTHORIZED, sentence) from None
+
+    def make(self, receiver: SessionReceiver, caller: Caller, origin: object) -> Lane:
+        values = self.values(caller, origin)
+
+        def eras(own: SessionReceiver) -> Lane:
+            lanes: Mapping[Era, Callable[[], Lane]]
+            settings = self.upstream.program
+            ping = PING_SECONDS if settings is None else settings.ping_timeout
+            match self.server:
+                case Children() as children:
+                    program = None
+                    if self.upstream.needs_caller:
+                        mask = replace(self.upstream, secrets=self.upstream.secrets | {text for _, text in values}).mask
+                        program = replace(children.program, env=dict(values), mask=mask)
+                    lanes = {
+                        Era.SESSION: lambda: PipeLane(children, own, ping_seconds=ping, program=program),
+                        Era.MODERN: lambda: ModernLane(PipeWire(children, program), own),
+                    }
+                case Webs() as webs:
+                    web = webs.of(values)
+                    lanes = {
+                        Era.SESSION: lambda: WebLane(web, own),
+                        Era.MODERN: lambda: ModernLane(HttpWire(web.route(complain)), own),
+                    }
+            return EraLane(self.era, lanes)
+
+        return WatchedLane(
+            eras,
+            receiver,
+            health=self.health,
+            caller=caller,
+            seats=self.seats,
+            call_timeout=self.upstream.call_timeout,
+        )
+
+    def make_for_session(self, receiver: SessionReceiver, record: SessionRecord, origin: object) -> Lane:
+        return self.make(receiver, Caller(record.owner, record.address), origin)
+
+
+@asynccontextmanager
+async def lanes_of(
+    upstream: Upstream,
+    health: Health | None = None,
+    make_room: MakeRoom = no_room,
+    children: Children | None = None,
+) -> AsyncIterator[UpstreamLanes]:
+    """Make lanes during a block, and end all processes after it. `children`: those of a caller that ends them."""
+    era = KnownEra(pinned=None if upstream.era == "auto" else Era(upstream.era))
+    async with AsyncExitStack() as stack:
+        server: Children | Webs
+        seats = None
+        if upstream.program is None:
+            server = Webs(upstream)
+            stack.push_async_callback(server.aclose)
+        elif children is not None:
+            server = children
+        else:
+            reaper = Reaper()
+            stack.push_async_callback(reaper.aclose)
+            server = Children(program_of(upstream), reaper=reaper)
+            stack.push_async_callback(server.aclose)
+            server.warm_up()
+        if isinstance(server, Children) and upstream.program is not None:
+            each = upstream.program.max_caller_processes
+            seats = Seats(name=upstream.name, children=server, each=each, make_room=make_room)
+        yield UpstreamLanes(upstream=upstream, server=server, health=health or Health(), era=era, seats=seats)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpstreamRuntimes:
+    """Starts runtimes of one upstream."""
+
+    lanes: LaneMaker
+    pool: LanePool
+    seats: Seats | None
+    is_program: bool
+    answers_within: float
+    needs_principal: bool
+    """Whether a second run needs values of its caller."""
+    _sessions: WeakSet[SessionRuntime] = field(default_factory=WeakSet)
+    repeats_sticky = True
+
+    @property
+    def waits_for_readers(self) -> bool:
+        return not self.is_program  # a pipe carries several calls, and must not wait for the reader of one
+
+    @property
+    def runs_at_home(self) -> bool:
+        return self.is_program
+
+    @property
+    def outlives_runtimes(self) -> bool:
+        return not self.is_program
+
+    def admitting(self, caller: Caller) -> AbstractAsyncContextManager[None]:
+        return nullcontext() if self.seats is None else self.seats.reserving(caller)
+
+    def load(self, record: SessionRecord, outlet: Outlet) -> Runtime:
+        if record.kind is RecordKind.CALL:
+            return CallRuntime(self.lanes.name, self.pool, record, outlet)
+        runtime = SessionRuntime(self.lanes, record, outlet)
+        self._sessions.add(runtime)
+        return runtime
+
+    def restart(self) -> None:
+        """Go on with new lanes, because the upstream's code has changed."""
+        self.lanes.tools.is_stale = True
+        self.pool.retire()
+        for runtime in list(self._sessions):
+            runtime.restart()
+
+    def may_run_again(self, record: SessionRecord, tool: str) -> bool | None:
+        return self.lanes.tools.may_run_again(tool)
+
+    async def tools(self, record: SessionRecord, origin: object) -> Mapping[str, JsonObject]:
+        async with self.pool.lane(NO_CALLER, OWN) as lane:
+            return {str(tool.get("name")): tool for tool in await list_tools(lane)}
+
+
+@dataclass(frozen=True)
+class UpstreamTools:
+    """The tools of an upstream, for durable calls."""
+
+    _pool: LanePool
+    _reading: set[asyncio.Task[None]] = field(default_factory=set)
+
+    serves_tasks = False
+
+    @property
+    def server_info(self) -> JsonObject:
+        return {SERVER: self._pool.server_info}
+
+    async def tool(self, name: str, owner: str, client: CallClient, origin: Any) -> JsonObject | None:
+        tools = self._pool.tools
+        if tools.tools is None:
+            if not self._reading:
+                task = asyncio.create_task(self._read(client, origin), name="perdure-tools")
+                self._reading.add(task)
+                task.add_done_callback(self._reading.discard)
+            await asyncio.wait(set(self._reading), timeout=_TOOL_SECONDS)
+        return (tools.tools or {}).get(name)
+
+    async def _read(self, client: CallClient, origin: Any) -> None:
+        """Take a lane, on which the call can run next: its handshake reads the list."""
+        try:
+            async with self._pool.lane(caller_of(origin), client, origin):
+                pass
+        except (UpstreamUnavailable, Refused, Gone):
+            pass  # the call itself is answered with the reason
+
+
+def host_upstream(upstream: Upstream, settings: Settings, *, children: Children | None = None) -> Hosted:
+    """Prepare an upstream to be run by an app. `children`: those of a caller that ends them."""
+    health = Health()
+
+    @asynccontextmanager
+    async def start() -> AsyncIterator[Started]:
+        async def make_room(caller: Caller | None) -> bool:
+            return await pool.end_unused(caller)
+
+        async with lanes_of(upstream, health, make_room, children) as lanes:
+            tools = ToolList(upstream.may_run_again)
+            program = upstream.program
+            idle = None if program is None else program.process_idle
+            pool = LanePool(
+                make=lanes.make,
+                values=lanes.values,
+                tools=tools,
+                patience=upstream.patience,
+                names_asks=program is None,
+                most_lanes=None if program is None else program.lanes,
+                unused=UNUSED_SECONDS if idle is None else min(idle, UNUSED_SECONDS),
+            )
+            maker = LaneMaker(
+                name=upstream.name,
+                patience=upstream.patience,
+                make=lanes.make_for_session,
+                tools=tools,
+                idle=idle,
+                ends_sessions=upstream.on_restart == "end",
+                mask=upstream.mask,
+            )
+            answers_within = _ANSWER_SECONDS + (0.0 if program is None else program.start_timeout)
+            runtimes = UpstreamRuntimes(
+                lanes=maker,
+                pool=pool,
+                seats=lanes.seats,
+                is_program=program is not None,
+                needs_principal=upstream.needs_caller,
+                answers_within=answers_within,
+            )
+            if isinstance(lanes.server, Children):
+                lanes.server.on_restart.append(runtimes.restart)
+            face = face_of(upstream.name, pool)
+            face.middleware = [partial(announce_extensions, settings), *face.middleware]
+            manager = StreamableHTTPSessionManager(
+                app=face, stateless=True, json_response=settings.json_response, max_request_body_size=settings.max_body
+            )
+            try:
+                yield Started(
+                    runtimes=runtimes,
+                    sessionless=manager,
+                    tools=UpstreamTools(pool),
+                    changes=None if settings.eras == "session" else UpstreamChanges(pool, answers_within),
+                )
+            finally:
+                await pool.aclose()
+                if maker.closing:
+                    await asyncio.wait(maker.closing)
+
+    return Hosted(web=None, start=start, name=upstream.name, health=health)
+
+
+@asynccontextmanager
+async def lane_for_check(upstream: Upstream, receiver: SessionReceiver) -> AsyncIterator[Lane]:
+    """Make one lane, not opened yet."""
+    async with lanes_of(upstream) as lanes:
+        yield lanes.make(receiver, NO_CALLER, None)

@@ -1,0 +1,66 @@
+"""Knows the tools of an upstream, as its `tools/list` has shown them."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from perdure._core.jsonrpc import JsonObject
+
+MAX_PAGES = 100
+"""Pages of a list that are read: a server may have no last page."""
+
+MAX_TOOLS = 10_000
+"""Tools of one upstream that are known; beyond, only those that were listed last. Servers have up to some hundred, and
+one that makes up names must not fill the memory."""
+
+RELIST_SECONDS = 1.0
+"""How soon after a list was read it is read again because it has changed: a server may report a change with each."""
+
+
+@dataclass(slots=True)
+class ToolPages:
+    """The pages of one list, as they come."""
+
+    tools: list[JsonObject] = field(default_factory=list)
+    _cursors: set[str] = field(default_factory=set)
+
+    def add(self, page: Mapping[str, Any] | None) -> str | None:
+        """Add a page. Returns the cursor of the next one; `None` if there is none, or none that is new."""
+        found = (page or {}).get("tools")
+        self.tools += [tool for tool in found if isinstance(tool, dict)] if isinstance(found, list) else []
+        cursor = (page or {}).get("nextCursor")
+        if not isinstance(cursor, str) or cursor in self._cursors or len(self._cursors) >= MAX_PAGES - 1:
+            return None
+        self._cursors.add(cursor)
+        return cursor
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(self.tools, sort_keys=True).encode()).hexdigest()[:32]
+
+
+@dataclass(slots=True)
+class ToolList:
+    """The tools of one upstream that its lists have shown. `_judge`: whether a tool may run again."""
+
+    _judge: Callable[[Mapping[str, Any]], bool]
+    tools: Mapping[str, JsonObject] | None = None
+    """By name; `None` before the first list."""
+    is_stale: bool = False
+    """The upstream's code has changed since then."""
+
+    def learn(self, tools: Sequence[JsonObject]) -> None:
+        """Take in a whole list. Tools that other lists have shown stay (each caller may be shown its own), unless they
+        are of earlier code."""
+        listed = {str(tool.get("name")): tool for tool in tools}
+        known = {**({} if self.is_stale else self.tools or {}), **listed}
+        self.tools = known if len(known) <= MAX_TOOLS else listed
+        self.is_stale = False
+
+    def may_run_again(self, name: str) -> bool | None:
+        """Whether a tool may run a second time; `None` if no list was read yet. A tool that is not listed may not."""
+        if self.tools is None:
+            return None
+        return name in self.tools and self._judge(self.tools[name])

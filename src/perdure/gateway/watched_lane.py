@@ -1,0 +1,173 @@
+"""Watches the lanes of an upstream: how it is doing, how many processes each caller has, and how long requests take."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from perdure._core.jsonrpc import JsonObject
+from perdure._core.limits import Caller, Full
+from perdure.errors import TooManyProcesses
+from perdure.gateway.children import Children
+from perdure.gateway.lane import Lane, Lost, Opened, Reason, RequestKey, SessionReceiver, UpstreamUnavailable
+from perdure.runtime.health import Health, UpstreamState
+
+NO_CALLER = Caller("", "")
+"""The gateway itself."""
+
+MakeRoom = Callable[[Caller | None], Awaitable[bool]]
+"""Ends a lane that is not used, of that caller or any. Returns whether there was one."""
+
+
+async def no_room(caller: Caller | None) -> bool:
+    """For an upstream without lanes that are kept for later."""
+    return False
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Seats:
+    """Counts the processes of an upstream by their callers, and those that sessions which are about to open need."""
+
+    name: str
+    children: Children
+    each: int
+    """The most of one caller; the gateway's own are not limited."""
+    make_room: MakeRoom
+    _taken: Counter[Caller] = field(default_factory=Counter)
+    _reserved: Counter[Caller] = field(default_factory=Counter)
+
+    @asynccontextmanager
+    async def reserving(self, caller: Caller) -> AsyncIterator[None]:
+        """Keep a seat free during a block. Raises `TooManyProcesses`."""
+        if (full := await self._lacks(caller)) is not None:
+            of_caller = full is Full.FOR_CALLER
+            limit = self.each if of_caller else self.children.program.max_processes
+            raise TooManyProcesses(self.name, limit, of_caller=of_caller)
+        self._reserved[caller] += 1
+        try:
+            yield
+        finally:
+            self._reserved -= Counter({caller: 1})
+
+    async def take(self, caller: Caller) -> None:
+        """Take a seat for a lane. Raises `UpstreamUnavailable` if the caller has too many; that all have too many is
+        seen at the start of the process."""
+        if await self._lacks(caller) is Full.FOR_CALLER:
+            sentence = f"You have {self.each} processes of the server {self.name}, your limit (max_caller_processes)."
+            raise UpstreamUnavailable(Reason.LIMIT, sentence)
+        self._taken[caller] += 1
+
+    def leave(self, caller: Caller) -> None:
+        self._taken -= Counter({caller: 1})
+
+    async def _lacks(self, caller: Caller) -> Full | None:
+        """Why there is no seat for a caller, after lanes that are not used have made room."""
+        while (full := self._full(caller)) is not None:
+            if not await self.make_room(caller if full is Full.FOR_CALLER else None):
+                break
+        return full
+
+    def _full(self, caller: Caller) -> Full | None:
+        if caller != NO_CALLER and self._taken[caller] + self._reserved[caller] >= self.each:
+            return Full.FOR_CALLER
+        return Full.FOR_ALL if self.children.room <= self._reserved.total() else None
+
+
+class WatchedLane:
+    """A lane that reports the health of its upstream, has a seat, and gives up requests that take too long."""
+
+    def __init__(
+        self,
+        make: Callable[[SessionReceiver], Lane],
+        receiver: SessionReceiver,
+        *,
+        health: Health,
+        caller: Caller,
+        seats: Seats | None,
+        call_timeout: float | None,
+    ) -> None:
+        self._receiver = receiver
+        self._health = health
+        self._caller = caller
+        self._seats = seats
+        self._is_opened = self._has_seat = False
+        self._call_timeout = call_timeout
+        self._timers: dict[RequestKey, asyncio.TimerHandle] = {}
+        self.on_notification, self.on_position = receiver.on_notification, receiver.on_position
+        self.on_ask, self.on_ask_withdrawn = receiver.on_ask, receiver.on_ask_withdrawn
+        self.on_gone, self.on_renewed = receiver.on_gone, receiver.on_renewed
+        self._lane = lane = make(self)
+        self.follow, self.notify, self.reply, self.listen = lane.follow, lane.notify, lane.reply, lane.listen
+
+    @property
+    def state(self) -> JsonObject:
+        return self._lane.state
+
+    async def open(self, client_params: JsonObject, state: JsonObject | None = None) -> Opened:
+        if self._seats is not None:
+            await self._seats.take(self._caller)
+            self._has_seat = True
+        self._is_opened = True
+        try:
+            opened = await self._lane.open(client_params, state)
+        except UpstreamUnavailable as failure:
+            if failure.reason is not Reason.LIMIT:
+                waits = failure.retry_after
+                seen = UpstreamState.DOWN if waits is None else UpstreamState.BACKING_OFF
+                next_try = None if waits is None else time.time() + waits
+                self._health.report(seen, str(failure), next_try=next_try)
+            raise
+        self._health.report(UpstreamState.UP)
+        return opened
+
+    def request(self, key: RequestKey, method: str, params: JsonObject | None) -> None:
+        self._lane.request(key, method, params)
+        if self._call_timeout is not None:
+            self._timers[key] = asyncio.get_running_loop().call_later(self._call_timeout, self._time_out, key)
+
+    def cancel(self, key: RequestKey, params: JsonObject | None) -> None:
+        self._stop_timer(key)
+        self._lane.cancel(key, params)
+
+    async def aclose(self, *, ended: bool) -> None:
+        try:
+            if self._is_opened:
+                await self._lane.aclose(ended=ended)
+        finally:
+            self._leave()
+
+    # What the lane reports
+
+    def on_answer(self, key: RequestKey, body: bytes, *, failed: bool) -> None:
+        self._stop_timer(key)
+        self._receiver.on_answer(key, body, failed=failed)
+
+    def on_lost(self, key: RequestKey, lost: Lost) -> None:
+        self._stop_timer(key)
+        self._receiver.on_lost(key, lost)
+
+    def on_closed(self, why: str) -> None:
+        self._leave()
+        self._receiver.on_closed(why)
+
+    def _stop_timer(self, key: RequestKey) -> None:
+        if (timer := self._timers.pop(key, None)) is not None:
+            timer.cancel()
+
+    def _time_out(self, key: RequestKey) -> None:
+        del self._timers[key]
+        self._lane.cancel(key, {"reason": "it took too long"})
+        why = f"the server did not answer within {self._call_timeout:g} s (call_timeout)"
+        self._receiver.on_lost(key, Lost(ran=True, why=why, is_final=True))
+
+    def _leave(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        if self._seats is not None and self._has_seat:
+            self._has_seat = False
+            self._seats.leave(self._caller)

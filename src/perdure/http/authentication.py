@@ -1,0 +1,66 @@
+"""Admits callers that show a bearer token, and publishes where they get one (RFC 9728)."""
+
+from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
+from mcp.server.auth.middleware.bearer_auth import BearerAuthBackend, RequireAuthMiddleware
+from mcp.server.auth.provider import TokenVerifier
+from mcp.server.auth.routes import build_resource_metadata_url, create_protected_resource_routes
+from mcp.server.auth.settings import AuthSettings
+from pydantic import AnyHttpUrl
+from starlette.authentication import AuthenticationError
+from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+from starlette.routing import Router
+from starlette.types import ASGIApp
+
+from perdure.errors import Misuse
+from perdure.http.access import refusal_of
+from perdure.http.issuer_tokens import IssuerTokens, KeysUnavailable
+from perdure.http.refusals import HttpRefusal, Refusal
+from perdure.telemetry.counters import Counters
+
+
+class Authentication:
+    """Checks the bearer token of each request."""
+
+    def __init__(self, auth: TokenVerifier | AuthSettings, verifier: TokenVerifier | None, counters: Counters) -> None:
+        """`auth` alone is a verifier, or names the issuer whose tokens Perdure verifies itself."""
+        settings: AuthSettings | None = None
+        if isinstance(auth, AuthSettings):
+            settings, self.verifier = auth, verifier or _issuer_tokens(auth)
+        elif verifier is not None:
+            raise Misuse("token_verifier is for auth=AuthSettings(…); give a TokenVerifier alone as auth")
+        else:
+            settings, self.verifier = auth.settings if isinstance(auth, IssuerTokens) else None, auth
+        self._counters = counters
+        self._scopes = list(settings.required_scopes or ()) if settings else []
+        self._resource = settings.resource_server_url if settings else None
+        self._checks_resource = settings is not None and bool(settings.validate_token_resource)
+        self.metadata: ASGIApp | None = None
+        """Answers who issues tokens for this server."""
+        self.metadata_path = ""
+        self._metadata_url: AnyHttpUrl | None = None
+        if settings is not None and self._resource is not None:
+            routes = create_protected_resource_routes(self._resource, [settings.issuer_url], self._scopes or None)
+            self.metadata, self.metadata_path = Router(routes), routes[0].path.rstrip("/")
+            self._metadata_url = build_resource_metadata_url(self._resource)
+
+    def protect(self, app: ASGIApp) -> ASGIApp:
+        """The app for callers that show a valid bearer token."""
+        resource = self._resource if self._checks_resource else None
+        return AuthenticationMiddleware(
+            AuthContextMiddleware(RequireAuthMiddleware(app, self._scopes, self._metadata_url)),
+            backend=BearerAuthBackend(self.verifier, resource_server_url=resource),
+            on_error=self._on_error,
+        )
+
+    def _on_error(self, connection: HTTPConnection, error: AuthenticationError) -> Response:
+        if isinstance(error, KeysUnavailable):
+            return refusal_of(HttpRefusal(Refusal.KEYS_UNAVAILABLE), None, self._counters).answer
+        return AuthenticationMiddleware.default_on_error(connection, error)
+
+
+def _issuer_tokens(settings: AuthSettings) -> IssuerTokens:
+    if settings.resource_server_url is None:
+        raise Misuse("AuthSettings has no resource_server_url, so no audience of tokens can be checked; set it")
+    return IssuerTokens(issuer=str(settings.issuer_url), audience=str(settings.resource_server_url))

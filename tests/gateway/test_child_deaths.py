@@ -1,0 +1,366 @@
+"""A child process dies, hangs or never starts, and no client loses an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from tests.gateway.gateways import (
+    CANCELLED,
+    OUTCOME_UNKNOWN,
+    UNAVAILABLE,
+    Names,
+    begin,
+    error_of,
+    gateway,
+    has_process,
+    refused_handshake,
+    scripted,
+    text_of_call,
+    until_method,
+)
+from tests.support.clients.wire_client import gaps_of, progress_of, text_of
+from tests.support.servers.in_process import until
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_child_that_dies_in_a_plain_call(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as served:
+        peer = await served.join()
+        wire = await begin(peer, "plain", {"progress": 2}, {"hang": True})
+        assert progress_of(await wire.messages(2)) == [1, 2]
+        killed = time.monotonic()
+        await served.kill()
+        error = error_of((await wire.rest())[-1])
+        assert time.monotonic() - killed < 1.0  # 0.1 s where nothing else runs
+        assert error["code"] == OUTCOME_UNKNOWN
+        assert error["data"]["reason"] == "the server's process ended (SIGKILL)"
+        assert served.runs == ["plain"]
+        assert await text_of_call(peer, {"say": "next"}) == "next"
+        assert len(served.pids) == 2
+
+
+async def test_a_child_that_dies_in_an_idempotent_call(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    async with gateway(tmp_path) as served:
+        peer = await served.join()
+        wire = await begin(peer, "idempotent", {"progress": 5}, {"wait": str(go)}, {"progress": 8}, {"say": "whole"})
+        first = await wire.messages(5)
+        await served.kill()
+        await served.has_run(2)
+        go.touch()
+        rest = await wire.rest()
+        assert progress_of([*first, *rest]) == [1, 2, 3, 4, 5, 6, 7, 8]
+        assert text_of(rest[-1]) == "whole"
+        assert served.runs == ["idempotent", "idempotent"]
+
+
+async def test_a_call_that_kills_its_child_twice(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as served:
+        peer = await served.join()
+        error = error_of((await (await begin(peer, "idempotent", {"kill": True})).rest())[-1])
+        assert error["code"] == OUTCOME_UNKNOWN
+        assert served.runs == ["idempotent", "idempotent"]
+        assert await text_of_call(peer, {"say": "alive"}) == "alive"
+
+
+async def test_calls_beside_a_dead_child(tmp_path: Path) -> None:
+    """Each by its own row: no hint, a hint, a read of the specification, and one that its client has cancelled."""
+    go = tmp_path / "go"
+    async with gateway(tmp_path, f"hold=resources/read,{go}") as served:
+        peer = await served.join()
+        plain = await begin(peer, "plain", {"wait": str(go)}, token=None)
+        marked = await begin(peer, "read_only", {"wait": str(go)}, {"say": "again"}, token=None)
+        read = await peer.post(peer.request("resources/read", {"uri": "note://a"}))
+        cancelled = await begin(peer, "idempotent", {"stubborn": True}, {"wait": str(go)}, id="c", token=None)
+        await served.has_run(3)
+        await until(lambda: (tmp_path / "go.held").exists())  # the read has arrived as well
+        await peer.cancel("c")
+        await served.kill()
+        await served.has_run(4)
+        go.touch()
+        assert error_of((await plain.rest())[-1])["code"] == OUTCOME_UNKNOWN
+        assert text_of((await marked.rest())[-1]) == "again"
+        assert (await read.rest())[-1]["result"]["contents"][0]["text"] == "this is note://a"
+        assert error_of((await cancelled.rest())[-1])["code"] == CANCELLED
+        assert sorted(served.runs) == ["idempotent", "plain", "read_only", "read_only"]
+
+
+async def test_a_rerun_uses_the_credentials_of_its_call(tmp_path: Path) -> None:
+    """The principal is away, and its token is not good any more, when the child dies."""
+    go, names = tmp_path / "go", Names()
+    async with gateway(tmp_path, serving={"auth": names}) as served:
+        peer = await served.join(token="ada")
+        wire = await begin(peer, "idempotent", {"progress": 1}, {"wait": str(go)}, {"say": "hers"})
+        await wire.messages(1)
+        await wire.drop()
+        names.good.clear()
+        await served.kill()
+        await served.has_run(2)
+        go.touch()
+        await until(lambda: served.site.app.counters.calls_answered >= 2)
+        names.good.add("ada")
+        assert text_of((await (await peer.get(wire.last_id)).rest())[-1]) == "hers"
+
+
+async def test_a_child_whose_last_bytes_hold_the_answer(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as served:
+        peer = await served.join()
+        assert await text_of_call(peer, {"answer": "last words"}, {"kill": True}) == "last words"
+        assert await text_of_call(peer, {"answer": "once more"}, {"exit": 3}, tool="idempotent") == "once more"
+        assert served.runs == ["plain", "idempotent"]
+
+
+async def test_a_call_that_was_not_written_waits_for_the_next_child(tmp_path: Path) -> None:
+    """The child does not read, so the pipe is full: what is behind in the queue has certainly not run."""
+    async with gateway(tmp_path, "one=1") as served:
+        peer = await served.join()
+        first = await begin(peer, "plain", {"hang": True})
+        await served.has_run()
+        large = await begin(peer, "plain", {"say": "x" * 300_000})
+        unwritten = await begin(peer, "plain", {"say": "in the next child"})
+        await served.kill()
+        assert error_of((await first.rest())[-1])["code"] == OUTCOME_UNKNOWN
+        assert error_of((await large.rest())[-1])["code"] == OUTCOME_UNKNOWN  # its beginning was written
+        assert text_of((await unwritten.rest())[-1]) == "in the next child"
+        assert served.runs == ["plain", "plain"]
+
+
+def failing_first(folder: Path, status: int) -> tuple[str, ...]:
+    """A program that ends at its first start, and is the scripted server afterwards."""
+    program = scripted(folder).program
+    assert program is not None
+    script = f'if mkdir {folder}/first 2>/dev/null; then echo out of order >&2; exit {status}; fi; exec "$@"'
+    return ("sh", "-c", script, "sh", *program.argv)
+
+
+async def test_initialize_is_tried_once_more_on_a_new_child(tmp_path: Path) -> None:
+    async with gateway(tmp_path, argv=failing_first(tmp_path, 3)) as served:
+        peer = await served.join()
+        assert await text_of_call(peer, {"say": "second child"}) == "second child"
+        assert len(served.pids) == 1
+
+
+async def test_a_child_that_dies_in_every_handshake(tmp_path: Path) -> None:
+    """No session opens, and the answer says how the program ended, and its last words."""
+    async with gateway(tmp_path, "stderr=no database", "die=1") as served:
+        _, error = await refused_handshake(served)
+        assert (error["code"], error["data"]) == (
+            UNAVAILABLE,
+            {"upstream": "scripted", "reason": "died", "ran": False},
+        )
+        assert "the server's process ended (SIGKILL). It wrote: no database" in error["message"]
+        assert len(served.pids) == 2
+
+
+async def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+    """It is answered at once, and works with the next request once it is there."""
+    late = tmp_path / "late"
+    async with gateway(tmp_path, argv=(str(late),), serving={"complaint": "cannot be started"}) as served:
+        begun = time.monotonic()
+        _, error = await refused_handshake(served)
+        assert time.monotonic() - begun < 0.5
+        assert (error["code"], error["data"]["reason"], error["data"]["ran"]) == (UNAVAILABLE, "no_program", False)
+        program = scripted(tmp_path).program
+        assert program is not None
+        late.write_text("#!/bin/sh\nexec " + " ".join(program.argv))
+        late.chmod(0o700)
+        assert await text_of_call(await served.join(), {"say": "there"}) == "there"
+
+
+async def test_a_crash_loop_is_slowed(tmp_path: Path) -> None:
+    """Each of many clients gets its answer, and together they start a few processes."""
+    async with gateway(tmp_path, "exit=1", patience=1.0) as served:
+
+        async def knock() -> str:
+            reason: str = (await refused_handshake(served))[1]["data"]["reason"]
+            return reason
+
+        assert await knock() == "died"
+        begun = time.monotonic()
+        reasons = await asyncio.gather(*(knock() for _ in range(50)))
+        assert set(reasons) <= {"died", "backing_off"}
+        assert time.monotonic() - begun < 10
+        assert len(served.pids) <= 8  # after 0.1, 0.2, 0.4 s, …
+        [health] = [served.site.app.upstream]
+        assert health is not None
+        assert health.state in ("backing off", "down")
+
+
+async def test_a_slow_start(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    async with gateway(tmp_path, f"wait={go}") as served:
+        joining = asyncio.create_task(served.join())
+        await until(lambda: served.pids)
+        await asyncio.sleep(0.3)
+        assert not joining.done()
+        go.touch()
+        peer = await joining
+        go.unlink()
+        await served.kill()
+        waiting = asyncio.create_task(text_of_call(peer, {"say": "slow"}))
+        await until(lambda: len(served.pids) == 2)
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        go.touch()
+        assert await waiting == "slow"
+
+
+async def test_a_start_that_takes_too_long(tmp_path: Path) -> None:
+    async with gateway(tmp_path, f"wait={tmp_path / 'never'}", start_timeout=0.3) as served:
+        _, error = await refused_handshake(served)
+        assert error["data"]["reason"] == "no_handshake"
+        assert "did not answer initialize in 0.3 s" in error["message"]
+
+
+async def test_a_hung_child_is_replaced(tmp_path: Path) -> None:
+    """Only once all its requests are cancelled: it may be busy with another one."""
+    async with gateway(tmp_path, ping_timeout=0.2) as served:
+        peer = await served.join()
+        first = await begin(peer, "plain", {"progress": 1}, {"freeze": True}, id="a")
+        await first.messages(1)
+        second = await begin(peer, "plain", {"hang": True}, id="b")
+        await served.has_run(2)
+        await peer.cancel("a")
+        await asyncio.sleep(0.5)
+        assert len(served.pids) == 1
+        await peer.cancel("b")
+        assert error_of((await second.rest())[-1])["code"] == CANCELLED
+        await until(lambda: not has_process(served.pids[0]))
+        assert await text_of_call(peer, {"say": "replaced"}) == "replaced"
+
+
+async def test_a_call_that_takes_too_long(tmp_path: Path) -> None:
+    """Its outcome is unknown, and it does not run again: it has had its time."""
+    async with gateway(tmp_path, call_timeout=0.4) as served:
+        peer = await served.join()
+        error = error_of((await (await begin(peer, "idempotent", {"sleep": 30})).rest())[-1])
+        assert (error["code"], error["data"]["reason"]) == (
+            OUTCOME_UNKNOWN,
+            "the server did not answer within 0.4 s (call_timeout)",
+        )
+        assert await text_of_call(peer, {"say": "quick"}) == "quick"
+        assert served.runs == ["idempotent", "plain"]
+        assert len(served.pids) == 1
+
+
+async def test_a_late_answer_is_dropped(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    async with gateway(tmp_path) as served:
+        peer = await served.join()
+        wire = await begin(peer, "plain", {"stubborn": True}, {"progress": 1}, {"wait": str(go)}, id="c")
+        await wire.messages(1)
+        await peer.cancel("c")
+        [answer] = await wire.rest()
+        assert error_of(answer)["code"] == CANCELLED
+        go.touch()
+        assert await text_of_call(peer, {"say": "later"}) == "later"  # the late answer has arrived before
+        info = served.site.app.session_info(peer.session)
+        assert info is not None
+        assert info.running_calls == ()
+        again = await peer.try_get(wire.last_id)
+        assert again.status_code == 405  # nothing follows
+
+
+async def test_an_ask_of_a_cancelled_call(tmp_path: Path) -> None:
+    """The upstream is answered at once, and the client is not asked."""
+    go = tmp_path / "go"
+    async with gateway(tmp_path) as served:
+        peer = await served.join()
+        standalone = await peer.get()
+        ask = ({"ask": "elicitation/create", "params": {"message": "?"}}, {"note": str(tmp_path / "asked")})
+        wire = await begin(peer, "plain", {"stubborn": True}, {"progress": 1}, {"wait": str(go)}, *ask, id="c")
+        await wire.messages(1)
+        await peer.cancel("c")
+        await wire.rest()
+        go.touch()
+        await until((tmp_path / "asked").exists)
+        assert str(CANCELLED) in (tmp_path / "asked").read_text()
+        await text_of_call(peer, {"notify": "notifications/prompts/list_changed"})
+        assert (await standalone.message())["method"] == "notifications/prompts/list_changed"
+
+
+async def test_noise_on_stdout(tmp_path: Path) -> None:
+    async with gateway(tmp_path, "banner=Server listening on nothing\n[1,2]") as served:
+        peer = await served.join()
+        noise = ({"print": "debug: here"}, {"print": '{"half":'}, {"half": "half a "}, {"print": "line"}, {"print": ""})
+        assert await text_of_call(peer, *noise, {"say": "heard"}) == "heard"
+        assert await text_of_call(peer, {"say": "again"}) == "again"
+        giant = error_of((await (await begin(peer, "plain", {"giant": 70 << 20})).rest())[-1])
+        assert (giant["code"], giant["data"]["reason"]) == (OUTCOME_UNKNOWN, "its answer is larger than 64 MiB")
+        assert await text_of_call(peer, {"say": "still"}) == "still"
+        assert len(served.pids) == 1
+
+
+async def test_stderr_is_drained(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """However much it is; of the log it takes a part."""
+    async with gateway(tmp_path) as served:
+        peer = await served.join()
+        with caplog.at_level("INFO", "perdure"):
+            line = "e" * 99
+            assert await text_of_call(peer, {"stderr": line, "times": 100_000}, {"say": "done"}) == "done"
+        logged = sum(len(record.message) for record in caplog.records if line in record.message)
+        assert 1_000 < logged < 1_000_000
+
+
+async def test_environment_of_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "s3cret")
+    monkeypatch.setenv("PERDURE_STORE", "postgresql://u:p@h/db")
+    monkeypatch.setenv("LC_TIME", "C")
+    monkeypatch.setenv("HTTPS_PROXY", "http://u:p@proxy:1")
+    async with gateway(tmp_path, env={"OWN": "mine"}) as served:
+        text = await text_of_call(await served.join(), {"environment": True})
+    assert '"OWN": "mine"' in text
+    assert '"LC_TIME": "C"' in text
+    assert '"PATH"' in text
+    assert not any(word in text for word in ("s3cret", "PERDURE", "proxy"))
+
+
+async def test_a_reader_that_does_not_read_stops_no_other_call(tmp_path: Path) -> None:
+    """Its stream is trimmed, and the gap is told; the pipe is read on."""
+    most = 200
+    serving = {"small_buffers": True, "max_stream_events": most}
+    async with gateway(tmp_path, serving=serving) as served:
+        peer = await served.join()
+        unread = await begin(peer, "plain", {"progress": 3000, "size": 2000}, {"say": "flooded"})
+        assert await text_of_call(peer, {"say": "beside"}) == "beside"
+        await until(lambda: served.site.app.counters.calls_answered >= 3)
+        messages = await unread.rest()
+        assert text_of(messages[-1]) == "flooded"
+        seen = progress_of(messages)
+        assert seen == sorted(set(seen))
+        [(first, last)] = gaps_of(messages)
+        assert seen[-1] == 3000
+        assert len(seen) + last - first + 1 == 3000
+
+
+async def test_no_process_is_left(tmp_path: Path) -> None:
+    """Sessions that end in every way, and processes that children have started."""
+    async with gateway(tmp_path, "tree=60", "eof=ignore") as served:
+        peers = [await served.join() for _ in range(6)]
+        reaper = reaper_of(os.getpid())
+        assert reaper is not None
+        await peers[0].delete()
+        await served.kill(served.pids[1])
+        hanging = await begin(peers[2], "plain", {"hang": True})
+        await served.has_run()
+        await hanging.drop()
+        asked = await begin(peers[3], "plain", {"ask": "roots/list"})
+        await until_method(asked, "roots/list")
+        groups = served.pids
+        await until(lambda: not has_process(groups[0]))
+        await until(lambda: not has_process(groups[1]))
+    assert not any(map(has_process, groups))
+    assert reaper_of(os.getpid()) is None
+
+
+def reaper_of(pid: int) -> int | None:
+    children = psutil.Process(pid).children()
+    found = [child.pid for child in children if any(word.endswith("reaper.py") for word in child.cmdline())]
+    return found[0] if found else None

@@ -1,0 +1,182 @@
+"""The gateway's own process is killed or stopped: its children end with it, and the next process answers each call."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.gateways import OUTCOME_UNKNOWN, begin, error_of, has_process, heard, lines, methods_of, until_method
+from tests.support.clients.modern_peer import TAKES_TASKS, CallPeer, message_of, result_of, said
+from tests.support.clients.wire_client import Message, Web, progress_of, text_of
+from tests.support.processes.serving import Served, serving
+from tests.support.servers import scripted_stdio
+from tests.support.servers.in_process import until
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def running(folder: Path, *words: str, options: tuple[str, ...] = ()) -> AsyncIterator[tuple[Served, Web]]:
+    """`perdure serve --stdio …` with the scripted server, on the store of this folder."""
+    notes = (f"starts={folder / 'starts'}", f"runs={folder / 'runs'}")
+    command = shlex.join([sys.executable, "-I", "-S", scripted_stdio.__file__, *notes, *words])
+    store = ("--store", f"sqlite:{folder / 'log.db'}", "--eras", "both")
+    async with serving(f"--stdio={command}", *store, *options, cwd=folder) as process:
+        web = Web(process.url)
+        try:
+            yield process, web
+        finally:
+            await web.aclose()
+
+
+def runs(folder: Path) -> list[str]:
+    return sorted(lines(folder / "runs"))
+
+
+async def has_run(folder: Path, count: int) -> None:
+    await until(lambda: len(runs(folder)) >= count)
+
+
+async def children_are_gone(folder: Path) -> None:
+    groups = list(map(int, lines(folder / "starts")))
+    await until(lambda: not any(map(has_process, groups)))
+
+
+async def test_gateway_killed_in_a_stdio_call(tmp_path: Path) -> None:
+    """A session with a call of each kind. The child ignores the end of its input, and ends all the same."""
+    go, held = tmp_path / "go", tmp_path / "held"
+    async with running(tmp_path, "eof=ignore", f"hold=resources/read,{held}") as (process, web):
+        peer = await web.join()
+        plain = await begin(peer, "plain", {"progress": 3}, {"wait": str(go)})
+        steps: list[Message] = [{"progress": 8}, {"wait": str(go)}, {"progress": 20}, {"say": "whole"}]
+        marked = await begin(peer, "idempotent", *steps, token=2)
+        reading = await peer.post(peer.request("resources/read", {"uri": "note://a"}))
+        await reading.event()
+        await plain.messages(3)
+        shown = await marked.messages(8)
+        await until((tmp_path / "held.held").exists)
+        await process.kill()
+        await children_are_gone(tmp_path)
+    async with running(tmp_path) as (_, web):
+        peer = peer.through(web)
+        assert error_of((await (await peer.get(plain.last_id)).rest())[-1])["code"] == OUTCOME_UNKNOWN
+        await has_run(tmp_path, 3)
+        go.touch()
+        rest = await (await peer.get(marked.last_id)).rest()
+        assert progress_of([*shown, *rest]) == list(range(1, 21))
+        assert text_of(rest[-1]) == "whole"
+        read = (await (await peer.get(reading.last_id)).rest())[-1]
+        assert read["result"]["contents"][0]["text"] == "this is note://a"
+        assert runs(tmp_path) == ["idempotent", "idempotent", "plain"]
+
+
+async def test_gateway_killed_in_tasks_and_calls_with_a_key(tmp_path: Path) -> None:
+    """Clients of 2026-07-28 in front of a server with sessions."""
+    go = tmp_path / "go"
+    waits: Message = {"do": [{"wait": str(go)}, {"say": "again"}]}
+    async with running(tmp_path, options=("--task-after", "0.1")) as (process, _):
+        peer = CallPeer(port=process.port)
+        tasks = {
+            tool: result_of(await peer.call(tool, waits, capabilities=TAKES_TASKS))["taskId"]
+            for tool in ("plain", "idempotent")
+        }
+        keyed = [await peer.begin_call(tool, waits, key=tool) for tool in ("plain", "idempotent")]
+        await has_run(tmp_path, 4)
+        await process.kill()
+        await children_are_gone(tmp_path)
+        for exchange in keyed:
+            await exchange.aclose()
+    async with running(tmp_path) as (process, _):
+        peer = CallPeer(port=process.port, capabilities=TAKES_TASKS)
+        assert (await peer.until_over(tasks["plain"]))["error"]["code"] == OUTCOME_UNKNOWN
+        await has_run(tmp_path, 6)
+        go.touch()
+        assert said((await peer.until_over(tasks["idempotent"]))["result"]) == "again"
+        answers = {
+            tool: message_of(await peer.call(tool, waits, key=tool, capabilities={}))
+            for tool in ("plain", "idempotent")
+        }
+        assert error_of(answers["plain"])["code"] == OUTCOME_UNKNOWN
+        assert said(answers["idempotent"]["result"]) == "again"
+        assert runs(tmp_path) == ["idempotent"] * 4 + ["plain"] * 2
+
+
+async def test_what_a_session_has_set_is_set_again_by_the_next_gateway(tmp_path: Path) -> None:
+    """A question, a subscription and a log level; the next process needs no request for it."""
+    async with running(tmp_path) as (process, web):
+        peer = await web.join()
+        for method, params in (
+            ("resources/subscribe", {"uri": "note://a"}),
+            ("logging/setLevel", {"level": "warning"}),
+        ):
+            await (await peer.post(peer.request(method, params))).rest()
+        wire = await begin(peer, "read_only", {"ask": "elicitation/create", "params": {"message": "name?"}})
+        first = await until_method(wire, "elicitation/create")
+        await process.kill()
+        await children_are_gone(tmp_path)
+    async with running(tmp_path) as (_, web):
+        await has_run(tmp_path, 2)
+        peer = peer.through(web)
+        resumed = await peer.get(wire.last_id)
+        withdrawn = await until_method(resumed, "notifications/cancelled")
+        assert withdrawn["params"]["requestId"] == first["id"]
+        second = await until_method(resumed, "elicitation/create")
+        await peer.answer(second, {"action": "decline"})
+        assert json.loads(text_of((await resumed.rest())[-1])) == {"action": "decline"}
+        standalone = await peer.get()
+        assert (await until_method(standalone, "notifications/resources/updated"))["params"] == {"uri": "note://a"}
+        sent = methods_of(await heard(peer))
+        assert sent[:2] == ["initialize", "notifications/initialized"]
+        assert set(sent[2:4]) == {"logging/setLevel", "resources/subscribe"}
+        assert len(lines(tmp_path / "starts")) == 2
+
+
+async def test_a_hint_that_was_not_known_is_asked_for(tmp_path: Path) -> None:
+    """The server had not listed its tools when the gateway was killed, and the next one starts slowly."""
+    async with running(tmp_path, f"hold=tools/list,{tmp_path / 'never'}") as (process, web):
+        peer = await web.join()
+        wire = await begin(peer, "read_only", {"progress": 1}, {"wait": str(tmp_path / "go")}, {"say": "asked"})
+        await wire.messages(1)
+        await process.kill()
+    (tmp_path / "go").touch()
+    async with running(tmp_path, "sleep=0.5") as (_, web):
+        assert text_of((await (await peer.through(web).get(wire.last_id)).rest())[-1]) == "asked"
+        assert runs(tmp_path) == ["read_only", "read_only"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(90)
+async def test_a_hint_of_a_server_that_starts_very_slowly(tmp_path: Path) -> None:
+    """No limit of a server in the same process cuts it."""
+    async with running(tmp_path, f"hold=tools/list,{tmp_path / 'never'}") as (process, web):
+        peer = await web.join()
+        wire = await begin(peer, "read_only", {"progress": 1}, {"wait": str(tmp_path / "go")}, {"say": "asked"})
+        await wire.messages(1)
+        await process.kill()
+    (tmp_path / "go").touch()
+    async with running(tmp_path, "sleep=15") as (_, web):
+        assert text_of((await (await peer.through(web).get(wire.last_id)).rest())[-1]) == "asked"
+
+
+async def test_a_gateway_that_is_stopped_leaves_what_may_run_again(tmp_path: Path) -> None:
+    """SIGTERM: the rest gets its answer, no child is left, and the session goes on at the next process."""
+    go = tmp_path / "go"
+    async with running(tmp_path, options=("--drain-timeout", "0.2")) as (process, web):
+        peer = await web.join()
+        plain = await begin(peer, "plain", {"progress": 1}, {"wait": str(go)})
+        marked = await begin(peer, "idempotent", {"progress": 1}, {"wait": str(go)}, {"say": "left"}, token=2)
+        await plain.messages(1)
+        await marked.messages(1)
+        assert await process.stop() == 0
+        assert error_of((await plain.rest())[-1])["code"] == OUTCOME_UNKNOWN
+        await children_are_gone(tmp_path)
+    go.touch()
+    async with running(tmp_path) as (_, web):
+        assert text_of((await (await peer.through(web).get(marked.last_id)).rest())[-1]) == "left"
+        assert runs(tmp_path) == ["idempotent", "idempotent", "plain"]
