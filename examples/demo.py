@@ -2,7 +2,8 @@
 
 The demo starts `perdure serve examples/hello.py:server` and talks to it over real HTTP. It uses only an HTTP client and
 a decoder of server-sent events, so that you see each step. Then the server stays up for you to try, with a page in
-front of it (`front.py`). With STORE=postgres there are two servers, behind a balancer (`nodes.py`).
+front of it (`front.py`). With STORE=postgres there are two servers, behind a balancer (`nodes.py`). One scene has a
+server from npm behind the gateway (`npm_server.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ import httpx2
 from examples.desktop import restart_the_bridge
 from examples.front import Front, has_page
 from examples.nodes import Nodes, NoServer, is_postgres, postgres
+from examples.npm_server import NAME, NoNpm, kill_program, npm_server
 from examples.task import run_a_task
 
 from perdure._core.sse import Decoder, ServerSentEvent
@@ -44,6 +46,9 @@ TASK_AFTER = "1s"
 #: Seconds. Events that come this soon after the server has answered, or after one that was missed, were waiting. A loaf
 #: takes longer.
 AT_ONCE = 0.15
+
+BAKE = {"name": "bake", "arguments": {"loaves": LOAVES}}
+OPERATE = {"name": "trigger-long-running-operation", "arguments": {"duration": 0.4 * LOAVES, "steps": LOAVES}}
 
 JSON_AND_SSE = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
 VERSION = "2025-11-25"
@@ -118,6 +123,7 @@ class Client:
 
     url: str
     terminal: Terminal
+    tool: Mapping[str, Any] = field(default_factory=lambda: BAKE)
     http: httpx2.Client = field(default_factory=lambda: httpx2.Client(timeout=30, trust_env=False))
     headers: dict[str, str] = field(default_factory=dict)
     events: list[ServerSentEvent] = field(default_factory=list)
@@ -138,10 +144,14 @@ class Client:
         self.request_id += 1
         self.events, self.began = [], time.monotonic()
         headers = JSON_AND_SSE | self.headers
-        with self.http.stream("POST", self.url, json=bake(self.request_id), headers=headers) as response:
+        with self.http.stream("POST", self.url, json=self.body(), headers=headers) as response:
             for event in self.read(response):
                 self.tell(event, "live")
                 yield
+
+    def body(self) -> dict[str, Any]:
+        params = {**self.tool, "_meta": {"progressToken": f"token-{self.request_id}"}}
+        return {"jsonrpc": "2.0", "id": self.request_id, "method": "tools/call", "params": params}
 
     def resume(self) -> None:
         headers = {"Accept": "text/event-stream", "Last-Event-ID": self.position}
@@ -166,15 +176,13 @@ class Client:
 
     def tell(self, event: ServerSentEvent, how: str) -> None:
         message = json.loads(event.data)
-        said = message["params"]["message"] if "method" in message else "the result: " + text_of(message)
+        said = text_of_progress(message["params"]) if "method" in message else "the result: " + text_of(message)
         at = f"{time.monotonic() - self.began:4.1f} s"
         self.terminal.line(f"{at}  {how:<10}  {said:<33}  {self.terminal.paint('2', event.id)}", mark="•")
 
 
-def bake(request_id: int) -> dict[str, Any]:
-    meta = {"progressToken": f"bread-{request_id}"}
-    params = {"name": "bake", "arguments": {"loaves": LOAVES}, "_meta": meta}
-    return {"jsonrpc": "2.0", "id": request_id, "method": "tools/call", "params": params}
+def text_of_progress(params: dict[str, Any]) -> str:
+    return str(params.get("message") or f"step {params['progress']} of {params['total']}")
 
 
 def text_of(response: dict[str, Any]) -> str:
@@ -197,7 +205,7 @@ def losses(events: list[ServerSentEvent], request_id: int, loaves: int = LOAVES)
     return found
 
 
-def play(bakery: Bakery, url: str, terminal: Terminal) -> list[str]:
+def play(bakery: Bakery, url: str, folder: str, terminal: Terminal) -> list[str]:
     """Play the scenes; return what was lost."""
     client = Client(url=url, terminal=terminal)
     terminal.step("A client opens a session")
@@ -209,7 +217,8 @@ def play(bakery: Bakery, url: str, terminal: Terminal) -> list[str]:
         bakery.start()
         terminal.line(f"process {bakery.pid} is started on the same file, and runs the tool again, because it may")
 
-    return lost + run_a_task(url, kill, terminal) + restart_the_bridge(bakery.url, terminal)
+    lost += run_a_task(url, kill, terminal) + restart_the_bridge(bakery.url, terminal)
+    return lost + serve_a_program(folder, terminal)
 
 
 def cut_the_connection(client: Client, terminal: Terminal) -> list[str]:
@@ -229,8 +238,8 @@ def cut_the_connection(client: Client, terminal: Terminal) -> list[str]:
     return judge(client, terminal)
 
 
-def kill_the_server(bakery: Bakery, client: Client, terminal: Terminal) -> list[str]:
-    terminal.step("It calls again, and the server is killed in the middle of the call: kill -9")
+def kill_the_server(bakery: Bakery, client: Client, terminal: Terminal, *, name: str = "server") -> list[str]:
+    terminal.step(f"It calls again, and the {name} is killed in the middle of the call: kill -9")
     reading = client.call()
     for _ in range(SEEN_BEFORE_THE_LOSS):
         next(reading)
@@ -239,13 +248,44 @@ def kill_the_server(bakery: Bakery, client: Client, terminal: Terminal) -> list[
         list(reading)  # the events that were on their way, then the end
     terminal.line(f"process {killed} is dead after {len(client.events)} events", mark="✂")
 
-    terminal.step("The server is started again, on the same file")
+    terminal.step(f"The {name} is started again, on the same file")
     bakery.start()
     terminal.line(f"process {bakery.pid} is ready; the client makes no handshake")
 
     terminal.step("The client comes back: same session, same position")
     terminal.line("the tool declares that it may run twice, so it runs again; events that were sent are not sent again")
     client.resume()
+    return judge(client, terminal)
+
+
+def serve_a_program(folder: str, terminal: Terminal) -> list[str]:
+    """Play the scene with a server in another language; return what was lost."""
+    terminal.step(f"A server from npm, in TypeScript: {NAME}")
+    try:
+        command = npm_server()
+    except NoNpm as why:
+        terminal.line(f"this scene is left out: {why}")
+        return []
+    gateway = Bakery(f"sqlite:{folder}/gateway.db", ["--", *command])
+    gateway.start()
+    try:
+        terminal.line(f"perdure serve -- {Path(command[1]).name}; ready on {gateway.url}")
+        client = Client(url=gateway.url, terminal=terminal, tool=OPERATE)
+        client.open_session()
+        lost = kill_the_program(gateway, client, terminal)
+        return lost + kill_the_server(gateway, client, terminal, name="gateway")
+    finally:
+        gateway.stop()
+
+
+def kill_the_program(gateway: Bakery, client: Client, terminal: Terminal) -> list[str]:
+    terminal.step("A client calls its tool, and the program is killed in the middle of the call: kill -9")
+    reading = client.call()
+    for _ in range(SEEN_BEFORE_THE_LOSS):
+        next(reading)
+    killed = kill_program(gateway.pid)
+    terminal.line(f"process {killed} is dead after {len(client.events)} events; the gateway starts another", mark="✂")
+    list(reading)  # on the same connection
     return judge(client, terminal)
 
 
@@ -318,9 +358,10 @@ def invite(front: Front, terminal: Terminal) -> None:
 class Bakery:
     """The server, in its own process. It can be started again on the same port and the same file."""
 
-    def __init__(self, store: str) -> None:
+    def __init__(self, store: str, target: Sequence[str] = (f"{BAKERY}:server",)) -> None:
         self.port = 0
         self.url = ""
+        self._target = target
         self._store = store
         self._process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
@@ -336,10 +377,12 @@ class Bakery:
 
     def start(self) -> None:
         """Start it, and read its URL from the line that says that it is ready."""
-        command = [sys.executable, "-m", "perdure", "serve", f"{BAKERY}:server", "--port", str(self.port)]
+        command = [sys.executable, "-m", "perdure", "serve", "--port", str(self.port)]
         # Otherwise it would warn that the previous process died, in the middle of the scene.
         options = ["--store", self._store, "--retry", RETRY, "--task-after", TASK_AFTER, "--log-level", "error"]
-        self._process = subprocess.Popen(command + options, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+        self._process = subprocess.Popen(
+            [*command, *options, *self._target], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+        )
         assert self._process.stdout is not None
         ready = self._process.stdout.readline()
         if not ready:
@@ -415,7 +458,7 @@ def run(port: int, *, once: bool, scenes: bool, folder: str) -> int:
         bakery.start()
         front.start()
         terminal.line(f"ready on {front.mcp}")
-        lost = play(bakery, front.mcp, terminal) if scenes else []
+        lost = play(bakery, front.mcp, folder, terminal) if scenes else []
         if not once and not lost:
             stock.start()
             invite(front, terminal)

@@ -25,7 +25,7 @@ from tests.support.clients.demo_page import have_page
 from tests.support.processes.serving import ROOT
 from tests.support.stores.postgres import programs
 
-SECONDS = 110
+SECONDS = 200
 
 Process = subprocess.Popen[str]
 
@@ -79,6 +79,7 @@ def test_the_scene_loses_nothing_and_says_so_without_colours_in_a_pipe() -> None
         said, errors = process.communicate(timeout=SECONDS)
     assert (process.returncode, errors) == (0, "")
     assert "\033" not in said
+    said, program = said.split("A server from npm")
     calls, desktop = said.split("A desktop host starts")
     calls, task = calls.split("A stock client")
     cut, killed = calls.split("It calls again")
@@ -93,7 +94,26 @@ def test_the_scene_loses_nothing_and_says_so_without_colours_in_a_pipe() -> None
     assert killed_one != started
     assert re.findall(r"loaf (\d) of 5", desktop) == list("12")
     assert desktop.index("✂ process") < desktop.index("the bridge says: Session resumed successfully")
-    assert desktop.endswith("✓ the same session, and the call has run to its end\n")
+    assert "✓ the same session, and the call has run to its end\n" in desktop
+    check_program(program)
+
+
+def check_program(scene: str) -> None:
+    """A server in another language: its process died in the first call, and the gateway in the second."""
+    for call, loss in zip(scene.split("It calls again"), ("the gateway starts another", "is dead"), strict=True):
+        assert re.findall(r"step (\d) of 8", call) == list("12345678")
+        assert call.index("step 3 of 8") < call.index(loss) < call.index("step 4 of 8")
+        assert call.count("the result: Long running operation completed.") == 1
+    assert scene.count("✓ no: 8 of 8 progress events, each once and in order, and the result\n") == 2
+
+
+def test_without_npm_the_scene_that_needs_it_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert demo.serve_a_program(str(tmp_path), demo.Terminal()) == []
+    assert "this scene is left out: node stands neither beside" in capsys.readouterr().out
 
 
 def check_task(scene: str) -> None:
