@@ -220,7 +220,9 @@ async def test_health_is_what_the_upstream_was_seen_to_do() -> None:
     health = Health(clock=lambda: 1_000.0)
     async with serving({"bread": named("bread", health=health)}) as served:
         found = await served.get("/healthz/upstreams")
-        assert found.json()["upstreams"] == {"bread": {"state": "starting", "since": "1970-01-01T00:16:40Z"}}
+        assert found.json()["upstreams"] == {
+            "bread": {"state": "starting", "since": "1970-01-01T00:16:40Z", "processes": 0}
+        }
         health.report(UpstreamState.BACKING_OFF, "its process ended (SIGKILL)", next_try=1_002.0)
         found = await served.get("/healthz/upstreams")
         assert (found.status_code, found.json()["upstreams"]["bread"]) == (
@@ -229,13 +231,17 @@ async def test_health_is_what_the_upstream_was_seen_to_do() -> None:
                 "state": "backing off",
                 "since": "1970-01-01T00:16:40Z",
                 "nextTry": "1970-01-01T00:16:42Z",
+                "processes": 0,
                 "reason": "its process ended (SIGKILL)",
             },
         )
         health.report(UpstreamState.DOWN, "there is no program npx")
         assert (await served.get("/healthz/upstreams")).status_code == 503
         health.report(UpstreamState.UP)
-        assert (await served.get("/healthz/upstreams")).json()["status"] == "ok"
+        found = await served.get("/healthz/upstreams")
+        assert found.json()["status"] == "ok"
+        failure = {"at": "1970-01-01T00:16:40Z", "reason": "there is no program npx"}
+        assert found.json()["upstreams"]["bread"]["lastFailure"] == failure
 
 
 def test_a_state_has_begun_when_it_was_first_seen() -> None:

@@ -129,9 +129,10 @@ class Child:
         self.started = time.monotonic()
         self.status: int | None = None
         self.is_told_to_end = False
-        """Whether `end` was called: its end is no accident."""
+        """Whether it is not needed any more: its end is no accident."""
         self.retire: Callable[[], object] = self.end
         """Ends it when its requests are answered: its lane knows of them."""
+        self._fault = ""
         self._exited = asyncio.Event()
         self._ending: asyncio.Task[None] | None = None
         self._pidfd: int | None = None
@@ -152,14 +153,17 @@ class Child:
     @property
     def how(self) -> str:
         """How it ended, as part of a sentence."""
+        if self._fault:
+            return self._fault
         if self.status is None:
             return "the server closed its output"
         return f"the server's process ended ({format_status(self.status)})"
 
-    def end(self) -> asyncio.Task[None]:
+    def end(self, *, fault: str = "") -> asyncio.Task[None]:
         """Close its input, and send SIGTERM and then SIGKILL to its group while that has a process. Done when it is
-        gone."""
-        self.is_told_to_end = True
+        gone. `fault`: why it must not go on, as part of a sentence."""
+        if self._ending is None:
+            self._fault, self.is_told_to_end = fault, not fault
         return self._begin_end()
 
     def _begin_end(self) -> asyncio.Task[None]:

@@ -21,6 +21,7 @@ from perdure.gateway import reaper
 from perdure.gateway.child import Child, Program
 from perdure.gateway.lane import Reason, UpstreamUnavailable
 from perdure.gateway.upstream import Upstream
+from perdure.telemetry.counters import UpstreamNumbers
 from perdure.telemetry.log_records import PeerLog, log_event
 
 #: A process that ends sooner after its start has hardly served; one that serves for as long after its handshake works.
@@ -118,7 +119,15 @@ class Reaper:
 class Children:
     """The processes of one upstream, for all its sessions."""
 
-    def __init__(self, program: Program, *, reaper: Reaper, pauses: Pauses = PAUSES, lanes_wait: bool = True) -> None:
+    def __init__(
+        self,
+        program: Program,
+        *,
+        reaper: Reaper,
+        pauses: Pauses = PAUSES,
+        lanes_wait: bool = True,
+        numbers: UpstreamNumbers | None = None,
+    ) -> None:
         """`lanes_wait`: a lane that is closed waits until its process is gone. Otherwise `aclose` alone waits."""
         if os.name != "posix":
             raise Misuse("Servers over stdio need a POSIX system; on Windows, use WSL or a server over HTTP")
@@ -127,6 +136,7 @@ class Children:
         """Lines on stdout that were no messages."""
         self.log = PeerLog()
         """For records that the program causes."""
+        self.numbers = numbers or UpstreamNumbers()
         self.lanes_wait = lanes_wait
         self.on_restart: list[Callable[[], None]] = []
         """Called before the processes are ended by `restart`."""
@@ -254,6 +264,8 @@ class Children:
         self._is_missing = False
         self._backoff = self._backoff.started(child.started)
         self._living.add(child)
+        self.numbers.upstream_starts += 1
+        self.numbers.upstream_children = self._running
         log_event(logging.INFO, "upstream.started", f"{name} was started as process {child.pid}", upstream=name)
         return child
 
@@ -275,10 +287,12 @@ class Children:
         return UpstreamUnavailable(Reason.NO_PROGRAM, sentence)
 
     def _on_exit(self, child: Child) -> None:
+        self.numbers.upstream_children = self._running
         if child in self._spares:
             self._spares.remove(child)
         if not child.is_told_to_end:
             name = self.program.name
+            self.numbers.upstream_restarts += 1
             self._backoff = self._backoff.died(started=child.started, now=time.monotonic())
             lines = child.last_errors
             sentence = f"{name}: {child.how}" + (f"; its last words: {lines[-1]}" if lines else "")

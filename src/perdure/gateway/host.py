@@ -164,6 +164,7 @@ async def lanes_of(
     children: Children | None = None,
 ) -> AsyncIterator[UpstreamLanes]:
     """Make lanes during a block, and end all processes after it. `children`: those of a caller that ends them."""
+    health = health or Health()
     era = KnownEra(pinned=None if upstream.era == "auto" else Era(upstream.era))
     async with AsyncExitStack() as stack:
         server: Children | Webs
@@ -176,13 +177,13 @@ async def lanes_of(
         else:
             reaper = Reaper()
             stack.push_async_callback(reaper.aclose)
-            server = Children(program_of(upstream), reaper=reaper)
+            server = Children(program_of(upstream), reaper=reaper, numbers=health.numbers)
             stack.push_async_callback(server.aclose)
             server.warm_up()
         if isinstance(server, Children) and upstream.program is not None:
             each = upstream.program.max_caller_processes
             seats = Seats(name=upstream.name, children=server, each=each, make_room=make_room)
-        yield UpstreamLanes(upstream=upstream, server=server, health=health or Health(), era=era, seats=seats)
+        yield UpstreamLanes(upstream=upstream, server=server, health=health, era=era, seats=seats)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,7 +271,7 @@ class UpstreamTools:
 
 def host_upstream(upstream: Upstream, settings: Settings, *, children: Children | None = None) -> Hosted:
     """Prepare an upstream to be run by an app. `children`: those of a caller that ends them."""
-    health = Health()
+    health = Health(numbers=None if children is None else children.numbers)
 
     @asynccontextmanager
     async def start() -> AsyncIterator[Started]:
@@ -295,6 +296,7 @@ def host_upstream(upstream: Upstream, settings: Settings, *, children: Children 
                 patience=upstream.patience,
                 make=lanes.make_for_session,
                 tools=tools,
+                numbers=health.numbers,
                 idle=idle,
                 ends_sessions=upstream.on_restart == "end",
                 mask=upstream.mask,

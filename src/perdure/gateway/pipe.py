@@ -28,7 +28,6 @@ from perdure.gateway.child import Child, Program
 from perdure.gateway.children import Children
 from perdure.gateway.lane import AskKey, Lost, Opened, Reason, Receiver, RequestKey, UpstreamUnavailable
 from perdure.runtime.base import Flow
-from perdure.telemetry.log_records import log_event
 
 #: Seconds to answer a `ping`. A server that does one thing at a time answers late; one that hangs never does.
 PING_SECONDS = 30.0
@@ -263,9 +262,7 @@ class PipeLane:
         is_alive = await self.probe()
         self._probing = None
         if not is_alive and not self._running and not self._is_over and self._child is not None:
-            self._why = f"it did not answer a ping in {self._ping_seconds:g} s, and was ended"
-            log_event(logging.WARNING, "upstream.hung", f"{self._name}: {self._why}", upstream=self._name)
-            self._child.end()
+            self._child.end(fault=f"it did not answer a ping in {self._ping_seconds:g} s, and was ended")
 
     def _retire(self) -> None:
         self._is_retired = True

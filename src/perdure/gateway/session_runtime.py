@@ -41,6 +41,7 @@ from perdure.gateway.lane import (
 from perdure.gateway.tool_list import RELIST_SECONDS, ToolList, ToolPages
 from perdure.runtime.base import CallEnded, Flow, Outlet
 from perdure.store.records import SessionRecord
+from perdure.telemetry.counters import UpstreamNumbers
 from perdure.telemetry.log_records import log_event
 
 RESTARTED = "The server was restarted. What it kept in memory is gone."
@@ -101,6 +102,7 @@ class LaneMaker:
     make: Callable[[SessionReceiver, SessionRecord, object], Lane]
     """Makes a lane for a session. The last argument is the HTTP request that it is made for, or `None`."""
     tools: ToolList
+    numbers: UpstreamNumbers = field(default_factory=UpstreamNumbers)
     idle: float | None = None
     """Seconds after which a lane with nothing to do is closed."""
     ends_sessions: bool = False
@@ -368,6 +370,7 @@ class SessionRuntime(SessionReceiver):
     def _go_on(self, lane: Lane, opened: Opened) -> list[asyncio.Future[None]]:
         """Bring a new lane to where the session is, and tell the client what may have changed. Returns what is done
         when the sticky requests are answered."""
+        self._lanes.numbers.upstream_handshakes_repeated += 1
         self._capabilities = capabilities_in(opened.result)
         self._outlet.replace_result(self._front_result(opened))
         if self._initialized:

@@ -97,6 +97,7 @@ class WatchedLane:
         self._is_opened = self._has_seat = False
         self._call_timeout = call_timeout
         self._timers: dict[RequestKey, asyncio.TimerHandle] = {}
+        self._begun: dict[RequestKey, float] = {}
         self.on_notification, self.on_position = receiver.on_notification, receiver.on_position
         self.on_ask, self.on_ask_withdrawn = receiver.on_ask, receiver.on_ask_withdrawn
         self.on_gone, self.on_renewed = receiver.on_gone, receiver.on_renewed
@@ -112,6 +113,7 @@ class WatchedLane:
             await self._seats.take(self._caller)
             self._has_seat = True
         self._is_opened = True
+        began = time.perf_counter()
         try:
             opened = await self._lane.open(client_params, state)
         except UpstreamUnavailable as failure:
@@ -122,15 +124,18 @@ class WatchedLane:
                 self._health.report(seen, str(failure), next_try=next_try)
             raise
         self._health.report(UpstreamState.UP)
+        if opened.is_new:
+            self._health.numbers.upstream_start_seconds.observe(time.perf_counter() - began)
         return opened
 
     def request(self, key: RequestKey, method: str, params: JsonObject | None) -> None:
+        self._begun[key] = time.perf_counter()
         self._lane.request(key, method, params)
         if self._call_timeout is not None:
             self._timers[key] = asyncio.get_running_loop().call_later(self._call_timeout, self._time_out, key)
 
     def cancel(self, key: RequestKey, params: JsonObject | None) -> None:
-        self._stop_timer(key)
+        self._forget(key)
         self._lane.cancel(key, params)
 
     async def aclose(self, *, ended: bool) -> None:
@@ -143,23 +148,27 @@ class WatchedLane:
     # What the lane reports
 
     def on_answer(self, key: RequestKey, body: bytes, *, failed: bool) -> None:
-        self._stop_timer(key)
+        if (began := self._forget(key)) is not None:
+            self._health.numbers.upstream_request_seconds.observe(time.perf_counter() - began)
         self._receiver.on_answer(key, body, failed=failed)
 
     def on_lost(self, key: RequestKey, lost: Lost) -> None:
-        self._stop_timer(key)
+        self._forget(key)
         self._receiver.on_lost(key, lost)
 
     def on_closed(self, why: str) -> None:
         self._leave()
+        self._health.note_failure(why)
         self._receiver.on_closed(why)
 
-    def _stop_timer(self, key: RequestKey) -> None:
+    def _forget(self, key: RequestKey) -> float | None:
+        """Stop the request's timer. Returns when the request began."""
         if (timer := self._timers.pop(key, None)) is not None:
             timer.cancel()
+        return self._begun.pop(key, None)
 
     def _time_out(self, key: RequestKey) -> None:
-        del self._timers[key]
+        self._forget(key)
         self._lane.cancel(key, {"reason": "it took too long"})
         why = f"the server did not answer within {self._call_timeout:g} s (call_timeout)"
         self._receiver.on_lost(key, Lost(ran=True, why=why, is_final=True))

@@ -76,7 +76,6 @@ class App:
     ) -> None:
         """`token_verifier`: what checks the tokens that `auth` describes, in place of the keys of its issuer. `owner`:
         where the server comes from, if that is known."""
-        self.counters = Counters()
         self.path = "/" + path.strip("/")
         if self.path in BESIDE:
             raise Misuse(f"path is {path!r}, where {BESIDE[self.path]}")
@@ -87,6 +86,8 @@ class App:
         self._store = open_store(store, busy_timeout=settings.store_timeout) if isinstance(store, str) else store
         self._store_address = without_password(store) if isinstance(store, str) else "ADDRESS"
         self._hosted = host(server, settings, path=self.path)
+        health = self._hosted.health
+        self.counters = Counters(upstream=None if health is None else health.numbers)
         owner = owner or Owner(name="")
         self._owner = replace(owner, name=self._hosted.name or owner.name)
         self._host_and_origin = HostAndOrigin(settings)
@@ -397,9 +398,9 @@ class App:
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         page = await self.metrics_page()
-        await (health_answer(*self.health()) if page is None else metrics_answer(scope, {"": page}))(
-            scope, receive, send
-        )
+        name = "" if self.upstream is None else self._hosted.name
+        answer = health_answer(*self.health()) if page is None else metrics_answer(scope, {name: page})
+        await answer(scope, receive, send)
 
     async def metrics_page(self) -> metrics.Page | None:
         """The metrics: this node's numbers in any case; those of other nodes and of the store itself while it answers.

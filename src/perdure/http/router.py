@@ -20,6 +20,7 @@ from mcp.server.auth.provider import TokenVerifier
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from perdure._core.jsonrpc import JsonObject
 from perdure._core.text import printable
 from perdure.errors import PerdureError, StoreLost, StoreReplaced, StoreTooNew
 from perdure.http import HEALTH, METRICS, UPSTREAMS
@@ -140,7 +141,7 @@ class Router:
         ]
         self._alone = self._places[0] if is_alone else None
         self._settings = settings
-        self._shows_reasons = auth is None
+        self._is_open = auth is None
         self._host_and_origin = HostAndOrigin(settings)
         self._shell = Starlette(lifespan=self.lifespan)
         self._resume_paths = resume_paths(f"{self._prefix}/NAME") if settings.broker else {}
@@ -297,16 +298,22 @@ class Router:
         return found[0] if len(set(found)) == 1 else (min(status for status, _ in found), "degraded")
 
     async def _serve_upstreams(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The state of each upstream; 503 if one is down. Reasons are for operators: with tokens, which this path does
-        not ask for, they are in the log only."""
-        found: dict[str, dict[str, str]] = {}
+        """The state of each upstream; 503 if one is down. The rest is for operators: with tokens, which this path does
+        not ask for, reasons are in the log only, and processes in the metrics."""
+        found: dict[str, JsonObject] = {}
         for place in self._places:
             health = place.health
-            found[place.name] = {"state": health.state.value, "since": _time(health.since)}
+            shown: JsonObject = {"state": health.state.value, "since": _time(health.since)}
+            found[place.name] = shown
             if health.next_try is not None:
-                found[place.name]["nextTry"] = _time(health.next_try)
-            if health.reason and self._shows_reasons:
-                found[place.name]["reason"] = health.reason
+                shown["nextTry"] = _time(health.next_try)
+            if not self._is_open:
+                continue
+            shown["processes"] = health.numbers.upstream_children
+            if health.reason:
+                shown["reason"] = health.reason
+            elif (failure := health.last_failure) is not None:
+                shown["lastFailure"] = {"at": _time(failure.at), "reason": failure.reason}
         is_down = any(place.health.state is UpstreamState.DOWN for place in self._places)
         body = {"status": "down" if is_down else "ok", "upstreams": found}
         answer = json_answer(json.dumps(body).encode(), status=503 if is_down else 200)

@@ -6,6 +6,9 @@ One object belongs to one upstream in one process, and is used in its event loop
 import enum
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+
+from perdure.telemetry.counters import UpstreamNumbers
 
 
 class UpstreamState(enum.StrEnum):
@@ -19,11 +22,23 @@ class UpstreamState(enum.StrEnum):
     """It cannot be used."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    at: float
+    reason: str
+    """A sentence, or a part of one, for the operator, without secrets."""
+
+
 class Health:
     """The state of an upstream, and why and since when it has it. Times are seconds since 1970."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time, *, numbers: UpstreamNumbers | None = None) -> None:
+        """`numbers`: those of the upstream's processes, if others count them."""
         self._clock = clock
+        self.numbers = numbers or UpstreamNumbers()
+        self.numbers.upstream_up = 1
+        self.last_failure: Failure | None = None
+        """Of a handshake, or of a process: the upstream may be up again."""
         self.state = UpstreamState.STARTING
         self.since = clock()
         """When this state began."""
@@ -36,3 +51,9 @@ class Health:
         if state is not self.state:
             self.since = self._clock()
         self.state, self.reason, self.next_try = state, reason, next_try
+        self.numbers.upstream_up = int(state in (UpstreamState.STARTING, UpstreamState.UP))
+        if reason:
+            self.last_failure = Failure(at=self.since, reason=reason)
+
+    def note_failure(self, reason: str) -> None:
+        self.last_failure = Failure(at=self._clock(), reason=reason)

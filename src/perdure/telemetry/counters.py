@@ -18,6 +18,34 @@ def _counter(says: str, *, outcome: str = "") -> Any:
     return field(default=0, metadata={"help": says, "outcome": outcome})
 
 
+def _of_calls() -> Histogram:
+    return Histogram(CALL_BUCKETS)
+
+
+@dataclass(slots=True)
+class UpstreamNumbers:
+    """The numbers of one upstream, a server that is not in this process."""
+
+    upstream_up: int = _counter("0 while an upstream is down or backing off, else 1.")
+    upstream_children: int = _counter("Processes of an upstream that have not ended.")
+    upstream_starts: int = _counter("Processes of an upstream that were started.")
+    upstream_restarts: int = _counter(
+        "Processes of an upstream that died, or were ended because they hung or grew too large: the next request starts"
+        " another."
+    )
+    upstream_handshakes_repeated: int = _counter(
+        "Handshakes that were made again for a session, because the upstream had lost its process or session."
+    )
+    upstream_start_seconds: Histogram = field(
+        default_factory=_of_calls,
+        metadata={"help": "From the start of a process or a connection to the answer to its handshake."},
+    )
+    upstream_request_seconds: Histogram = field(
+        default_factory=_of_calls,
+        metadata={"help": "From a request to an upstream to its answer."},
+    )
+
+
 @dataclass(slots=True)
 class Counters:
     """Counts what happened since the start of this process (P9)."""
@@ -72,7 +100,7 @@ class Counters:
     events_held: int = _counter("Events that went on live from memory while the store failed.")
 
     call_seconds: Histogram = field(
-        default_factory=lambda: Histogram(CALL_BUCKETS),
+        default_factory=_of_calls,
         metadata={"help": "From the acceptance of a request to the server's answer."},
     )
     append_seconds: Histogram = field(
@@ -84,12 +112,28 @@ class Counters:
         metadata={"help": "From the arrival of a reader until it has the events that existed then."},
     )
 
+    upstream: UpstreamNumbers | None = None
+    """Of a server that is not in this process."""
+
     def snapshot(self) -> dict[str, int]:
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, int)}
+        return {name: value for name, value in self._values().items() if isinstance(value, int)}
+
+    def seconds(self) -> dict[str, Histogram]:
+        """The histograms, by their names without `_seconds`."""
+        values = self._values().items()
+        return {name.removesuffix("_seconds"): value for name, value in values if isinstance(value, Histogram)}
+
+    def _values(self) -> dict[str, object]:
+        parts = [part for part in (self, self.upstream) if part is not None]
+        return {field.name: getattr(part, field.name) for part in parts for field in dataclasses.fields(part)}
 
 
-HELP: dict[str, str] = {field.name: field.metadata["help"] for field in dataclasses.fields(Counters)}
+HELP: dict[str, str] = {
+    field.name: field.metadata["help"]
+    for part in (Counters, UpstreamNumbers)
+    for field in dataclasses.fields(part)
+    if "help" in field.metadata
+}
 OUTCOMES: dict[str, str] = {
     field.name: field.metadata["outcome"] for field in dataclasses.fields(Counters) if field.metadata.get("outcome")
 }

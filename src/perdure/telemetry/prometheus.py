@@ -23,6 +23,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _VERSION = version("perdure")
 
 _ON_A_SERVER = " (Stores on a server.)"
+_OF_GATEWAY = " (Servers that are not Python code.)"
 
 CALL_STATES = (SessionState.ACTIVE, SessionState.DORMANT)
 """The states of durable calls in the store: they have no handshake, and leave no record when they have ended."""
@@ -67,7 +68,7 @@ class Snapshot:
 def snapshot(node: NodeId, counters: Counters, *, measures: Measures | None = None, **held: Any) -> Snapshot:
     """The numbers of this node at this moment. `held`: its `sessions`, `durable_calls`, `streams`, `readers`,
     `open_readers`, `held_bytes` and `degraded`. `measures`: those of its store."""
-    timed = {"call": counters.call_seconds, "append": counters.append_seconds, "replay": counters.replay_seconds}
+    timed = counters.seconds()
     if measures is not None:
         timed |= {f"store_{name}": histogram for name, histogram in measures.seconds.items()}
         held["store"] = measures.figures
@@ -177,6 +178,10 @@ def _counter(name: str, says: str, *counters: str) -> Metric:
     return _of_node(f"{name}_total", "counter", says, values, "outcome" if counters else "")
 
 
+def _upstream_gauge(name: str) -> Metric:
+    return _of_node(name, "gauge", HELP[name] + _OF_GATEWAY, lambda node: [("", "", node.counters.get(name))])
+
+
 def _of_store(name: str, kind: MetricKind, says: str, label: str = "", **figures: str) -> Metric:
     """A metric that each node has with a store on a server. `figures`: the store's names for the label's values."""
     figures = figures or {"": name.removesuffix("_total")}
@@ -263,6 +268,15 @@ METRICS = (
     _histogram("call", bounds=CALL_BUCKETS),
     _histogram("append"),
     _histogram("replay"),
+    *map(_upstream_gauge, ("upstream_up", "upstream_children")),
+    *(
+        _counter(name, HELP[name] + _OF_GATEWAY)
+        for name in ("upstream_starts", "upstream_restarts", "upstream_handshakes_repeated")
+    ),
+    *(
+        _histogram(name, HELP[f"{name}_seconds"] + _OF_GATEWAY, bounds=CALL_BUCKETS)
+        for name in ("upstream_start", "upstream_request")
+    ),
     _of_page(
         "node_lease_age_seconds",
         "Seconds since this node last saw a sign of life of another node.",
@@ -361,6 +375,5 @@ def page_of(
 
 
 def render(pages: Mapping[str, Page]) -> str:
-    """The text. Where several servers are served, each sample has the label `upstream`: the name of its page, unless
-    that is empty."""
+    """The text. Each sample has the label `upstream`: the name of its page, unless that is empty."""
     return "\n".join(line for metric in METRICS for line in metric.lines(pages)) + "\n"
