@@ -36,6 +36,7 @@ from perdure.store.steps import (
     PutCall,
     PutReader,
     PutSession,
+    PutToolStep,
     Reached,
     Release,
     SendMail,
@@ -51,6 +52,7 @@ from perdure.testing._values import (
     a_session,
     a_sticky,
     a_stream,
+    a_tool_step,
     an_append,
     an_ask,
     an_end,
@@ -177,7 +179,9 @@ class _Twins(RuleBasedStateMachine):
         self.history += steps
         return set(wanted) <= {type(None)}
 
-    def write(self, step: Append | PutCall | Release, writer: int | None = None, *, patient: bool = False) -> None:
+    def write(
+        self, step: Append | PutCall | PutToolStep | Release, writer: int | None = None, *, patient: bool = False
+    ) -> None:
         """What shows a fence, with that of a writer, the right one if none is given.
 
         A stream that was let go of has none, and is left alone.
@@ -275,7 +279,7 @@ class _StreamRules(_Twins):
         events = [
             Event(last + place, self.now, b"%d" % (last + place), place in answers) for place in range(1, count + 1)
         ]
-        ends = (an_end(end),) if answers else ()
+        ends = (replace(an_end(end), stepped=patient),) if answers else ()
         seal = bool(count) and count in answers
         self.write(an_append(Fence(0), events, stream=stream, ends=ends, seal=seal), patient=patient)
 
@@ -290,6 +294,14 @@ class _StreamRules(_Twins):
     @rule(writer=stale, stream=streams, request_id=requests, state=running, attempt=st.integers(1, 2))
     def put_call(self, writer: int | None, **fields: Any) -> None:
         self.write(PutCall(fence=Fence(0), incarnation=1, progress=self.now, **fields), writer)
+
+    @rule(writer=stale, stream=streams, number=st.integers(1, 2), id_=requests, value=st.none() | short, own=flags)
+    def put_tool_step(
+        self, writer: int | None, stream: StreamId, number: int, id_: int | str, value: bytes | None, own: bool
+    ) -> None:
+        done = {} if value is None else {"value": value}
+        record = a_tool_step(number, stream=stream, request_id=id_, own=own, **done)
+        self.write(PutToolStep(fence=Fence(0), record=record), writer)
 
     @rule(stream=streams, writer=stale)
     def release(self, stream: StreamId, writer: int | None) -> None:

@@ -29,6 +29,7 @@ from perdure.store.steps import (
     OpenStream,
     PutCall,
     PutSession,
+    PutToolStep,
     Reached,
     Refusals,
     Release,
@@ -393,6 +394,40 @@ class CountsLostEventsAsRead(MemoryStore):
         return step
 
 
+class ReplacesEnds(MemoryStore):
+    """Takes the last end of a tool step for its end."""
+
+    def commit_now(self, steps: Sequence[Step]) -> Refusals:
+        for step in steps:
+            if isinstance(step, PutToolStep) and (found := self._streams.get(step.stream)):
+                found.steps.pop((step.record.incarnation, step.record.request_id, step.record.number), None)
+        return super().commit_now(steps)
+
+
+class KeepsValues(MemoryStore):
+    """Keeps what tools have done for longer than it may."""
+
+    def commit_now(self, steps: Sequence[Step]) -> Refusals:
+        def kept(step: Step) -> Step:
+            if not isinstance(step, Append):
+                return step
+            return replace(step, ends=tuple(replace(end, stepped=False) for end in step.ends))
+
+        return super().commit_now([kept(step) for step in steps])
+
+
+class TakesStepsOfAnyWriter(MemoryStore):
+    """Compares no fence of a tool step."""
+
+    def commit_now(self, steps: Sequence[Step]) -> Refusals:
+        def of_now(step: Step) -> Step:
+            if isinstance(step, PutToolStep) and (found := self._streams.get(step.stream)):
+                return replace(step, fence=found.record.fence)
+            return step
+
+        return super().commit_now([of_now(step) for step in steps])
+
+
 @pytest.mark.parametrize(
     ("broken", "promise"),
     [
@@ -423,6 +458,9 @@ class CountsLostEventsAsRead(MemoryStore):
         (ForgetsTheDigest, "a call keeps its name and what stands for its request"),
         (ChangesWhateverIsThere, "promise 13 of several"),
         (KeepsNotesOfEndedSessions, "promise 13 a note of a session ends"),
+        (ReplacesEnds, "promise 23 an ended step keeps its first end"),
+        (KeepsValues, "promise 23 the end of a call empties"),
+        (TakesStepsOfAnyWriter, "promise 23 a writer that lost its claim"),
         (TakesReadersBack, "promise 19 how far"),
         (CountsLostEventsAsRead, "promise 19 an event in the place"),
         (KeepsTheStamp, "equal stamps"),

@@ -1,4 +1,4 @@
-"""Tables hold the lives of a stream, a reader, a session, a call, a node's claim and an exchange.
+"""Tables hold the lives of a stream, a reader, a session, a call, a tool step, a node's claim and an exchange.
 
 Each table maps a state and a step to the state that follows. A step that is not in the table cannot happen: `advance`
 raises `IllegalStep`. The diagrams in the documentation are drawn from these tables.
@@ -22,6 +22,9 @@ and answers stay) and is ACTIVE again with its client's next message.
 **Call.** One row of the ledger. A call reaches exactly one of the three ends, once (promise 3): the table has no step
 for a late answer to a cancelled call, so it is dropped. A call whose node died is WAITING until another node runs it
 again or settles it.
+
+**Tool step.** One step of a tool, in the store before the tool sees its value. It is OPEN from the commit that begins
+it, if it has one, to the commit of its end; an end is never replaced.
 
 **Claim.** What a node may do with the streams that it writes, as it knows by itself. While it is HOLDING its claim it
 writes and shows them. A node that could not show for too long that it lives is FROZEN: another node may act in its
@@ -124,6 +127,17 @@ class CallStep(_Name):
     SETTLE = "settle"
 
 
+class ToolStepState(_Name):
+    OPEN = "open"
+    ENDED = "ended"
+    FAILED = "failed"
+
+
+class ToolStepStep(_Name):
+    END = "end"
+    FAIL = "fail"
+
+
 class ClaimState(_Name):
     HOLDING = "holding"
     FROZEN = "frozen"
@@ -210,6 +224,12 @@ CALL: Mapping[CallState, Mapping[CallStep, CallState]] = {
     CallState.ANSWERED: {},
     CallState.CANCELLED: {},
     CallState.SETTLED: {},
+}
+
+TOOL_STEP: Mapping[ToolStepState, Mapping[ToolStepStep, ToolStepState]] = {
+    ToolStepState.OPEN: {ToolStepStep.END: ToolStepState.ENDED, ToolStepStep.FAIL: ToolStepState.FAILED},
+    ToolStepState.ENDED: {},
+    ToolStepState.FAILED: {},
 }
 
 _UNBURIED = {

@@ -8,11 +8,11 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
 
 1. **Atomic.** `commit` applies all its steps or none. Events, ends of calls and the seal of one `Append` become visible
    together.
-2. **Fenced.** An `Append`, a `PutCall` and a `Release` show a fence. Such a step is refused (`StaleFence` at its place
-   in the result; the other steps are applied) if another writer has claimed the stream since, or if the stream is
-   sealed or released: then this writer may write nothing more. An `Append` is refused as `Behind` if the stream is
-   still this writer's and the events would leave a hole, or if the stream does not exist: then the store has lost what
-   it had (below).
+2. **Fenced.** An `Append`, a `PutCall`, a `PutToolStep` and a `Release` show a fence. Such a step is refused
+   (`StaleFence` at its place in the result; the other steps are applied) if another writer has claimed the stream
+   since, or if the stream is sealed or released: then this writer may write nothing more. An `Append` is refused as
+   `Behind` if the stream is still this writer's and the events would leave a hole, or if the stream does not exist:
+   then the store has lost what it had (below).
 3. **Durable.** What `commit` returned without error survives the death of this process; the backend's own page says
    what else it survives.
 4. **Ordered.** `read` returns each retained event after a sequence number once, in order. Numbers of one stream rise by
@@ -68,6 +68,9 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
 22. **A call is not a session.** Records have a kind. Each kind is counted, limited and given up apart from the others,
     and a record that is no session's leaves nothing when it ends. The limit of a caller's single calls is kept nearly:
     calls that are committed at the same moment may not count each other.
+23. **Steps stay with their call.** A `PutToolStep` shows a fence, and is refused as a `PutCall` is (2). A tool step
+    that has ended keeps its first end. Tool steps are deleted with their stream. A `CallEnd` with `stepped` empties
+    their values, and none is put afterwards.
 
 **A store that has lost its tail.** A server that crashed without waiting for its disk, a replica that lagged when it
 was promoted, or a file that was restored from a copy comes back with an earlier state, whatever promise 3 says. No call
@@ -107,6 +110,7 @@ from perdure.store.records import (
     SessionRecord,
     StreamRecord,
     Survey,
+    ToolStepRecord,
     Usage,
     UsageRecord,
 )
@@ -230,6 +234,10 @@ class Store(Protocol):
         self, session: SessionId, *, stream: StreamId | None = None, only_open: bool = False
     ) -> Sequence[CallRecord]:
         """Return a session's retained rows, the oldest first; those of one stream, or those that have not ended."""
+
+    async def tool_steps(self, stream: StreamId, *, values: bool = True) -> Sequence[ToolStepRecord]:
+        """The tool steps of a stream's calls, by their numbers (23). Not `values`: they are left out, because they may
+        be large."""
 
     async def asks(self, session: SessionId) -> Sequence[AskRecord]:
         """A session's open asks, the oldest first."""

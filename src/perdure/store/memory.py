@@ -24,7 +24,7 @@ from perdure._core.jsonrpc import coerce_id
 from perdure._core.leases import Leases
 from perdure._core.limits import Caller
 from perdure._core.retention import Cutoffs
-from perdure._core.states import CallState, ClaimState, SessionState
+from perdure._core.states import TOOL_STEP, CallState, ClaimState, SessionState
 from perdure.store import records, steps
 from perdure.store.interface import HintListener, Store
 from perdure.store.records import (
@@ -45,6 +45,7 @@ from perdure.store.records import (
     ReaderRecord,
     SessionRecord,
     StreamRecord,
+    ToolStepRecord,
     UsageRecord,
     next_key,
 )
@@ -65,6 +66,8 @@ class StreamRow:
     events: list[Event] = field(default_factory=list)
     generations: list[Generation] = field(default_factory=list)
     calls: dict[tuple[int, int | str], CallRecord] = field(default_factory=dict)
+    steps: dict[tuple[int, int | str, int], ToolStepRecord] = field(default_factory=dict)
+    """The steps of its calls' tools, by incarnation, request id and number."""
     reader: ReaderRecord | None = None
     forwarded: list[Forwarded] = field(default_factory=list)
     senders: dict[NodeId, tuple[str, int]] = field(default_factory=dict)
@@ -187,6 +190,11 @@ class MemoryStore(Store):
         streams = [row for id_, row in self._of_session.get(session, {}).items() if stream in (None, id_)]
         return [call for row in streams for call in row.calls.values() if call.state in _OPEN or not only_open]
 
+    async def tool_steps(self, stream: StreamId, *, values: bool = True) -> Sequence[ToolStepRecord]:
+        row = self._streams.get(stream)
+        found = sorted(row.steps.values(), key=lambda s: (s.number, json.dumps(s.request_id))) if row else []
+        return found if values else [replace(record, value=b"") for record in found]
+
     async def asks(self, session: SessionId) -> Sequence[AskRecord]:
         return list(self._asks.get(session, {}).values())
 
@@ -227,7 +235,7 @@ class MemoryStore(Store):
                 return self._open(step)
             case steps.Forward():
                 return self._forward(step)
-            case steps.PutCall() | steps.Release():
+            case steps.PutCall() | steps.PutToolStep() | steps.Release():
                 return self._change_stream(step)
             case steps.SendMail():
                 node = self._nodes.get(step.node)
@@ -369,15 +377,24 @@ class MemoryStore(Store):
                 ended = replace(call, state=end.state, request=b"", upstream=b"")
                 stream.calls[call.incarnation, call.request_id] = ended
                 self._open_calls.discard(call_key(call))
+            for key, done in stream.steps.items() if end.stepped else ():
+                if key[:2] == (end.incarnation, end.request_id):
+                    stream.steps[key] = replace(done, value=b"")
         return None
 
-    def _change_stream(self, step: steps.PutCall | steps.Release) -> StepRejected | None:
+    def _change_stream(self, step: steps.PutCall | steps.PutToolStep | steps.Release) -> StepRejected | None:
         if (stream := self._streams.get(step.stream)) is None:
             return refusal(step, Why.GONE)
         if (refused := _not_written(stream, step)) is not None:
             return refused
         if isinstance(step, steps.Release):
             stream.record = replace(stream.record, node=NodeId(""))
+        elif isinstance(step, steps.PutToolStep):
+            record = step.record
+            call = stream.calls.get((record.incarnation, record.request_id))
+            known = stream.steps.get(key := (record.incarnation, record.request_id, record.number))
+            if call is not None and call.state in _OPEN and (known is None or TOOL_STEP[known.state]):
+                stream.steps[key] = record
         elif (call := stream.calls.get((step.incarnation, step.request_id))) is not None and call.state in _OPEN:
             upstream = call.upstream if step.upstream is None else step.upstream
             put = replace(call, state=step.state, attempt=step.attempt, progress=step.progress, upstream=upstream)
@@ -635,7 +652,9 @@ def _is_read_by(stream: StreamRow, reader: str) -> bool:
     return stream.reader is not None and stream.reader.reader == reader
 
 
-def _not_written(stream: StreamRow, step: steps.Append | steps.PutCall | steps.Release) -> StepRejected | None:
+def _not_written(
+    stream: StreamRow, step: steps.Append | steps.PutCall | steps.PutToolStep | steps.Release
+) -> StepRejected | None:
     """Return the refusal of a step whose writer is not the stream's."""
     record = stream.record
     if record.fence != step.fence:

@@ -1,12 +1,13 @@
 """The records that a store keeps, and the limits of what waits in it."""
 
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from perdure._core.histograms import Histogram
 from perdure._core.ids import Fence, Kind, NodeId, RecordKind, SessionId, StreamId
-from perdure._core.states import CallState, SessionState
+from perdure._core.states import CallState, SessionState, ToolStepState
 
 
 class Event(NamedTuple):
@@ -99,6 +100,39 @@ class CallRecord:
     upstream: bytes = b""
     """Whether its tool may run again, and how the runtime can go on with it, as JSON (`_core.settling.UpstreamCall`);
     empty where that is not known, and once the call has ended."""
+
+
+class ToolStepKind(enum.Enum):
+    STEP = "step"
+    SLEEP = "sleep"
+    ASK = "ask"
+    """A question that its client has answered."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolStepRecord:
+    """A step of a tool's call. (A `Step` of the store is another thing.)"""
+
+    stream: StreamId
+    incarnation: int
+    request_id: int | str
+    number: int
+    """Rises in the order in which the call's steps began, over all its runs."""
+    kind: ToolStepKind
+    name: str
+    """As the tool names it; of a question, a digest. Several steps of a call may have one name."""
+    state: ToolStepState
+    again: bool
+    """It may be run again if it was interrupted."""
+    own: bool
+    """Done in the tool's own task, where the order of steps is the same in each run."""
+    attempt: int
+    """The run of the call in which it ended, or began."""
+    began: float
+    ended: float | None = None
+    """When it ended; of a sleep, when it ends."""
+    value: bytes = b""
+    """Its result or its error, as JSON; empty while it is open, and once the call has ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

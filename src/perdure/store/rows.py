@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 from perdure._core.ids import Generation, Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.limits import Caller
-from perdure._core.states import CallState, SessionState
+from perdure._core.states import CallState, SessionState, ToolStepState
 from perdure.store.interface import Inspect
 from perdure.store.records import (
     FORWARDED_AT_ONCE,
@@ -32,6 +32,8 @@ from perdure.store.records import (
     ReaderRecord,
     SessionRecord,
     StreamRecord,
+    ToolStepKind,
+    ToolStepRecord,
     UsageRecord,
 )
 
@@ -68,6 +70,13 @@ def call_row(key: int, place: int, record: CallRecord) -> Row:
     said = (loose(record.method), record.request, loose(record.principal))
     state = (record.attempt, record.progress, record.state.value)
     return (*row, *said, *state, record.digest, loose(record.name), record.upstream)
+
+
+def tool_step_row(record: ToolStepRecord) -> Row:
+    """Without its stream."""
+    key = (record.incarnation, request_id_text(record.request_id), record.number)
+    said = (record.kind.value, loose(record.name), record.state.value, record.again, record.own)
+    return (*key, *said, record.attempt, record.began, record.ended, record.value)
 
 
 def sticky_text(requests: tuple[bytes, ...]) -> str:
@@ -155,6 +164,15 @@ def open_call(row: Row) -> OpenCall:
     return OpenCall(session, stream, strict(method), CallState(state), attempt, node)
 
 
+tool_step_record = record_maker(
+    ToolStepRecord,
+    request_id=json.loads,
+    kind=ToolStepKind,
+    name=strict,
+    state=ToolStepState,
+    again=bool,
+    own=bool,
+)
 ask_record = record_maker(AskRecord)
 reader_record = record_maker(ReaderRecord)
 node_record = record_maker(NodeRecord)
@@ -247,6 +265,9 @@ class RecordReads(Inspect):
         if stream is not None:
             return await self._all("calls_of_stream", call_record, stream)
         return await self._all("open_calls_of_session" if only_open else "calls_of_session", call_record, session)
+
+    async def tool_steps(self, stream: StreamId, *, values: bool = True) -> Sequence[ToolStepRecord]:
+        return await self._all("tool_steps", tool_step_record, stream, values)
 
     async def asks(self, session: SessionId) -> Sequence[AskRecord]:
         return await self._all("asks_of_session", ask_record, session)

@@ -19,7 +19,16 @@ from perdure.errors import (
     TooManyCalls,
     TooManySessions,
 )
-from perdure.store.records import MAX_MAIL, AskRecord, CallRecord, Event, ReaderRecord, SessionRecord, StreamRecord
+from perdure.store.records import (
+    MAX_MAIL,
+    AskRecord,
+    CallRecord,
+    Event,
+    ReaderRecord,
+    SessionRecord,
+    StreamRecord,
+    ToolStepRecord,
+)
 
 
 class Step:
@@ -99,6 +108,8 @@ class CallEnd:
     incarnation: int
     request_id: int | str
     state: CallState
+    stepped: bool = False
+    """Its tool has done steps, whose values are emptied in the same commit (23)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,6 +159,19 @@ class PutCall(Step):
     progress: float | None
     upstream: bytes | None = None
     """`None`: as it is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PutToolStep(Step):
+    """Put a step of a call's tool, or its end; nothing if the step or the call has ended (23). Refused as a `PutCall`
+    is."""
+
+    fence: Fence
+    record: ToolStepRecord
+
+    @property
+    def stream(self) -> StreamId:
+        return self.record.stream
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -257,6 +281,7 @@ def weigh(steps: Sequence[Step]) -> tuple[int, int, bool]:
             case Append():
                 count += len(step.events)
                 size += sum([len(event.payload) for event in step.events])
+                forget = forget or any(end.stepped for end in step.ends)
             case OpenStream():
                 count += len(step.calls)
                 size += sum([len(call.request) for call in step.calls])
@@ -269,6 +294,8 @@ def weigh(steps: Sequence[Step]) -> tuple[int, int, bool]:
                 size += len(step.result or b"") + len(step.stick or b"") + len(step.upstream or b"")
             case PutCall():
                 size += len(step.upstream or b"")
+            case PutToolStep():
+                size += len(step.record.value)
             case OpenAsk():
                 size += len(step.record.request)
             case SendMail():

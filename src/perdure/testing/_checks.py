@@ -15,7 +15,7 @@ from perdure._core import sticky
 from perdure._core.ids import Generation, Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.limits import Caller
 from perdure._core.retention import MAX_ENDED_OF_CALLER, MAX_ENDED_PARAMS, Cutoffs
-from perdure._core.states import CallState, ClaimState, SessionState, SessionStep
+from perdure._core.states import CallState, ClaimState, SessionState, SessionStep, ToolStepState
 from perdure.errors import (
     IdTaken,
     MailFull,
@@ -43,6 +43,8 @@ from perdure.store.records import (
     OpenCall,
     Outline,
     SessionRecord,
+    ToolStepKind,
+    ToolStepRecord,
     UsageRecord,
 )
 from perdure.store.steps import (
@@ -58,6 +60,7 @@ from perdure.store.steps import (
     OpenStream,
     PutReader,
     PutSession,
+    PutToolStep,
     Reached,
     Refusals,
     Release,
@@ -75,11 +78,13 @@ from perdure.testing._values import (
     STREAM,
     a_call,
     a_put_call,
+    a_put_tool_step,
     a_reader,
     a_session,
     a_single_call,
     a_sticky,
     a_stream,
+    a_tool_step,
     all_events,
     an_append,
     an_ask,
@@ -93,6 +98,80 @@ from perdure.testing._values import (
     put,
     some_events,
 )
+
+
+class ToolStepChecks(StreamCase):
+    """Promise 23: what a tool has done."""
+
+    async def _steps(self, stream: str = STREAM) -> list[ToolStepRecord]:
+        return list(await self.store.tool_steps(StreamId(stream)))
+
+    async def promise_23_steps_come_back_as_they_were_put_in_their_order(self) -> None:
+        sleep = a_tool_step(3, kind=ToolStepKind.SLEEP, again=True, own=False, value=b"", attempt=7, ended=2.25)
+        failed = replace(a_tool_step(2, name="odd \ud800\x00 name", value=b"x" * (1 << 20)), state=ToolStepState.FAILED)
+        of_other = a_tool_step(1, request_id="one", kind=ToolStepKind.ASK, value=b"{}")
+        wanted = [of_other, a_tool_step(1), failed, sleep]
+        for record in (sleep, wanted[1], failed, of_other):
+            await self.accept(PutToolStep(fence=self.fence, record=record))
+        same("tool steps", await self._steps(), wanted)
+        without = [replace(record, value=b"") for record in wanted]
+        same("without their values", list(await self.store.tool_steps(STREAM, values=False)), without)
+        same("those of a stream that does not exist", await self._steps("no"), [])
+        if await self.reopen():
+            same("after reopening", await self._steps(), wanted)
+
+    async def promise_23_a_writer_that_lost_its_claim_puts_no_step(self) -> None:
+        await self.accept(a_put_tool_step(self.fence))
+        claimed = await self.claim()
+        refused(await self.put(a_put_tool_step(self.fence, 2), a_put_tool_step(self.fence, value=b"1")), 0, 1)
+        same("tool steps", await self._steps(), [a_tool_step()])
+        await self.accept(a_put_tool_step(claimed.fence, value=b"2", attempt=2))
+        await self.accept(Release(stream=STREAM, fence=claimed.fence))
+        refused(await self.put(a_put_tool_step(claimed.fence, 2)), 0)
+        refused(await self.put(a_put_tool_step(self.fence, stream=StreamId("no"))), 0)
+        same("tool steps", await self._steps(), [a_tool_step(value=b"2", attempt=2)])
+
+    async def promise_23_an_ended_step_keeps_its_first_end(self) -> None:
+        open_, ended = a_put_tool_step(self.fence), a_put_tool_step(self.fence, value=b'"first"')
+        for steps in ((open_,), (ended,), (ended,), (open_,), (open_, ended)):
+            await self.accept(*steps)
+        await self.accept(a_put_tool_step(self.fence, value=b'"second"', attempt=2))
+        failed = replace(ended.record, state=ToolStepState.FAILED, value=b"{}")
+        await self.accept(replace(ended, record=failed))
+        same("tool steps", await self._steps(), [ended.record])
+
+    async def promise_23_the_end_of_a_call_empties_the_values_of_its_own_steps(self) -> None:
+        """And none is put afterwards."""
+        other = a_tool_step(request_id="one", value=b"[2]")
+        await self.accept(a_put_tool_step(self.fence, value=b"[1]"), a_put_tool_step(self.fence, 2))
+        await self.accept(PutToolStep(fence=self.fence, record=other))
+        answer = self.append(1, final=True, ends=(replace(an_end(), stepped=True),))
+        await self.accept(answer)
+        await self.accept(answer, a_put_tool_step(self.fence, 2, value=b"late"), a_put_tool_step(self.fence, 3))
+        same("tool steps", await self._steps(), [other, a_tool_step(value=b""), a_tool_step(2)])
+        await self.accept(self.append(2, final=True, ends=(an_end("one"),), seal=True))
+        same("those of a call that ended otherwise", (await self._steps())[0], other)
+        refused(await self.put(a_put_tool_step(self.fence, 4)), 0)
+
+    async def promise_23_steps_are_deleted_with_their_stream(self) -> None:
+        await self.open_stream("other")
+        theirs = a_put_tool_step(self.fence, stream=StreamId("other"), request_id="other 1", value=b"1")
+        await self.accept(a_put_tool_step(self.fence, value=b"1"), theirs)
+        await self.accept(DropStream(stream=STREAM))
+        same("tool steps", ([], 1), (await self._steps(), len(await self._steps("other"))))
+        await self.accept(EndSession(session=SESSION, time=1.0, reason="deleted"))
+        same("tool steps of an ended session", await self._steps("other"), [])
+        await self.accept(PutSession(record=a_session("next")))
+        await self.accept(OpenStream(record=a_stream(self.fence, session="next"), calls=(a_call(session="next"),)))
+        same("those of a new stream of that name", await self._steps(), [])
+
+    async def promise_23_a_group_is_large_and_whole(self) -> None:
+        """A call may do a thousand steps, and their values may be too many to be emptied at once."""
+        steps = [a_put_tool_step(self.fence, number, value=b"x" * 3_000) for number in range(1, 1_001)]
+        accepted(await self.store.commit(steps))
+        same("tool steps", [record.number for record in await self._steps()], list(range(1, 1_001)))
+        await self.accept(self.append(1, final=True, ends=(replace(an_end(), stepped=True),)))
+        same("their values", {record.value for record in await self._steps()}, {b""})
 
 
 class LogChecks(StreamCase):

@@ -7,10 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 from perdure._core.ids import Fence, Kind, NodeId, RecordKind, SessionId, StreamId
-from perdure._core.states import CallState, SessionState
+from perdure._core.states import CallState, SessionState, ToolStepState
 from perdure.store.interface import Liveness, Store
-from perdure.store.records import AskRecord, CallRecord, Event, ReaderRecord, SessionRecord, StreamRecord
-from perdure.store.steps import Append, CallEnd, PutCall, Refusals, Step
+from perdure.store.records import (
+    AskRecord,
+    CallRecord,
+    Event,
+    ReaderRecord,
+    SessionRecord,
+    StreamRecord,
+    ToolStepKind,
+    ToolStepRecord,
+)
+from perdure.store.steps import Append, CallEnd, PutCall, PutToolStep, Refusals, Step
 
 Make = Callable[[str], Store]
 """Returns a store that is not open yet; with the same name again, one on the same data."""
@@ -91,6 +100,18 @@ def an_end(request_id: int | str = 1, state: CallState = CallState.ANSWERED) -> 
 def a_put_call(fence: Fence, *, state: CallState = CallState.WAITING, **more: Any) -> PutCall:
     values: dict[str, Any] = {"incarnation": 1, "request_id": 1, "attempt": 1, "progress": None} | more
     return PutCall(stream=STREAM, fence=fence, state=state, **values)
+
+
+def a_tool_step(number: int = 1, **more: Any) -> ToolStepRecord:
+    """An open one; with a value, one that has ended."""
+    done = {"state": ToolStepState.ENDED, "ended": 2.0} if "value" in more else {"state": ToolStepState.OPEN}
+    fields: dict[str, Any] = {"incarnation": 1, "request_id": 1, "name": "charge", "attempt": 1, "began": 1.0}
+    fields |= {"stream": STREAM, "kind": ToolStepKind.STEP, "again": False, "own": True, **done, **more}
+    return ToolStepRecord(number=number, **fields)
+
+
+def a_put_tool_step(fence: Fence, number: int = 1, **more: Any) -> PutToolStep:
+    return PutToolStep(fence=fence, record=a_tool_step(number, **more))
 
 
 def an_ask(id_: str = "ask-1", *, stream: str = STREAM, session: str = SESSION) -> AskRecord:
@@ -180,4 +201,5 @@ async def picture(store: Store, *, sessions: Sequence[str] = (SESSION,)) -> dict
         of_streams[f"{stream.id}: events"] = all_events(store, stream.id)
         of_streams[f"{stream.id}: generations"] = store.generations(stream.id)
         of_streams[f"{stream.id}: reader"] = store.reader(stream.id)
+        of_streams[f"{stream.id}: tool steps"] = store.tool_steps(stream.id)
     return seen | await together(store, of_streams)

@@ -83,7 +83,7 @@ def test_every_query_fits_the_schema_and_none_of_the_serving_ones_scans_a_table(
         bring_up_to_date(connection)
         for name, query in _sql.queries().items():
             names = set(re.findall(r":(\w+)", query))
-            numbered = set(re.findall(r"\?\d", query))
+            numbered = set(re.findall(r"\?\d+", query))
             values = dict.fromkeys(names, 0) if names else (0,) * (len(numbered) or query.count("?"))
             plan = connection.execute(f"EXPLAIN QUERY PLAN {query}", values).fetchall()
             scans = [detail for *_, detail in plan if detail.startswith("SCAN") and detail != "SCAN CONSTANT ROW"]

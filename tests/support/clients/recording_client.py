@@ -135,7 +135,7 @@ def looking(address: str) -> Iterator[Rows]:
 
 def assert_sound(address: str) -> None:
     """The log is not damaged, and nothing in it is without its stream."""
-    tables = ["generation", "call", "ask", "reader"]
+    tables = ["generation", "call", "tool_step", "ask", "reader"]
     with looking(address) as rows:
         if address.startswith("sqlite:"):
             assert rows("PRAGMA integrity_check") == [("ok",)]

@@ -57,7 +57,7 @@ _LOCKS: Mapping[type[Step], tuple[int, Callable[[Any], str]]] = {
     **dict.fromkeys((steps.OpenStream, steps.OpenAsk), (1, attrgetter("record.session"))),
     **dict.fromkeys((steps.ChangeSession, steps.CloseAsk), (1, attrgetter("session"))),
     **dict.fromkeys((steps.Append, steps.Trim, steps.PutCall, steps.Release), (2, attrgetter("stream"))),
-    **dict.fromkeys((steps.Reached, steps.LeaveReader, steps.Forward), (2, attrgetter("stream"))),
+    **dict.fromkeys((steps.PutToolStep, steps.Reached, steps.LeaveReader, steps.Forward), (2, attrgetter("stream"))),
     steps.PutReader: (2, attrgetter("record.stream")),
     **dict.fromkeys((steps.SendMail, steps.MailReceived), (3, attrgetter("node"))),
 }
@@ -143,6 +143,12 @@ class CommitArguments:
                 attempt = (step.incarnation, step.attempt, int(step.progress is not None))
                 flags = (*attempt, int(step.upstream is not None))
                 self._put("p", texts, (step.fence, *flags), (step.progress or 0.0,), (step.upstream or b"",))
+            case steps.PutToolStep(record=done):
+                names = (done.stream, rows.request_id_text(done.request_id), done.state.value, done.kind.value)
+                place = (step.fence, done.incarnation, done.attempt, done.number)
+                how = (int(done.again), int(done.own), int(done.ended is not None))
+                times = (done.began, done.ended or 0.0)
+                self._put("S", names, (*place, *how), times, (stored(done.name), done.value))
             case steps.Release():
                 self._put("r", (step.stream,), (step.fence,))
             case steps.PutSession():
@@ -200,7 +206,7 @@ class CommitArguments:
         self._put("a", (step.stream,), numbers)
         for end in step.ends:
             self._texts += (rows.request_id_text(end.request_id), end.state.value)
-            self._numbers.append(end.incarnation)
+            self._numbers += (end.incarnation, int(end.stepped))
         self._appends += 1
         of, seqs, times, finals, payloads = self._events
         for event in events:

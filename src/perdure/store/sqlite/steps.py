@@ -30,6 +30,7 @@ _APPEND = _SQL["append_event"]
 _END_CALL = _SQL["end_call"]
 _OPEN_STREAM = _SQL["open_stream"]
 _OPEN_CALL = _SQL["open_call"]
+_PUT_TOOL_STEP = _SQL["put_tool_step"]
 
 _OPEN = (CallState.RUNNING, CallState.WAITING)
 
@@ -133,6 +134,8 @@ class StreamSteps:
         for end in step.ends:
             request_id = rows.request_id_text(end.request_id)
             self._cursor.execute(_END_CALL, (end.state.value, key, end.incarnation, request_id))
+            if end.stepped:
+                self._cursor.execute(_SQL["empty_tool_steps"], (key, end.incarnation, request_id))
         if step.ends and not step.seal:
             self._cursor.execute(_SQL["list_stream"], {"stream": key})
         return None
@@ -178,6 +181,13 @@ class StreamSteps:
         self._cursor.execute(_SQL["put_call"], (*row, key, step.incarnation, request_id))
         return None
 
+    def put_tool_step(self, step: steps.PutToolStep) -> StepRejected | None:
+        key = self._key(step.stream)
+        if (refused := self._not_written(key, step)) is not None:
+            return refused
+        self._cursor.execute(_PUT_TOOL_STEP, (key, *rows.tool_step_row(step.record)))
+        return None
+
     def release(self, step: steps.Release) -> StepRejected | None:
         key = self._key(step.stream)
         if (refused := self._not_written(key, step)) is not None:
@@ -185,7 +195,9 @@ class StreamSteps:
         self._cursor.execute(_SQL["release_stream"], (key,))
         return None
 
-    def _not_written(self, key: int | None, step: steps.PutCall | steps.Release) -> StepRejected | None:
+    def _not_written(
+        self, key: int | None, step: steps.PutCall | steps.PutToolStep | steps.Release
+    ) -> StepRejected | None:
         row = None if key is None else self._cursor.execute(_SQL["stream_end"], (key,)).fetchone()
         if row is None:
             return refusal(step, Why.GONE)
@@ -236,12 +248,17 @@ class StreamSteps:
         return rows.stream_record(self._cursor.execute(_SQL["stream_by_id"], (stream,)).fetchone())
 
     def forgets_little(self, group: Sequence[Step]) -> bool:
-        """Whether the steps delete few events."""
+        """Whether the steps delete few events, and empty few values."""
         room = MAX_INLINE_EVENTS
         for step in group:
             match step:
                 case steps.EndSession():
                     return False
+                case steps.Append() if any(end.stepped for end in step.ends):
+                    count, size = self._cursor.execute(_SQL["size_of_tool_steps"], (step.stream,)).fetchone()
+                    room -= count
+                    if room < 0 or size > MAX_INLINE_BYTES:
+                        return False
                 case steps.Trim() | steps.DropStream():
                     through = step.through if isinstance(step, steps.Trim) else sys.maxsize
                     found = self._cursor.execute(_SQL["events_through"], (step.stream, through, room + 1))
@@ -262,6 +279,7 @@ class StepWriter:
             steps.OpenStream: self.streams.open_stream,
             steps.Forward: self.streams.forward,
             steps.PutCall: self.streams.put_call,
+            steps.PutToolStep: self.streams.put_tool_step,
             steps.Release: self.streams.release,
             steps.DropStream: self.streams.drop,
             steps.PutSession: self._put_session,

@@ -11,6 +11,7 @@ SELECT (SELECT count(*) FROM perdure.session), (SELECT count(*) FROM perdure.str
 SELECT what || ' of a stream that does not exist (key ' || stream || ')' FROM (
     SELECT DISTINCT 'ends of generations' AS what, stream FROM perdure.generation
     UNION ALL SELECT 'call ' || left(request_id, 20) || ' of session ' || left(session, 8), stream FROM perdure.call
+    UNION ALL SELECT DISTINCT 'tool steps', stream FROM perdure.tool_step
     UNION ALL SELECT 'an ask of session ' || left(session, 8), stream FROM perdure.ask
     UNION ALL SELECT 'a reader', stream FROM perdure.reader
     UNION ALL SELECT 'message ' || key, stream FROM perdure.forward

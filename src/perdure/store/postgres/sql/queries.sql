@@ -174,6 +174,12 @@ SELECT min(oldest) FROM (
 SELECT (SELECT count(*) FROM (SELECT 1 FROM perdure.event LIMIT $1::int) AS e)
      + (SELECT count(*) FROM (SELECT 1 FROM perdure.answer LIMIT $1::int) AS a);
 
+-- tool_steps: the steps of the tools of a stream's calls, by their numbers, with their values or without
+SELECT s.id, t.incarnation, t.request_id, t.number, t.kind, t.name, t.state, t.again, t.own, t.attempt, t.began, t.ended,
+       CASE WHEN $2::bool THEN t.value ELSE ''::bytea END
+FROM perdure.stream AS s JOIN perdure.tool_step AS t ON t.stream = s.key
+WHERE s.id = $1 ORDER BY t.number, t.request_id;
+
 -- asks_of_session: a session's open asks, the oldest first
 SELECT a.session, a.id, s.id, a.request, a.node
 FROM perdure.ask AS a JOIN perdure.stream AS s ON s.key = a.stream

@@ -23,6 +23,8 @@ CREATE TABLE perdure.version (
 );
 
 CREATE DOMAIN perdure.stream_kind AS text CHECK (VALUE IN ('c', 's'));
+CREATE DOMAIN perdure.tool_step_kind AS text CHECK (VALUE IN ('step', 'sleep', 'ask'));
+CREATE DOMAIN perdure.tool_step_state AS text CHECK (VALUE IN ('open', 'ended', 'failed'));
 CREATE DOMAIN perdure.call_state AS text CHECK (VALUE IN ('running', 'waiting', 'answered', 'cancelled', 'settled'));
 
 -- "caller" is a hash of owner and address, which may be long. "revision" rises with every change but that of "active".
@@ -168,6 +170,26 @@ CREATE TABLE perdure.call (
 
 -- Promise 12.
 CREATE UNIQUE INDEX call_open ON perdure.call (session, incarnation, id_key) WHERE state IN ('running', 'waiting');
+
+-- What a tool has done (promise 23), not to be confused with the steps of a commit.
+CREATE TABLE perdure.tool_step (
+    stream      bigint NOT NULL,
+    incarnation int NOT NULL,
+    request_id  text COLLATE "C" NOT NULL,
+    number      int NOT NULL,
+    kind        perdure.tool_step_kind NOT NULL,
+    name        bytea NOT NULL,
+    state       perdure.tool_step_state NOT NULL,
+    again       bool NOT NULL,
+    own         bool NOT NULL,
+    attempt     int NOT NULL,
+    began       float8 NOT NULL,
+    ended       float8,
+    value       bytea NOT NULL,
+    PRIMARY KEY (stream, number, incarnation, request_id)
+) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
+ALTER TABLE perdure.tool_step ALTER COLUMN value SET STORAGE EXTERNAL;
 
 CREATE TABLE perdure.ask (
     key     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -371,6 +393,7 @@ CREATE FUNCTION perdure.drop_streams_1(keys bigint[]) RETURNS void LANGUAGE plpg
 BEGIN
     DELETE FROM perdure.stream WHERE key = ANY (keys);
     DELETE FROM perdure.call WHERE stream = ANY (keys);
+    DELETE FROM perdure.tool_step WHERE stream = ANY (keys);
     DELETE FROM perdure.generation WHERE stream = ANY (keys);
     DELETE FROM perdure.ask WHERE stream = ANY (keys);
     DELETE FROM perdure.reader WHERE stream = ANY (keys);
@@ -558,7 +581,7 @@ BEGIN
         why := NULL;
         CASE kind_
         WHEN 'a' THEN  -- append: stream; fence, first, last (0: no events), lost, seal, taken, ends; of each end: id, state;
-            -- incarnation
+            -- incarnation, stepped
             k := NULL;
             end_ := numbers[n + 2];
             done := numbers[n + 4] = 1;
@@ -595,8 +618,12 @@ BEGIN
             count_ := CASE WHEN why IS NULL THEN numbers[n + 6] ELSE 0 END;
             FOR e IN 1 .. count_ LOOP
                 UPDATE perdure.call SET state = texts[t + 2 * e], request = '', upstream = ''
-                WHERE stream = k AND incarnation = numbers[n + 6 + e] AND request_id = texts[t + 2 * e - 1]
+                WHERE stream = k AND incarnation = numbers[n + 5 + 2 * e] AND request_id = texts[t + 2 * e - 1]
                     AND state NOT IN ('answered', 'cancelled', 'settled');
+                IF numbers[n + 6 + 2 * e] = 1 THEN
+                    UPDATE perdure.tool_step SET value = ''
+                    WHERE stream = k AND incarnation = numbers[n + 5 + 2 * e] AND request_id = texts[t + 2 * e - 1];
+                END IF;
             END LOOP;
             IF count_ > 0 AND NOT done THEN
                 UPDATE perdure.stream SET listed = true WHERE key = k AND NOT listed AND NOT EXISTS (
@@ -656,7 +683,8 @@ BEGIN
                 DELETE FROM perdure.call WHERE stream = k;
                 DELETE FROM perdure.stream WHERE key = k;
             END IF;
-        WHEN 'p', 'r' THEN  -- stream; fence. Put call: id, state; incarnation, attempt, has progress, has upstream; progress; upstream
+        WHEN 'p', 'S', 'r' THEN  -- stream; fence. Put call: id, state; incarnation, attempt, has progress, has upstream; progress; upstream.
+            -- Put tool step: id, state, kind; incarnation, attempt, number, again, own, has ended; began, ended; name, value
             SELECT key, fence, sealed, node INTO s FROM perdure.stream WHERE id = texts[t] FOR NO KEY UPDATE;
             IF NOT FOUND THEN
                 why := ARRAY['gone', ''];
@@ -668,6 +696,18 @@ BEGIN
                 UPDATE perdure.stream SET node = '' WHERE key = s.key;
             ELSIF s.node = '' THEN
                 why := ARRAY['released', ''];
+            ELSIF kind_ = 'S' THEN
+                INSERT INTO perdure.tool_step AS u
+                SELECT s.key, numbers[n + 1], texts[t + 1], numbers[n + 3], texts[t + 3], blobs[b], texts[t + 2],
+                       numbers[n + 4] = 1, numbers[n + 5] = 1, numbers[n + 2], times[f],
+                       CASE WHEN numbers[n + 6] = 1 THEN times[f + 1] END, blobs[b + 1]
+                WHERE EXISTS (SELECT 1 FROM perdure.call WHERE stream = s.key AND incarnation = numbers[n + 1]
+                    AND request_id = texts[t + 1] AND state NOT IN ('answered', 'cancelled', 'settled'))
+                ON CONFLICT (stream, number, incarnation, request_id) DO UPDATE SET
+                    kind = excluded.kind, name = excluded.name, state = excluded.state, again = excluded.again,
+                    own = excluded.own, attempt = excluded.attempt, began = excluded.began, ended = excluded.ended,
+                    value = excluded.value
+                WHERE u.state = 'open';
             ELSE
                 UPDATE perdure.call SET
                     state = texts[t + 2], attempt = numbers[n + 2],

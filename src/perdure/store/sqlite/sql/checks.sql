@@ -16,6 +16,9 @@ UNION ALL
 SELECT 'call ' || substr(request_id, 1, 20) || ' of session ' || substr(session, 1, 8) || ' is on a stream that is not there'
 FROM call WHERE stream NOT IN (SELECT key FROM stream)
 UNION ALL
+SELECT 'tool steps of a stream that is not there (key ' || stream || ')'
+FROM (SELECT DISTINCT stream FROM tool_step) WHERE stream NOT IN (SELECT key FROM stream)
+UNION ALL
 SELECT 'an ask of session ' || substr(session, 1, 8) || ' is on a stream that is not there'
 FROM ask WHERE stream NOT IN (SELECT key FROM stream)
 UNION ALL

@@ -104,6 +104,23 @@ WHERE stream = ? AND incarnation = ? AND request_id = ? AND state IN ('running',
 UPDATE call SET state = ?, attempt = ?, progress = ?, upstream = coalesce(?, upstream)
 WHERE stream = ? AND incarnation = ? AND request_id = ? AND state IN ('running', 'waiting');
 
+-- put_tool_step: a step of a tool whose call has not ended, or the end of one that has none
+INSERT INTO tool_step (stream, incarnation, request_id, number, kind, name, state, again, own, attempt, began, ended, value)
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13
+WHERE EXISTS (SELECT 1 FROM call
+    WHERE stream = ?1 AND incarnation = ?2 AND request_id = ?3 AND state IN ('running', 'waiting'))
+ON CONFLICT (stream, incarnation, request_id, number) DO UPDATE SET
+    kind = excluded.kind, name = excluded.name, state = excluded.state, again = excluded.again, own = excluded.own,
+    attempt = excluded.attempt, began = excluded.began, ended = excluded.ended, value = excluded.value
+WHERE tool_step.state = 'open';
+
+-- empty_tool_steps: the values of a call's tool steps are not needed any more
+UPDATE tool_step SET value = x'' WHERE stream = ? AND incarnation = ? AND request_id = ?;
+
+-- size_of_tool_steps: how many tool steps a stream has, and the bytes of their values
+SELECT count(*), coalesce(sum(length(t.value)), 0)
+FROM stream AS s JOIN tool_step AS t ON t.stream = s.key WHERE s.id = ?;
+
 -- release_stream: no node writes a stream any more
 UPDATE stream SET node = '' WHERE key = ?;
 
@@ -262,6 +279,12 @@ SELECT count(*) FROM (SELECT 1 FROM event LIMIT ?);
 SELECT min(oldest) FROM (
     SELECT (SELECT time FROM event WHERE stream = s.key ORDER BY seq LIMIT 1) AS oldest
     FROM stream AS s ORDER BY s.key LIMIT ?);
+
+-- tool_steps: the steps of the tools of a stream's calls, by their numbers, with their values or without
+SELECT s.id, t.incarnation, t.request_id, t.number, t.kind, t.name, t.state, t.again, t.own, t.attempt, t.began, t.ended,
+       CASE WHEN ?2 THEN t.value ELSE x'' END
+FROM stream AS s JOIN tool_step AS t ON t.stream = s.key
+WHERE s.id = ?1 ORDER BY t.number, t.request_id;
 
 -- asks_of_session: a session's open asks, the oldest first
 SELECT a.session, a.id, s.id, a.request, a.node

@@ -1,7 +1,7 @@
 -- Version 1 of a SQLite store.
 --
 -- Streams have small integer keys, because every event carries one. A stream takes everything in it along when it
--- goes: the trigger at the end does that, so that no event, call, ask or reader is ever left without its stream.
+-- goes: the trigger at the end does that, so that no event, call, tool step, ask or reader is ever left without its stream.
 
 CREATE TABLE session (
     id            TEXT PRIMARY KEY NOT NULL,
@@ -101,6 +101,24 @@ CREATE TABLE call (
 -- Promise 12.
 CREATE UNIQUE INDEX call_open ON call (session, incarnation, id_key) WHERE state IN ('running', 'waiting');
 
+-- What a tool has done (promise 23), not to be confused with the steps of a commit. "value" is last, because it may be large.
+CREATE TABLE tool_step (
+    stream      INTEGER NOT NULL,
+    incarnation INTEGER NOT NULL,
+    request_id  TEXT NOT NULL,
+    number      INTEGER NOT NULL CHECK (number >= 1),
+    kind        TEXT NOT NULL CHECK (kind IN ('step', 'sleep', 'ask')),
+    name        NOT NULL,
+    state       TEXT NOT NULL CHECK (state IN ('open', 'ended', 'failed')),
+    again       INTEGER NOT NULL CHECK (again IN (0, 1)),
+    own         INTEGER NOT NULL CHECK (own IN (0, 1)),
+    attempt     INTEGER NOT NULL CHECK (attempt >= 1),
+    began       REAL NOT NULL,
+    ended       REAL,
+    value       BLOB NOT NULL,
+    PRIMARY KEY (stream, incarnation, request_id, number)
+) WITHOUT ROWID;
+
 CREATE TABLE ask (
     key     INTEGER PRIMARY KEY,
     session TEXT NOT NULL,
@@ -191,6 +209,7 @@ BEGIN
     DELETE FROM event WHERE stream = OLD.key;
     DELETE FROM generation WHERE stream = OLD.key;
     DELETE FROM call WHERE stream = OLD.key;
+    DELETE FROM tool_step WHERE stream = OLD.key;
     DELETE FROM ask WHERE stream = OLD.key;
     DELETE FROM reader WHERE stream = OLD.key;
     DELETE FROM forward WHERE stream = OLD.key;
