@@ -6,6 +6,7 @@ from typing import Any
 from mcp.shared.exceptions import MCPError
 
 from perdure._core.codes import OUTCOME_UNKNOWN, UNREACHABLE
+from perdure._core.unknown_outcome import unknown_message
 from perdure.errors import ClientError
 
 
@@ -14,8 +15,11 @@ class OutcomeUnknown(ClientError, MCPError):
 
     CODE = OUTCOME_UNKNOWN
 
-    def __init__(self, tool: str, arguments: Mapping[str, Any] | None, reason: str, data: Any = None) -> None:
-        MCPError.__init__(self, self.CODE, f"{tool}: outcome unknown ({reason})", data)
+    def __init__(
+        self, tool: str, arguments: Mapping[str, Any] | None, reason: str, data: Any = None, message: str = ""
+    ) -> None:
+        """`message`: the server's, which may say more than the client's own words."""
+        MCPError.__init__(self, self.CODE, message or unknown_message(tool), data)
         self.tool = tool
         self.arguments = dict(arguments or {})
         self.reason = reason

@@ -155,7 +155,7 @@ class Settings:
         " tool says of itself, else optional",
     )
     task_after: float = _connection(
-        2.0, "how long a call may take before a client that takes tasks gets a handle in place of the answer", low=0
+        10.0, "how long a call may take before a client that takes tasks gets a handle in place of the answer", low=0
     )
     task_hold: float = _connection(
         2.0,

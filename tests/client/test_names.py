@@ -15,6 +15,7 @@ from mcp_types import PromptReference
 
 import perdure
 from perdure._core.codes import OUTCOME_UNKNOWN
+from perdure._core.unknown_outcome import unknown_message
 from perdure.client.connect import address
 from tests.client.conftest import text
 from tests.client.odd import BRIEF
@@ -65,7 +66,7 @@ def test_an_unknown_outcome_has_the_code_that_servers_give_it() -> None:
     assert perdure.OutcomeUnknown.CODE == OUTCOME_UNKNOWN
     unknown = perdure.OutcomeUnknown("pay", {"n": 1}, "why")
     assert isinstance(unknown, MCPError)
-    assert (unknown.code, str(unknown)) == (OUTCOME_UNKNOWN, "pay: outcome unknown (why)")
+    assert (unknown.code, str(unknown)) == (OUTCOME_UNKNOWN, unknown_message("pay"))
 
 
 async def test_other_errors_are_as_the_server_made_them(shop: ToolServer, proxy: CuttingProxy) -> None:

@@ -15,17 +15,32 @@ export class PerdureError extends Error {}
 /** The code that a Perdure server gives such a request itself. */
 export const OUTCOME_UNKNOWN = -31001;
 
+const HINT = 'After a crash Perdure runs a tool again only if it has the hint readOnlyHint or idempotentHint.';
+const SEE = 'https://perdure.example/docs/errors.html#interrupted-outcome-unknown';
+
+/** Characters of a name in the message. */
+const NAME_SHOWN = 100;
+
+/** Its message is for the model, in the words of the server; `data.hint` is for the tool's author. */
 export class OutcomeUnknown extends PerdureError {
   readonly code = OUTCOME_UNKNOWN;
-  readonly data: { outcome: 'unknown'; reason: string; method: string; name?: unknown };
+  readonly data: { outcome: 'unknown'; reason: string; method: string; name?: string; hint: string; see: string };
 
   constructor(
     readonly method: string,
     readonly params: unknown,
     reason: string,
   ) {
-    super(`Interrupted, outcome unknown: ${method} (${reason})`);
-    this.data = { outcome: 'unknown', reason, method, name: (params as { name?: unknown } | undefined)?.name };
+    const { name: named, uri } = (params ?? {}) as { name?: unknown; uri?: unknown };
+    const name = named ?? uri;
+    const isNamed = typeof name === 'string';
+    // Characters, as in Python: a surrogate pair is one.
+    const shown = [...(isNamed ? name : method)].slice(0, NAME_SHOWN).join('');
+    super(
+      `Interrupted, outcome unknown: the server process ended while "${shown}" ran, and nobody knows whether it took ` +
+        'effect. Do not call it again before you have checked what happened; if you cannot check, ask the user.',
+    );
+    this.data = { outcome: 'unknown', reason, method, ...(isNamed && { name }), hint: HINT, see: SEE };
   }
 }
 

@@ -2,7 +2,6 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import methods from './vectors/methods.json';
 import { LONGEST_WAIT, wait } from '../src/backoff.ts';
-import { OutcomeUnknown, PerdureError, SessionLost } from '../src/errors.ts';
 import { headerValue, offersIn, withTasks } from '../src/requests.ts';
 import { watch } from '../src/page.ts';
 import { fresh, type Kept, type KeyValue, load, MOST, save } from '../src/state.ts';
@@ -117,12 +116,6 @@ test('no wait is too long for a timer', async () => {
   assert.ok(!over);
   page.end();
   await waiting;
-});
-
-test('an unknown outcome names what was asked', () => {
-  const error = new SessionLost('tools/call', { name: 'pay', arguments: {} }, 'gone');
-  assert.ok(error instanceof OutcomeUnknown && error instanceof PerdureError);
-  assert.deepEqual(error.data, { outcome: 'unknown', reason: 'gone', method: 'tools/call', name: 'pay' });
 });
 
 test('names that no header can hold go as base64', () => {

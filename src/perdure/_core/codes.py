@@ -3,8 +3,6 @@
 The sentence below each code is its description in the documentation.
 """
 
-from perdure._core.text import see
-
 PARSE_ERROR = -32700
 """JSON-RPC: the body is not JSON, or exceeds a limit on JSON text, such as its nesting."""
 
@@ -32,12 +30,6 @@ request gets this one, as from the SDK."""
 
 OUTCOME_UNKNOWN = -31001
 """The request was interrupted, and the server does not know how far it got."""
-
-OUTCOME_UNKNOWN_TEXT = (
-    "Interrupted, outcome unknown. After a crash Perdure runs a tool again only if it has the hint readOnlyHint or"
-    f" idempotentHint; {see('errors', 'interrupted-outcome-unknown')}"
-)
-"""The message of `OUTCOME_UNKNOWN`, from servers and from clients."""
 
 POSITION_LOST = -31002
 """The server cannot read on from the position, or no longer has the request's answer."""

@@ -79,4 +79,8 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
 
 def see(page: str, section: str) -> str:
     """Point to a section, at the end of a message."""
-    return f"see {SITE}/{page}.html#{section}"
+    return f"see {address(page, section)}"
+
+
+def address(page: str, section: str) -> str:
+    return f"{SITE}/{page}.html#{section}"

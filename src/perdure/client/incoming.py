@@ -200,7 +200,8 @@ def named(error: MCPError, tool: str | None = None, arguments: Mapping[str, Any]
         return Unreachable(error.message, error.data)
     if tool is not None and error.code in (OUTCOME_UNKNOWN, POSITION_LOST):
         data = error.data if isinstance(error.data, Mapping) else {}
-        return OutcomeUnknown(tool, arguments, str(data.get("reason") or error.message), error.data)
+        message = error.message if error.code == OUTCOME_UNKNOWN else ""
+        return OutcomeUnknown(tool, arguments, str(data.get("reason") or error.message), error.data, message)
     return error
 
 

@@ -19,13 +19,14 @@ from mcp_types import LoggingMessageNotification, methods
 from mcp_types.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND
 from pydantic import ValidationError
 
-from perdure._core.codes import OUTCOME_UNKNOWN, OUTCOME_UNKNOWN_TEXT
+from perdure._core.codes import OUTCOME_UNKNOWN
 from perdure._core.durable_calls import CallClient
 from perdure._core.envelope import CAPABILITIES, CLIENT, DISCOVER, VERSION
 from perdure._core.eras import discover_result, log_level_in, passes_up, request_up, result_up
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.limits import Caller
 from perdure._core.settling import READS
+from perdure._core.unknown_outcome import unknown_error
 from perdure.gateway.lane import LOG_MESSAGE, Lost, Reason, Rising, UpstreamUnavailable, unavailable_error
 from perdure.gateway.pool import Gone, LanePool, Refused
 from perdure.gateway.watched_lane import NO_CALLER
@@ -183,8 +184,9 @@ def _silent(meta: JsonObject) -> JsonObject:
 
 
 def _unknown(ctx: ServerRequestContext[Any, Any], why: str) -> MCPError:
-    data = {"outcome": "unknown", "reason": why, "method": ctx.method}
-    return MCPError(code=OUTCOME_UNKNOWN, message=OUTCOME_UNKNOWN_TEXT, data=data)
+    name = (ctx.params or {}).get("name")
+    message, data = unknown_error(ctx.method, name if isinstance(name, str) else None, why)
+    return MCPError(code=OUTCOME_UNKNOWN, message=message, data=data)
 
 
 def _error(error: JsonObject) -> MCPError:

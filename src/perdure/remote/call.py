@@ -15,11 +15,12 @@ from typing import Any
 import anyio
 
 from perdure._core import splice
-from perdure._core.codes import INTERNAL_ERROR, NO_SERVER, OUTCOME_UNKNOWN, OUTCOME_UNKNOWN_TEXT, UNREACHABLE
+from perdure._core.codes import INTERNAL_ERROR, NO_SERVER, OUTCOME_UNKNOWN, UNREACHABLE
 from perdure._core.delivery import REPEATABLE, SESSIONLESS, Attempt, Failure, Meaning, Purpose, is_read, of_failure
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.reconnect import Patience
 from perdure._core.sse import EventTooLarge
+from perdure._core.unknown_outcome import unknown_error
 from perdure.remote.endpoint import Handshake, Refused, Unavailable
 from perdure.remote.link import Link
 from perdure.remote.message import Message, encode, error
@@ -328,8 +329,8 @@ class Call:
 
 def unknown(request_id: str, method: str, name: str, reason: str) -> Message:
     """The answer to a request that may have run, and whose outcome this client does not know."""
-    data = {"outcome": "unknown", "reason": reason, "method": method, "name": name, "told_by": "client"}
-    return error(encode(request_id), OUTCOME_UNKNOWN, OUTCOME_UNKNOWN_TEXT, data)
+    message, data = unknown_error(method, name or None, reason)
+    return error(encode(request_id), OUTCOME_UNKNOWN, message, {**data, "told_by": "client"})
 
 
 class Sender:

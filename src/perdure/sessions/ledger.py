@@ -20,13 +20,14 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from perdure._core.codes import OUTCOME_UNKNOWN, OUTCOME_UNKNOWN_TEXT
+from perdure._core.codes import OUTCOME_UNKNOWN
 from perdure._core.ids import RecordKind
 from perdure._core.jsonrpc import JsonObject, Request, coerce_id, error_payload
 from perdure._core.limits import Caller, Quota
 from perdure._core.losses import incarnation_of, numbers_of
 from perdure._core.settling import NOTHING_KEPT, UpstreamCall
 from perdure._core.states import CALL, CallState, CallStep, SessionState, advance
+from perdure._core.unknown_outcome import unknown_error
 from perdure.errors import IdTaken
 from perdure.log.stream import Stream
 from perdure.store.records import SessionRecord
@@ -238,10 +239,7 @@ class Calls:
 
 def unknown_outcome(request_id: int | str, *, method: str, reason: str, params: dict[str, Any] | None) -> bytes:
     """The answer to a request that was interrupted and may not run again (promise 3)."""
-    data = {"outcome": "unknown", "reason": reason, "method": method}
-    if (name := name_of(params)) is not None:
-        data["name"] = name
-    return error_payload(request_id, OUTCOME_UNKNOWN, OUTCOME_UNKNOWN_TEXT, data)
+    return error_payload(request_id, OUTCOME_UNKNOWN, *unknown_error(method, name_of(params), reason))
 
 
 def end_of_call(record: SessionRecord, now: float, reason: str) -> ChangeSession | EndSession | None:

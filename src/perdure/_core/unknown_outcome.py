@@ -1,0 +1,32 @@
+"""The error of a call that was interrupted, in the same words from servers and from clients.
+
+Hosts show the model the message word for word and the data not at all. So the message says what the model should do,
+and the data has the hint for the tool's author. The browser client has the same words
+(`tests/vectors/unknown_outcome.json`).
+"""
+
+from perdure._core.jsonrpc import JsonObject
+from perdure._core.text import address
+
+NAME_SHOWN = 100
+"""Characters of a name in the message: names are a few words, and a peer may send one that hides the rest."""
+
+HINT = "After a crash Perdure runs a tool again only if it has the hint readOnlyHint or idempotentHint."
+SEE = address("errors", "interrupted-outcome-unknown")
+
+
+def unknown_message(name: str) -> str:
+    """`name`: of the tool, or whatever else names the request."""
+    return (
+        f'Interrupted, outcome unknown: the server process ended while "{name[:NAME_SHOWN]}" ran, and nobody knows'
+        " whether it took effect. Do not call it again before you have checked what happened; if you cannot check, ask"
+        " the user."
+    )
+
+
+def unknown_error(method: str, name: str | None, reason: str) -> tuple[str, JsonObject]:
+    """The message and the data. `name`: of the tool or prompt, or the URI of the resource; `None` if the request has
+    none. `reason`: part of a sentence."""
+    named = {} if name is None else {"name": name}
+    data = {"outcome": "unknown", "reason": reason, "method": method, **named, "hint": HINT, "see": SEE}
+    return unknown_message(method if name is None else name), data
