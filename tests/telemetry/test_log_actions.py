@@ -17,30 +17,35 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from log_actions import PACKAGE, Record, records  # noqa: E402
 
-RECORDS = list(records())
 _ACTION = re.compile(r"[a-z]+\.[a-z]+(_[a-z]+)*")
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.where)
-def test_a_record_has_an_action(record: Record) -> None:
-    assert _ACTION.fullmatch(record.action), f"{record.where} writes a log record without an action"
+@pytest.fixture(scope="module")
+def written() -> list[Record]:
+    """Every record of the package. Reading the source takes seconds, so it is read in one test and not by all
+    processes that collect the tests."""
+    return list(records())
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.where)
-def test_an_action_stands_in_the_table(record: Record) -> None:
-    assert f"| `{record.action}` |" in (ROOT / "project" / "log-actions.md").read_text()
+def test_a_record_has_an_action(written: list[Record]) -> None:
+    assert [record.where for record in written if not _ACTION.fullmatch(record.action)] == []
 
 
-def test_no_fact_has_the_name_of_a_member_that_every_object_of_a_json_log_has() -> None:
-    assert [record.where for record in RECORDS if set(record.facts) & set(KEYS)] == []
+def test_an_action_stands_in_the_table(written: list[Record]) -> None:
+    table = (ROOT / "project" / "log-actions.md").read_text()
+    assert [record.where for record in written if f"| `{record.action}` |" not in table] == []
 
 
-def test_nothing_that_writes_records_is_overlooked() -> None:
+def test_no_fact_has_the_name_of_a_member_that_every_object_of_a_json_log_has(written: list[Record]) -> None:
+    assert [record.where for record in written if set(record.facts) & set(KEYS)] == []
+
+
+def test_nothing_that_writes_records_is_overlooked(written: list[Record]) -> None:
     """The reader of the source has found every call of a logger and of `log_event`."""
     for source in PACKAGE.rglob("*.py"):
         text = source.read_text()
         name = source.relative_to(PACKAGE).as_posix()
-        found = sum(record.where.startswith(f"{name}:") for record in RECORDS)
+        found = sum(record.where.startswith(f"{name}:") for record in written)
         calls = [
             node
             for node in ast.walk(ast.parse(text))
