@@ -350,6 +350,19 @@ FORMS = "${VAR}, ${VAR:-default}, ${env:VAR}, ${header:NAME} and ${principal}"
     ("entry", "sentence"),
     [
         ({}, "it has neither command nor url"),
+        (
+            {**PROGRAM, "perdure": {"process": "each"}},
+            'process is "each"; allowed: session or principal or shared',
+        ),
+        ({**ADDRESS, "perdure": {"process": "shared"}}, "process is for a server with command, not url"),
+        (
+            {**PROGRAM, "env": {"A": "${principal}"}, "perdure": {"process": "shared"}},
+            'env needs a caller\'s header or principal, and process = "shared" has none of its own',
+        ),
+        (
+            {**PROGRAM, "perdure": {"share_state": True}},
+            'share_state is for process = "shared", and process is "session"',
+        ),
         ({"command": ""}, "it has neither command nor url"),
         ({**PROGRAM, **ADDRESS}, "it has command and url; keep one of them"),
         ({**PROGRAM, "type": "websocket"}, 'type is "websocket"; allowed: stdio, http and streamable-http'),
@@ -550,8 +563,18 @@ def test_mistakes_of_the_command_line_are_one_sentence() -> None:
 
 def test_upstreams_that_cannot_be_served_so_are_refused() -> None:
     with pytest.raises(Misuse, match=r"^a is a program, and on Windows only servers with an address are served$"):
-        check_serving([one({"command": "b"})], platform="win32")
-    check_serving([one(ADDRESS)], platform="win32")
+        check_serving([one({"command": "b"})], platform="win32", has_tokens=False)
+    check_serving([one(ADDRESS)], platform="win32", has_tokens=True)
+
+
+def test_callers_with_tokens_share_a_process_only_where_the_operator_says_so() -> None:
+    shared = {"command": "b", "perdure": {"process": "shared"}}
+    with pytest.raises(Misuse, match=r'a has process = "shared".*share_state = true') as refused:
+        check_serving([one(shared)], platform="linux", has_tokens=True)
+    assert "\n" not in str(refused.value)
+    check_serving([one(shared)], platform="linux", has_tokens=False)
+    allowed = {"command": "b", "perdure": {"process": "shared", "share_state": True}}
+    check_serving([one(allowed)], platform="linux", has_tokens=True)
 
 
 def test_an_upstream_is_a_program_or_an_address() -> None:

@@ -129,7 +129,7 @@ def run_serve(
             log_event(logging.WARNING, "serve.unknown_key", warning)
         if given["check"]:
             return check_servers(upstreams)
-        check_serving(upstreams.upstreams, platform=sys.platform)
+        check_serving(upstreams.upstreams, platform=sys.platform, has_tokens=auth is not None)
 
     def on_failure(reason: str) -> None:
         log_event(logging.ERROR, "serve.failed", f"the server ends: {reason}")

@@ -331,6 +331,10 @@ class _Entry:
         )
         if program.warm and any(text.needs_caller for text in program.env.values()):
             raise self.refuse("env needs a caller's header or principal, and warm starts processes without a caller")
+        if program.process == "shared" and any(text.needs_caller for text in program.env.values()):
+            raise self.refuse('env needs a caller\'s header or principal, and process = "shared" has none of its own')
+        if program.share_state and program.process != "shared":
+            raise self.refuse('share_state is for process = "shared", and process is "' + program.process + '"')
         return program
 
     def address(self, values: Mapping[str, Any]) -> HttpUpstream:
@@ -452,8 +456,13 @@ class _Entry:
 # All of them
 
 
-def check_serving(upstreams: Sequence[Upstream], *, platform: str) -> None:
+def check_serving(upstreams: Sequence[Upstream], *, platform: str, has_tokens: bool) -> None:
     """Raise `Misuse` for upstreams that cannot be served like this."""
     for one in upstreams:
+        if one.program is not None and one.program.process == "shared" and has_tokens and not one.program.share_state:
+            raise Misuse(
+                f'{one.name} has process = "shared", which gives callers with different tokens one process; use'
+                ' "principal", or set share_state = true if each may see what the others do'
+            )
         if one.program is not None and platform == "win32":
             raise Misuse(f"{one.name} is a program, and on Windows only servers with an address are served")

@@ -31,6 +31,7 @@ from perdure.gateway.modern_wire import HttpWire, PipeWire
 from perdure.gateway.pipe import PING_SECONDS, PipeLane
 from perdure.gateway.pool import OWN, UNUSED_SECONDS, Gone, LanePool, Refused, list_tools
 from perdure.gateway.session_runtime import LaneMaker, SessionRuntime
+from perdure.gateway.shared_lane import SharedLane, SharedLanes
 from perdure.gateway.tool_list import ToolList
 from perdure.gateway.upstream import CallerLacks, Upstream
 from perdure.gateway.watched_lane import NO_CALLER, MakeRoom, Seats, WatchedLane, no_room
@@ -106,6 +107,7 @@ class UpstreamLanes:
     health: Health
     era: KnownEra
     seats: Seats | None
+    shared: SharedLanes = field(default_factory=SharedLanes)
 
     def values(self, caller: Caller, origin: object) -> Values:
         """What the upstream gets of a caller and its request. Raises `UpstreamUnavailable`."""
@@ -118,8 +120,28 @@ class UpstreamLanes:
             sentence = f"The server {self.upstream.name} needs the {lacks.what} of its caller, and {lacks}. Send it."
             raise UpstreamUnavailable(Reason.UNAUTHORIZED, sentence) from None
 
+    def _sharer(self, caller: Caller) -> Caller | None:
+        """The caller whose process the lanes of a caller share; `None` if each has its own."""
+        program = self.upstream.program
+        if program is not None and program.process == "shared":
+            return NO_CALLER
+        return caller if program is not None and program.process == "principal" and caller.owner else None
+
+    def admitting(self, caller: Caller) -> AbstractAsyncContextManager[None]:
+        if self.seats is None:
+            return nullcontext()
+        if (sharer := self._sharer(caller)) is None:
+            return self.seats.reserving(caller)
+        return self.shared.admitting(sharer.owner, self.seats.reserving(sharer))
+
     def make(self, receiver: SessionReceiver, caller: Caller, origin: object) -> Lane:
         values = self.values(caller, origin)
+        if (sharer := self._sharer(caller)) is None:
+            return self._make_own(receiver, caller, values)
+        place = sharer.owner, values
+        return SharedLane(self.shared, place, lambda own: self._make_own(own, sharer, values), receiver)
+
+    def _make_own(self, receiver: SessionReceiver, caller: Caller, values: Values) -> Lane:
 
         def eras(own: SessionReceiver) -> Lane:
             lanes: Mapping[Era, Callable[[], Lane]]
@@ -192,7 +214,7 @@ class UpstreamRuntimes:
 
     lanes: LaneMaker
     pool: LanePool
-    seats: Seats | None
+    admitting: Callable[[Caller], AbstractAsyncContextManager[None]]
     is_program: bool
     answers_within: float
     needs_principal: bool
@@ -211,9 +233,6 @@ class UpstreamRuntimes:
     @property
     def outlives_runtimes(self) -> bool:
         return not self.is_program
-
-    def admitting(self, caller: Caller) -> AbstractAsyncContextManager[None]:
-        return nullcontext() if self.seats is None else self.seats.reserving(caller)
 
     def load(self, record: SessionRecord, outlet: Outlet) -> Runtime:
         if record.kind is RecordKind.CALL:
@@ -305,7 +324,7 @@ def host_upstream(upstream: Upstream, settings: Settings, *, children: Children 
             runtimes = UpstreamRuntimes(
                 lanes=maker,
                 pool=pool,
-                seats=lanes.seats,
+                admitting=lanes.admitting,
                 is_program=program is not None,
                 needs_principal=upstream.needs_caller,
                 answers_within=answers_within,

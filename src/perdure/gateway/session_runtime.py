@@ -319,6 +319,8 @@ class SessionRuntime(SessionReceiver):
             self._go_on(lane, opened)
         lane.listen(self._outlet.is_home)
         self._keep_state(lane)
+        if opened.process:
+            self._keep(process=opened.process)
         queue, self._queue = self._queue, []
         for one in queue:
             if one.message is not handshake:
@@ -386,8 +388,9 @@ class SessionRuntime(SessionReceiver):
             answered.append(self._request_sticky(lane, request))
         self._report_changes(lane)
         is_wanted = level not in LEVELS[LEVELS.index("warning") + 1 :]
+        is_lost = not opened.process or opened.process != self._kept.get("process")
         # A server without sessions keeps nothing.
-        if "logging" in self._capabilities and is_wanted and not is_sessionless(opened.version):
+        if "logging" in self._capabilities and is_wanted and is_lost and not is_sessionless(opened.version):
             self._outlet.notify(LOG_MESSAGE, dict(_WARNING), call=None)
         return answered
 

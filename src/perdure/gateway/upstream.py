@@ -19,6 +19,7 @@ from perdure.settings import NUMBERS, Rule
 
 Era = Literal["auto", "session", "2026-07-28"]
 OnRestart = Literal["keep", "end"]
+Process = Literal["session", "principal", "shared"]
 
 MIN_MASKED = 4
 """Characters of the shortest value that is masked: shorter ones (`1`, `on`) are in every other word of a log."""
@@ -99,6 +100,8 @@ class Program:
     cwd: Path
     inherit_env: bool = _key(False, "give the program all variables of the gateway, without its own `PERDURE_…`")
     warm: int = _key(0, "processes that are started before they are needed", low=0, high=MOST_PROCESSES)
+    process: Process = _key(Process, "the sessions that share a process: none, those of one principal, or all")  # noqa: RUF009
+    share_state: bool = _key(False, "let callers with different tokens share a process")
     start_timeout: float = _key(60.0, "how long the program may take to answer the handshake")
     max_processes: int = _key(64, "processes at once in one gateway process; 503 beyond", high=MOST_PROCESSES)
     max_caller_processes: int = _key(16, "of one principal, or one address without; 429 beyond", high=MOST_PROCESSES)
