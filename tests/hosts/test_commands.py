@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import fcntl
 import json
@@ -10,8 +11,11 @@ import re
 import shutil
 import stat
 import threading
+import tomllib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
@@ -36,7 +40,8 @@ KEPT = KEPT.replace("\n", "\r\n")
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home directory and a project of their own."""
-    for name in ("XDG_CONFIG_HOME", "APPDATA", "CLAUDE_CONFIG_DIR", "GEMINI_CLI_HOME", "PERDURE_TOKEN_DIR"):
+    of_hosts = (variable for host in HOSTS.values() for variable in (host.variable, host.folder_variable) if variable)
+    for name in ("XDG_CONFIG_HOME", "APPDATA", "PERDURE_TOKEN_DIR", *of_hosts):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "project").mkdir()
@@ -90,6 +95,11 @@ PATHS = [
     ("vscode", "win32", r"C:\h\AppData\Roaming\Code\User\mcp.json", r"C:\p\.vscode\mcp.json"),
     ("windsurf", "win32", r"C:\h\.codeium\windsurf\mcp_config.json", None),
     ("gemini-cli", "linux", "/h/.gemini/settings.json", "/p/.gemini/settings.json"),
+    ("qwen-code", "linux", "/h/.qwen/settings.json", "/p/.qwen/settings.json"),
+    ("codex", "linux", "/h/.codex/config.toml", "/p/.codex/config.toml"),
+    ("opencode", "darwin", "/h/.config/opencode/opencode.json", "/p/opencode.json"),
+    ("copilot-cli", "linux", "/h/.copilot/mcp-config.json", None),
+    ("zed", "darwin", "/h/.config/zed/settings.json", "/p/.zed/settings.json"),
     ("mcp-json", "linux", None, "/p/.mcp.json"),
 ]
 
@@ -185,6 +195,79 @@ def test_each_entry_has_an_instance_of_its_own(home: Path, terminal: Terminal) -
     assert shown["mcpServers"]["perdure"]["args"] == ["stdio", URL, "--no-resume"]
 
 
+def test_an_entry_has_the_form_of_its_host(terminal: Terminal) -> None:
+    def shown(host: str) -> dict[str, Any]:
+        text = terminal.run("install", host, "--print", URL, "--no-resume")
+        servers = (tomllib.loads if HOSTS[host].is_toml else json.loads)(text)[HOSTS[host].key]
+        entry: dict[str, Any] = servers["perdure"]
+        return entry
+
+    program = shown("cursor")["command"]
+    assert shown("codex") == {"command": program, "args": ["stdio", URL, "--no-resume"]}
+    assert shown("opencode") == {"type": "local", "command": [program, "stdio", URL, "--no-resume"]}
+    assert shown("vscode") == {"type": "stdio", **shown("cursor")}
+    assert shown("copilot-cli") == {"type": "local", "tools": ["*"], **shown("cursor")}
+    assert all(is_bridge(shown(host)) for host in HOSTS)
+
+
+def test_a_variable_names_the_folder_of_the_file(
+    home: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CODEX_HOME", str(home / "elsewhere"))
+    terminal.run("install", "codex", URL)
+    assert list(tree(home)) == ["elsewhere/config.toml"]
+
+
+def test_a_link_adds_the_server_on_other_machines(terminal: Terminal) -> None:
+    wanted = {"command": "uvx", "args": ["perdure", "stdio", URL, "--instance", "bakery"]}
+    words = (URL, "--name", "bakery", "--launcher", "uvx", "--print", "link")
+    cursor = urlsplit(terminal.run("install", "cursor", *words).strip())
+    assert (cursor.scheme, cursor.netloc, cursor.path) == ("cursor", "anysphere.cursor-deeplink", "/mcp/install")
+    given = parse_qs(cursor.query)
+    assert (given["name"], json.loads(base64.b64decode(given["config"][0]))) == (["bakery"], wanted)
+    vscode = terminal.run("install", "vscode", *words).strip()
+    assert json.loads(unquote(vscode.removeprefix("vscode:mcp/install?"))) == {
+        "name": "bakery",
+        "type": "stdio",
+        **wanted,
+    }
+    assert terminal.refused("install", "zed", *words) == (
+        "Zed has no links that add a server; those of cursor, vscode have: leave link out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("launcher", "words"),
+    [("uvx", ["--from", "perdure[dev]", "perdure"]), ("pipx", ["run", "--spec", "perdure[dev]", "perdure"])],
+)
+def test_a_launcher_is_written_with_its_path(
+    launcher: str, words: list[str], home: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("install", "cursor", "bakery", "--launcher", launcher, "--watch", ".", "--print", "--", "true")
+    monkeypatch.setenv("PATH", f"{home}:/bin:/usr/bin")
+    assert terminal.refused(*command) == (
+        f"there is no program '{launcher}' here: install it first, or leave --launcher out"
+    )
+    (home / launcher).write_text("#!/bin/sh\n")
+    (home / launcher).chmod(0o755)
+    entry = json.loads(terminal.run(*command))["mcpServers"]["bakery"]
+    assert entry["command"] == str(home / launcher)
+    assert entry["args"][: len(words) + 1] == [*words, "stdio"]
+
+
+def test_a_toml_file_of_another_form_is_refused_and_stays(home: Path, terminal: Terminal) -> None:
+    path = home / ".codex" / "config.toml"
+    path.parent.mkdir()
+    for text, reason in (
+        ("a = \n", "Invalid value (at line 1, column 5)"),
+        ("mcp_servers = 1\n", 'its "mcp_servers" is something other than a table'),
+        ('mcp_servers = { perdure = { command = "x" } }\n', "its servers are not tables of their own"),
+    ):
+        path.write_text(text)
+        assert reason in terminal.refused("install", "codex", URL, "--force")
+        assert path.read_text() == text
+
+
 PLACES = [
     *((name, "user") for name, host in HOSTS.items() if host.home or host.settings),
     *((name, "project") for name, host in HOSTS.items() if host.project),
@@ -199,10 +282,11 @@ def test_a_file_is_made_in_a_folder_that_did_not_exist_and_emptied(
     ((name, _),) = tree(home).items()
     assert f"{home / name} has the server perdure now" in said
     assert "backup" not in said
-    assert list(json.loads((home / name).read_text())) == [HOSTS[host].key]
+    read: Callable[[str], Any] = tomllib.loads if HOSTS[host].is_toml else json.loads
+    assert list(read((home / name).read_text())) == [HOSTS[host].key]
     assert "nothing to do" in terminal.run("install", host, URL, "--scope", scope)
     assert "has no server perdure any more" in terminal.run("uninstall", host, "--scope", scope)
-    assert json.loads((home / name).read_text()) == {HOSTS[host].key: {}}
+    assert read((home / name).read_text()) == ({} if HOSTS[host].is_toml else {HOSTS[host].key: {}})
     assert "nothing to do" in terminal.run("uninstall", host, "--scope", scope)
 
 

@@ -1,13 +1,14 @@
 """Defines `perdure install` and `perdure uninstall`, which edit the configuration of a desktop host."""
 
-import json
+import contextlib
 import os
 import re
 import shutil
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -17,8 +18,8 @@ from perdure._core.jsonc import BadDocument
 from perdure._core.text import format_duration
 from perdure.cli.stdio import BRIDGE_OPTIONS, PROGRAM_OPTIONS, BridgeCommand, check_source, check_token_options
 from perdure.errors import Misuse
+from perdure.hosts import entries, toml_entries
 from perdure.hosts.config_file import ConfigFile
-from perdure.hosts.entries import add, find, remove
 from perdure.hosts.known import HOSTS, NAME_RULE, Host, Scope, config_path, described, entry, is_bridge, is_name
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -38,6 +39,24 @@ _WHERE = (
 )
 _HOST_LIST = ", ".join(HOSTS)
 
+#: The words with which a launcher runs Perdure, and those for Perdure with its extra `dev`, which `--watch` needs.
+_LAUNCHERS = {
+    "uvx": (["perdure"], ["--from", "perdure[dev]", "perdure"]),
+    "pipx": (["run", "perdure"], ["run", "--spec", "perdure[dev]", "perdure"]),
+}
+
+
+class _InstallCommand(BridgeCommand):
+    """Lets `--print` stand alone, before an address or a name, and before `link`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = args[: args.index("--")] if "--" in args else args
+        if "--print" in own:
+            at = own.index("--print")
+            is_link = own[at + 1 : at + 2] == ["link"]
+            args = [*args[:at], f"--print={'link' if is_link else 'entry'}", *args[at + 1 + is_link :]]
+        return super().parse_args(ctx, args)
+
 
 def _where(host: Host, scope: Scope, file: Path | None) -> Path | None:
     """Return the file to change; None for the common format without a file, which is printed."""
@@ -53,8 +72,14 @@ def _where(host: Host, scope: Scope, file: Path | None) -> Path | None:
     return None if found is None else Path(found)
 
 
-def _program() -> list[str]:
-    """Return the command that runs Perdure from any directory and with any PATH."""
+def _program(launcher: str | None, *, needs_watch: bool, is_shared: bool) -> list[str]:
+    """Return the command that runs Perdure from any directory and with any PATH. What is shared is for other machines,
+    so a launcher has no path there."""
+    if launcher is not None:
+        path = launcher if is_shared else shutil.which(launcher)
+        if path is None:
+            raise Misuse(f"there is no program {launcher!r} here: install it first, or leave --launcher out")
+        return [path, *_LAUNCHERS[launcher][needs_watch]]
     script = Path(sysconfig.get_path("scripts"), "perdure.exe" if sys.platform == "win32" else "perdure")
     if script.is_file() and os.access(script, os.X_OK):
         return [str(script)]
@@ -116,9 +141,14 @@ def _check_address(url: str) -> None:
         raise Misuse(str(refused)) from refused
 
 
-def _held(file: ConfigFile, host: Host, name: str) -> Any:
+def _editor(host: Host) -> ModuleType:
+    return toml_entries if host.is_toml else entries
+
+
+@contextlib.contextmanager
+def _editing(file: ConfigFile) -> Iterator[None]:
     try:
-        return find(file.text, host.key, name)
+        yield
     except BadDocument as error:
         raise Misuse(f"{file.path} cannot be edited, {error}: mend it first, or use --print") from error
 
@@ -128,12 +158,22 @@ def _say(sentence: str, **where: Any) -> None:
 
 
 @click.command(
-    cls=BridgeCommand,
+    cls=_InstallCommand,
     params=[
         _HOST,
         click.Argument(["url"], metavar="URL|NAME", required=False),
         *_WHERE,
-        click.Option(["--print"], is_flag=True, help="show the configuration instead of writing it"),
+        click.Option(
+            ["--print"],
+            type=click.Choice(["entry", "link"]),
+            metavar="[link]",
+            help="show the configuration instead of writing it, or with link a link that adds it (cursor, vscode)",
+        ),
+        click.Option(
+            ["--launcher"],
+            type=click.Choice(list(_LAUNCHERS)),
+            help="have uvx or pipx run Perdure, in place of the Perdure of this environment",
+        ),
         click.Option(["--force"], is_flag=True, help="replace another server of this name"),
         *BRIDGE_OPTIONS,
         *PROGRAM_OPTIONS,
@@ -160,20 +200,30 @@ def install(ctx: click.Context, /, host: str, url: str | None, command: Sequence
     _check(known, name, given)
     if url is not None:
         _check_address(url)
-    words = [*_program(), "stdio", *([] if url is None else [url]), *_bridge_arguments(ctx)]
+    is_link = given["print"] == "link"
+    program = _program(given["launcher"], needs_watch=bool(given["watch"]), is_shared=is_link)
+    words = [*program, "stdio", *([] if url is None else [url]), *_bridge_arguments(ctx)]
     # With a name, two entries of one host for the same server differ, so each continues its own session.
     if given["instance"] is None and not given["no_resume"]:
         words += ["--instance", name]
     if command is not None:
         words += _server_words(command, given["watch"], given["cwd"])
     wanted = entry(known, words)
+    if is_link:
+        if known.link is None:
+            having = ", ".join(key for key, each in HOSTS.items() if each.link is not None)
+            raise Misuse(f"{known.title} has no links that add a server; those of {having} have: leave link out")
+        click.echo(known.link(name, wanted))
+        return
+    editor = _editor(known)
     path = _where(known, given["scope"], given["file"])
     if given["print"] or path is None:
-        click.echo(json.dumps({known.key: {name: wanted}}, ensure_ascii=False, indent=2))
+        click.echo(editor.add(None, known.key, name, wanted), nl=False)
         _say(f"this goes into {path}" if path else "name a file with --file to have it written", err=True)
         return
     file = ConfigFile.read(path)
-    found = _held(file, known, name)
+    with _editing(file):
+        found = editor.find(file.text, known.key, name)
     if found == wanted:
         _say(f"nothing to do: {path} has this server as {name}")
         return
@@ -182,7 +232,9 @@ def install(ctx: click.Context, /, host: str, url: str | None, command: Sequence
             f"{path} has another server called {name} ({described(found)}):"
             " choose another name with --name, or replace it with --force"
         )
-    backup = file.replace(add(file.text, known.key, name, wanted))
+    with _editing(file):
+        text = editor.add(file.text, known.key, name, wanted)
+    backup = file.replace(text)
     _say(f"{path} has the server {name} now")
     if backup is not None:
         _say(f"the file as it was: {backup}")
@@ -211,17 +263,21 @@ def uninstall(host: str, **given: Any) -> None:
     if path is None:
         raise Misuse(f"{host} has no usual file: name it with --file, or use --scope project")
     file = ConfigFile.read(path)
-    found = _held(file, known, name)
+    editor = _editor(known)
+    with _editing(file):
+        found = editor.find(file.text, known.key, name)
     if found is None or file.text is None:
         _say(f"nothing to do: {path} has no server called {name}")
         return
     if not is_bridge(found) and not given["force"]:
         raise Misuse(f"the server {name} in {path} does not run perdure stdio: take it out with --force")
     if given["print"]:
-        click.echo(json.dumps({known.key: {name: found}}, ensure_ascii=False, indent=2))
+        click.echo(editor.add(None, known.key, name, found), nl=False)
         _say(f"this would be taken out of {path}", err=True)
         return
-    backup = file.replace(remove(file.text, known.key, name))
+    with _editing(file):
+        text = editor.remove(file.text, known.key, name)
+    backup = file.replace(text)
     _say(f"{path} has no server {name} any more")
     if backup is not None:
         _say(f"the file as it was: {backup}")

@@ -6,7 +6,6 @@ place in what Python's own decoder checks and reads.
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from perdure._core.jsonc import (
     without_comments,
     without_last_commas,
 )
+from perdure.hosts.known import Entry
 
 _COMMENTS_IN_LINE = re.compile(r"(?:[ \t]*/\*.*?\*/)*(?:[ \t]*//[^\r\n]*)?", re.DOTALL)
 
@@ -27,8 +27,6 @@ _LINE_END = re.compile(r"[\r\n]")
 
 # Numbers stay text: nothing here needs their value, and a text may have more digits than Python reads.
 _DECODER = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=refuse_constant)
-
-Entry = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
