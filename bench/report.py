@@ -14,6 +14,8 @@ RESULTS = Path(__file__).resolve().parent / "results"
 BASE = "sdk-memory"  # ratios are against the official SDK with an in-memory store
 MAIN = "perdure-sqlite"  # goals are for this one, and for the same on PostgreSQL
 POSTGRES = "perdure-postgres"
+LATEST = "latest"  # the file of the last complete run
+STDIO, HTTP, WARM = "gateway-stdio", "gateway-http", "gateway-warm"
 QUIET = 0.05  # of the machine: rounds on a machine without other work differ by about as much
 
 Found = dict[str, dict[str, dict[int, Any]]]  # measure, candidate, round
@@ -75,13 +77,24 @@ ROWS = (
     Row(key="events_1_both.per_second", label="events/s, one call, server on both cores", ratio=True),
     Row(key="events_4_both.per_second", label="events/s, 4 calls, server on both cores", ratio=True),
     Row(key="calls_new_both.per_second", label="calls/s, new connection, server on both cores", ratio=True),
+    Row(key="front_calls.cpu_us", label="gateways: CPU for a call, µs"),
+    Row(key="front_calls.per_second", label="gateways: calls/s, 8 sessions"),
+    Row(key="front_call.p50", label="gateways: a call, p50 ms", digits=2),
+    Row(key="front_events.cpu_us", label="gateways: CPU for an event, µs", digits=1),
+    Row(key="front_events.per_second", label="gateways: events/s"),
+    Row(key="front_replay.ms", label="gateways: 100 missed events, ms", digits=2),
+    Row(key="front_memory.kib", label="gateways: idle session, KiB", digits=1),
+    Row(key="front_deaths.unknown_ms", label="gateways: -31001 after a program's death, ms", digits=1),
+    Row(key="front_deaths.next_ms", label="gateways: next call after a death, ms", digits=1),
+    Row(key="front_deaths.beyond_ms", label="gateways: the same, beyond the start, ms", digits=1),
+    Row(key="front_deaths.start_ms", label="gateways: start of the program alone, ms", digits=1),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
     """A figure of a candidate and its bound. `times`: of the ratio to this one, within each round. `over`: of the ratio
-    to another figure of the same one."""
+    to another figure of the same one. `beyond`: of the difference to this one."""
 
     name: str
     key: str
@@ -89,6 +102,7 @@ class Goal:
     kind: str = MAIN
     times: str = ""
     over: str = ""
+    beyond: str = ""
     at_least: bool = True
 
 
@@ -132,6 +146,25 @@ GOALS = (
     Goal(name="largest log / smallest", key="growth.ratio", kind=POSTGRES, bound=1.5, at_least=False),
     Goal(name="event at another node", key="other_node.p50", kind=POSTGRES, times=MAIN, bound=1.8, at_least=False),
     Goal(name="idle node, statements/s", key="idle_node.statements", kind=POSTGRES, bound=2, at_least=False),
+    Goal(name="CPU for a call, µs", key="front_calls.cpu_us", kind=STDIO, bound=600, at_least=False),
+    Goal(name="CPU for a call, µs", key="front_calls.cpu_us", kind=HTTP, bound=900, at_least=False),
+    Goal(name="a call, p50 ms", key="front_call.p50", kind=STDIO, beyond="sdk", bound=1.0, at_least=False),
+    Goal(name="a call, p50 ms", key="front_call.p50", kind=HTTP, beyond="sdk", bound=2.0, at_least=False),
+    Goal(name="CPU for an event, µs", key="front_events.cpu_us", kind=STDIO, bound=15, at_least=False),
+    Goal(name="CPU for an event, µs", key="front_events.cpu_us", kind=HTTP, bound=30, at_least=False),
+    Goal(name="events/s", key="front_events.per_second", kind=STDIO, bound=40_000),
+    Goal(name="events/s", key="front_events.per_second", kind=STDIO, times="supergateway", bound=8),
+    Goal(name="calls/s", key="front_calls.per_second", kind=STDIO, times=MAIN, bound=0.9),
+    Goal(name="calls/s", key="front_calls.per_second", kind=STDIO, times="supergateway", bound=1.8),
+    Goal(name="calls/s", key="front_calls.per_second", kind=STDIO, times="fastmcp-stdio", bound=3),
+    Goal(name="calls/s", key="front_calls.per_second", kind=HTTP, times="sdk", bound=0.6),
+    Goal(name="events/s", key="front_events.per_second", kind=HTTP, times="sdk", bound=1.0),
+    Goal(name="idle session, KiB", key="front_memory.kib", kind=STDIO, bound=20, at_least=False),
+    Goal(name="idle session, KiB", key="front_memory.kib", kind=HTTP, bound=30, at_least=False),
+    Goal(name="-31001 after a death, ms", key="front_deaths.unknown_ms", kind=STDIO, bound=100, at_least=False),
+    Goal(name="next call, beyond the start, ms", key="front_deaths.beyond_ms", kind=STDIO, bound=50, at_least=False),
+    Goal(name="next call, ms", key="front_deaths.next_ms", kind=WARM, bound=300, at_least=False),
+    Goal(name="100 missed events, ms", key="front_replay.ms", kind=STDIO, bound=2, at_least=False),
 )
 
 
@@ -195,7 +228,10 @@ def _judged(goal: Goal, summary: dict[str, Any], found: Found) -> dict[str, Any]
     elif goal.times:
         value = _ratio(_values(goal.key, goal.kind, found), _values(goal.key, goal.times, found)).get("ratio")
     else:
-        value = summary.get(goal.key, {}).get(goal.kind, {}).get("median")
+        cells = summary.get(goal.key, {})
+        value = cells.get(goal.kind, {}).get("median")
+        if value is not None and goal.beyond:
+            value = value - cells[goal.beyond]["median"] if goal.beyond in cells else None
     if value is None:
         verdict = "not measured"
     else:
@@ -227,12 +263,13 @@ def show(results: Results) -> None:
 
 
 def _goals(goals: list[dict[str, Any]]) -> None:
-    for kind in (MAIN, POSTGRES):
+    for kind in dict.fromkeys(goal["kind"] for goal in goals):
         print(f"\nGoals, {kind}:")
         for goal in (goal for goal in goals if goal["kind"] == kind):
             value = "" if goal["value"] is None else f"{goal['value']:,.2f}"
             sign = "≥" if goal["at_least"] else "≤"
             name = goal["name"] + (f", × {goal['times'] or goal['over']}" if goal["times"] or goal["over"] else "")
+            name += f", beyond {goal['beyond']}" if goal["beyond"] else ""
             print(f"  {goal['verdict']:<12} {name:<52} {value:>12}   goal {sign} {goal['bound']:,g}")
 
 
@@ -275,6 +312,6 @@ def _ratio_cell(row: Row, cell: dict[str, float]) -> str:
     return f"{cell['ratio']:.2f} ({cell['ratio_low']:.2f}-{cell['ratio_high']:.2f})"
 
 
-def save(results: Results) -> None:
+def save(results: Results, name: str) -> None:
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "latest.json").write_text(json.dumps(results, indent=1) + "\n")
+    (RESULTS / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")

@@ -20,7 +20,7 @@ from typing import Any
 import asyncpg
 import uvloop
 
-from bench import machine, measures, plot, postgres, report
+from bench import gateways, machine, measures, plot, postgres, report
 from bench import single_calls as single
 from bench.launch import Log, SqliteFile, Target, UnavailableError, files, last_line, running
 from bench.received import BrokenAnswerError
@@ -123,8 +123,9 @@ class Run:
                 try:
                     folder = stack.enter_context(files())
                     log = stack.enter_context(self.log(kind, folder))
+                    begin = gateways.running if kind in gateways.GATEWAYS else running
                     for _ in range(count):
-                        candidate = running(kind, folder, log, cores=cores or self.server_cores, settings=settings)
+                        candidate = begin(kind, folder, log, cores=cores or self.server_cores, settings=settings)
                         started.append(stack.enter_context(candidate))
                 except UnavailableError as why:
                     started.clear()
@@ -291,6 +292,33 @@ def growth(run: Run) -> None:
         run.with_server(kind, grow, settings=KEEP_MORE | MANY_SESSIONS, patience=patience)
 
 
+def in_front(run: Run) -> None:
+    """Gateways in front of one program, and in front of one HTTP server, beside these themselves."""
+    s, cores = run.plan.seconds, every_core(run)
+    for number in range(run.plan.rounds):
+        run.round = number
+        for kind in (*gateways.BASES, *gateways.OURS, *gateways.PEERS):
+            wanted: dict[str, Measure] = {
+                "front_calls": lambda t: measures.calls_per_second(
+                    t, connections=measures.CONNECTIONS, seconds=s, keep_alive=True
+                ),
+                "front_call": lambda t: gateways.call_latency(t, times=int(200 * s)),
+            }
+            if kind not in gateways.WITHOUT_EVENTS:
+                wanted["front_events"] = lambda t: measures.events_per_second(t, calls=1, seconds=s)
+            if kind in ("perdure-sqlite", *gateways.OURS):
+                wanted["front_replay"] = lambda t: measures.replay(t, missed=100, times=run.plan.resumes)
+            run.with_server(kind, wanted, settings={}, cores=cores)
+    run.round = 0
+    for kind in (gateways.STDIO, gateways.WARM):
+        run.with_server(kind, {"front_deaths": lambda t: gateways.deaths(t, times=5)}, settings={}, cores=cores)
+    for kind, sessions in ((gateways.STDIO, run.plan.sessions // 10), (gateways.HTTP, run.plan.sessions)):
+        memory: dict[str, Measure] = {
+            "front_memory": lambda t, n=sessions: measures.memory_per_session(t, sessions=n, settle=1.0)
+        }
+        run.with_server(kind, memory, settings=MANY_SESSIONS, cores=cores)
+
+
 PARTS: dict[str, Callable[[Run], None]] = {
     "rounds": rounds,
     "both": both_cores,
@@ -298,15 +326,18 @@ PARTS: dict[str, Callable[[Run], None]] = {
     "nodes": nodes,
     "single": single_calls,
     "growth": growth,
+    "gateways": in_front,
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure Perdure beside the official SDK and mcp-persist.")
     parser.add_argument("--quick", action="store_true", help="a few minutes in place of many; rougher")
-    parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS, help="candidates to measure")
+    every = (*KINDS, *gateways.GATEWAYS)
+    parser.add_argument("--only", nargs="+", choices=every, default=every, help="candidates to measure")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=tuple(PARTS), help="what to measure")
     parser.add_argument("--server-cores", choices=("one", "both"), default="one", help="cores the servers may use")
+    parser.add_argument("--name", default=report.LATEST, help="name of the file in bench/results")
     parser.add_argument("--largest", type=int, help="events stored in the largest log of the part `growth`")
     given = parser.parse_args()
     plan = QUICK if given.quick else FULL
@@ -331,8 +362,9 @@ def main() -> None:
     progress("")
     results = report.collect(run.found, run.unavailable, run.failed, here, asdict(plan))
     report.show(results)
-    report.save(results)
-    plot.draw(results)
+    report.save(results, given.name)
+    if given.name == report.LATEST:
+        plot.draw(results)
 
 
 if __name__ == "__main__":
