@@ -54,13 +54,14 @@ async def test_calls_go_on_whatever_the_visitor_does(browser: Browser, page: str
     """And the same calls over the stock transport end with the page that made them."""
     tab = await browser.visit(page)
     await tab.until("document.querySelector('#status').textContent === 'connected'")
-    await tab.eval("document.querySelector('#loaves').value = 14; document.querySelector('[value=five]').click()")
-    await tab.until(SEEN.format(2) + " && " + SEEN.format(1).replace("ours", "stock"))
+    # A busy machine kills the server seconds after the click: the calls still run then.
+    await tab.eval("document.querySelector('#loaves').value = 29; document.querySelector('[value=five]').click()")
+    await tab.until(SEEN.format(1) + " && " + SEEN.format(1).replace("ours", "stock"))
     await tab.reload()
-    await tab.until("document.querySelectorAll('.call').length === 5 && " + SEEN.format(5))
+    await tab.until("document.querySelectorAll('.call').length === 5 && " + SEEN.format(3))
     assert await tab.eval(SAYS.format(".stock[data-is=failed]", "gone with the page"))
     await tab.eval("document.querySelector('#cut').click()")
-    await tab.until(SEEN.format(9))
+    await tab.until("document.querySelector('#calls').textContent.includes(' cut') && " + SEEN.format(5))
     await tab.eval("document.querySelector('#restart').click()")
     await tab.until("document.querySelector('[data-held=down] .said')?.textContent.startsWith('no connection')")
     again = SAYS.format(".ours[data-held=again]", "running again from the start")
@@ -70,14 +71,13 @@ async def test_calls_go_on_whatever_the_visitor_does(browser: Browser, page: str
     sums = await tab.eval(
         "['events', 'loads', 'gaps', 'lost', 'twice'].map((id) => document.getElementById(id).textContent)"
     )
-    assert sums == ["75", "2", "0", "0", "0"]
+    assert sums == ["150", "2", "0", "0", "0"]
     chips = "[...document.querySelectorAll('.chips')].map((all) => [...all.children].map((one) => one.textContent))"
     for told in await tab.eval(chips):
         # Five calls take turns, so one may have had no connection then, or lose one more as the server comes back.
         told = [one for one in told if not re.fullmatch(r"\d cuts?", one)]
         assert told[:3] == ["1 reload", "1 kill", "1 re-run"]
         assert told[3].endswith(" from the log")
-    assert " cut" in await tab.eval("document.querySelector('#calls').textContent")
 
 
 @pytest.mark.parametrize("trouble", ["cut", pytest.param("restart", marks=pytest.mark.long)])
