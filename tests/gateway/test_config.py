@@ -577,6 +577,17 @@ def test_callers_with_tokens_share_a_process_only_where_the_operator_says_so() -
     check_serving([one(allowed)], platform="linux", has_tokens=True)
 
 
+def test_memory_is_limited_where_it_can_be_measured() -> None:
+    limited = one({"command": "b", "perdure": {"max_memory": "512MiB"}})
+    assert limited.program is not None
+    assert limited.program.max_memory == 512 << 20
+    check_serving([limited], platform="linux", has_tokens=False)
+    with pytest.raises(Misuse, match=r"^a has max_memory, and the memory of processes is measured on Linux only"):
+        check_serving([limited], platform="darwin", has_tokens=False)
+    with pytest.raises(Misuse, match=r'max_memory is "1023KiB"; allowed: '):
+        one({"command": "b", "perdure": {"max_memory": "1023KiB"}})
+
+
 def test_an_upstream_is_a_program_or_an_address() -> None:
     with pytest.raises(ValueError, match="a program or an address"):
         Upstream(name="a")

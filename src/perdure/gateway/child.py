@@ -70,6 +70,8 @@ class Program:
     """Processes that are started before they are needed."""
     max_processes: int = 64
     """A process of Node or Python takes 45 to 100 MiB."""
+    max_memory: int | None = None
+    """Bytes of a process and of all that it has started. Not a limit of its address space: V8 reserves gigabytes."""
     mask: Callable[[str], str] = field(default=str, repr=False)
     """Hides the values of secrets in a text for the log, or for an answer."""
 
@@ -165,6 +167,12 @@ class Child:
         if self._ending is None:
             self._fault, self.is_told_to_end = fault, not fault
         return self._begin_end()
+
+    def kill(self, *, fault: str) -> asyncio.Task[None]:
+        """End it at once. `fault`: as for `end`."""
+        ending = self.end(fault=fault)
+        signal_group(self.pid, signal.SIGKILL)
+        return ending
 
     def _begin_end(self) -> asyncio.Task[None]:
         if self._ending is None:

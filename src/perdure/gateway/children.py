@@ -16,10 +16,12 @@ from typing import IO
 
 from perdure._core.backoff import Backoff, Pauses
 from perdure._core.lines import EDGE_BYTES
+from perdure._core.text import format_size
 from perdure.errors import Misuse
 from perdure.gateway import reaper
 from perdure.gateway.child import Child, Program
 from perdure.gateway.lane import Reason, UpstreamUnavailable
+from perdure.gateway.memory import memory_of
 from perdure.gateway.upstream import Upstream
 from perdure.telemetry.counters import UpstreamNumbers
 from perdure.telemetry.log_records import PeerLog, log_event
@@ -28,6 +30,9 @@ from perdure.telemetry.log_records import PeerLog, log_event
 QUICK_SECONDS = 10.0
 #: A server that needs a moment (its database starts) is tried again soon, a broken one costs two starts in a minute.
 PAUSES = Pauses(first=0.1, longest=30.0)
+#: Seconds between two looks at the memory of processes: a look takes some milliseconds, and a process that fills the
+#: machine takes seconds.
+MEMORY_SECONDS = 1.0
 #: Characters of a line that is no message, in the log.
 MAX_SHOWN = 200
 #: What the system lacks for the moment; every other error at a start is the program's, or the configuration's.
@@ -48,6 +53,7 @@ def program_of(upstream: Upstream) -> Program:
         start_timeout=program.start_timeout,
         warm=program.warm,
         max_processes=program.max_processes,
+        max_memory=program.max_memory,
         mask=upstream.mask,
     )
 
@@ -146,6 +152,7 @@ class Children:
         self._living: set[Child] = set()
         self._spares: deque[Child] = deque()
         self._filling: asyncio.TimerHandle | None = None
+        self._measuring: asyncio.Task[None] | None = None
         self._is_closed = False
         self._is_missing = False
         """The program was not found the last time."""
@@ -233,6 +240,8 @@ class Children:
         self._is_closed = True
         if self._filling is not None:
             self._filling.cancel()
+        if self._measuring is not None:
+            self._measuring.cancel()
         if ending := [child.end() for child in self._living]:
             await asyncio.wait(ending, timeout=self.longest_end)
 
@@ -264,10 +273,26 @@ class Children:
         self._is_missing = False
         self._backoff = self._backoff.started(child.started)
         self._living.add(child)
+        if self.program.max_memory is not None and self._measuring is None:
+            self._measuring = asyncio.create_task(self._measure(self.program.max_memory), name="perdure-memory")
         self.numbers.upstream_starts += 1
         self.numbers.upstream_children = self._running
         log_event(logging.INFO, "upstream.started", f"{name} was started as process {child.pid}", upstream=name)
         return child
+
+    async def _measure(self, most: int) -> None:
+        """End processes that take too much memory, as long as there are processes."""
+        while self._living:
+            await asyncio.sleep(MEMORY_SECONDS)
+            try:
+                used = await asyncio.to_thread(memory_of, [child.pid for child in self._living])
+            except OSError:  # no more files may be open at the moment
+                continue
+            for child in list(self._living):
+                if child.status is None and (taken := used.get(child.pid, 0)) > most:
+                    seen = f"it took {taken >> 20} MiB of memory; its max_memory is {format_size(most)}"
+                    child.kill(fault=f"it was ended, because {seen}")
+        self._measuring = None
 
     def _refusal(self, error: OSError) -> UpstreamUnavailable:
         program = self.program

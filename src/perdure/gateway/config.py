@@ -464,5 +464,9 @@ def check_serving(upstreams: Sequence[Upstream], *, platform: str, has_tokens: b
                 f'{one.name} has process = "shared", which gives callers with different tokens one process; use'
                 ' "principal", or set share_state = true if each may see what the others do'
             )
+        if one.program is not None and one.program.max_memory is not None and platform != "linux":
+            raise Misuse(
+                f"{one.name} has max_memory, and the memory of processes is measured on Linux only; leave it out"
+            )
         if one.program is not None and platform == "win32":
             raise Misuse(f"{one.name} is a program, and on Windows only servers with an address are served")

@@ -105,6 +105,13 @@ class Program:
     start_timeout: float = _key(60.0, "how long the program may take to answer the handshake")
     max_processes: int = _key(64, "processes at once in one gateway process; 503 beyond", high=MOST_PROCESSES)
     max_caller_processes: int = _key(16, "of one principal, or one address without; 429 beyond", high=MOST_PROCESSES)
+    max_memory: int | None = _key(
+        None,
+        "memory of a process and of all that it has started; one that takes more is ended. Linux only",
+        kind="bytes",
+        low=1 << 20,
+        high=1 << 50,
+    )
     process_idle: float | None = _key(
         None,
         "how long a process with nothing to do lives; without it as long as its session is loaded",

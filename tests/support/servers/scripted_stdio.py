@@ -53,7 +53,8 @@ next step, unless it is stubborn.
     {"environment": true}                    the text is its environment as JSON
     {"note": FILE}                           write the text so far to a file
     {"pid": true}  {"heard": true}           the text is its pid; all messages that it has received, as JSON
-    {"spawn": S}                             start a process that sleeps for so long; the text is its pid
+    {"spawn": S, "memory": B}                start a process that sleeps for so long, with B bytes; the text is its pid
+    {"memory": B}                            take B bytes, and keep them
 
 Methods besides: `ping`, `logging/setLevel`, `resources/list`, `/read`, `/templates/list`, `/subscribe`,
 `/unsubscribe`, `prompts/list`, `/get`, `completion/complete`, and `scripted/echo`, which answers {"params": …}.
@@ -126,8 +127,9 @@ def wait_for(path: str) -> None:
         time.sleep(LOOK)
 
 
-def spawn(seconds: object) -> int:
-    code = f"import signal, time; signal.signal(signal.SIGHUP, signal.SIG_IGN); time.sleep({seconds})"
+def spawn(seconds: object, memory: int = 0) -> int:
+    take = f"taken = b'x' * {memory}"
+    code = f"import signal, time; signal.signal(signal.SIGHUP, signal.SIG_IGN); {take}; time.sleep({seconds})"
     return subprocess.Popen([sys.executable, "-I", "-S", "-c", code]).pid
 
 
@@ -153,6 +155,7 @@ class Server:
         self.asks: dict[str, threading.Event] = {}
         self.answers: dict[str, Json] = {}
         self.asked = 0
+        self.taken = b""
 
     def run(self) -> None:
         for line in sys.stdin.buffer:
@@ -421,7 +424,10 @@ class Call:
         self.do_say(json.dumps(self.server.heard), step)
 
     def do_spawn(self, seconds: float, step: Json) -> None:
-        self.do_say(str(spawn(seconds)), step)
+        self.do_say(str(spawn(seconds, step.get("memory", 0))), step)
+
+    def do_memory(self, size: int, step: Json) -> None:
+        self.server.taken = b"x" * size
 
 
 def main() -> None:
