@@ -7,7 +7,8 @@
 A run is a revision; or the scenarios of the tasks extension, which belong to no revision and are run by their names; or
 2026-07-28 once more with every tool call on the log, with a key or as a task (`on_the_log`); or one of these with the
 server behind Perdure as a gateway, over stdio or HTTP, where one check less succeeds at 2025-11-25: its tool closes its
-own connection (SEP-1699), which it cannot through a gateway.
+own connection (SEP-1699), which it cannot through a gateway. `stdio-` and `http-` pass 2026-07-28 through, `session-`
+translates it.
 
 The suite's own verdict overlooks warnings, and checks that fall silent: a server that refuses to resume, for instance,
 earns a remark (INFO) instead of a failure. So here a warning counts unless `ALLOWED` says why not, and a run needs as
@@ -59,6 +60,28 @@ ALLOWED: Mapping[str, str] = {}
 #: such a client is led to a session on purpose, and its scenarios would not be about 2026-07-28 any more.
 BOTH = ("--eras", "both")
 
+#: The tools of the scenarios for tasks work for a second, and those that have to be tasks say so or take longer.
+TASKS = (*BOTH, "--task-after", "500ms")
+
+#: Which tools run as tasks, said by the operator: at 2026-07-28 the SDK does not list it.
+RULES = tuple(f"--task={rule}" for rule in ("greet=never", "failing_job=required", "protocol_error_job=required"))
+
+#: The tools of these scenarios ask in the middle of their work. In this process Perdure takes the questions; the SDK's
+#: own server has no way for them at 2026-07-28.
+ASKS_IN_A_TASK = dict.fromkeys(
+    (
+        "sep-2663-tasks-get-status-input-required",
+        "tasks-mrtr-tasks-update-resumes",
+        "tasks-mrtr-partial-fulfillment",
+        "tasks-result-type-complete-on-non-task-responses",
+    ),
+    "the upstream refuses to ask within a call",
+)
+
+STARTS_A_PROCESS = {
+    "sep-2575-http-server-no-independent-requests-on-stream": "the suite waits 0.6 s; a process has to start",
+}
+
 #: All scenarios of a revision together; they take about three seconds on an idle machine.
 SUITE_SECONDS = 100
 
@@ -97,6 +120,8 @@ class Run:
     """Stands between the suite and the server."""
     upstream: str = ""
     """The server is another process, behind Perdure as a gateway: of which kind (`upstream.py`)."""
+    era: str = "auto"
+    """Spoken to a server over stdio, which has both."""
     excused: Mapping[str, str] = field(default_factory=dict)
     """Checks that must fail in this way, or warn: their ids, and the reasons."""
     timed: Mapping[str, str] = field(default_factory=dict)
@@ -108,8 +133,7 @@ RUNS: Mapping[str, Run] = {
     "2025-06-18": Run(successes=56, version="2025-06-18"),
     "2025-11-25": Run(successes=84, version="2025-11-25"),
     "2026-07-28": Run(successes=152, version="2026-07-28", options=BOTH),
-    # The tools of these scenarios work for a second, and those that have to be tasks say so or take longer than this.
-    "tasks": Run(successes=44, skipped=1, scenarios=TASK_SCENARIOS, options=(*BOTH, "--task-after", "500ms")),
+    "tasks": Run(successes=44, skipped=1, scenarios=TASK_SCENARIOS, options=TASKS),
     "with-keys": Run(successes=152, version="2026-07-28", gateway=WithKeys),
     "with-tasks": Run(
         successes=151,
@@ -121,9 +145,30 @@ RUNS: Mapping[str, Run] = {
     "stdio-2025-06-18": Run(successes=56, version="2025-06-18", upstream="stdio"),
     "stdio-2025-11-25": Run(successes=83, version="2025-11-25", upstream="stdio"),
     "stdio-2026-07-28": Run(
+        successes=151, version="2026-07-28", upstream="stdio", options=BOTH, timed=STARTS_A_PROCESS
+    ),
+    "stdio-tasks": Run(
+        successes=40,
+        skipped=1,
+        scenarios=TASK_SCENARIOS,
+        upstream="stdio",
+        options=(*TASKS, *RULES),
+        excused=ASKS_IN_A_TASK,
+    ),
+    "http-2026-07-28": Run(successes=152, version="2026-07-28", upstream="modern", options=BOTH),
+    "http-tasks": Run(
+        successes=40,
+        skipped=1,
+        scenarios=TASK_SCENARIOS,
+        upstream="modern",
+        options=(*TASKS, *RULES),
+        excused=ASKS_IN_A_TASK,
+    ),
+    "session-2026-07-28": Run(
         successes=138,
         version="2026-07-28",
         upstream="stdio",
+        era="session",
         options=BOTH,
         excused={
             **dict.fromkeys(
@@ -140,16 +185,15 @@ RUNS: Mapping[str, Run] = {
             "sep-2322-multi-round-r2": "the state of a round is the gateway's: the upstream waits for one answer",
             "sep-2322-multiple-inputs-incomplete": "in a session a server asks one thing after the other",
         },
-        timed={
-            "sep-2575-http-server-no-independent-requests-on-stream": "the suite waits 0.6 s; a process has to start",
-        },
+        timed=STARTS_A_PROCESS,
     ),
-    "stdio-tasks": Run(
+    "session-tasks": Run(
         successes=43,
         skipped=1,
         scenarios=TASK_SCENARIOS,
         upstream="stdio",
-        options=(*BOTH, "--task-after", "500ms"),
+        era="session",
+        options=TASKS,
         excused={
             "sep-2663-mrtr-synchronous-before-task-creation": "in a session the upstream asks within the call, so the "
             "task is there before",
@@ -225,7 +269,12 @@ async def target_of(run: Run) -> AsyncIterator[str]:
             async with stand_ins(Path(folder)) as python:
                 command, *arguments = *python, UPSTREAM, run.upstream
                 # The suite gives a call 0.6 s in which a process would have to start, unless one is there.
-                server = {"command": command, "args": arguments, "cwd": str(ROOT), "perdure": {"warm": 1}}
+                server = {
+                    "command": command,
+                    "args": arguments,
+                    "cwd": str(ROOT),
+                    "perdure": {"warm": 1, "era": run.era},
+                }
                 servers = Path(folder) / "servers.json"
                 servers.write_text(json.dumps({"mcpServers": {"everything": server}}))
                 yield f"--servers={servers}"

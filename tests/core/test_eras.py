@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure._core import eras
-from perdure._core.durable_calls import CallClient
-from perdure._core.envelope import CALLS, CAPABILITIES, CLIENT, LOG_LEVEL, SERVER, TASKS, VERSION
+from perdure._core.durable_calls import STATE_PREFIX, CallClient
+from perdure._core.envelope import CALLS, CAPABILITIES, CLIENT, KEY, LOG_LEVEL, SERVER, TASKS, VERSION
 
 SHOP = {"name": "shop", "version": "3"}
 DESK = {"name": "desk", "version": "1", "title": "A desk"}
@@ -49,13 +49,14 @@ def test_refusals_of_initialize_after_which_the_server_is_asked_for_the_other_er
     assert eras.may_be_modern(code, status) is expected
 
 
-def test_a_session_is_tried_first_unless_the_other_era_was_learnt_or_is_pinned() -> None:
+def test_the_era_of_the_clients_is_tried_first_unless_another_was_learnt_or_is_pinned() -> None:
     session, modern = eras.Era.SESSION, eras.Era.MODERN
-    assert eras.eras_to_try(pinned=None, known=None) == (session, modern)
-    assert eras.eras_to_try(pinned=None, known=session) == (session, modern)
-    assert eras.eras_to_try(pinned=None, known=modern) == (modern, session)
-    assert eras.eras_to_try(pinned=session, known=modern) == (session,)
-    assert eras.eras_to_try(pinned=modern, known=session) == (modern,)
+    for front, other in ((session, modern), (modern, session)):
+        assert eras.eras_to_try(pinned=None, known=None, front=front) == (front, other)
+        assert eras.eras_to_try(pinned=None, known=session, front=front) == (session, modern)
+        assert eras.eras_to_try(pinned=None, known=modern, front=front) == (modern, session)
+        assert eras.eras_to_try(pinned=session, known=modern, front=front) == (session,)
+        assert eras.eras_to_try(pinned=modern, known=session, front=front) == (modern,)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +193,26 @@ def test_a_round_brings_its_answers_and_the_state_as_it_came() -> None:
     assert eras.next_round(before, asked, answers) == {"name": "t", "_meta": {"m": 1}, "inputResponses": answers}
     assert eras.questions_in({"requestState": "s"}) == {}
     assert eras.next_round({}, {"requestState": "s"}, {}) == {"requestState": "s"}
+
+
+# --- Neither
+
+
+@pytest.mark.parametrize("state", ["", "s1", "=", "=s1", "perdure.x", "=perdure.x", "==perdure.x", 'a"b', "é"])
+def test_a_state_passes_and_never_looks_like_one_of_the_gateway(state: str) -> None:
+    shown = json.loads(eras.round_through(json.dumps({"a": 1e300, "requestState": state})))
+    assert not shown["requestState"].startswith(STATE_PREFIX)
+    assert (shown["requestState"] == state) is not state.lstrip("=").startswith(STATE_PREFIX)
+    assert eras.request_through({"requestState": shown["requestState"]}, {})["requestState"] == state
+
+
+def test_a_request_passes_with_its_own_envelope_and_without_its_key() -> None:
+    own = {VERSION: "2026-07-28", KEY: "k", "mine": 1}
+    assert eras.request_through({"a": 1, "_meta": own}, {VERSION: "-", CLIENT: {}}) == {
+        "a": 1,
+        "_meta": {VERSION: "2026-07-28", CLIENT: {}, "mine": 1},
+    }
+    assert eras.request_through(None, {VERSION: "-"}) == {"_meta": {VERSION: "-"}}
 
 
 # --- Up

@@ -25,8 +25,8 @@ from tests.support.clients.wire_client import Message, Peer, Wire, answer_of
 from tests.support.servers import scripted_stdio
 from tests.support.servers.in_process import Site, serve, until
 
-DEFAULTS = {"patience": 20.0}
-"""Of upstreams here: a busy machine starts a process slowly."""
+DEFAULTS = {"patience": 20.0, "era": "session"}
+"""Of upstreams here: a busy machine starts a process slowly, and the server has sessions only."""
 
 OUTCOME_UNKNOWN, UNAVAILABLE, CANCELLED = -31001, -31010, -32800
 
@@ -38,7 +38,11 @@ def scripted(folder: Path, *words: str, name: str = "scripted", **limits: Any) -
     notes = (f"starts={folder / 'starts'}", f"runs={folder / 'runs'}", f"more={folder / 'more'}")
     argv = (sys.executable, "-I", "-S", scripted_stdio.__file__, *notes, *words)
     env = {name: Text.plain(value) for name, value in limits.pop("env", {}).items()}
-    own = {key: limits.pop(key) for key in list(limits) if key in ("patience", "call_timeout", "rerun", "on_restart")}
+    own = {
+        key: limits.pop(key)
+        for key in list(limits)
+        if key in ("patience", "call_timeout", "rerun", "on_restart", "era")
+    }
     program = Program(argv=limits.pop("argv", argv), cwd=folder, env=env, **limits)
     return Upstream(name=name, program=program, **{**DEFAULTS, **own})
 

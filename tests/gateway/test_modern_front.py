@@ -64,7 +64,7 @@ async def begin(peer: CallPeer, tool: str, *do: Message, **options: Any) -> Exch
 
 async def test_modern_client_session_upstream(tmp_path: Path) -> None:
     """The official client at 2026-07-28: tools, progress, an elicitation round; and tasks and keys as they are told."""
-    async with gateway(tmp_path, serving=SOON) as served:
+    async with gateway(tmp_path, era="auto", serving=SOON) as served:
         async with python_client(served.site.url, mode="auto") as client:
             assert client.protocol == "2026-07-28"
             assert isinstance(client, PythonClient)

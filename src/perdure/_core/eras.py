@@ -20,8 +20,19 @@ from typing import Any
 
 from perdure._core import splice
 from perdure._core.codes import INVALID_PARAMS, UNSUPPORTED_VERSION
-from perdure._core.durable_calls import CallClient
-from perdure._core.envelope import CALLS, CAPABILITIES, CLIENT, DISCOVER, LISTEN, LOG_LEVEL, SERVER, TASKS, VERSION
+from perdure._core.durable_calls import STATE_PREFIX, CallClient
+from perdure._core.envelope import (
+    CALLS,
+    CAPABILITIES,
+    CLIENT,
+    DISCOVER,
+    KEY,
+    LISTEN,
+    LOG_LEVEL,
+    SERVER,
+    TASKS,
+    VERSION,
+)
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.listening import LISTS, UPDATED
 from perdure._core.polling import MAX_QUESTIONS, METHOD_NOT_FOUND
@@ -73,12 +84,13 @@ class Era(enum.Enum):
     MODERN = "2026-07-28"
 
 
-def eras_to_try(*, pinned: Era | None, known: Era | None) -> tuple[Era, ...]:
-    """The eras in which a server is tried, in this order: by the configuration, by what was learnt, else a session
-    first, because its calls last longer."""
+def eras_to_try(*, pinned: Era | None, known: Era | None, front: Era) -> tuple[Era, ...]:
+    """The eras in which a server is tried, in this order: by the configuration, by what was learnt, else the one that
+    the clients in front speak, because then nothing is translated."""
     if pinned is not None:
         return (pinned,)
-    return (Era.MODERN, Era.SESSION) if known is Era.MODERN else (Era.SESSION, Era.MODERN)
+    first = known or front
+    return (first, Era.SESSION if first is Era.MODERN else Era.MODERN)
 
 
 def may_be_modern(code: object, status: int = 0) -> bool:
@@ -186,6 +198,32 @@ def next_round(params: Mapping[str, Any], result: Mapping[str, Any], answers: Ma
     kept = {name: value for name, value in params.items() if name not in ("inputResponses", "requestState")}
     state = {"requestState": result["requestState"]} if "requestState" in result else {}
     return {**kept, **({"inputResponses": dict(answers)} if answers else {}), **state}
+
+
+# --- Neither: a client and a server of 2026-07-28
+
+
+def request_through(params: Mapping[str, Any] | None, envelope: Mapping[str, Any]) -> JsonObject:
+    """The params of a request of 2026-07-28, for the server. `envelope`: for requests that the gateway makes itself.
+    The key of a call is the gateway's, and so are its tasks."""
+    meta = {**envelope, **_mapping((params or {}).get("_meta"))}
+    meta.pop(KEY, None)
+    passed = {**(params or {}), "_meta": meta}
+    if isinstance(state := passed.get("requestState"), str) and _is_marked(state):
+        passed["requestState"] = state[1:]
+    return passed
+
+
+def round_through(text: str) -> str:
+    """A result that requires input, for the client, as JSON. A state that looks like one of the gateway's own is
+    marked: the server is a Perdure server, too."""
+    given = splice.cut(text, "requestState") or ""
+    marked = "=" + json.loads(given) if given.startswith('"') else ""
+    return splice.replaced(text, json.dumps(marked), "requestState") if _is_marked(marked) else text
+
+
+def _is_marked(state: str) -> bool:
+    return state.startswith("=") and state.lstrip("=").startswith(STATE_PREFIX)
 
 
 # --- Up: a client of 2026-07-28, a server with sessions

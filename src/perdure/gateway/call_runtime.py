@@ -1,4 +1,4 @@
-"""Answers a durable call of 2026-07-28 by a server with sessions, on a lane of the pool."""
+"""Answers a durable call of 2026-07-28 by an upstream of either era, on a lane of the pool."""
 
 from __future__ import annotations
 
@@ -84,13 +84,14 @@ class CallRuntime(LaneUser):
             self._outlet.answer(number, unavailable_error(self._name, failure), failed=True)
             return
         self._lane = lane
+        params = request.params if lane.passes else request_up(request.params)
         if follow is not None:
-            self._key = lane.follow(self, request.method, request_up(request.params), follow)
+            self._key = lane.follow(self, request.method, params, follow)
             return
         self._may_run_again = self._pool.tools.may_run_again(_tool(request))
         if self._may_run_again is not None:  # it may not have been known when the call was accepted
             self._outlet.keep_call(number, UpstreamCall(may_run_again=self._may_run_again))
-        self._key = lane.request(self, request.method, request_up(request.params))
+        self._key = lane.request(self, request.method, params)
 
     def _release(self, cancelled: JsonObject | None = None) -> None:
         """Let go of the lane. `cancelled`: what the upstream is told if the request still runs."""
@@ -107,6 +108,11 @@ class CallRuntime(LaneUser):
             self._pool.give_back(lane, may_ask=was_running)
 
     # What the lane reports
+
+    @property
+    def passes_round(self) -> bool:
+        """A client that may have a handle is asked as by the call itself."""
+        return not (self._client.takes_tasks and self._outlet.is_task)
 
     def on_notification(self, method: str, params: JsonObject | None) -> Flow | None:
         request = self._request
@@ -143,10 +149,10 @@ class CallRuntime(LaneUser):
         self._outlet.notify("notifications/cancelled", {"requestId": name, "reason": reason}, call=call)
 
     def on_answer(self, body: bytes, *, failed: bool) -> None:
-        request = self._request
+        request, lane = self._request, self._lane
         self._release()
         if request is not None:
-            if not failed:
+            if not failed and lane is not None and not lane.passes:
                 body = result_up(request.method, body.decode(), self._pool.server_info).encode()
             self._outlet.answer(int(request.id), body, failed=failed)
 

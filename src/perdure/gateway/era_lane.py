@@ -14,7 +14,10 @@ from perdure.gateway.lane import AskKey, Lane, Opened, Reason, RequestKey, Upstr
 
 @dataclass(kw_only=True)
 class KnownEra:
-    """The era of one upstream, as all its lanes in this process know it."""
+    """The era of one upstream, as all its lanes for the clients of one era know it."""
+
+    front: Era = Era.SESSION
+    """Of the clients."""
 
     pinned: Era | None = None
     """By the configuration."""
@@ -38,7 +41,7 @@ class EraLane:
 
     async def open(self, client_params: JsonObject, state: JsonObject | None = None) -> Opened:
         era, refusals = self._era, list[str]()
-        for tried in eras_to_try(pinned=era.pinned, known=era.learnt):
+        for tried in eras_to_try(pinned=era.pinned, known=era.learnt, front=era.front):
             self._lane = self._lanes[tried]()
             try:
                 opened = await self._lane.open(client_params, state)

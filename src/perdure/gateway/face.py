@@ -1,4 +1,4 @@
-"""Answers requests of 2026-07-28 that need no log, by a server with sessions behind the SDK's own handler.
+"""Answers requests of 2026-07-28 that need no log, by an upstream behind the SDK's own handler.
 
 The SDK runs a middleware before it looks a method up, and takes the result of one that does not call the next as it
 is. So a server without handlers and with one middleware that relays has the SDK's headers, statuses and error codes.
@@ -106,19 +106,22 @@ class Relay:
 
     async def _relay(self, ctx: ServerRequestContext[Any, Any], outgoing: _Outgoing) -> JsonObject:
         meta = (ctx.params or {}).get("_meta") or {}
-        # What may ask runs on the log, so the upstream is told of no capability to be asked.
+        # What may ask in a session runs on the log, so the upstream is told of no capability to be asked.
         client = CallClient(version=str(meta.get(VERSION)), info=meta.get(CLIENT), capabilities=_silent(meta))
         async with self._pool.lane(caller_of(ctx.request), client, ctx.request) as lane:
             if ctx.method == DISCOVER:
                 return discover_result(lane.result)
             try:
-                body = await lane.call(ctx.method, request_up(ctx.params), outgoing.take)
+                params = dict(ctx.params or {}) if lane.passes else request_up(ctx.params)
+                text = (await lane.call(ctx.method, params, outgoing.take)).decode()
             except asyncio.CancelledError:
                 outgoing.cancel()  # the client has left
                 raise
             finally:
                 await outgoing.wait_for_room()
-            result: JsonObject = json.loads(result_up(ctx.method, body.decode(), self._pool.server_info))
+            result: JsonObject = json.loads(
+                text if lane.passes else result_up(ctx.method, text, self._pool.server_info)
+            )
             return result
 
 

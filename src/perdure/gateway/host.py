@@ -26,10 +26,10 @@ from perdure.gateway.children import Children, Reaper, program_of
 from perdure.gateway.era_lane import EraLane, KnownEra
 from perdure.gateway.face import caller_of, face_of
 from perdure.gateway.lane import Lane, Reason, SessionReceiver, UpstreamUnavailable
-from perdure.gateway.modern_lane import ModernLane
+from perdure.gateway.modern_lane import ModernLane, PassesRound
 from perdure.gateway.modern_wire import HttpWire, PipeWire
 from perdure.gateway.pipe import PING_SECONDS, PipeLane
-from perdure.gateway.pool import OWN, UNUSED_SECONDS, Gone, LanePool, Refused, list_tools
+from perdure.gateway.pool import OWN, UNUSED_SECONDS, Gone, LanePool, PooledLane, Refused, list_tools
 from perdure.gateway.session_runtime import LaneMaker, SessionRuntime
 from perdure.gateway.shared_lane import SharedLane, SharedLanes
 from perdure.gateway.tool_list import ToolList
@@ -105,7 +105,8 @@ class UpstreamLanes:
     upstream: Upstream
     server: Children | Webs
     health: Health
-    era: KnownEra
+    eras: Mapping[Era, KnownEra]
+    """By the era of the clients."""
     seats: Seats | None
     shared: SharedLanes = field(default_factory=SharedLanes)
 
@@ -134,14 +135,29 @@ class UpstreamLanes:
             return self.seats.reserving(caller)
         return self.shared.admitting(sharer.owner, self.seats.reserving(sharer))
 
-    def make(self, receiver: SessionReceiver, caller: Caller, origin: object) -> Lane:
+    def make(
+        self,
+        receiver: SessionReceiver,
+        caller: Caller,
+        origin: object,
+        passes_round: PassesRound | None = None,
+    ) -> Lane:
+        """`passes_round`: of a lane for clients of 2026-07-28 (`ModernLane`). A process that they share with sessions
+        is spoken to as for sessions."""
         values = self.values(caller, origin)
         if (sharer := self._sharer(caller)) is None:
-            return self._make_own(receiver, caller, values)
+            return self._make_own(receiver, caller, values, passes_round)
         place = sharer.owner, values
         return SharedLane(self.shared, place, lambda own: self._make_own(own, sharer, values), receiver)
 
-    def _make_own(self, receiver: SessionReceiver, caller: Caller, values: Values) -> Lane:
+    def _make_own(
+        self,
+        receiver: SessionReceiver,
+        caller: Caller,
+        values: Values,
+        passes_round: PassesRound | None = None,
+    ) -> Lane:
+        era = self.eras[Era.SESSION if passes_round is None else Era.MODERN]
 
         def eras(own: SessionReceiver) -> Lane:
             lanes: Mapping[Era, Callable[[], Lane]]
@@ -155,15 +171,15 @@ class UpstreamLanes:
                         program = replace(children.program, env=dict(values), mask=mask)
                     lanes = {
                         Era.SESSION: lambda: PipeLane(children, own, ping_seconds=ping, program=program),
-                        Era.MODERN: lambda: ModernLane(PipeWire(children, program), own),
+                        Era.MODERN: lambda: ModernLane(PipeWire(children, program), own, passes_round),
                     }
                 case Webs() as webs:
                     web = webs.of(values)
                     lanes = {
                         Era.SESSION: lambda: WebLane(web, own),
-                        Era.MODERN: lambda: ModernLane(HttpWire(web.route(complain)), own),
+                        Era.MODERN: lambda: ModernLane(HttpWire(web.route(complain)), own, passes_round),
                     }
-            return EraLane(self.era, lanes)
+            return EraLane(era, lanes)
 
         return WatchedLane(
             eras,
@@ -177,6 +193,9 @@ class UpstreamLanes:
     def make_for_session(self, receiver: SessionReceiver, record: SessionRecord, origin: object) -> Lane:
         return self.make(receiver, Caller(record.owner, record.address), origin)
 
+    def make_for_pool(self, pooled: PooledLane, caller: Caller, origin: object) -> Lane:
+        return self.make(pooled, caller, origin, pooled.passes_round)
+
 
 @asynccontextmanager
 async def lanes_of(
@@ -187,7 +206,8 @@ async def lanes_of(
 ) -> AsyncIterator[UpstreamLanes]:
     """Make lanes during a block, and end all processes after it. `children`: those of a caller that ends them."""
     health = health or Health()
-    era = KnownEra(pinned=None if upstream.era == "auto" else Era(upstream.era))
+    pinned = None if upstream.era == "auto" else Era(upstream.era)
+    eras = {front: KnownEra(pinned=pinned, front=front) for front in Era}
     async with AsyncExitStack() as stack:
         server: Children | Webs
         seats = None
@@ -205,7 +225,7 @@ async def lanes_of(
         if isinstance(server, Children) and upstream.program is not None:
             each = upstream.program.max_caller_processes
             seats = Seats(name=upstream.name, children=server, each=each, make_room=make_room)
-        yield UpstreamLanes(upstream=upstream, server=server, health=health, era=era, seats=seats)
+        yield UpstreamLanes(upstream=upstream, server=server, health=health, eras=eras, seats=seats)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,7 +322,7 @@ def host_upstream(upstream: Upstream, settings: Settings, *, children: Children 
             program = upstream.program
             idle = None if program is None else program.process_idle
             pool = LanePool(
-                make=lanes.make,
+                make=lanes.make_for_pool,
                 values=lanes.values,
                 tools=tools,
                 patience=upstream.patience,

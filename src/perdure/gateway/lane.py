@@ -63,6 +63,8 @@ class Opened:
     is_new: bool = True
     """The upstream knows nothing of the session yet. Otherwise the lane goes on in a session of the upstream's that an
     earlier lane began."""
+    passes: bool = False
+    """Client and upstream speak 2026-07-28: requests pass as they are, and describe their clients themselves."""
     process: str = ""
     """The name of a process that sessions share. As long as it is the same, nothing that it keeps in memory is lost."""
 

@@ -1,7 +1,7 @@
-"""A lane to an upstream of 2026-07-28, for a session in front of it.
+"""A lane to an upstream of 2026-07-28.
 
-That revision has no sessions: each request stands alone and describes its client. So the lane keeps what a session's
-server would keep, and translates (`_core/eras.py`):
+That revision has no sessions: each request stands alone and describes its client. For a session in front of it the lane
+keeps what a session's server would keep, and translates (`_core/eras.py`):
 
 | in the session | at the upstream |
 |---|---|
@@ -11,6 +11,9 @@ server would keep, and translates (`_core/eras.py`):
 | a request of the server | input that a result requires: a *round*, or a task's question |
 | `notifications/cancelled` | the end of the response; `tasks/cancel`; the cancel of a key |
 
+Requests of clients of the same revision pass (`passes_round`), and so do their results: also those that require input,
+unless the client has a task, which asks for it.
+
 A `tools/call` that becomes a task is polled to its end. At an upstream with keys (`dev.perdure/calls`) each call has
 one. Either leads a later process to the call (`follow`): a task by `tasks/get`, a key by the same request once more.
 """
@@ -19,7 +22,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -39,7 +42,9 @@ from perdure._core.eras import (
     next_round,
     questions_in,
     request_down,
+    request_through,
     result_down,
+    round_through,
 )
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.polling import LEAST_POLL, MAX_ANSWERED, METHOD_NOT_FOUND, USUAL_POLL, Next, after_poll
@@ -54,6 +59,9 @@ from perdure.remote.message import Message, encode
 from perdure.remote.stream import Attempts
 from perdure.runtime.base import Flow
 from perdure.telemetry.log_records import log_event
+
+PassesRound = Callable[[RequestKey], bool]
+"""Says whether a result that requires input is the answer to a request."""
 
 ALL_LEVELS = LEVELS[0]
 """The log level of a session that has set none: a server with sessions sends all its messages then."""
@@ -102,9 +110,12 @@ class _Request:
 class ModernLane:
     """Implements `Lane`."""
 
-    def __init__(self, wire: Wire, receiver: Receiver) -> None:
+    def __init__(self, wire: Wire, receiver: Receiver, passes_round: PassesRound | None = None) -> None:
+        """`passes_round`: the clients are of the same revision; says of a request whether a result that requires input
+        is its answer. Otherwise, and in a session, the client is asked."""
         self._wire = wire
         self._receiver = receiver
+        self._passes_round = passes_round
         self._listening: Listening | None = None
         self._client_params: JsonObject = {}
         self._level = ALL_LEVELS
@@ -136,7 +147,7 @@ class ModernLane:
         result = initialize_result(discovered, client_params.get("protocolVersion"))
         lists = lists_in(result["capabilities"])
         self._listening = Listening(self._wire, self._listen_params, self._deliver, self._start, lists)
-        return Opened(version=version, result=result)
+        return Opened(version=version, result=result, passes=self._passes_round is not None)
 
     def request(self, key: RequestKey, method: str, params: JsonObject | None) -> None:
         self._begin(_Request(key=key, method=method, params=params or {}))
@@ -223,7 +234,11 @@ class ModernLane:
         if isinstance(handle := request.state.get("task"), str):
             return await self._follow_task(request, handle)
         is_call = request.method == "tools/call"
-        params = request_down(request.params, self._meta(level=self._level))
+        if self._passes_round is None:
+            params = request_down(request.params, self._meta(level=self._level))
+        else:
+            params = request_through(request.params, self._meta())
+            params["_meta"] = with_tasks(params["_meta"])
         if is_call and self._offers.keys:
             if not request.is_followed:
                 self._move(request, {"key": new_key(), "until": time.time() + self._offers.kept_seconds})
@@ -245,9 +260,11 @@ class ModernLane:
                 return self._refused(found)
             match found.body["result"].get("resultType", "complete"):
                 case "complete":
-                    return Answer(body=result_down(request.method, found.payload))
+                    return self._result(request, found.payload)
                 case "task" if is_call and isinstance(handle := found.result.get("taskId"), str):
                     return await self._follow_task(request, handle)
+                case "input_required" if self._passes_round is not None and self._passes_round(request.key):
+                    return Answer(body=round_through(found.payload))
                 case "input_required":
                     answers = await self._ask_all(request, questions_in(found.result))
                     if not answers:
@@ -257,6 +274,9 @@ class ModernLane:
                     return _error(INTERNAL_ERROR, f"The server's result has the unknown type {kind!r:.60}")
         await self._cancel_upstream(request)
         return _error(INTERNAL_ERROR, f"The server asked for input in more than {MOST_ROUNDS} rounds")
+
+    def _result(self, request: _Request, text: str) -> Answer:
+        return Answer(body=text if self._passes_round is not None else result_down(request.method, text))
 
     def _refused(self, found: Message) -> Answer | Lost:
         """The upstream's own error. One about the version concerns the lane: the upstream was replaced."""
@@ -373,7 +393,7 @@ class ModernLane:
                             return Lost(ran=True, why=decision.reason)
                         continue
                     case Next.RESULT:
-                        return Answer(body=result_down(request.method, splice.members(found.payload)["result"]))
+                        return self._result(request, splice.members(found.payload)["result"])
                     case Next.ERROR:
                         return Answer(body=encode(decision.value), failed=True)
                     case Next.ANSWER:

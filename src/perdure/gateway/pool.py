@@ -48,6 +48,10 @@ OnNotification = Callable[[str, JsonObject | None], Flow | None]
 class LaneUser(Protocol):
     """One request on a lane of the pool."""
 
+    @property
+    def passes_round(self) -> bool:
+        """Whether a result that requires input is its answer; otherwise it is asked (`on_ask`)."""
+
     def on_notification(self, method: str, params: JsonObject | None) -> Flow | None: ...
 
     def on_ask(self, ask: AskKey, method: str, params: JsonObject | None) -> Flow | None: ...
@@ -81,8 +85,8 @@ class Gone(Exception):
 class PooledLane(SessionReceiver):
     _pool: LanePool
     caller: Caller
-    asks: bool
-    """Its client can be asked, and the lane does not say for which call."""
+    asks_unnamed: bool = False
+    """Its client can be asked, and a pipe does not say for which call."""
     lane: Lane | None = None
     opened: Opened | None = None
     opening: asyncio.Task[None] | None = None
@@ -98,6 +102,14 @@ class PooledLane(SessionReceiver):
     _asked: dict[AskKey, LaneUser] = field(default_factory=dict)
     _count: int = 0
     _hears: list[Hear] = field(default_factory=list)
+
+    @property
+    def passes(self) -> bool:
+        return self.opened is not None and self.opened.passes
+
+    @property
+    def asks(self) -> bool:
+        return self.asks_unnamed and not self.passes
 
     @property
     def result(self) -> JsonObject:
@@ -218,6 +230,11 @@ class PooledLane(SessionReceiver):
         if user is not None:
             user.on_lost(lost)
 
+    def passes_round(self, key: RequestKey) -> bool:
+        """Whether a result that requires input is the answer to a request; otherwise its client is asked."""
+        user, _ = self._users.get(key, (None, None))
+        return user is None or user.passes_round
+
     def on_position(self, key: RequestKey, state: JsonObject) -> None:
         if (user := self._user(key)) is not None:
             user.on_position(state)
@@ -248,6 +265,7 @@ class _Waiter:
 
     result: asyncio.Future[bytes]
     _on_notification: OnNotification | None
+    passes_round = True
 
     def on_notification(self, method: str, params: JsonObject | None) -> Flow | None:
         return None if self._on_notification is None else self._on_notification(method, params)
@@ -271,7 +289,7 @@ class _Waiter:
 _Place = tuple[Caller, str, Hashable]
 """A caller, its capabilities, and what the upstream gets of it."""
 
-MakeLane = Callable[[SessionReceiver, Caller, object], Lane]
+MakeLane = Callable[[PooledLane, Caller, object], Lane]
 """Makes a lane for a caller. The last argument is the HTTP request that it is made for, or `None`."""
 
 
@@ -311,11 +329,11 @@ class LanePool:
         own = "" if one else json.dumps(params["capabilities"], sort_keys=True)
         place = caller, own, self.values(caller, origin)
         asks = client.takes_asks and not self.names_asks
-        while (lane := self._free(place, exclusive=one or asks)) is None:
+        while (lane := self._free(place, one=one, asks=asks)) is None:
             self._freed.clear()
             if not await self.end_unused(caller):  # one with other capabilities
                 await self._freed.wait()
-        lane.asks = lane.asks or asks
+        lane.asks_unnamed = lane.asks_unnamed or asks
         lane.holders += 1
         if lane.timer is not None:
             lane.timer.cancel()
@@ -331,15 +349,16 @@ class LanePool:
             raise
         return lane
 
-    def _free(self, place: _Place, *, exclusive: bool) -> PooledLane | None:
-        """A lane that one more request may use, new if need be; `None` if the request has to wait."""
+    def _free(self, place: _Place, *, one: bool, asks: bool) -> PooledLane | None:
+        """A lane that one more request may use, new if need be; `None` if the request has to wait. `one`: requests wait
+        for each other."""
         lanes = self._lanes.get(place, [])
         for lane in lanes:
-            if not (exclusive and lane.holders):
+            if not lane.holders or not (one or (asks and not lane.passes)):
                 return lane
         if self.most_lanes is not None and len(list(self._of(place[0]))) >= self.most_lanes:
             return None
-        lane = PooledLane(self, place[0], asks=False)
+        lane = PooledLane(self, place[0])
         self._lanes[place] = [*lanes, lane]
         return lane
 
