@@ -119,6 +119,12 @@ class Settings:
     keepalive_interval: float = _connection(
         30.0, "how often a comment is sent on an idle connection, so that load balancers keep it open"
     )
+    heartbeat: float = _connection(
+        15.0,
+        "how often a client that gave a progress token is sent progress while its call says nothing, so that it does"
+        " not give up; 0: never",
+        low=0,
+    )
     stream_timeout: float = _connection(
         300.0, "how long a client may leave sent bytes unread before its connection is ended"
     )

@@ -61,6 +61,9 @@ class NoHistory:
     async def lost_answers(self, stream: Stream) -> Sequence[bytes]:
         return ()
 
+    async def progress_token(self, stream: Stream) -> int | str | None:
+        return None
+
     async def closed_asks(self, events: Sequence[Event]) -> set[int]:
         return set()
 

@@ -21,7 +21,7 @@ from typing import Any
 from perdure._core import mail, settling
 from perdure._core.codes import REQUEST_CANCELLED
 from perdure._core.ids import Kind, NodeId, RecordKind, SessionId, StreamId
-from perdure._core.jsonrpc import InvalidMessage, Request, coerce_id, error_payload, parse_body
+from perdure._core.jsonrpc import Request, coerce_id, error_payload
 from perdure._core.settling import VERDICTS, Occasion, Rerun, Verdict
 from perdure._core.states import CALL, SESSION, CallState, CallStep, SessionState, SessionStep, advance
 from perdure.errors import HeldElsewhere, IdTaken, SessionEnded, StaleFence, StoreError, StoreUnavailable
@@ -29,7 +29,7 @@ from perdure.log.chores import Chores
 from perdure.log.peers import mail_to
 from perdure.log.stream import Stream
 from perdure.sessions.context import ServerContext
-from perdure.sessions.ledger import end_of_call, unknown_outcome
+from perdure.sessions.ledger import end_of_call, request_of, unknown_outcome
 from perdure.sessions.registry import SessionRegistry, ToolHints
 from perdure.sessions.second_run import said_before
 from perdure.sessions.session import Session
@@ -60,11 +60,7 @@ class AbandonedCall:
     @cached_property
     def request(self) -> Request | None:
         """`None` if the recorded bytes cannot be parsed."""
-        try:
-            parsed = parse_body(self.row.request)
-        except InvalidMessage:
-            return None
-        return parsed if isinstance(parsed, Request) else None
+        return request_of(self.row)
 
     @property
     def key(self) -> CallKey:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value, validate_mcp_param_headers
 from starlette.types import Receive, Send
 
-from perdure._core import sse
+from perdure._core import heartbeats, sse
 from perdure._core.codes import STOPPING
 from perdure._core.durable_calls import (
     MAX_KEY,
@@ -399,14 +399,14 @@ class DurableCallEndpoint:
         self, request: ModernRequest, session: Session, call: Call, after: float | None, response: EventStream
     ) -> None:
         has_key = session.record.is_task
-        has_begun = False
+        has_begun, has_token = False, progress_token(request.message) is not None
         try:
             with session.in_use(), call.stream.pinned():
                 self._access.credentials.bring(session.id, request.http.scope)
                 while True:
-                    connection = CallReader(response, token=progress_token(request.message) is not None)
+                    connection = CallReader(response, token=has_token)
                     start = Start(call.stream.readers.delivered)
-                    reader = attach(session, call.stream, start, frame=connection.frame)
+                    reader = attach(session, call.stream, start, frame=connection.frame, beats=has_token)
                     if not has_begun:
                         has_begun = True
                         session.link.start(call, request.http)
@@ -474,11 +474,14 @@ class DurableCallEndpoint:
         # What this request answers may still be on its way to the node that asked: its client is not asked that again.
         responses = request.params.get("inputResponses")
         answered = frozenset(responses) if isinstance(responses, Mapping) else frozenset[str]()
-        loop, interval = asyncio.get_running_loop(), self._settings.keepalive_interval
+        token, interval = progress_token(request.message), self._settings.keepalive_interval
+        if token is not None and self._settings.heartbeat:
+            interval = min(interval, self._settings.heartbeat)
+        loop = asyncio.get_running_loop()
         deadline = None if after is None else loop.time() + after
 
         async def write_outcome() -> None:
-            silent = min(FIRST_SIGN, interval)
+            silent, is_first = min(FIRST_SIGN, interval), True
             while True:
                 seconds = silent if deadline is None else max(0.0, min(silent, deadline - loop.time()))
                 await self._run_again(record, request)
@@ -492,8 +495,10 @@ class DurableCallEndpoint:
                     return await response.result(request.message.id, self._handle(facts))
                 if facts.asks:
                     return await self._write_round(request, record, facts, response)
-                await response.write(sse.KEEP_ALIVE)
-                silent = interval
+                age = self._context.clock() - facts.created
+                beat = None if token is None or is_first else heartbeats.beat(token, facts.progress, age)
+                await response.write(sse.KEEP_ALIVE if beat is None else sse.encode_message(beat))
+                silent, is_first = interval, not self._settings.heartbeat
 
         waiting = asyncio.create_task(write_outcome())
         self._joined.add(waiting)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -109,12 +110,15 @@ class Hub:
     """The open event streams, by caller."""
     retry: int = field(init=False)
     """Milliseconds after which a client comes again."""
+    heartbeat: float = field(init=False)
+    """Seconds of silence after which a call's client is sent progress; without end if never."""
     _chores: Chores = field(default_factory=Chores)
 
     def __post_init__(self) -> None:
         most = self._settings.max_readers
         self.open = Quota(most, each=share_of(most, self._settings.max_share))
         self.retry = round(self._settings.retry * 1000)
+        self.heartbeat = self._settings.heartbeat or math.inf
 
     def arrive(self) -> int:
         """Return a number for a request that will become a reader: a later one has a higher number."""
@@ -193,17 +197,20 @@ class Hub:
 
     async def watch(self) -> None:
         while True:
-            await asyncio.sleep(min(self._settings.keepalive_interval, self._settings.stream_timeout) / 4)
+            settings = self._settings
+            await asyncio.sleep(min(settings.keepalive_interval, settings.stream_timeout, self.heartbeat) / 4)
             self._look_at_all()
 
     def _look_at_all(self) -> None:
         # On its own, or `watch` would hold on to the last one while it sleeps.
         now, settings = self.monotonic(), self._settings
+        silent_since = self.clock() - self.heartbeat
         for reader in list(self.readers):
             with self._chores.surviving("a reader could not be looked after"):
                 reader.end_if_stuck(now - settings.stream_timeout)
                 if reader.last_write <= now - settings.keepalive_interval * 3 / 4:
                     reader.keep_alive()
+                reader.beat_if_silent(silent_since)
 
     def end_idle(self) -> None:
         """End every reader that does not wait for a call that runs here; its client comes back at another node."""

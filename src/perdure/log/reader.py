@@ -19,8 +19,9 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from perdure._core import settling, sse
+from perdure._core import heartbeats, settling, sse
 from perdure._core.ids import Kind
+from perdure._core.jsonrpc import JsonObject
 from perdure._core.limits import Caller
 from perdure._core.states import READER, ReaderState, ReaderStep, advance
 from perdure.errors import StoreUnavailable
@@ -43,6 +44,9 @@ class History(Protocol):
     async def lost_answers(self, stream: Stream) -> Sequence[bytes]:
         """Error responses for the answers of a stream that are no longer retained."""
 
+    async def progress_token(self, stream: Stream) -> int | str | None:
+        """The token under which the one call of a stream reports progress, if its client gave one."""
+
     async def closed_asks(self, events: Sequence[Event]) -> set[int]:
         """The sequence numbers of events that are asks which wait for no answer any more."""
 
@@ -61,6 +65,9 @@ class Connection(Protocol):
 
 BATCH = 256
 """Events that are read and written together, within `READ_BYTES`, as the store reads them: nothing is read twice."""
+
+_LOOK_BACK = 16
+"""Events in which the last progress is searched: what follows it are questions, which are few, or log messages."""
 
 _CLOSE_SECONDS = 1.0
 """Seconds for the last write to a connection that is ended: its socket may be dead."""
@@ -93,6 +100,8 @@ class Reader:
     """Encodes an event without its position."""
     progress: float | None = None
     """Progress that its client was shown before it was in the log."""
+    beats: bool = False
+    """Its client may be sent progress while the call says nothing."""
     state: ReaderState = ReaderState.STARTING
     failure: Exception | None = None
     live_from: int = field(init=False)
@@ -107,10 +116,16 @@ class Reader:
     _gapped: bool = False
     _stop_at: int | None = None
     _writing_since: float | None = None
+    _heard: float = field(init=False)
+    """The time of the last event that was written; of the stream's opening before the first."""
+    _silent_since: float = field(init=False)
+    """When the client was last shown an event or a beat, by the store's clock."""
+    _beat_is_due: bool = False
 
     def __post_init__(self) -> None:
         self.live_from = self.stream.tail.visible
-        self.since = self._hub.clock()
+        self.since = self._silent_since = self._hub.clock()
+        self._heard = -math.inf if self.cursor else self.stream.opened
         self.last_write = self._hub.monotonic()
 
     def watch(self, replay: Replay) -> None:
@@ -170,6 +185,15 @@ class Reader:
     def keep_alive(self) -> None:
         if self.state is ReaderState.RESTING:
             self.preamble += sse.KEEP_ALIVE
+            self.wake()
+
+    def beat_if_silent(self, since: float) -> None:
+        """Send progress if nothing was sent `since`, and all that the call has said was."""
+        stream = self.stream
+        if not self.beats or self._silent_since > since or self.state is not ReaderState.RESTING:
+            return
+        if stream.has_one_call and not stream.is_sealed and self.cursor >= stream.tail.last:
+            self._beat_is_due = True
             self.wake()
 
     def stop_here(self) -> None:
@@ -258,7 +282,11 @@ class Reader:
             skipped = await self._history.closed_asks(events)
         frames: list[bytes] = []
         cursor, size, frame = self.cursor, 0, self.frame
+        heard, silence = self._heard, self._hub.heartbeat if self.beats else math.inf
         for event in events:  # as many as fit into one write
+            if event.time - heard >= silence:
+                event = await self._raised(event)
+            heard = event.time
             if event.seq != cursor + 1:
                 frames.append(self._gap(cursor + 1, event.seq - 1))
             if frame is not None:
@@ -286,6 +314,9 @@ class Reader:
             name = stream.position(cursor)
             answers = await self._history.lost_answers(stream)
             frames += [sse.encode_event(name.priming(self._hub.random).encode(), answer) for answer in answers]
+        if self._beat_is_due and not (frames or last):
+            await self._beat()
+        self._beat_is_due = False
         if frames or last or self.preamble or not (self._has_written or self.frame):
             await self._send(b"".join(frames), last=last)
         if moved:
@@ -294,6 +325,7 @@ class Reader:
                 hub.counters.events_replayed += max(0, min(cursor, self.live_from) - self.cursor)
                 self._replay = self._replay.at(cursor, end=self.live_from)
             self.cursor = cursor
+            self._heard = self._silent_since = heard
             stream.readers.delivered = max(stream.readers.delivered, cursor)
             if stream.kind is Kind.STANDALONE:
                 hub.marks.moved(stream)
@@ -304,6 +336,37 @@ class Reader:
             self._finish()
             return False
         return moved
+
+    async def _beat(self) -> None:
+        """Write progress that the log does not have, and no position: a client that comes again misses nothing."""
+        hub, stream = self._hub, self.stream
+        token = await self._history.progress_token(stream)
+        said = next(iter(await self._said_before(self.cursor + 1)), None)
+        self._silent_since = now = hub.clock()
+        payload = None if token is None else heartbeats.beat(token, said, now - stream.opened)
+        if payload is not None and self.cursor >= stream.tail.last:
+            written = self.last_write
+            await self._send(sse.encode_message(payload), last=False)
+            self.last_write = written  # comments come as ever: by two in a row clients learn how often
+
+    async def _raised(self, event: Event) -> Event:
+        """An event behind a silence, in which beats may have been sent: its progress must be above them."""
+        if (params := heartbeats.progress_params(event.payload)) is None or not self.stream.has_one_call:
+            return event
+        if event.seq > 1 and self._heard == -math.inf:  # the first event of a reader that begins further on
+            before = await self.stream.read(after=event.seq - 2, limit=1)
+            if before and before[0].seq < event.seq and event.time - before[0].time < self._hub.heartbeat:
+                return event
+        said = [settling.as_progress(said["progress"]) for said in await self._said_before(event.seq)]
+        highest = max([value for value in said if value is not None], default=0.0)
+        payload = heartbeats.raised(params, highest, event.time - self.stream.opened)
+        return event if payload is None else event._replace(payload=payload)
+
+    async def _said_before(self, seq: int) -> list[JsonObject]:
+        """The progress that the call has reported shortly before an event, the last first."""
+        events = await self.stream.read(after=max(0, seq - 1 - _LOOK_BACK), limit=_LOOK_BACK)
+        said = [heartbeats.progress_params(event.payload) for event in reversed(events) if event.seq < seq]
+        return [params for params in said if params is not None]
 
     def _note_progress(self, event: Event, *, is_held: bool) -> bool:
         """Keep the progress of a held event for later positions, until the log is beyond it. Returns whether the event

@@ -252,6 +252,7 @@ class Stream:
         "id",
         "kind",
         "node",
+        "opened",
         "prefix",
         "readers",
         "session",
@@ -275,6 +276,7 @@ class Stream:
         self.id = record.id
         self.session = record.session
         self.kind = record.kind
+        self.opened = record.opened
         self.content = ContentState.SEALED if record.sealed else ContentState.OPEN
         self.writing = WritingState.FOLLOWING
         self.tail = Tail(record.last)

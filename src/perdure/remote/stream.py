@@ -211,8 +211,11 @@ class Stream(Attempts):
                         break
                 if not chunk:
                     break
+                before_chunk = decoder.last_event_id
                 events = decoder.feed(chunk)
-                if events or not chunk.startswith(b":"):
+                if events and self._has_positions and decoder.last_event_id == before_chunk:
+                    pass  # progress of a silent call, which is not in the server's log: comments come as ever
+                elif events or not chunk.startswith(b":"):
                     commented = None
                 else:  # a comment alone: two in a row, with nothing between them, are a beat
                     before, commented = commented, time.monotonic()

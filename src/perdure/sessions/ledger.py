@@ -22,7 +22,7 @@ from pydantic_core import to_json
 
 from perdure._core.codes import OUTCOME_UNKNOWN
 from perdure._core.ids import RecordKind
-from perdure._core.jsonrpc import JsonObject, Request, coerce_id, error_payload
+from perdure._core.jsonrpc import InvalidMessage, JsonObject, Request, coerce_id, error_payload, parse_body
 from perdure._core.limits import Caller, Quota
 from perdure._core.losses import incarnation_of, numbers_of
 from perdure._core.settling import NOTHING_KEPT, UpstreamCall
@@ -30,7 +30,7 @@ from perdure._core.states import CALL, CallState, CallStep, SessionState, advanc
 from perdure._core.unknown_outcome import unknown_error
 from perdure.errors import IdTaken
 from perdure.log.stream import Stream
-from perdure.store.records import SessionRecord
+from perdure.store.records import CallRecord, SessionRecord
 from perdure.store.steps import CallEnd, ChangeSession, EndSession, Step
 
 MAX_NAME = 128
@@ -274,6 +274,15 @@ def logged_in(payload: bytes) -> bytes | None:
         if LOG_MESSAGE.encode() in payload and (message := json.loads(payload)).get("method") == LOG_MESSAGE:
             return log_key(message.get("params"))
     return None
+
+
+def request_of(row: CallRecord) -> Request | None:
+    """The request of a row; `None` if the recorded bytes cannot be parsed, as those of a call that has ended."""
+    try:
+        parsed = parse_body(row.request)
+    except InvalidMessage:
+        return None
+    return parsed if isinstance(parsed, Request) else None
 
 
 def progress_token(request: Request) -> int | str | None:

@@ -234,9 +234,10 @@ def attach(
     *,
     arrival: int | None = None,
     frame: Callable[[Event], bytes] | None = None,
+    beats: bool = True,
 ) -> Reader:
     """Attach a reader, primed where the revision knows that (A9): its priming id is exactly where it starts. `frame`:
-    writes an event, where that is not done with its position."""
+    writes an event, where that is not done with its position. `beats`: progress may be sent for a silent call."""
     hub, preamble = session.context.hub, start.told
     is_primed = session.keeper.revision.primes
     if is_primed:
@@ -254,6 +255,7 @@ def attach(
         is_primed=is_primed,
         frame=frame,
         progress=start.progress,
+        beats=beats and stream.kind is Kind.CALL,
     )
     hub.attach(reader)
     return reader

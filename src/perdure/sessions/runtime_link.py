@@ -239,9 +239,7 @@ class RuntimeLink:
                     return None
                 if self.keeper.is_durable_call:
                     found.say(params)
-                # The client's token means something within one incarnation only.
-                is_known = found.sent_in == record.incarnation and not found.is_displaced
-                params["progressToken"] = found.token if is_known else f"{found.incarnation}:{found.token}"
+                params["progressToken"] = self.token_at_client(found)
             elif method == "notifications/cancelled":
                 params = self.asks.withdraw(params)
             elif found is not None and found.repeats and found.is_repeated(method, params):
@@ -249,6 +247,11 @@ class RuntimeLink:
         if found is None and call is not None:
             return None  # of a call that has ended, or of a repeated sticky request
         return self.append(found, encode_notification(method, params))
+
+    def token_at_client(self, call: Call) -> int | str | None:
+        """The token under which a call reports progress: the client's own means something within one incarnation."""
+        is_known = call.sent_in == self.keeper.record.incarnation and not call.is_displaced
+        return call.token if is_known or call.token is None else f"{call.incarnation}:{call.token}"
 
     def append(self, call: Call | None, payload: bytes, also: Step | None = None) -> Flow | None:
         """Append a message to its stream. Returns where to wait before more is sent, if too much is under way."""

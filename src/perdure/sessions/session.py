@@ -14,7 +14,7 @@ from perdure._core.codes import POSITION_LOST
 from perdure._core.durable_calls import CallClient
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import Notification, Request, Response, coerce_id, error_payload
-from perdure._core.losses import Visits, read_call
+from perdure._core.losses import Visits, incarnation_of, read_call
 from perdure._core.settling import NOTHING_KEPT, UpstreamCall
 from perdure._core.states import SESSION, CallState, SessionState, SessionStep, advance
 from perdure.errors import NodeGone, PerdureError, SessionEnded, StoreError, StoreUnavailable
@@ -22,7 +22,7 @@ from perdure.log.peers import mail_to
 from perdure.log.stream import Stream, Streams
 from perdure.sessions.context import ServerContext, Stamp
 from perdure.sessions.home import Home, NoHome
-from perdure.sessions.ledger import Call, kept_name, name_of
+from perdure.sessions.ledger import Call, kept_name, name_of, progress_token, request_of
 from perdure.sessions.orphans import Orphans
 from perdure.sessions.record_keeper import RecordKeeper
 from perdure.sessions.retention import RetainedStreams
@@ -354,6 +354,17 @@ class Session:
             for call in await self.context.store.calls(stream.session, stream=stream.id)
             if call.request_id not in answered
         ]
+
+    async def progress_token(self, stream: Stream) -> int | str | None:
+        here = [call for call in self.link.calls.all_running() if call.stream is stream]
+        if here:
+            return self.link.token_at_client(here[0])
+        rows = await self.context.store.calls(self.id, stream=stream.id)
+        request = request_of(rows[0]) if len(rows) == 1 else None
+        token = None if request is None else progress_token(request)
+        if token is None or incarnation_of(rows[0].incarnation) == self.record.incarnation:
+            return token
+        return f"{rows[0].incarnation}:{token}"
 
     async def closed_asks(self, events: Sequence[Event]) -> set[int]:
         # Every ask contains these letters; what does not contain them need not be read.

@@ -67,6 +67,7 @@ async def serve(
     file, or in a schema of a PostgreSQL server.
     """
     settings.setdefault("store_timeout", 20.0)  # a busy machine is not a failing store
+    settings.setdefault("heartbeat", 0.0)  # and what a tool said is compared with what its client was sent
     with tempfile.TemporaryDirectory() as folder:
         if store is None:
             stays = os.environ.get("PERDURE_TEST_STORE") in ("sqlite", "postgres")

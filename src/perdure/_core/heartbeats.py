@@ -1,0 +1,74 @@
+"""Decides what progress a client is shown while its tool says nothing.
+
+Hosts end a call that is silent for too long, and progress resets their clocks. A beat is no event: it is not in the
+log, and nothing is kept of it. Its value follows from what the tool said last and from the age of the call, so it rises
+over resumes and at every node, and stays within a millionth of what the tool said.
+"""
+
+import json
+import math
+from typing import Any
+
+from perdure._core.jsonrpc import JsonObject
+from perdure._core.settling import as_progress
+
+PROGRESS = "notifications/progress"
+
+SHARE = 1e-6
+"""By how much of its value, or of 1, a beat may go beyond what the tool said: no host shows so small a part."""
+
+HALF = 3_600.0
+"""Seconds after which half of that is used: a call of days has room left, and a beat of 1 s still moves a float."""
+
+
+def beat_value(said: float, seconds: float) -> float:
+    """The progress of a call of this age whose tool has said `said`; 0 if it has said nothing."""
+    return said + _room(said) * seconds / (seconds + HALF)
+
+
+def beat(token: int | str, said: JsonObject | None, seconds: float) -> bytes | None:
+    """The progress notification for a silent call. `said`: the params of the last progress of its tool. `None` if a
+    float cannot hold a value above that."""
+    last = 0.0 if said is None else as_progress(said.get("progress"))
+    value = math.inf if last is None else beat_value(last, max(0.0, seconds))
+    if last is None or not last < value < math.inf:
+        return None
+    said = said or {}
+    message = said.get("message") or f"Still running ({seconds:.0f} s)"
+    return encode_progress({"progressToken": token, **_within(said, value), "message": message})
+
+
+def raised(params: JsonObject, said: float, seconds: float) -> bytes | None:
+    """The progress that a tool reports after a silence in which beats may have been sent, where its value is not above
+    all of them: with a value that is, and the tool's own text. `None` where it goes out as it is."""
+    reported = as_progress(params.get("progress"))
+    if reported is None or reported > said + _room(said):
+        return None
+    value = beat_value(max(said, reported), max(0.0, seconds))
+    return encode_progress({**params, **_within(params, value)}) if value < math.inf else None
+
+
+def progress_params(payload: bytes) -> JsonObject | None:
+    """The params of a message, if it reports progress that can be compared."""
+    if PROGRESS.encode() not in payload:
+        return None
+    try:
+        message = json.loads(payload)
+    except ValueError:  # a number with more digits than Python reads
+        return None
+    params = message.get("params") if message.get("method") == PROGRESS else None
+    return params if isinstance(params, dict) and as_progress(params.get("progress")) is not None else None
+
+
+def encode_progress(params: JsonObject) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "method": PROGRESS, "params": params}, separators=(",", ":")).encode()
+
+
+def _within(params: JsonObject, value: float) -> dict[str, Any]:
+    """A value, and the total that the tool named, but not below the value."""
+    total = as_progress(params.get("total"))
+    return {"progress": value} if total is None else {"progress": value, "total": max(total, value)}
+
+
+def _room(said: float) -> float:
+    return SHARE * max(1.0, abs(said))
