@@ -24,6 +24,9 @@ class OutcomeUnknown(ClientError, MCPError):
         self.arguments = dict(arguments or {})
         self.reason = reason
 
+    def __str__(self) -> str:
+        return f"{self.message} Reason: {self.reason}"
+
 
 class Unreachable(ClientError, MCPError):
     """The server did not answer within the limits. The request did not reach it."""

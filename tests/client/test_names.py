@@ -66,7 +66,8 @@ def test_an_unknown_outcome_has_the_code_that_servers_give_it() -> None:
     assert perdure.OutcomeUnknown.CODE == OUTCOME_UNKNOWN
     unknown = perdure.OutcomeUnknown("pay", {"n": 1}, "why")
     assert isinstance(unknown, MCPError)
-    assert (unknown.code, str(unknown)) == (OUTCOME_UNKNOWN, unknown_message("pay"))
+    assert (unknown.code, unknown.message) == (OUTCOME_UNKNOWN, unknown_message("pay"))
+    assert str(unknown) == unknown_message("pay") + " Reason: why"
 
 
 async def test_other_errors_are_as_the_server_made_them(shop: ToolServer, proxy: CuttingProxy) -> None:

@@ -15,6 +15,7 @@ from mcp.client import Client
 from mcp.client.session import ClientRequestContext
 from mcp_types import ElicitRequestParams, ElicitResult
 
+from perdure._core.unknown_outcome import unknown_error
 from perdure.store import open_store
 from tests.support.clients.modern_requests import modern
 from tests.support.clients.raw_http import Exchange, Peer
@@ -68,12 +69,7 @@ async def test_a_call_that_does_not_end_in_time_is_answered_that_its_outcome_is_
         served.send(signal.SIGTERM)
         error = (await call.answer()).messages[-1]
         assert (error["id"], error["error"]["code"]) == ("mine", -31001)
-        assert error["error"]["data"] == {
-            "outcome": "unknown",
-            "reason": "the server is stopping",
-            "method": "tools/call",
-            "name": "until_there",
-        }
+        assert error["error"]["data"] == unknown_error("tools/call", "until_there", "the server is stopping")[1]
         assert await served.wait() == 0
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import perdure
 from perdure import Settings
+from perdure._core.unknown_outcome import unknown_error
 from perdure.http.sdk_passthrough import last_word
 from perdure.store import MemoryStore
 from tests.http.test_races import Asgi
@@ -51,4 +52,4 @@ def test_a_body_that_is_no_object_is_answered_too(body: bytes, listens: bool) ->
         assert (answer["id"], answer["result"]["resultType"]) == (None, "complete")
     else:
         assert (answer["id"], answer["error"]["code"]) == ("", -31001)
-        assert answer["error"]["data"] == {"outcome": "unknown", "reason": "the server is stopping", "method": "None"}
+        assert answer["error"]["data"] == unknown_error("None", None, "the server is stopping")[1]
