@@ -22,7 +22,8 @@ import pytest
 
 from perdure._core.sse import Decoder
 from tests.support.clients.wire_client import EVENTS, Ended, Message, Peer, Web, Wire, progress_of
-from tests.support.peers.gateways import GATEWAY_PEERS, ROOT, NotInstalled
+from tests.support.peers.gateways import GATEWAY_PEERS, NotInstalled
+from tests.support.processes.starting import ROOT
 from tests.support.servers import scripted_stdio
 from tests.support.servers.in_process import until
 from tests.support.stores.postgres import free_port

@@ -20,6 +20,7 @@ from perdure.gateway.modern_wire import PipeWire
 from perdure.gateway.pipe import PipeLane
 from tests.clients.node_clients import HERE as CLIENTS
 from tests.gateway.modern_lanes import CLIENT, Heard, children_of, pipe_lane
+from tests.gateway.real_upstreams import REAL_SERVERS
 from tests.gateway.typescript_upstreams import typescript_program
 from tests.support.processes.node_programs import node_modules, program
 from tests.support.servers.in_process import until
@@ -139,6 +140,22 @@ PYTHON = (sys.executable, "-c", "from tests.support.servers.round_tools import s
 async def test_the_python_sdk_serves_the_era_of_the_first_request(pinned: Era | None, version: str) -> None:
     async with children_of(PYTHON) as children, opened(children, KnownEra(pinned=pinned)) as found:
         assert found.version == version
+
+
+@pytest.mark.long
+async def test_python_sdk_1_and_2_eras(tmp_path: Path) -> None:
+    """Version 1 has sessions only, version 2 both, in processes of their own."""
+    async with children_of(REAL_SERVERS["sqlite"].argv(tmp_path)) as first:
+        async with opened(first, KnownEra()) as found:
+            assert found.version == SESSION
+        with pytest.raises(UpstreamUnavailable) as refused:
+            async with opened(first, KnownEra(pinned=Era.MODERN)):
+                pass
+        assert refused.value.reason is Reason.VERSION
+    async with children_of(REAL_SERVERS["time"].argv(tmp_path)) as second:
+        for pinned, version in ((None, SESSION), (Era.SESSION, SESSION), (Era.MODERN, MODERN)):
+            async with opened(second, KnownEra(pinned=pinned)) as found:
+                assert found.version == version
 
 
 async def test_the_typescript_sdk_without_its_session_era() -> None:

@@ -5,17 +5,15 @@ FastMCP's proxy also takes an address as its one word. The other two bring an HT
 
 from __future__ import annotations
 
-import fcntl
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.processes.node_programs import INSTALL_SECONDS, node_modules, program
+from tests.support.processes.node_programs import node_modules, program
+from tests.support.processes.python_environments import programs_of
+from tests.support.processes.starting import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 MCP_PROXY, SUPERGATEWAY, FASTMCP = "0.13.0", "4.0.0", "4.1.4"
 
 FASTMCP_PROXY = """
@@ -44,8 +42,12 @@ class GatewayPeer:
 
 
 def _mcp_proxy(upstream: Sequence[str], port: int) -> list[str]:
-    own = [str(_environment("mcp-proxy", MCP_PROXY) / "bin" / "mcp-proxy"), "--host=127.0.0.1", f"--port={port}"]
-    return [*own, "--pass-environment", "--log-level=ERROR", "--", *upstream]
+    try:
+        script = programs_of("mcp-proxy", f"mcp-proxy=={MCP_PROXY}") / "mcp-proxy"
+    except RuntimeError as why:
+        raise NotInstalled(str(why)) from why
+    own = ["--host=127.0.0.1", f"--port={port}", "--pass-environment", "--log-level=ERROR"]
+    return [str(script), *own, "--", *upstream]
 
 
 def _supergateway(upstream: Sequence[str], port: int) -> list[str]:
@@ -62,27 +64,6 @@ def _fastmcp(upstream: Sequence[str], port: int) -> list[str]:
     if not python.exists():
         raise NotInstalled("make setup installs FastMCP")
     return [str(python), "-c", FASTMCP_PROXY, str(port), *upstream]
-
-
-def _environment(name: str, version: str) -> Path:
-    """An environment with one package of PyPI, made if it is missing."""
-    folder = ROOT / "build" / "peers" / f"{name}-{version}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "ready").exists():
-            for command in (["-m", "venv", "--clear", str(folder / "venv")], _pip(folder, f"{name}=={version}")):
-                done = subprocess.run(
-                    [sys.executable, *command], capture_output=True, text=True, timeout=INSTALL_SECONDS
-                )
-                if done.returncode:
-                    raise NotInstalled(f"{name}: {done.stderr}")
-            (folder / "ready").touch()
-    return folder / "venv"
-
-
-def _pip(folder: Path, package: str) -> list[str]:
-    return ["-m", "pip", "--python", str(folder / "venv" / "bin" / "python"), "install", "--quiet", package]
 
 
 GATEWAY_PEERS: Mapping[str, GatewayPeer] = {
