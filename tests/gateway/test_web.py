@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
+from perdure._core.jsonrpc import JsonObject
 from perdure._core.reconnect import Patience
 from perdure.gateway import web
 from perdure.gateway.lane import Lost, Opened, Reason, UpstreamUnavailable
@@ -539,9 +540,10 @@ async def test_an_error_that_only_speaks_of_a_session_is_passed_on_and_checked_o
         assert (server.methods.count("ping"), server.handshakes) == (2, 2)
 
 
-async def test_an_upstream_that_loses_every_session_at_once_is_not_asked_for_ever() -> None:
+@pytest.mark.parametrize("said", [{}, {"error": (-32600, "Session not found")}])
+async def test_an_upstream_that_loses_every_session_at_once_is_not_asked_for_ever(said: JsonObject) -> None:
     async with scripted_http() as server, lane_to(server.url) as lane:
-        server.refuse("tools/call", 404, times=2)
+        server.refuse("tools/call", 404, times=2, **said)
         lane.call(1)
         lost = await lane.heard.loss(1)
         assert (lost.ran, lost.unavailable and lost.unavailable.reason) == (False, Reason.SERVER_ERROR)
@@ -605,6 +607,32 @@ async def test_another_node_has_renewed_the_session_already() -> None:
         lane.heard.elsewhere = other.state
         assert await lane.text(1) == "done"
         assert (server.handshakes, lane.heard.renewed, lane.state) == (2, [], other.state)
+
+
+async def test_the_session_that_another_node_has_begun_is_gone_as_well() -> None:
+    async with scripted_http() as server, lane_to(server.url) as lane, lane_to(server.url) as other:
+        await until(lambda: lane.state["initialized"] and other.state["initialized"])
+        lane.heard.elsewhere = other.state
+        server.lose_sessions()
+        assert await lane.text(1) == "done"
+        assert (server.handshakes, len(lane.heard.renewed)) == (3, 1)
+
+
+async def test_an_upstream_that_is_restarted_again_during_a_renewal() -> None:
+    async with scripted_http() as server, lane_to(server.url) as lane:
+        port = int(server.url.split(":")[2].split("/")[0])
+
+        async def stop(opened: Opened) -> None:
+            lane.heard.bring_up = None
+            await _stop(server)
+
+        lane.heard.bring_up = stop
+        server.lose_sessions()
+        lane.call(1)
+        await until(lambda: lane.heard.renewed)
+        async with scripted_http(port=port):
+            assert await lane.heard.text(1) == "done"
+        assert len(lane.heard.renewed) == 2
 
 
 @pytest.mark.parametrize("case", ["401", "400", "unwanted"])

@@ -650,7 +650,7 @@ def _recorded(state: JsonObject, client_params: JsonObject) -> Handshake:
     session, result, initialized = (state.get(name) for name in ("session", "result", "initialized"))
     if not isinstance(session, str) or not isinstance(result, dict) or not isinstance(initialized, bool):
         raise ValueError("the upstream's session is not recorded: session, result and initialized are expected")
-    made = Handshake(session=session, request=client_params, result=result, initialized=initialized)
+    made = Handshake(session=session, request=client_params, result=result, initialized=initialized, is_adopted=True)
     if made.version not in REVISIONS:
         raise ValueError(f"the recorded session is of the revision {encode(made.version)}")
     return made

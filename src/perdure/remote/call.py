@@ -162,6 +162,7 @@ class Call:
         self.refusal: Refused | None = None
         """What the last response is, unless it is an event stream or the expected answer."""
         self._was_renewed = False
+        """It is sent in a session that was begun for it, by a server that has not been away since."""
         self._was_taken = False
         """The server has answered with an event stream."""
         self._may_have_arrived = may_have_arrived
@@ -253,12 +254,15 @@ class Call:
             or (attempt.may_renew and found.doubts_session and await link.is_gone(self.handshake))
         ):
             return await self._renew(link, attempt)
-        if meaning is Meaning.ANSWER and found.message is not None:
+        if found.failure is Failure.NOT_SENT:
+            self._was_renewed = False  # it may have been restarted again when it comes back
+        is_new_one_gone = found.status == 404 and self._was_renewed
+        if meaning is Meaning.ANSWER and found.message is not None and not is_new_one_gone:
             return found.message
         if found.status and is_read(attempt) and meaning is not Meaning.AGAIN:
             why = f"the server does not resume it: {why}"
-        elif found.status == 404 and self._was_renewed:
-            refusal = Refused("session_gone", "Session terminated, and so was the new one")
+        elif is_new_one_gone:
+            meaning, refusal = Meaning.REFUSED, Refused("session_gone", "Session terminated, and so was the new one")
         elif request.is_first and found.failure is Failure.NOT_SENT:
             meaning, stream.trouble = Meaning.UNREACHABLE, why
         return await self._conclude(meaning, why, refusal, at_least=found.at_least)
@@ -277,11 +281,13 @@ class Call:
 
     async def _renew(self, link: Link, attempt: Attempt) -> Message | Ended | None:
         """Renew the session. A request that was not accepted is sent again in the new one, at once, and once."""
+        is_newest = link.handshake is self.handshake
         trouble = await link.renew(self.handshake)
         if is_read(attempt):
             return await self._conclude(of_failure(attempt, Failure.SESSION_REPLACED), "its session is gone")
         if trouble is None:
-            self._was_renewed = True
+            # Another one, that was begun for an earlier request or by another process, may be gone as well by now.
+            self._was_renewed = is_newest and link.handshake is not None and not link.handshake.is_adopted
             return await self._attempt()
         if isinstance(trouble, Refused):
             sentence = f"Session terminated, and no new one could be begun: {trouble}"

@@ -79,6 +79,8 @@ class Handshake:
     result: dict[str, Any]
     initialized: bool = False
     """Both sides have accepted it. Before that, no other process may continue it."""
+    is_adopted: bool = False
+    """Another process has begun it."""
 
     @property
     def version(self) -> str:
