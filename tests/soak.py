@@ -3,6 +3,8 @@
     python -m tests.soak --minutes 10 --seed 7
     python -m tests.soak --store postgres --minutes 10
 
+`tests/gateway_soak.py` does the same to a gateway and to the servers behind it.
+
 On a SQLite file two servers are killed and stopped. On a PostgreSQL server of its own there are three; they are paused,
 too, for less and for more than their lease, and the PostgreSQL server is killed and restarted, also together with them.
 
@@ -20,9 +22,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Protocol
 
 from perdure._core.settling import MOST_RUNS
 from tests.support.clients.recording_client import assert_answered_once, assert_sound, settled
@@ -45,7 +48,7 @@ ACTS = {"nodes": 5, "kill of the store": 2, "restart of the store": 1, "kill of 
 PAUSES = (0.3, 2.2)
 BETWEEN_PAUSES = (1.0, 4.0)
 #: Tools that may be run a second time.
-MAY_RUN_AGAIN = ("count", "put")
+MAY_RUN_AGAIN = ("count", "put", "inquire")
 #: After the time is up: until every call has its answer.
 TO_FINISH = 90.0
 
@@ -55,6 +58,12 @@ COUNTED = (
     "kills of the store", "restarts of the store", "runs again",
 )  # fmt: skip
 FAULTS = ("lost", "twice", "out of order", "without answer", "refused", "ran twice", "log")
+
+
+class HasOpenCalls(Protocol):
+    @property
+    def open(self) -> Collection[str]:
+        """The keys of its calls that wait for their answers."""
 
 
 class Soak:
@@ -96,18 +105,9 @@ class Soak:
             tasks.append(asyncio.create_task(self._harm(nodes)))
             if self._store.lease:
                 tasks.append(asyncio.create_task(self._pause_some(nodes)))
-            left = self._seconds + TO_FINISH
-            _, late = await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_EXCEPTION)
-            hung = [key for visitor in visitors for key in visitor.open]
-            for key in hung:
-                self.report.fault("without answer", f"{key} still waits")
-            for task in late:
-                task.cancel()
-            for outcome in await asyncio.gather(*tasks, return_exceptions=True):
-                if isinstance(outcome, Exception):
-                    raise outcome
-            await self._judge_the_log()
-        self._judge_the_diary()
+            await finish(tasks, visitors, self.report, seconds=self._seconds)
+            await judge_the_log(self._store.address, self.report)
+        judge_the_diary(self._diary, self.report)
         return self.report
 
     async def _harm(self, nodes: Nodes) -> None:
@@ -161,24 +161,40 @@ class Soak:
         places = [place] if self._choice.randrange(ALL_AT_ONCE) else range(self._store.nodes)
         await asyncio.gather(*(nodes.end(place, gentle=gentle) for place in places))
 
-    async def _judge_the_log(self) -> None:
-        try:
-            await settled(self._store.address)
-            assert_answered_once(self._store.address)
-            assert_sound(self._store.address)
-        except (AssertionError, TimeoutError) as failure:
-            self.report.fault("log", repr(failure))
 
-    def _judge_the_diary(self) -> None:
-        for key, runs in Counter(key for key, _ in diary(self._diary)).items():
-            self.report.counts["runs again"] += runs - 1
-            if runs > (MOST_RUNS if key.startswith(MAY_RUN_AGAIN) else 1):
-                self.report.fault("ran twice", f"{key} ran {runs} times")
+async def finish(
+    tasks: Sequence[asyncio.Task[None]], clients: Iterable[HasOpenCalls], report: Report, *, seconds: float
+) -> None:
+    """Let tasks run for so long and to their end. What waits then for an answer will not get it."""
+    _, late = await asyncio.wait(tasks, timeout=seconds + TO_FINISH, return_when=asyncio.FIRST_EXCEPTION)
+    for key in [key for client in clients for key in client.open]:
+        report.fault("without answer", f"{key} still waits")
+    for task in late:
+        task.cancel()
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(outcome, Exception):
+            raise outcome
 
 
-def tell(report: Report, seed: int) -> str:
+async def judge_the_log(address: str, report: Report) -> None:
+    try:
+        await settled(address)
+        assert_answered_once(address)
+        assert_sound(address)
+    except (AssertionError, TimeoutError) as failure:
+        report.fault("log", f"{address}: {failure!r}")
+
+
+def judge_the_diary(path: Path, report: Report) -> None:
+    for key, runs in Counter(key for key, _ in diary(path)).items():
+        report.counts["runs again"] += runs - 1
+        if runs > (MOST_RUNS if key.startswith(MAY_RUN_AGAIN) else 1):
+            report.fault("ran twice", f"{key} ran {runs} times")
+
+
+def tell(report: Report, seed: int, counted: Sequence[str] = (*COUNTED, *FAULTS)) -> str:
     lines = [f"seed {seed}"]
-    lines += [f"{name:>24}  {report.counts[name]}" for name in (*COUNTED, *FAULTS)]
+    lines += [f"{name:>24}  {report.counts[name]}" for name in counted]
     return "\n".join([*lines, *report.faults[:20]])
 
 

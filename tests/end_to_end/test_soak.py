@@ -1,4 +1,5 @@
-"""Short runs of `tests/soak.py`: servers that die, cuts and moves (promises 1, 2, 3; H1, R4)."""
+"""Short runs of `tests/soak.py` and `tests/gateway_soak.py`: servers that die, cuts and
+moves (promises 1, 2, 3; H1, R4)."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.gateway_soak import GatewaySoak
 from tests.soak import FAULTS, Soak, tell
 from tests.support.stores.postgres import programs
 from tests.support.stores.soak_store import PostgresServer, SqliteFile
@@ -33,7 +35,15 @@ async def test_servers_and_their_postgresql_that_die_under_load_lose_nothing(tmp
     await run_and_judge(soak, "resumes", "asks answered", *happened)
 
 
-async def run_and_judge(soak: Soak, *happened: str) -> None:
+@pytest.mark.long
+async def test_gateways_and_servers_behind_them_that_die_under_load_lose_nothing(tmp_path: Path) -> None:
+    """For a third of a minute: two gateways, processes of a program and an HTTP server. No process is left."""
+    soak = GatewaySoak(tmp_path, SqliteFile(tmp_path), seconds=20.0, seed=SEED, between=BETWEEN_KILLS)
+    happened = ("kills", "kills of children", "kills of the upstream")
+    await run_and_judge(soak, "resumes", "asks answered", "runs again", *happened)
+
+
+async def run_and_judge(soak: Soak | GatewaySoak, *happened: str) -> None:
     report = await soak.run()
     print(tell(report, SEED))
     assert report.faults == [], tell(report, SEED)

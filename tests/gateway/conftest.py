@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from tests.gateway.pipes import MARK
+from tests.support.processes.marked import MARK, marked
 
 
 @pytest.fixture
@@ -18,16 +18,3 @@ def no_process_left() -> Iterator[None]:
     left = [process for process in psutil.Process().children() if process not in before]
     left += marked(f"{MARK}={os.getpid()}".encode())
     assert left == []
-
-
-def marked(word: bytes) -> list[psutil.Process]:
-    """The processes that have a word in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            with open(f"/proc/{process.pid}/environ", "rb") as file:
-                if word in file.read().split(b"\0"):
-                    found.append(process)
-        except OSError:
-            continue
-    return found

@@ -16,10 +16,8 @@ from perdure.gateway.children import Children, Reaper
 from perdure.gateway.lane import AskKey, Lost, RequestKey
 from perdure.gateway.pipe import PipeLane
 from perdure.runtime.base import Flow
+from tests.support.processes.marked import MARK
 from tests.support.servers import scripted_stdio
-
-MARK = "SCRIPTED_MARK"
-"""In the environment of each process that these tests start, and of those below it: the pid of the test's process."""
 
 CLIENT: JsonObject = {
     "protocolVersion": "2025-11-25",

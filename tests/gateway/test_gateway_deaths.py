@@ -6,8 +6,10 @@ import json
 import shlex
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -17,16 +19,35 @@ from tests.support.clients.wire_client import Message, Web, progress_of, text_of
 from tests.support.processes.serving import Served, serving
 from tests.support.servers import scripted_stdio
 from tests.support.servers.in_process import until
+from tests.support.stores.shared import shared_address
 
 pytestmark = pytest.mark.anyio
 
 
+class Running(Protocol):
+    def __call__(
+        self, *words: str, options: tuple[str, ...] = ()
+    ) -> AbstractAsyncContextManager[tuple[Served, Web]]: ...
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return shared_address(tmp_path / "log.db")
+
+
+@pytest.fixture
+def running(tmp_path: Path, address: str) -> Running:
+    """`perdure serve --stdio …` with the scripted server. `words` are its settings."""
+    return partial(_running, tmp_path, address)
+
+
 @asynccontextmanager
-async def running(folder: Path, *words: str, options: tuple[str, ...] = ()) -> AsyncIterator[tuple[Served, Web]]:
-    """`perdure serve --stdio …` with the scripted server, on the store of this folder."""
+async def _running(
+    folder: Path, address: str, *words: str, options: tuple[str, ...] = ()
+) -> AsyncIterator[tuple[Served, Web]]:
     notes = (f"starts={folder / 'starts'}", f"runs={folder / 'runs'}")
     command = shlex.join([sys.executable, "-I", "-S", scripted_stdio.__file__, *notes, *words])
-    store = ("--store", f"sqlite:{folder / 'log.db'}", "--eras", "both")
+    store = ("--store", address, "--eras", "both")
     async with serving(f"--stdio={command}", *store, *options, cwd=folder) as process:
         web = Web(process.url)
         try:
@@ -48,10 +69,10 @@ async def children_are_gone(folder: Path) -> None:
     await until(lambda: not any(map(has_process, groups)))
 
 
-async def test_gateway_killed_in_a_stdio_call(tmp_path: Path) -> None:
+async def test_gateway_killed_in_a_stdio_call(tmp_path: Path, running: Running) -> None:
     """A session with a call of each kind. The child ignores the end of its input, and ends all the same."""
     go, held = tmp_path / "go", tmp_path / "held"
-    async with running(tmp_path, "eof=ignore", f"hold=resources/read,{held}") as (process, web):
+    async with running("eof=ignore", f"hold=resources/read,{held}") as (process, web):
         peer = await web.join()
         plain = await begin(peer, "plain", {"progress": 3}, {"wait": str(go)})
         steps: list[Message] = [{"progress": 8}, {"wait": str(go)}, {"progress": 20}, {"say": "whole"}]
@@ -63,7 +84,7 @@ async def test_gateway_killed_in_a_stdio_call(tmp_path: Path) -> None:
         await until((tmp_path / "held.held").exists)
         await process.kill()
         await children_are_gone(tmp_path)
-    async with running(tmp_path) as (_, web):
+    async with running() as (_, web):
         peer = peer.through(web)
         assert error_of((await (await peer.get(plain.last_id)).rest())[-1])["code"] == OUTCOME_UNKNOWN
         await has_run(tmp_path, 3)
@@ -76,11 +97,11 @@ async def test_gateway_killed_in_a_stdio_call(tmp_path: Path) -> None:
         assert runs(tmp_path) == ["idempotent", "idempotent", "plain"]
 
 
-async def test_gateway_killed_in_tasks_and_calls_with_a_key(tmp_path: Path) -> None:
+async def test_gateway_killed_in_tasks_and_calls_with_a_key(tmp_path: Path, running: Running) -> None:
     """Clients of 2026-07-28 in front of a server with sessions."""
     go = tmp_path / "go"
     waits: Message = {"do": [{"wait": str(go)}, {"say": "again"}]}
-    async with running(tmp_path, options=("--task-after", "0.1")) as (process, _):
+    async with running(options=("--task-after", "0.1")) as (process, _):
         peer = CallPeer(port=process.port)
         tasks = {
             tool: result_of(await peer.call(tool, waits, capabilities=TAKES_TASKS))["taskId"]
@@ -92,7 +113,7 @@ async def test_gateway_killed_in_tasks_and_calls_with_a_key(tmp_path: Path) -> N
         await children_are_gone(tmp_path)
         for exchange in keyed:
             await exchange.aclose()
-    async with running(tmp_path) as (process, _):
+    async with running() as (process, _):
         peer = CallPeer(port=process.port, capabilities=TAKES_TASKS)
         assert (await peer.until_over(tasks["plain"]))["error"]["code"] == OUTCOME_UNKNOWN
         await has_run(tmp_path, 6)
@@ -107,9 +128,9 @@ async def test_gateway_killed_in_tasks_and_calls_with_a_key(tmp_path: Path) -> N
         assert runs(tmp_path) == ["idempotent"] * 4 + ["plain"] * 2
 
 
-async def test_what_a_session_has_set_is_set_again_by_the_next_gateway(tmp_path: Path) -> None:
+async def test_what_a_session_has_set_is_set_again_by_the_next_gateway(tmp_path: Path, running: Running) -> None:
     """A question, a subscription and a log level; the next process needs no request for it."""
-    async with running(tmp_path) as (process, web):
+    async with running() as (process, web):
         peer = await web.join()
         for method, params in (
             ("resources/subscribe", {"uri": "note://a"}),
@@ -120,7 +141,7 @@ async def test_what_a_session_has_set_is_set_again_by_the_next_gateway(tmp_path:
         first = await until_method(wire, "elicitation/create")
         await process.kill()
         await children_are_gone(tmp_path)
-    async with running(tmp_path) as (_, web):
+    async with running() as (_, web):
         await has_run(tmp_path, 2)
         peer = peer.through(web)
         resumed = await peer.get(wire.last_id)
@@ -137,37 +158,37 @@ async def test_what_a_session_has_set_is_set_again_by_the_next_gateway(tmp_path:
         assert len(lines(tmp_path / "starts")) == 2
 
 
-async def test_a_hint_that_was_not_known_is_asked_for(tmp_path: Path) -> None:
+async def test_a_hint_that_was_not_known_is_asked_for(tmp_path: Path, running: Running) -> None:
     """The server had not listed its tools when the gateway was killed, and the next one starts slowly."""
-    async with running(tmp_path, f"hold=tools/list,{tmp_path / 'never'}") as (process, web):
+    async with running(f"hold=tools/list,{tmp_path / 'never'}") as (process, web):
         peer = await web.join()
         wire = await begin(peer, "read_only", {"progress": 1}, {"wait": str(tmp_path / "go")}, {"say": "asked"})
         await wire.messages(1)
         await process.kill()
     (tmp_path / "go").touch()
-    async with running(tmp_path, "sleep=0.5") as (_, web):
+    async with running("sleep=0.5") as (_, web):
         assert text_of((await (await peer.through(web).get(wire.last_id)).rest())[-1]) == "asked"
         assert runs(tmp_path) == ["read_only", "read_only"]
 
 
 @pytest.mark.long
 @pytest.mark.timeout(90)
-async def test_a_hint_of_a_server_that_starts_very_slowly(tmp_path: Path) -> None:
+async def test_a_hint_of_a_server_that_starts_very_slowly(tmp_path: Path, running: Running) -> None:
     """No limit of a server in the same process cuts it."""
-    async with running(tmp_path, f"hold=tools/list,{tmp_path / 'never'}") as (process, web):
+    async with running(f"hold=tools/list,{tmp_path / 'never'}") as (process, web):
         peer = await web.join()
         wire = await begin(peer, "read_only", {"progress": 1}, {"wait": str(tmp_path / "go")}, {"say": "asked"})
         await wire.messages(1)
         await process.kill()
     (tmp_path / "go").touch()
-    async with running(tmp_path, "sleep=15") as (_, web):
+    async with running("sleep=15") as (_, web):
         assert text_of((await (await peer.through(web).get(wire.last_id)).rest())[-1]) == "asked"
 
 
-async def test_a_gateway_that_is_stopped_leaves_what_may_run_again(tmp_path: Path) -> None:
+async def test_a_gateway_that_is_stopped_leaves_what_may_run_again(tmp_path: Path, running: Running) -> None:
     """SIGTERM: the rest gets its answer, no child is left, and the session goes on at the next process."""
     go = tmp_path / "go"
-    async with running(tmp_path, options=("--drain-timeout", "0.2")) as (process, web):
+    async with running(options=("--drain-timeout", "0.2")) as (process, web):
         peer = await web.join()
         plain = await begin(peer, "plain", {"progress": 1}, {"wait": str(go)})
         marked = await begin(peer, "idempotent", {"progress": 1}, {"wait": str(go)}, {"say": "left"}, token=2)
@@ -177,6 +198,6 @@ async def test_a_gateway_that_is_stopped_leaves_what_may_run_again(tmp_path: Pat
         assert error_of((await plain.rest())[-1])["code"] == OUTCOME_UNKNOWN
         await children_are_gone(tmp_path)
     go.touch()
-    async with running(tmp_path) as (_, web):
+    async with running() as (_, web):
         assert text_of((await (await peer.through(web).get(marked.last_id)).rest())[-1]) == "left"
         assert runs(tmp_path) == ["idempotent", "idempotent", "plain"]

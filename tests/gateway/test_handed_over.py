@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 from perdure.gateway.host import host_upstream
 from perdure.gateway.upstream import Program, Upstream
 from perdure.settings import Settings
+from perdure.store.interface import Store
 from tests.support.clients.wire_client import LATEST, Message, Peer, text_of
 from tests.support.servers import scripted_stdio
 from tests.support.servers.in_process import Site, serve, until
@@ -28,6 +29,7 @@ class Nodes:
 
     folder: Path
     stack: AsyncExitStack
+    new_store: Callable[[], Store]
     sites: list[Site] = field(default_factory=list)
     stacks: list[AsyncExitStack] = field(default_factory=list)
 
@@ -40,17 +42,21 @@ class Nodes:
     async def start(self) -> Site:
         command = (sys.executable, scripted_stdio.__file__, f"starts={self.folder / 'starts'}")
         upstream = Upstream(name="scripted", program=Program(argv=command, cwd=self.folder))
-        store = SharedStore(self.folder / "log.db")
         hosted = host_upstream(upstream, Settings())
         self.stacks.append(await self.stack.enter_async_context(AsyncExitStack()))
-        self.sites.append(await self.stacks[-1].enter_async_context(serve(hosted, store=store)))
+        self.sites.append(await self.stacks[-1].enter_async_context(serve(hosted, store=self.new_store())))
         return self.sites[-1]
 
 
 @pytest.fixture
-async def nodes(tmp_path: Path) -> AsyncIterator[Nodes]:
+def new_store(tmp_path: Path) -> Callable[[], Store]:
+    return lambda: SharedStore(tmp_path / "log.db")
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path, new_store: Callable[[], Store]) -> AsyncIterator[Nodes]:
     async with AsyncExitStack() as stack:
-        nodes = Nodes(folder=tmp_path, stack=stack)
+        nodes = Nodes(folder=tmp_path, stack=stack, new_store=new_store)
         await nodes.start()
         await nodes.start()
         yield nodes

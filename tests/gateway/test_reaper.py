@@ -15,7 +15,8 @@ import pytest
 from perdure.errors import Misuse
 from perdure.gateway import reaper
 from perdure.gateway.children import Children, Reaper
-from tests.gateway.pipes import MARK, children_of, lane_to, scripted
+from tests.gateway.pipes import children_of, lane_to, scripted
+from tests.support.processes.marked import MARK
 from tests.support.servers.in_process import until
 
 pytestmark = [

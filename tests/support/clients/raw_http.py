@@ -241,6 +241,8 @@ class Peer:
     """Sent with every request."""
     address: str = "127.0.0.1"
     """Where it calls from: one of this machine's own, 127.0.0.1 to 127.255.255.254."""
+    path: str = "/mcp"
+    """Of requests that name none."""
 
     async def open(self, data: bytes) -> Exchange:
         """A connection of its own, on which these bytes are sent."""
@@ -257,26 +259,31 @@ class Peer:
         return exchange
 
     async def begin(
-        self, method: str, body: bytes | None = None, *, path: str = "/mcp", headers: Mapping[str, str] | None = None
+        self, method: str, body: bytes | None = None, *, path: str = "", headers: Mapping[str, str] | None = None
     ) -> Exchange:
         return await self.open(self.request(method, body, path=path, headers=headers))
 
     async def ask(
-        self, method: str, body: bytes | None = None, *, path: str = "/mcp", headers: Mapping[str, str] | None = None
+        self, method: str, body: bytes | None = None, *, path: str = "", headers: Mapping[str, str] | None = None
     ) -> Answer:
         """A request and its whole response."""
         async with await self.begin(method, body, path=path, headers=headers) as exchange:
             return await exchange.answer()
 
     def request(
-        self, method: str, body: bytes | None = None, *, path: str = "/mcp", headers: Mapping[str, str] | None = None
+        self, method: str, body: bytes | None = None, *, path: str = "", headers: Mapping[str, str] | None = None
     ) -> bytes:
         """The bytes of a request. A header that is given as "" is left out."""
         fields = {"host": f"127.0.0.1:{self.port}", "accept": BOTH if method == "POST" else "text/event-stream"}
         if body is not None:
             fields |= {"content-type": "application/json", "content-length": str(len(body))}
         fields |= {**self.headers, **(headers or {})}
-        lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items() if value), "", ""]
+        lines = [
+            f"{method} {path or self.path} HTTP/1.1",
+            *(f"{name}: {value}" for name, value in fields.items() if value),
+            "",
+            "",
+        ]
         return "\r\n".join(lines).encode("latin-1") + (body or b"")
 
     async def initialize(self, version: str = VERSION, **headers: str) -> Answer:
@@ -287,13 +294,13 @@ class Peer:
     async def session(self, version: str = VERSION, **headers: str) -> SessionPeer:
         """A session of one's own, initialized."""
         own = {name: value for name, value in self.headers.items() if not name.startswith("mcp-")}
-        stranger = Peer(port=self.port, headers=own, address=self.address)
+        stranger = Peer(port=self.port, headers=own, address=self.address, path=self.path)
         answer = await stranger.initialize(version, **headers)
         assert answer.status == 200, answer
         known = answer.header("mcp-session-id")
         assert known is not None
         fields = {**self.headers, **headers, "mcp-session-id": known, "mcp-protocol-version": version}
-        peer = SessionPeer(port=self.port, headers=fields, address=self.address, id=known)
+        peer = SessionPeer(port=self.port, headers=fields, address=self.address, path=self.path, id=known)
         done = await peer.ask("POST", message("notifications/initialized"))
         assert done.status == 202, done
         return peer

@@ -11,13 +11,13 @@ import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 from tests.support.clients.raw_http import Exchange, Peer, SessionPeer
 from tests.support.clients.recording_client import Told
-from tests.support.clients.soak_call import ATTEMPTS, BUSY, PAUSE, Call, Report, judge_order
+from tests.support.clients.soak_call import ASK, ASKING, ATTEMPTS, BUSY, PAUSE, Call, Report, judge_order
 from tests.support.servers.in_process import until
 
 
@@ -31,11 +31,31 @@ class Ports:
         return choice.choice(self.all)
 
 
+Spelling = Callable[[str, dict[str, Any], random.Random], tuple[str, dict[str, Any]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manner:
+    """How the tools of the soak are called at one server."""
+
+    path: str = "/mcp"
+    tools: tuple[str, ...] = ("count", "put", "pay", "ask", "announce")
+    spell: Spelling = lambda tool, arguments, _: (tool, arguments)
+    """The server's own name of a tool, and its arguments."""
+    most_asks: int = 1
+    """How often one call may ask."""
+    asks_anywhere: bool = False
+    """Asks may come on the standalone stream: where several calls run, a pipe does not say which one asks."""
+
+
 class Visitor:
     """A client with one session at a time."""
 
-    def __init__(self, number: int, seed: int, ports: Ports, diary: str, report: Report) -> None:
+    def __init__(
+        self, number: int, seed: int, ports: Ports, diary: str, report: Report, manner: Manner | None = None
+    ) -> None:
         self.name = f"{number}"
+        self.manner = manner or Manner()
         self.choice = random.Random(f"{seed}/{number}")
         self.ports = ports
         self.diary = diary
@@ -61,18 +81,19 @@ class Visitor:
                     break
                 await asyncio.gather(*(visit.one_call() for _ in range(self.choice.randint(1, 3))))
             await visit.hear_the_rest()
+            await asyncio.gather(*visit.sending)
         finally:
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
         visit.judge_the_standalone_stream()
         if self.choice.random() < 0.5:
-            answer = await self.insist(lambda port: SessionPeer(port=port, headers=session.headers, id="").delete())
+            answer = await self.insist(lambda port: visit.peer(port).delete())
             if answer.status not in (200, 404):  # 404: the answer to an earlier attempt was lost
                 self.report.fault("refused", f"DELETE {answer.status}")
 
     async def initialize(self, port: int) -> SessionPeer:
         try:
-            return await Peer(port=port).session()
+            return await Peer(port=port, path=self.manner.path).session()
         except AssertionError as refused:  # a server that stops, or that died between the two messages
             raise ConnectionError from refused
 
@@ -98,6 +119,9 @@ class Visit:
         self.counts = visitor.report.counts
         self.ids = itertools.count(1)
         self.standalone = Told(name=f"{visitor.name} standalone")
+        self.asking = 0
+        """Calls of tools that ask."""
+        self.sending: list[asyncio.Task[None]] = []
         self.notices = itertools.count(1)
         self.announced: set[int] = set()
         self.certain: set[int] = set()
@@ -106,7 +130,7 @@ class Visit:
         """Progress, by token and number, that did not come on its call's stream: it is on this one then (R5)."""
 
     def peer(self, port: int) -> SessionPeer:
-        return SessionPeer(port=port, headers=self.session.headers, id=self.session.id)
+        return SessionPeer(port=port, headers=self.session.headers, path=self.session.path, id=self.session.id)
 
     def elsewhere(self) -> SessionPeer:
         return self.peer(self.visitor.ports.any(self.choice))
@@ -125,12 +149,15 @@ class Visit:
             "put": lambda call: call.counting(),
             "pay": lambda call: call.counting(),
             "ask": lambda call: {"question": call.key},
+            "inquire": lambda call: {"question": call.key},
             "announce": lambda call: call.announcing(),
         }
-        tool = self.choice.choice(list(kinds))
+        manner = self.visitor.manner
+        tool = self.choice.choice(manner.tools)
         call = Call(self, tool, next(self.ids))
-        arguments = kinds[tool](call)
-        body = self.session.call_body(tool, id=call.id, **arguments, **call.noting())
+        self.asking += tool in ASKING
+        name, arguments = manner.spell(tool, kinds[tool](call) | call.noting(), self.choice)
+        body = self.session.call_body(name, id=call.id, **arguments)
         await call.run(body)
 
     # The standalone stream
@@ -139,8 +166,21 @@ class Visit:
         """Keep a reader there, through one server or the other."""
         while True:
             with contextlib.suppress(OSError, TimeoutError):
-                await self.read_some(self.standalone, await self.elsewhere().resume(self.standalone.position))
+                exchange = await self.elsewhere().resume(self.standalone.position)
+                await self.read_some(self.standalone, exchange, self.overheard)
             await asyncio.sleep(PAUSE)
+
+    def overheard(self, said: dict[str, Any]) -> None:
+        if (answering := self.answering(said)) is not None:
+            self.sending.append(asyncio.create_task(answering))
+
+    def answering(self, said: dict[str, Any]) -> Coroutine[Any, Any, None] | None:
+        """The answer to an ask, which is its question; `None` for any other message."""
+        if said.get("method") != ASK:
+            return None
+        self.counts["asks answered"] += 1
+        result = {"action": "accept", "content": {"answer": said["params"]["message"]}}
+        return self.send(json.dumps({"jsonrpc": "2.0", "id": said["id"], "result": result}).encode())
 
     async def read_some(self, told: Told, exchange: Exchange, on_message: Callable[[Any], None] | None = None) -> int:
         """Read until the connection ends, is lost, or is cut by us; gives the status."""
@@ -180,4 +220,5 @@ class Visit:
                 self.report.fault("twice", f"notice {number} of {self.standalone.name}, {times} times")
         for number in self.certain - set(heard):
             self.report.fault("lost", f"notice {number} of {self.standalone.name}")
-        judge_order(self.standalone, self.report)
+        manner = self.visitor.manner
+        judge_order(self.standalone, self.report, skipped=manner.asks_anywhere * manner.most_asks * self.asking)

@@ -34,6 +34,7 @@ class Balancer:
 
     ports: list[int]
     turn: int = 0
+    path: str = "/mcp"
 
     def next_port(self) -> int:
         self.turn += 1
@@ -43,7 +44,7 @@ class Balancer:
         body, headers = data
         while True:
             try:
-                return await Peer(port=self.next_port()).begin("POST", body, headers=headers)
+                return await Peer(port=self.next_port(), path=self.path).begin("POST", body, headers=headers)
             except ConnectionError:
                 await asyncio.sleep(0.001)  # or it would go round in a tight loop until a process comes
 

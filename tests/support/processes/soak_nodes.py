@@ -7,6 +7,8 @@ import contextlib
 import signal
 from contextlib import AsyncExitStack
 
+import psutil  # type: ignore[import-untyped]
+
 from tests.support.clients.raw_http import Peer
 from tests.support.clients.soak_call import Report
 from tests.support.clients.soak_client import Ports
@@ -24,7 +26,10 @@ LOOK = 0.05
 class Nodes:
     """As many processes as the store says, each in its place."""
 
-    def __init__(self, stack: AsyncExitStack, store: SoakedStore, ports: Ports, report: Report) -> None:
+    def __init__(
+        self, stack: AsyncExitStack, store: SoakedStore, ports: Ports, report: Report, target: str = GATE_FILE_TOOLS
+    ) -> None:
+        self._target = target
         self._stack = stack
         self._store = store
         self._ports = ports
@@ -40,7 +45,7 @@ class Nodes:
 
     async def _serve(self, place: int) -> Served:
         options = (*OPTIONS, *self._store.options, "--store", self._store.address)
-        served = await self._stack.enter_async_context(serving(GATE_FILE_TOOLS, *options))
+        served = await self._stack.enter_async_context(serving(self._target, *options))
         self._ports.all[place] = served.port
         return served
 
@@ -72,6 +77,15 @@ class Nodes:
         finally:
             served.send(signal.SIGCONT)
             self._paused.remove(served)
+
+    def children(self) -> set[psutil.Process]:
+        """The processes that those which live have started."""
+        found: set[psutil.Process] = set()
+        for served in self._places:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if served.process.returncode is None:
+                    found |= set(psutil.Process(served.pid).children())
+        return found
 
     async def all_well(self) -> None:
         """Wait until each process has written what it holds, or has ended."""

@@ -25,6 +25,8 @@ theirs. Without a step that ends it a tool answers `done`. The steps:
 | `["ask_id", id, method, params]` | the same under that id, without waiting |
 | `["withdraw", id]` | cancels an ask |
 | `["wait", "gate"]` | waits for `open("gate")` |
+| `["sleep", 0.1]` | waits for so many seconds |
+| `["diary", path, key]` | adds the line `<key> <pid>` to a file |
 | `["begin"]` | sends the headers of the event stream, before any event |
 | `["cut"]` | breaks the connections that read this call; the tool goes on |
 | `["close"]` | ends them in good order; the tool goes on |
@@ -44,6 +46,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import secrets
 import sys
 from collections import Counter
@@ -461,6 +464,10 @@ class ScriptedHttp:
                     self._say(call, {"method": "notifications/cancelled", "params": params})
                 case "wait":
                     await self._gate(given[0]).wait()
+                case "sleep":
+                    await asyncio.sleep(given[0])
+                case "diary":
+                    _add_line(given[0], f"{given[1]} {os.getpid()}")
                 case "begin":
                     self._begun(call)
                 case "cut":
@@ -503,6 +510,11 @@ class ScriptedHttp:
         else:
             self._begun(call)
             self._emit(call.stream, message)
+
+
+def _add_line(path: str, line: str) -> None:
+    with Path(path).open("a") as opened:
+        opened.write(f"{line}\n")
 
 
 def _encoded(message: dict[str, Any]) -> bytes:

@@ -52,6 +52,7 @@ next step, unless it is stubborn.
     {"tools": [NAME, …]}                     list these besides the usual ones from now on, and say so
     {"environment": true}                    the text is its environment as JSON
     {"note": FILE}                           write the text so far to a file
+    {"diary": FILE, "key": KEY}              add the line `<key> <pid>` to a file
     {"pid": true}  {"heard": true}           the text is its pid; all messages that it has received, as JSON
     {"spawn": S, "memory": B}                start a process that sleeps for so long, with B bytes; the text is its pid
     {"memory": B}                            take B bytes, and keep them
@@ -419,6 +420,10 @@ class Call:
         with open(f"{path}.new", "w") as file:
             file.write(json.dumps(self.outcome))
         os.rename(f"{path}.new", path)
+
+    def do_diary(self, path: str, step: Json) -> None:
+        with open(path, "a") as file:
+            file.write(f"{step['key']} {os.getpid()}\n")
 
     def do_heard(self, value: object, step: Json) -> None:
         self.do_say(json.dumps(self.server.heard), step)
