@@ -65,7 +65,7 @@ class Job:
         status = self.end.get("status") or ("input_required" if self.questions else "working")
         asked = {"inputRequests": self.requests} if status == "input_required" else {}
         times = {"createdAt": ISO, "lastUpdatedAt": ISO, "ttlMs": None, "pollIntervalMs": 20}
-        return {"taskId": self.id, "status": status, **times, **self.end, **asked}
+        return {"taskId": self.id, "status": status, **times, **asked, **self.end}
 
 
 class SdkTaskServer:

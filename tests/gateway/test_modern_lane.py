@@ -328,11 +328,12 @@ async def begun(front: Front, bureau: SdkTaskServer, tool: str, **arguments: Any
 async def test_a_tasks_question_that_cannot_be_asked_ends_the_call_and_the_task() -> None:
     bureau = SdkTaskServer(tasks=True)
     async with bureau_lane(bureau) as (front, _):
-        key = front.call("ask", questions=[str(number) for number in range(101)])
+        key = await begun(front, bureau, "work", gate="g")
+        bureau.jobs["task-0"].end = {"status": "input_required", "inputRequests": {"odd": "Who?"}}
         error = await front.heard.answer(key)
         assert error["code"] == -32603
-        assert "101 things at once" in error["message"]
-        await until(lambda: bureau.cancelled == ["ask"])
+        assert "'odd' is not a request" in error["message"]
+        await until(lambda: bureau.cancelled == ["work"])
 
 
 async def test_an_ask_of_a_task_that_ends_is_withdrawn() -> None:

@@ -44,7 +44,6 @@ from perdure.remote.durable_calls import (
     CallHandlers,
     DurableCall,
     DurableCalls,
-    QuestionRefused,
     is_round,
     new_key,
     offers_in,
@@ -53,6 +52,7 @@ from perdure.remote.endpoint import Endpoint
 from perdure.remote.message import Message, encode, message_of
 from perdure.remote.route import ClientLimits
 from perdure.remote.stream import Take
+from perdure.remote.task_follower import QuestionRefused
 
 _QUESTION: TypeAdapter[types.InputRequest] = TypeAdapter(types.InputRequest)
 

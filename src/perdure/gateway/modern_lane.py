@@ -27,9 +27,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from perdure._core import splice
 from perdure._core.codes import INTERNAL_ERROR, INVALID_PARAMS, UNSUPPORTED_VERSION
-from perdure._core.envelope import CANCEL, CANCEL_TASK, GET_TASK, KEY, UPDATE_TASK, with_tasks
+from perdure._core.envelope import CANCEL, CANCEL_TASK, GET_TASK, KEY, with_tasks
 from perdure._core.eras import (
     ADDED_REQUESTS,
     LEVELS,
@@ -47,7 +46,7 @@ from perdure._core.eras import (
     round_through,
 )
 from perdure._core.jsonrpc import JsonObject
-from perdure._core.polling import LEAST_POLL, MAX_ANSWERED, METHOD_NOT_FOUND, USUAL_POLL, Next, after_poll
+from perdure._core.polling import LEAST_POLL, METHOD_NOT_FOUND, Next
 from perdure._core.reconnect import Patience
 from perdure.gateway.lane import AskKey, Lost, Opened, Reason, Receiver, RequestKey, UpstreamUnavailable
 from perdure.gateway.modern_listening import Listening, lists_in
@@ -56,7 +55,7 @@ from perdure.gateway.web import lost_by
 from perdure.remote.call import Ended
 from perdure.remote.durable_calls import MOST_ROUNDS, PROGRESS, Offers, new_key, offers_in
 from perdure.remote.message import Message, encode
-from perdure.remote.stream import Attempts
+from perdure.remote.task_follower import QuestionRefused, TaskFollower
 from perdure.runtime.base import Flow
 from perdure.telemetry.log_records import log_event
 
@@ -76,14 +75,6 @@ class Answer:
 
     body: str
     failed: bool = False
-
-
-class AskRefused(Exception):
-    """The client answered an ask with an error. `error` is the answer to the call then."""
-
-    def __init__(self, error: JsonObject) -> None:
-        super().__init__(error.get("message"))
-        self.error = error
 
 
 @dataclass(kw_only=True, eq=False)
@@ -195,7 +186,7 @@ class ModernLane:
     async def _run(self, request: _Request) -> None:
         try:
             found = await self._outcome(request)
-        except AskRefused as refused:
+        except QuestionRefused as refused:
             await self._cancel_upstream(request)
             found = Answer(body=encode(refused.error), failed=True)
         except BadQuestions as bad:
@@ -341,7 +332,7 @@ class ModernLane:
     # Asks
 
     async def _ask_all(self, request: _Request, questions: Mapping[str, Question]) -> JsonObject:
-        """The client's results by the questions' keys. Raises `AskRefused`."""
+        """The client's results by the questions' keys. Raises `QuestionRefused`."""
         asking = [asyncio.create_task(self._ask(request, question)) for question in questions.values()]
         try:
             return dict(zip(questions, await asyncio.gather(*asking), strict=True))
@@ -363,7 +354,7 @@ class ModernLane:
         finally:
             del self._asks[ask]
         if (error := response.get("error")) is not None:
-            raise AskRefused(error)
+            raise QuestionRefused(error)
         result: JsonObject = response["result"]
         return result
 
@@ -373,56 +364,32 @@ class ModernLane:
         """Poll a task to its end, and have its questions answered, each once."""
         if request.state != (state := {"task": handle}):
             self._move(request, state)
-        asking: dict[str, asyncio.Task[None]] = {}
-        answered: list[str] = []
-        attempts = Attempts(RUNNING)
-        try:
-            while True:
-                began = time.monotonic()
-                found = await self._ask_upstream(GET_TASK, {"taskId": handle}, RUNNING)
-                if isinstance(found, Ended):
-                    return Lost(ran=True, why=found.why)
-                polled = {"error": found.body["error"]} if found.is_error else {"result": found.result}
-                decision = after_poll(polled, answered=answered, took=time.monotonic() - began)
-                match decision.next:
-                    case Next.UNKNOWN:
-                        return Lost(ran=True, why=decision.reason)
-                    case Next.RETRY:
-                        attempts.failed(decision.reason)
-                        if not await attempts.wait():
-                            return Lost(ran=True, why=decision.reason)
-                        continue
-                    case Next.RESULT:
-                        return self._result(request, splice.members(found.payload)["result"])
-                    case Next.ERROR:
-                        return Answer(body=encode(decision.value), failed=True)
-                    case Next.ANSWER:
-                        for key, question in questions_in({"inputRequests": decision.value}).items():
-                            if key not in asking:
-                                asking[key] = asyncio.create_task(self._answer(request, handle, key, question))
-                attempts = Attempts(RUNNING)
-                progress = decision.progress
-                if progress is not None and progress["progress"] > request.told:
-                    self._take(request, PROGRESS, progress)
-                # An answered question leads on at once.
-                if asking:
-                    await asyncio.wait(asking.values(), timeout=decision.pause, return_when=asyncio.FIRST_COMPLETED)
-                else:
-                    await asyncio.sleep(decision.pause)
-                for key in [key for key, task in asking.items() if task.done()]:
-                    asking.pop(key).result()
-                    answered = [*answered, key][-MAX_ANSWERED:]
-        finally:
-            await _stop(asking.values())
 
-    async def _answer(self, request: _Request, handle: str, key: str, question: Question) -> None:
-        """Bring the client's answer to a task's question, until the upstream has taken it."""
-        answers = {key: await self._ask(request, question)}
-        while True:
-            found = await self._ask_upstream(UPDATE_TASK, {"taskId": handle, "inputResponses": answers})
-            if isinstance(found, Message) and not found.is_error:
-                return
-            await asyncio.sleep(USUAL_POLL)  # the polls find out whether the task is still there
+        async def on_progress(params: JsonObject) -> None:
+            self._take(request, PROGRESS, params)
+
+        async def put_question(key: str, question: object) -> JsonObject:
+            return await self._ask(request, questions_in({"inputRequests": {key: question}})[key])
+
+        async def ask(method: str, params: Mapping[str, Any]) -> Message | Ended:
+            return await self._ask_upstream(method, params, RUNNING if method == GET_TASK else None)
+
+        follower = TaskFollower(
+            handle=handle,
+            ask=ask,
+            patience=RUNNING,
+            on_progress=on_progress,
+            told=request.told,
+            put_question=put_question,
+        )
+        end = await follower.end()
+        match end.next:
+            case Next.RESULT:
+                return self._result(request, end.body)
+            case Next.ERROR:
+                return Answer(body=end.body, failed=True)
+            case _:
+                return Lost(ran=True, why=end.reason)
 
     # Subscriptions
 

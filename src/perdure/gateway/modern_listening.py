@@ -11,12 +11,12 @@ from typing import Any
 
 from perdure._core.envelope import LISTEN, SUBSCRIPTION
 from perdure._core.jsonrpc import JsonObject
-from perdure._core.listening import ACKNOWLEDGED, LISTS, ChangeFilter, Subscription, read_honoured
+from perdure._core.listening import ACKNOWLEDGED, LISTS, ChangeFilter, read_honoured
 from perdure._core.reconnect import Patience
 from perdure.gateway.modern_wire import Take, Wire
 from perdure.remote.call import Ended
+from perdure.remote.listener import Listener
 from perdure.remote.message import Message
-from perdure.remote.stream import pause_before_return
 from perdure.runtime.base import Flow
 
 LISTENING = Patience(max_delay=60.0)
@@ -108,34 +108,27 @@ class Listening:
 
     async def _listen(self, wanted: ChangeFilter, heard: asyncio.Future[Heard]) -> None:
         """Listen with one filter for as long as it lasts."""
-        subscription = Subscription()
 
         def take(method: str, params: JsonObject | None) -> Flow | None:
-            nonlocal subscription
-            subscription, hands_on, cues = subscription.heard(method, params or {})
+            hands_on, cues = listener.hear(method, params or {})
             if method != ACKNOWLEDGED:
                 return self._deliver(method, _unstamped(params)) if hands_on else None
             if not heard.done():
-                heard.set_result(read_honoured(subscription.honored or {}))
+                heard.set_result(read_honoured(listener.honored))
             flow = None
             for cue in cues:
                 flow = self._deliver(cue.method, dict(cue.params))
             return flow
 
-        ends = 0
-        while True:
-            found = await self._wire.send(
-                LISTEN, self._params(wanted.wire), take=take, patience=LISTENING if heard.done() else None
-            )
+        async def send() -> Message | Ended:
+            patience = LISTENING if heard.done() else None
+            found = await self._wire.send(LISTEN, self._params(wanted.wire), take=take, patience=patience)
             if not heard.done():
                 heard.set_result(found)
-            if isinstance(found, Message):
-                if (after := subscription.ended(is_error=found.is_error)) is None:
-                    return
-                subscription, ends = after, after.barren
-            else:
-                ends += 1
-            await pause_before_return(ends, LISTENING)
+            return found
+
+        listener = Listener(send, LISTENING)
+        await listener.end()
 
 
 def _unstamped(params: JsonObject | None) -> JsonObject | None:

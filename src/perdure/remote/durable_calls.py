@@ -19,10 +19,10 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import anyio
-import anyio.abc
 
 from perdure._core import splice
 from perdure._core.codes import HEADER_MISMATCH, NO_SERVER, UNREACHABLE
@@ -31,24 +31,24 @@ from perdure._core.envelope import (
     CANCEL,
     CANCEL_TASK,
     DISCOVER,
-    GET_TASK,
     KEPT,
     SUBSCRIPTION,
     TASKS,
-    UPDATE_TASK,
     envelope_in,
     headers_of,
     param_headers,
     with_tasks,
 )
+from perdure._core.eras import next_round
 from perdure._core.jsonrpc import JsonObject
-from perdure._core.listening import Subscription
-from perdure._core.polling import LEAST_POLL, MAX_ANSWERED, MAX_QUESTIONS, Next, after_poll
+from perdure._core.polling import LEAST_POLL, Next
 from perdure._core.settling import may_run_again
 from perdure.remote.call import Call, OutgoingRequest, ToolCall, params_body, text_body, unknown
+from perdure.remote.listener import Listener
 from perdure.remote.message import Message, encode, message_of, messages_in
 from perdure.remote.route import Route
-from perdure.remote.stream import Attempts, Take, pause_before_return
+from perdure.remote.stream import Take
+from perdure.remote.task_follower import QuestionRefused, TaskFollower, update_task
 from perdure.telemetry.log_records import log_event
 
 #: Pages of `tools/list` that are read to find one tool.
@@ -126,14 +126,6 @@ def offers_in(discovered: Mapping[str, Any]) -> Offers:
     return Offers(tasks=TASKS in extensions, keys=isinstance(keys, Mapping), kept_seconds=seconds)
 
 
-class QuestionRefused(Exception):
-    """The program does not answer a question. `error` is the answer to the call then."""
-
-    def __init__(self, error: JsonObject) -> None:
-        super().__init__(error.get("message"))
-        self.error = error
-
-
 @dataclass(frozen=True, kw_only=True)
 class CallHandlers:
     """What the program that waits for one call does with what comes of it."""
@@ -192,17 +184,16 @@ class DurableCalls:
         return await find_tool(name, page)
 
     async def listen(self, request: OutgoingRequest, subscriber_id: str, deliver: Take) -> Message:
-        """Keep one `subscriptions/listen` open (`_core/listening.py` has the rules); returns the answer that ends it.
+        """Keep one `subscriptions/listen` open; returns the answer that ends it.
 
         `deliver` hands notifications on, under the id by which the subscriber knows the subscription, given as JSON.
         """
-        subscription = Subscription()
+        patience = self.route.limits.listening
 
         async def take(message: Message) -> None:
-            nonlocal subscription
             if message.method is None or message.is_request:
                 return
-            subscription, hands_on, cues = subscription.heard(message.method, message.params)
+            hands_on, cues = listener.hear(message.method, message.params)
             texts = [message.text] if hands_on else []
             for method, params in cues:
                 texts.append(
@@ -211,12 +202,11 @@ class DurableCalls:
             for text in texts:
                 await deliver(messages_in(splice.replaced(text, subscriber_id, "params", "_meta", SUBSCRIPTION))[0])
 
-        while True:
-            answer = await Call(self.route, request, take=take, patience=self.route.limits.listening).answer()
-            if (after := subscription.ended(is_error=answer.is_error)) is None:
-                return answer
-            subscription = after
-            await pause_before_return(after.barren, self.route.limits.listening)
+        async def send() -> Message:
+            return await Call(self.route, request, take=take, patience=patience).answer()
+
+        listener = Listener(send, patience)
+        return await listener.end()
 
     # Calls of tools
 
@@ -258,7 +248,41 @@ class DurableCalls:
                 return found
             call.task = handle
             caller.on_changed()
-        return await _TaskFollower(self, call, caller, told).answer()
+        try:
+            return await self._follow(call, call.task, caller, told)
+        except QuestionRefused as refused:
+            await self.cancel(call)
+            return message_of(id=call.id, error=refused.error)
+        except Exception as failure:
+            return unknown_outcome(call, f"{type(failure).__name__}: {failure}")
+
+    async def _follow(self, call: DurableCall, handle: str, caller: CallHandlers, told: float) -> Message:
+        """The answer to a call by its task, whose handle is on disk."""
+
+        async def on_progress(params: JsonObject) -> None:
+            if "progressToken" in call.params["_meta"]:
+                await caller.on_progress(params)
+
+        follower = TaskFollower(
+            handle=handle,
+            ask=partial(self.ask, of=call.params),
+            patience=self.route.limits.patience,
+            on_progress=on_progress,
+            told=told,
+            put_question=caller.put_question,
+            answers=call.answers,
+            answered=call.answered,
+            on_changed=caller.on_changed,
+        )
+        end = await follower.end()
+        match end.next:
+            case Next.UNKNOWN:
+                return unknown_outcome(call, end.reason)
+            case Next.ANSWER:
+                member = f'"result":{{"resultType":"input_required","inputRequests":{end.body}}}'
+            case _:
+                member = f'"{"error" if end.next is Next.ERROR else "result"}":{end.body}'
+        return messages_in(f'{{"jsonrpc":"2.0","id":{encode(call.id)},{member}}}')[0]
 
     async def _send(self, call: DurableCall, take: Take, text: str | None, *, may_have_arrived: bool) -> Message:
         params = call.params
@@ -313,17 +337,12 @@ class DurableCalls:
             answers[key] = await caller.put_question(key, question)
         if not answers:
             await anyio.sleep(LEAST_POLL)
-        params = {name: value for name, value in call.params.items() if name not in ("inputResponses", "requestState")}
-        state = {"requestState": round_["requestState"]} if "requestState" in round_ else {}
-        call.params = {**params, **({"inputResponses": answers} if answers else {}), **state}
+        call.params = next_round(call.params, round_, answers)
         caller.on_changed()
 
-    async def update_task(self, call: DurableCall, answers: Mapping[str, Any]) -> bool:
-        """Bring answers to a task's questions; False if the server did not take them, and so shows them again."""
-        found = await self.ask(UPDATE_TASK, {"taskId": call.task, "inputResponses": answers}, call.params)
-        if not found.is_error:
-            call.answered = [*call.answered, *answers][-MAX_ANSWERED:]
-        return not found.is_error
+    async def update_task(self, call: DurableCall, handle: str, answers: Mapping[str, Any]) -> None:
+        """Bring answers to the questions of a call's task. If the server does not take them, it asks again."""
+        await update_task(handle, answers, call.answered, partial(self.ask, of=call.params))
 
     # Cancels
 
@@ -360,91 +379,6 @@ class DurableCalls:
         """Wait for the cancels that are on their way."""
         while self._cancels:
             await next(iter(self._cancels)).wait()
-
-
-class _TaskFollower:
-    """Follows the task of one call, whose handle is on disk. `told` is the last progress that the program has seen."""
-
-    def __init__(self, calls: DurableCalls, call: DurableCall, caller: CallHandlers, told: float) -> None:
-        self._calls = calls
-        self._call = call
-        self._caller = caller
-        self._told = told
-        self._open: set[str] = set()
-        """The keys of the questions that are put at the moment."""
-        self._wake = anyio.Event()
-        self._refusal: Message | None = None
-
-    async def answer(self) -> Message:
-        """Exactly one."""
-        try:
-            async with anyio.create_task_group() as group:
-                found = await self._follow(group)
-                group.cancel_scope.cancel()
-        except Exception as failure:
-            return unknown_outcome(self._call, f"{type(failure).__name__}: {failure}")
-        if self._refusal is not None:  # it has cancelled the group
-            await self._calls.cancel(self._call)
-            return self._refusal
-        return found
-
-    async def _follow(self, group: anyio.abc.TaskGroup) -> Message:
-        call, calls = self._call, self._calls
-        attempts = Attempts(calls.route.limits.patience)
-        while True:
-            began = time.monotonic()
-            found = await calls.ask(GET_TASK, {"taskId": call.task}, call.params)
-            decision = after_poll(
-                {"error": found.body["error"]} if found.is_error else {"result": found.result},
-                answered=call.answered,
-                took=time.monotonic() - began,
-            )
-            match decision.next:
-                case Next.RETRY:
-                    attempts.failed(found.why)
-                    if not await attempts.wait():
-                        return unknown_outcome(call, decision.reason)
-                    continue
-                case Next.UNKNOWN:
-                    return unknown_outcome(call, decision.reason)
-                case Next.RESULT:
-                    return message_of(id=call.id, result=decision.value)
-                case Next.ERROR:
-                    return message_of(id=call.id, error=decision.value)
-                case Next.ANSWER if self._caller.put_question is None:
-                    asked = {"resultType": "input_required", "inputRequests": decision.value}
-                    return message_of(id=call.id, result=asked)
-                case Next.ANSWER:
-                    for key, question in (decision.value or {}).items():
-                        if key not in self._open and len(self._open) < MAX_QUESTIONS:
-                            self._open.add(key)
-                            group.start_soon(self._question, key, question, group.cancel_scope)
-            attempts = Attempts(calls.route.limits.patience)
-            params = decision.progress
-            if params is not None and params["progress"] > self._told and "progressToken" in call.params["_meta"]:
-                self._told = params["progress"]
-                await self._caller.on_progress(params)
-            with anyio.move_on_after(decision.pause):
-                await self._wake.wait()
-            self._wake = anyio.Event()
-
-    async def _question(self, key: str, question: object, scope: anyio.CancelScope) -> None:
-        call = self._call
-        if key not in call.answers:
-            assert self._caller.put_question is not None
-            try:
-                call.answers[key] = await self._caller.put_question(key, question)
-            except QuestionRefused as refused:
-                self._refusal = message_of(id=call.id, error=refused.error)
-                scope.cancel()
-                return
-            self._caller.on_changed()
-        is_taken = await self._calls.update_task(call, {key: call.answers[key]})
-        self._open.discard(key)
-        if is_taken:  # otherwise it is sent again while the task shows the question
-            del call.answers[key]
-            self._caller.on_changed()
-            self._wake.set()
 
 
 def unknown_outcome(call: DurableCall, reason: str) -> Message:

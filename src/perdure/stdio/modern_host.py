@@ -183,7 +183,7 @@ class ModernHost:
             call.answered = earlier.call.answered
         answers = request.params.get("inputResponses")
         if isinstance(answers, Mapping):  # if the server does not take them, the host is asked again
-            await self._calls.update_task(call, answers)
+            await self._calls.update_task(call, task, answers)
         return await self._answer(request, call)
 
     async def _answer(self, request: HostRequest, call: DurableCall, *, drives: bool = True) -> Message:
