@@ -13,7 +13,7 @@ endif
 PAGE = examples/page/dist/page.js
 CONSOLE = src/perdure/console/page/console.js
 
-.PHONY: help setup demo page test test-all coverage lint format conformance docs dist bench clean
+.PHONY: help setup demo page test test-all coverage lint format conformance hosts docs dist bench clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ format: .venv/ready ## Format the code
 
 conformance: .venv/ready ## Run the official conformance suite for each protocol revision, for tasks, and through the gateway
 	@.venv/bin/python -m tests.conformance.conformance
+
+hosts: .venv/ready ## Run real hosts, installed from npm and PyPI (gigabytes), against Perdure; results in docs/clients.md
+	@.venv/bin/python -m tests.real_hosts.run; seen=$$?; .venv/bin/python scripts/make_docs.py; exit $$seen
 
 docs: .venv/ready ## Build the documentation as a site; result in build/site
 	@scripts/docs

@@ -13,6 +13,7 @@ import dataclasses
 import enum
 import importlib
 import itertools
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -258,6 +259,50 @@ def _actions(written: Iterable[Record]) -> str:
     return table(("action", "level", "sentence"), rows)
 
 
+# Hosts
+
+
+def hosts(_: str) -> str:
+    """What `make hosts` saw: a row for each host, a column for each scenario, then limits of the hosts' own."""
+    files = sorted((ROOT / "tests" / "real_hosts" / "results").glob("*.json"))
+    seen = sorted((json.loads(file.read_text()) for file in files), key=lambda result: str(result["host"]).lower())
+    limits: dict[tuple[str, str], list[str]] = {}
+    for result in seen:
+        for scenario in result["seen"].values():
+            if scenario["limit"]:
+                way = "through stdio: " if scenario["stdio"] else ""
+                limits.setdefault((result["host"], scenario["limit"]), []).append(f"{way}{scenario['title']}")
+    return "\n".join(
+        (
+            "**At the server's address.**\n",
+            _scenarios(seen, through_stdio=False),
+            "**Through `perdure stdio`.**\n",
+            _scenarios(seen, through_stdio=True),
+            "**Limits of the hosts' own.**\n",
+            "".join(f"- {host} {limit} ({'; '.join(titles)}).\n" for (host, limit), titles in limits.items()),
+        )
+    )
+
+
+def _scenarios(seen: list[dict[str, Any]], *, through_stdio: bool) -> str:
+    played = [{k: s for k, s in result["seen"].items() if s["stdio"] is through_stdio} for result in seen]
+    titles = {name: scenario["title"] for scenarios in played for name, scenario in scenarios.items()}
+    rows = []
+    for result, scenarios in zip(seen, played, strict=True):
+        caller = result["caller"]
+        speaks = [] if through_stdio else [caller.get("revision", ""), "yes" if caller.get("token") else "no"]
+        cells = [_cell(scenarios[name]) if name in scenarios else "–" for name in titles]
+        rows.append([f"{result['host']} {result['version']}", result["date"], *speaks, *cells])
+    speaks = [] if through_stdio else ["speaks", "progress token"]
+    return table(("host", "date", *speaks, *titles.values()), rows)
+
+
+def _cell(scenario: dict[str, Any]) -> str:
+    """The outcome, and how often the tool began; a host's own words are in the results."""
+    outcome = "lost" if scenario["outcome"].startswith("“") else scenario["outcome"]
+    return f"{outcome} ({scenario['began']})"
+
+
 # Rooms, states and revisions
 
 
@@ -339,6 +384,7 @@ MAKERS: dict[str, Callable[[str], str]] = {
         invariants,
         actions,
         error_actions,
+        hosts,
         rooms,
         diagrams,
         revisions,
