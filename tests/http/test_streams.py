@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from mcp.server.mcpserver import Context, MCPServer
 
 from tests.support.clients.wire_client import SESSION_VERSIONS, Peer, progress_of, text_of
 from tests.support.servers.in_process import Site, serve
@@ -108,11 +109,12 @@ async def test_every_new_stream_of_the_newest_revision_is_primed(shop: ToolServe
 
 @pytest.mark.parametrize("version", OLDER)
 async def test_older_revisions_get_neither_priming_nor_retry(site: Site, version: str) -> None:
-    """A9, A11, P8: every event there carries a message."""
+    """A9, A11, P8: every event there carries a message; the first of a call with a token is progress."""
     peer = await site.join(version)
     call = await peer.call("count", n=2, token=1)
-    assert progress_of(await call.rest()) == [1, 2]
-    resumed = await peer.get(call.seen[0].id)
+    first, *messages = await call.rest()
+    assert (first["params"]["progress"], progress_of(messages)) == (0, [1, 2])
+    resumed = await peer.get(call.seen[1].id)
     assert progress_of(await resumed.rest()) == [2]
     standalone = await peer.get()
     await peer.result("announce", n=1)
@@ -120,6 +122,37 @@ async def test_older_revisions_get_neither_priming_nor_retry(site: Site, version
     for wire in (call, resumed, standalone):
         assert all(event.data for event in wire.seen)
         assert b"retry:" not in wire.raw
+
+
+@pytest.mark.parametrize("version", OLDER)
+async def test_a_silent_call_of_an_older_revision_outlives_a_cut(shop: ToolServer, site: Site, version: str) -> None:
+    """With a progress token it has a position from the first moment, in an event that every client can read."""
+    peer = await site.join(version)
+    call = await peer.call("wait", gate="g", token="t")
+    first = await call.message()
+    assert first["params"] == {"progressToken": "t", "progress": 0}
+    await call.drop()
+    shop.open("g")
+    [answer] = await (await peer.get(call.last_id)).rest()
+    assert text_of(answer) == "went through g"
+
+
+async def test_a_tools_own_0_is_above_the_first_progress() -> None:
+    server = MCPServer("early", log_level="WARNING")
+
+    @server.tool()
+    async def start(ctx: Context) -> str:
+        await ctx.report_progress(0, 3, "begun")
+        await ctx.report_progress(1, 3)
+        return "done"
+
+    async with serve(server) as site:
+        for version, values in (("2025-06-18", [0, 1e-9, 1]), ("2025-11-25", [0, 1])):
+            peer = await site.join(version)
+            *said, answer = await (await peer.call("start", token=1)).rest()
+            assert [each["params"]["progress"] for each in said] == values
+            assert said[-2]["params"]["message"] == "begun"
+            assert text_of(answer) == "done"
 
 
 async def test_the_priming_id_is_a_place_to_come_back_to(shop: ToolServer, peer: Peer) -> None:

@@ -21,6 +21,13 @@ HALF = 3_600.0
 """Seconds after which half of that is used: a call of days has room left, and a beat of 1 s still moves a float."""
 
 
+FIRST = 0
+"""The progress that is in the log before the tool runs, where the revision has no other event with an id by then."""
+
+BEHIND_FIRST = 1e-9
+"""What a tool's own 0 is called behind that: progress has to rise."""
+
+
 def beat_value(said: float, seconds: float) -> float:
     """The progress of a call of this age whose tool has said `said`; 0 if it has said nothing."""
     return said + _room(said) * seconds / (seconds + HALF)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from perdure._core import settling, sticky
+from perdure._core import heartbeats, settling, sticky
 from perdure._core.codes import CLIENT_AWAY, REQUEST_CANCELLED
 from perdure._core.ids import NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import Envelope, Notification, Request, Response, coerce_id, error_payload
@@ -118,6 +118,9 @@ class RuntimeLink:
         params = call.request.params
         if call.token is not None and params is not None:
             params = {**params, "_meta": {**params["_meta"], "progressToken": call.number}}
+            if self._begins_with_progress and call.stream.tail.last == 0:
+                first = {"progressToken": self.token_at_client(call), "progress": heartbeats.FIRST}
+                call.stream.append(encode_notification(heartbeats.PROGRESS, first))
         request = Request(id=call.number, method=call.request.method, params=params, raw={})
         # The runtime runs the handler in a copy of this context.
         call.origin = origin
@@ -221,6 +224,14 @@ class RuntimeLink:
         return bool(keeper.record.version) and keeper.revision.closes_early and not self.context.settings.json_response
 
     @property
+    def _begins_with_progress(self) -> bool:
+        """The client can come back only to an event with a message. A call with a progress token begins with one, so it
+        outlives a cut also while it is silent."""
+        keeper = self.keeper
+        is_session = bool(keeper.record.version) and not keeper.is_durable_call
+        return is_session and not (keeper.revision.primes or self._as_json)
+
+    @property
     def is_task(self) -> bool:
         return self.keeper.record.is_task
 
@@ -235,7 +246,11 @@ class RuntimeLink:
             if method == "notifications/progress" and isinstance(token := params.get("progressToken"), int):
                 # A number of the session, which means nothing outside: drop it if its call has ended, or has no token.
                 call, found = token, self.calls.by_number.get(token)
-                if found is None or found.token is None or (found.repeats and found.is_repeated(method, params)):
+                if found is None or found.token is None:
+                    return None
+                if params.get("progress") == heartbeats.FIRST and self._begins_with_progress:
+                    params["progress"] = heartbeats.BEHIND_FIRST
+                if found.repeats and found.is_repeated(method, params):
                     return None
                 if self.keeper.is_durable_call:
                     found.say(params)

@@ -364,8 +364,9 @@ async def flood(peer: Peer, count: int, data: bytes) -> AsyncIterator[list[Excha
 
 
 def progress(messages: list[dict[str, Any]]) -> list[int]:
-    """The numbers of the progress notifications among messages."""
-    return [int(m["params"]["progress"]) for m in messages if m.get("method") == "notifications/progress"]
+    """What the tool said, which counts from 1: a call of an older revision begins with a 0 of the server's own."""
+    said = [int(m["params"]["progress"]) for m in messages if m.get("method") == "notifications/progress"]
+    return said[1:] if said[:1] == [0] else said
 
 
 def text_of(response: dict[str, Any]) -> str:

@@ -68,7 +68,13 @@ class Wire:
         return message
 
     async def messages(self, count: int) -> list[Message]:
-        return [await self.message() for _ in range(count)]
+        """The next messages, without the 0 with which the server begins a call of an older revision."""
+        found: list[Message] = []
+        while len(found) < count:
+            message = await self.message()
+            if message.get("method") != "notifications/progress" or message["params"]["progress"] != 0:
+                found.append(message)
+        return found
 
     async def rest(self) -> list[Message]:
         """All messages until the server ends the stream."""
@@ -284,7 +290,9 @@ def text_of(answer: Message) -> str:
 
 
 def progress_of(messages: Iterable[Message]) -> list[int]:
-    return [int(m["params"]["progress"]) for m in messages if m.get("method") == "notifications/progress"]
+    """What the tools said, which count from 1: older revisions begin with a 0 of the server's own."""
+    said = [int(m["params"]["progress"]) for m in messages if m.get("method") == "notifications/progress"]
+    return said[1:] if said[:1] == [0] else said
 
 
 def notices_of(messages: Iterable[Message]) -> list[int]:
