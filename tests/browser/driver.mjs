@@ -49,6 +49,7 @@ const launch = (executablePath, name) =>
     args: [
       '--no-sandbox',
       '--disable-gpu',
+      '--in-process-gpu', // one process less for each browser
       '--disable-background-networking',
       '--disable-component-update',
       '--disable-sync',

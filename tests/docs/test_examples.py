@@ -23,6 +23,7 @@ from perdure._core.sse import ServerSentEvent
 from perdure.serve.listener import listen
 from tests.support.clients.demo_page import have_page
 from tests.support.processes.serving import ROOT
+from tests.support.processes.starting_sync import Program, start
 from tests.support.stores.postgres import programs
 
 SECONDS = 200
@@ -53,7 +54,7 @@ def press_control_c(process: Process) -> None:
     os.killpg(process.pid, signal.SIGINT)
 
 
-def read_to(process: Process, mark: str) -> str:
+def read_to(process: Program, mark: str) -> str:
     assert process.stdout is not None
     said = ""
     for line in process.stdout:
@@ -75,7 +76,7 @@ def url_in(said: str) -> str:
 
 
 def test_the_scene_loses_nothing_and_says_so_without_colours_in_a_pipe() -> None:
-    with playing("--once", "--port", "0") as process:
+    with start("examples.demo", "--once", "--port", "0", cwd=ROOT) as process:
         said, errors = process.communicate(timeout=SECONDS)
     assert (process.returncode, errors) == (0, "")
     assert "\033" not in said
@@ -129,6 +130,7 @@ def check_task(scene: str) -> None:
     assert sorted(marks, key=scene.index) == marks
 
 
+@pytest.mark.long
 def test_a_call_goes_on_at_the_other_node_of_two_when_its_own_is_killed() -> None:
     """`make demo STORE=postgres`, with a server of its own."""
     if not programs():
@@ -161,7 +163,7 @@ def test_the_demo_takes_a_server_of_yours_and_shows_no_password(tmp_path: Path) 
 
 
 def test_a_store_that_the_demo_does_not_know_is_one_clear_line() -> None:
-    with playing("--store", "redis") as process:
+    with start("examples.demo", "--store", "redis", cwd=ROOT) as process:
         told = process.communicate(timeout=SECONDS)
     assert process.returncode == 2
     assert told == ("", "demo: STORE is sqlite, postgres or postgresql://USER@HOST/DATABASE\n")
@@ -170,7 +172,7 @@ def test_a_store_that_the_demo_does_not_know_is_one_clear_line() -> None:
 def test_a_busy_port_is_one_clear_line() -> None:
     with listen("127.0.0.1", 0) as busy:
         port = busy.getsockname()[1]
-        with playing("--port", str(port)) as process:
+        with start("examples.demo", "--port", str(port), cwd=ROOT) as process:
             told = process.communicate(timeout=SECONDS)
     assert process.returncode == 2
     assert told == ("", f"demo: port {port} is in use; choose another: make demo PORT=8001\n")
@@ -218,7 +220,7 @@ def messages_in(sse: str) -> list[dict[str, Any]]:
 
 
 def test_terminating_the_demo_alone_ends_the_server_too() -> None:
-    with playing("--port", "0") as process:
+    with start("examples.demo", "--port", "0", cwd=ROOT) as process:
         url = url_in(read_to(process, "ready on"))
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=SECONDS)
