@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 Sessions = Callable[[], list[tuple[object, ...]]]
 
-RELOADS = 30
+RELOADS = 11
 
 
 async def whole(tab: Tab, key: str, n: int) -> None:

@@ -241,6 +241,7 @@ REFUSED_STATE = {
 }
 
 
+@pytest.mark.long
 async def test_a_rolling_deploy_under_load_of_both_eras(tmp_path: Path) -> None:
     """Two releases at once, and a change of the key of request state between their processes."""
     address, log = shared_address(tmp_path / "log.db"), tmp_path / "diary"

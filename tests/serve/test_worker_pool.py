@@ -89,6 +89,7 @@ async def answering(peer: Peer, count: int) -> set[int]:
     seen: set[int] = set()
     while len(seen) < count:
         seen.add(await pid_of(peer))
+        await asyncio.sleep(0.005)  # a worker that starts needs the processor
     return seen
 
 

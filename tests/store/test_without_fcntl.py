@@ -72,6 +72,7 @@ async def test_one_process_serves_a_file_and_the_next_one_goes_on_after_a_kill(f
     assert text_of(last) == "bread is there"
 
 
+@pytest.mark.long
 async def test_a_client_keeps_its_session_and_shares_its_state_with_no_other(folder: Path) -> None:
     state = str(folder / "agent.json")
     async with serving(STUBBORN, "--store", "memory:") as served:

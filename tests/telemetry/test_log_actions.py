@@ -44,6 +44,8 @@ def test_nothing_that_writes_records_is_overlooked(written: list[Record]) -> Non
     """The reader of the source has found every call of a logger and of `log_event`."""
     for source in PACKAGE.rglob("*.py"):
         text = source.read_text()
+        if "log" not in text:
+            continue
         name = source.relative_to(PACKAGE).as_posix()
         found = sum(record.where.startswith(f"{name}:") for record in written)
         calls = [
