@@ -156,6 +156,7 @@ RAW = {
     "other members": '{"jsonrpc":"2.0","id":$ID,"result":BODY,"x":{"result":{}}}',
     "a member twice": '{"jsonrpc":"2.0","id":$ID,"result":{"old":1},"result":BODY}',
     "an id as a string": '{"jsonrpc":"2.0","id":"$ID","result":BODY}',
+    "an id as a double": '{"jsonrpc":"2.0","id":$ID.0,"result":BODY}',
     "an error that is null": '{"jsonrpc":"2.0","id":$ID,"error":null,"result":BODY}',
     "in an array": '[{"jsonrpc":"2.0","id":$ID,"result":BODY}]',
     "with a carriage return": '{"jsonrpc":"2.0","id":$ID,"result":BODY}\r',
@@ -311,8 +312,9 @@ async def test_other_notifications_pass_as_they_are() -> None:
 
 async def test_half_an_emoji_in_a_notification_becomes_a_character_that_can_be_stored() -> None:
     async with lane_to(scripted()) as lane:
-        await lane.call({"print": '{"jsonrpc":"2.0","method":"x","params":{"s":"a\\ud83d","n":1.5}}'})
-        assert lane.heard.of("notification") == [("notification", None, "x", {"s": "a?", "n": 1.5})]
+        params = '{"s":"a\\ud83d","n":1.5,"digits":' + "7" * 5000 + "}"
+        await lane.call({"print": '{"jsonrpc":"2.0","method":"x","params":' + params + "}"})
+        assert lane.heard.of("notification") == [("notification", None, "x", {"s": "a?", "n": 1.5, "digits": None})]
 
 
 async def test_arrays_are_taken_apart() -> None:

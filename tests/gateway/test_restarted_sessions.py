@@ -241,6 +241,17 @@ async def test_cursors_pass(tmp_path: Path) -> None:
         assert served.runs == ["read_only", "read_only"]
 
 
+async def test_an_odd_list_of_tools_is_read_as_far_as_it_can_be(tmp_path: Path) -> None:
+    """Half an emoji is a cursor, and a number has thousands of digits. Its second page is the first one again."""
+    tools = f'[1,{{"name":"idempotent","annotations":{{"idempotentHint":true}},"n":{"7" * 5000}}}]'
+    async with gateway(tmp_path, f'listed={{"tools":{tools},"nextCursor":"\\ud83d"}}') as served:
+        peer = await served.join()
+        await until_listed(served, peer)
+        wire = await begin(peer, "idempotent", {"progress": 1}, {"kill": True})
+        assert error_of((await wire.rest())[-1])["code"] == OUTCOME_UNKNOWN
+        assert served.runs == ["idempotent", "idempotent"]
+
+
 LEAVES = (
     st.none()
     | st.booleans()

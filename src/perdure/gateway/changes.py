@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perdure._core import splice
 from perdure._core.handshakes import LISTS, capabilities_in
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.listening import ChangeFilter
@@ -70,7 +71,7 @@ class UpstreamChanges:
                 seen: set[object] = set()
                 while len(seen) < MAX_PAGES:
                     try:
-                        page = json.loads(await lane.call(request, params))
+                        page = splice.decode((await lane.call(request, params)).decode())
                     except Refused:  # many servers have no templates
                         page = {}
                     cursor = page.get("nextCursor")

@@ -2,12 +2,12 @@
 
 import asyncio
 import itertools
-import json
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from importlib.metadata import version
 
+from perdure._core import splice
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.settling import may_run_again
 from perdure.gateway.lane import AskKey, Lane, Lost, Opened, RequestKey, SessionReceiver, UpstreamUnavailable
@@ -112,7 +112,7 @@ class _Answers:
         return await waiting
 
     def on_answer(self, key: RequestKey, body: bytes, *, failed: bool) -> None:
-        found = json.loads(body)
+        found = splice.decode(body.decode())
         if failed or not isinstance(found, dict):
             said = found.get("message") if isinstance(found, dict) else None
             self._fail(key, _NoAnswer(f"it refuses to list its tools: {said}"))

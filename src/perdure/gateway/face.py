@@ -19,6 +19,7 @@ from mcp_types import LoggingMessageNotification, methods
 from mcp_types.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND
 from pydantic import ValidationError
 
+from perdure._core import splice
 from perdure._core.codes import OUTCOME_UNKNOWN
 from perdure._core.durable_calls import CallClient
 from perdure._core.envelope import CAPABILITIES, CLIENT, DISCOVER, VERSION
@@ -119,7 +120,7 @@ class Relay:
                 raise
             finally:
                 await outgoing.wait_for_room()
-            result: JsonObject = json.loads(
+            result: JsonObject = splice.decode(
                 text if lane.passes else result_up(ctx.method, text, self._pool.server_info)
             )
             return result

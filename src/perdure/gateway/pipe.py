@@ -312,7 +312,11 @@ class PipeLane:
             message["params"] = params
         if self._child is None:
             return 0
-        line = self._child.input.write(to_json({"jsonrpc": "2.0", **message}, inf_nan_mode="null"))
+        try:
+            text = to_json({"jsonrpc": "2.0", **message}, inf_nan_mode="null")
+        except ValueError:  # half an emoji, in a cursor of the server's own list
+            text = json.dumps({"jsonrpc": "2.0", **message}).encode()
+        line = self._child.input.write(text)
         if not line and self._child.input.is_open:
             sentence = f"{self._name} does not read its input; a message to it was dropped"
             self._children.log.log_event(logging.WARNING, "upstream.unread", sentence, upstream=self._name)
@@ -456,7 +460,7 @@ def _decode_odd(line: bytes) -> Any:
     text = line.decode()
     found = splice.decode(text)
     if isinstance(found, dict) and "method" in found:
-        return from_json(json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace"))
+        return from_json(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
     return found
 
 
@@ -468,7 +472,9 @@ def _is_outcome(value: object, failed: bool) -> bool:
 
 
 def _number(given: object) -> int:
-    """The id or token that a server gave back: some make a string of a number. -1 is none of ours."""
+    """The id or token that a server gave back: some make a string or a double of a number. -1 is none of ours."""
     if type(given) is int:
         return given
+    if isinstance(given, float) and given.is_integer():
+        return int(given)
     return int(given) if isinstance(given, str) and given.isdecimal() and len(given) < _MOST_DIGITS else -1

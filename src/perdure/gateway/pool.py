@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from perdure._core import splice
 from perdure._core.codes import REQUEST_CANCELLED
 from perdure._core.durable_calls import CallClient
 from perdure._core.eras import handshake_params
@@ -277,7 +278,7 @@ class _Waiter:
 
     def on_answer(self, body: bytes, *, failed: bool) -> None:
         if not self.result.done():
-            self.result.set_exception(Refused(json.loads(body))) if failed else self.result.set_result(body)
+            self.result.set_exception(Refused(splice.decode(body.decode()))) if failed else self.result.set_result(body)
 
     def on_lost(self, lost: Lost) -> None:
         if not self.result.done():
@@ -463,7 +464,7 @@ async def list_tools(lane: PooledLane) -> list[JsonObject]:
     """Read all tools of an upstream. Raises `Refused` or `Gone`."""
     pages, params = ToolPages(), None
     while True:
-        cursor = pages.add(json.loads(await lane.call("tools/list", params)))
+        cursor = pages.add(splice.decode((await lane.call("tools/list", params)).decode()))
         if cursor is None:
             return pages.tools
         params = {"cursor": cursor}

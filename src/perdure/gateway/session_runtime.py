@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from perdure._core import sticky
+from perdure._core import splice, sticky
 from perdure._core.codes import REQUEST_CANCELLED
 from perdure._core.eras import LEVELS
 from perdure._core.handshakes import LISTS, capabilities_in, front_result, front_version, lost_capabilities
@@ -466,7 +466,7 @@ class SessionRuntime(SessionReceiver):
                 f"{self._lanes.name} refuses {method}: {said}",
                 upstream=self._lanes.name,
             )
-        take(None if failed else json.loads(body), failed)
+        take(None if failed else splice.decode(body.decode()), failed)
 
     def _request_sticky(self, lane: Lane, request: bytes) -> asyncio.Future[None]:
         """Repeat a sticky request. Returns what is done when it is answered, or lost with the lane."""

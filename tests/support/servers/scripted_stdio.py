@@ -22,6 +22,7 @@ Settings, for what it does before and around calls:
     form=ts            write results before ids, as the TypeScript SDK does
     pages=N            list N items on a page
     tools=A,B          list these tools besides the usual ones, without hints
+    listed=TEXT        answer `tools/list` with that text as the result
     roots=1            ask `roots/list` once it is initialized
     hold=METHOD,FILE   answer requests of that method once the file is there; until then there is FILE.held
     one=1              do one thing at a time: a call that waits keeps everything waiting, `ping` too
@@ -205,6 +206,9 @@ class Server:
             return "error", {"code": -32602, "message": "denied, as it was told"}
         if method == "tools/call":
             return Call(self, params, request_id).run()
+        if method == "tools/list" and "listed" in settings:
+            put(f'{{"jsonrpc":"2.0","id":{request_id},"result":{settings["listed"]}}}\n')
+            return None
         if method == "logging/setLevel":
             self.level = params["level"]
         elif method == "resources/subscribe":
