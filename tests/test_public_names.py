@@ -24,7 +24,7 @@ def test_every_public_name_says_what_it_is() -> None:
 
 
 def test_the_list_is_sorted_so_that_a_name_is_found() -> None:
-    assert perdure.__all__ == sorted(perdure.__all__)
+    assert perdure.__all__ == sorted(perdure.__all__, key=lambda name: (not name.isupper(), name))  # constants first
 
 
 def test_a_name_that_is_not_there_is_told_as_python_does() -> None:

@@ -25,6 +25,7 @@ if _typing.TYPE_CHECKING:
         StateError,
         StateInUse,
         StateUnusable,
+        StepFailed,
         StoreError,
         StoreLost,
         StoreReplaced,
@@ -34,10 +35,13 @@ if _typing.TYPE_CHECKING:
     )
     from perdure.http.app import App
     from perdure.settings import Settings
+    from perdure.steps import NOT_DONE, RESUMABLE, sleep, step, step_key, step_sync
     from perdure.store import open_store
     from perdure.store.interface import Store
 
 __all__ = [
+    "NOT_DONE",
+    "RESUMABLE",
     "App",
     "BadSetting",
     "BadTarget",
@@ -56,6 +60,7 @@ __all__ = [
     "StateInUse",
     "StateStore",
     "StateUnusable",
+    "StepFailed",
     "Store",
     "StoreError",
     "StoreLost",
@@ -66,6 +71,10 @@ __all__ = [
     "asgi",
     "connect",
     "open_store",
+    "sleep",
+    "step",
+    "step_key",
+    "step_sync",
 ]
 
 
@@ -100,6 +109,8 @@ def asgi(
 _HOMES = {
     "App": "perdure.http.app",
     "Client": "perdure.client.connect",
+    "NOT_DONE": "perdure.steps",
+    "RESUMABLE": "perdure.steps",
     "Gap": "perdure._core.losses",
     "Patience": "perdure._core.reconnect",
     "PendingCall": "perdure.client.pending",
@@ -108,6 +119,10 @@ _HOMES = {
     "Store": "perdure.store.interface",
     "connect": "perdure.client.connect",
     "open_store": "perdure.store",
+    "sleep": "perdure.steps",
+    "step": "perdure.steps",
+    "step_key": "perdure.steps",
+    "step_sync": "perdure.steps",
 }
 
 

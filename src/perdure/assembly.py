@@ -63,6 +63,8 @@ class ServerProcess:
         time. In between `end_others` ends everything else."""
         settings = self.context.settings
         await self._learn_tools()
+        if self._is_outlived:
+            self.tools.leave_at_steps(self.sessions)
         if is_busy():
             await _wait_while(is_busy, settings.drain_timeout)
             if not is_busy():
@@ -88,11 +90,15 @@ class ServerProcess:
         except Exception as failure:  # a stop goes on: calls of tools that are not known get their answer
             log_event(logging.WARNING, "stop.tools", f"it is not known which running calls may run again: {failure!r}")
 
+    @property
+    def _is_outlived(self) -> bool:
+        """Whether there may be a next process that knows of this one's calls."""
+        return self.context.store.shared and not self.context.journal.is_lost
+
     def end(self, *, but_tasks: bool = False) -> None:
         """End what runs: calls that may run again are left to the next process, the others get their answer.
         `but_tasks`: those that their clients can ask for again, as tasks or by a key, run on."""
-        # Whether there may be a next process that knows of this one's calls.
-        outlived = self.context.store.shared and not self.context.journal.is_lost
+        outlived = self._is_outlived
         self.tools.end_calls(self.sessions, "the server is stopping", outlived=outlived, but_tasks=but_tasks)
         self.context.hub.end_all()
 

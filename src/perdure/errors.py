@@ -20,6 +20,9 @@
     │   ├── TooManyCalls          the session has as many running calls as it may
     │   ├── NodeGone              there is no such node (any more)
     │   └── MailFull              too much waits for a node, or for the writer of a stream
+    ├── StepFailed                a step of a tool failed with an error that cannot be made again
+    ├── StepLimit                 a call does too many steps, or a step's value is too large
+    ├── StepMismatch              a call that runs again does not do what it had done
     ├── SessionEnded              the session ended while a request for it was on its way
     ├── TooManyProcesses          a server outside this process has as many processes as it may
     └── ClientError               `perdure.connect`
@@ -148,6 +151,29 @@ class NodeGone(StoreError):
 
 class MailFull(StoreError):
     """Too much waits for this node, or for the writer of this stream."""
+
+
+class StepFailed(PerdureError):
+    """A step of a tool failed with an error that cannot be made again."""
+
+    def __init__(self, name: str, kind: str, message: str) -> None:
+        super().__init__(f"step {name!r} failed: {kind}: {message}")
+        self.args = (name, kind, message)
+        self.name = name
+        self.kind = kind
+        """The class of the error."""
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"step {self.name!r} failed: {self.kind}: {self.message}"
+
+
+class StepLimit(PerdureError):
+    """A call does too many steps, or a step's value is too large."""
+
+
+class StepMismatch(PerdureError):
+    """A call that runs again does not do what it had done."""
 
 
 class SessionEnded(PerdureError):

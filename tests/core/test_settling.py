@@ -59,13 +59,13 @@ def test_the_server_is_asked_at_most_once(occasion: Occasion) -> None:
 def test_a_call_waits_for_its_principal_only_while_that_may_help() -> None:
     """It needs the credentials to run again, or to see its tool; a call that may not run again is answered at once."""
     waits = {(occasion, may) for occasion in Occasion for may in Rerun if VERDICTS[occasion][may] is Verdict.WAIT}
-    assert waits == {(Occasion.PRINCIPAL_AWAY, may) for may in (Rerun.YES, Rerun.HIDDEN, Rerun.FOLLOW)}
+    assert waits == {(Occasion.PRINCIPAL_AWAY, may) for may in (Rerun.YES, Rerun.STEPS, Rerun.HIDDEN, Rerun.FOLLOW)}
 
 
 def test_a_call_runs_again_only_with_its_credentials_and_if_it_may() -> None:
     runs = {(occasion, may) for occasion in Occasion for may in Rerun if VERDICTS[occasion][may] is Verdict.RERUN}
     occasions = (Occasion.NODE_DIED, Occasion.NODE_LEFT, Occasion.PRINCIPAL_BACK, Occasion.UPSTREAM_DIED)
-    assert runs == {(occasion, Rerun.YES) for occasion in occasions}
+    assert runs == {(occasion, may) for occasion in occasions for may in (Rerun.YES, Rerun.STEPS)}
 
 
 def test_a_principal_that_stays_away_ends_the_wait_and_a_cancelled_call_leaves_those_beside_it_alone() -> None:

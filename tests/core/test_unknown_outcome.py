@@ -22,3 +22,11 @@ def test_the_error_has_the_shared_words(vector: dict[str, object]) -> None:
 def test_a_name_is_shown_up_to_its_limit() -> None:
     assert f'"{"x" * NAME_SHOWN}" ran' in unknown_message("x" * NAME_SHOWN)
     assert unknown_message("x" * NAME_SHOWN) == unknown_message("x" * (NAME_SHOWN + 1))
+
+
+def test_the_steps_of_a_tool_are_in_the_message_and_in_the_data() -> None:
+    steps = {"finished": ["price", "mail"], "open": ["charge"]}
+    message, data = unknown_error("tools/call", "order", "its process died", steps)
+    assert "effect. Finished: price, mail. Begun, but not known to have finished: charge. Do not call it" in message
+    assert data["steps"] == steps
+    assert "finished" not in unknown_message("order", {"finished": [], "open": []}).lower()

@@ -75,3 +75,21 @@ async def use_more(url: str, state: perdure.StateStore, path: Path) -> None:
         pass
     async with perdure.connect(url, state=path, auth=lambda: "t", on_gap=print, terminate_on_close=True):
         pass
+
+
+async def steps() -> None:
+    async def price(item: str, count: int = 1) -> float:
+        return len(item) * count
+
+    def charge(amount: float) -> str:
+        return str(amount)
+
+    def was_charged() -> str | perdure.steps.NotDone:
+        return perdure.NOT_DONE
+
+    assert_type(await perdure.step("price", price, "pen"), float)
+    assert_type(await perdure.step("price", price, "pen", 2, again=True), float)
+    assert_type(await perdure.step("charge", charge, 1.5, check=was_charged), str)
+    assert_type(perdure.step_sync("charge", charge, 1.5), str)
+    await perdure.step("price", price, 3)  # type: ignore[arg-type]
+    perdure.step_sync("charge", charge)  # type: ignore[arg-type]

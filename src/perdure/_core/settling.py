@@ -22,6 +22,9 @@ MOST_RUNS = 20
 """A process that is stopped was not killed by its requests, and in a deploy all of them are stopped, one after the
 other. The limit is for a request because of which its processes are stopped."""
 
+MOST_STEPPED_RUNS = 1_000
+"""A call that gets on with its steps runs as often as it has steps (`_core.tool_steps.MOST_STEPS`)."""
+
 READS = frozenset(
     {
         "ping",
@@ -67,6 +70,8 @@ class Rerun(enum.Enum):
     NO = "no"
     ASK = "ask"
     """Only the server knows: it declares for each tool whether it may."""
+    STEPS = "steps"
+    """Its tool goes on behind its finished steps."""
     HIDDEN = "hidden"
     """The server does not show the tool to the caller that asked."""
     FOLLOW = "follow"
@@ -96,6 +101,7 @@ _CAN_RUN = {
     Rerun.YES: Verdict.RERUN,
     Rerun.NO: Verdict.UNKNOWN,
     Rerun.ASK: Verdict.ASK,
+    Rerun.STEPS: Verdict.RERUN,
     Rerun.HIDDEN: Verdict.UNKNOWN,
     Rerun.FOLLOW: Verdict.FOLLOW,
 }
@@ -105,6 +111,7 @@ VERDICTS: Mapping[Occasion, Mapping[Rerun, Verdict]] = {
     Occasion.PRINCIPAL_AWAY: {
         **_CAN_RUN,
         Rerun.YES: Verdict.WAIT,
+        Rerun.STEPS: Verdict.WAIT,
         Rerun.HIDDEN: Verdict.WAIT,
         Rerun.FOLLOW: Verdict.WAIT,
     },
@@ -143,13 +150,15 @@ def decode_kept(kept: bytes) -> UpstreamCall:
     return UpstreamCall(may_run_again=found["rerun"], follow=found["follow"])
 
 
-def rerun(method: str, *, attempt: int, occasion: Occasion, kept: UpstreamCall = NOTHING_KEPT) -> Rerun:
+def rerun(
+    method: str, *, attempt: int, occasion: Occasion, kept: UpstreamCall = NOTHING_KEPT, progressed: int = 0
+) -> Rerun:
     """Whether a request may run again that was interrupted in this attempt. One that waits for its principal was judged
-    when its node ended."""
+    when its node ended. `progressed`: the last attempt in which a step of its tool ended; only those after it count."""
     if kept.follow is not None:
         return Rerun.FOLLOW
     is_death = occasion in (Occasion.NODE_DIED, Occasion.UPSTREAM_DIED)
-    if attempt >= (MOST_ATTEMPTS if is_death else MOST_RUNS):
+    if attempt - progressed >= (MOST_ATTEMPTS if is_death else MOST_RUNS) or attempt >= MOST_STEPPED_RUNS:
         return Rerun.NO
     if method in READS or method in STICKY:
         return Rerun.YES

@@ -5,6 +5,8 @@ and the data has the hint for the tool's author. The browser client has the same
 (`tests/vectors/unknown_outcome.json`).
 """
 
+from collections.abc import Mapping, Sequence
+
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.text import address
 
@@ -15,18 +17,30 @@ HINT = "After a crash Perdure runs a tool again only if it has the hint readOnly
 SEE = address("errors", "interrupted-outcome-unknown")
 
 
-def unknown_message(name: str) -> str:
+Outline = Mapping[str, Sequence[str]]
+"""The names of a tool's steps that have `finished`, and of those that are `open`: begun, and nobody knows the rest."""
+
+
+def unknown_message(name: str, steps: Outline | None = None) -> str:
     """`name`: of the tool, or whatever else names the request."""
     return (
         f'Interrupted, outcome unknown: the server process ended while "{name[:NAME_SHOWN]}" ran, and nobody knows'
-        " whether it took effect. Do not call it again before you have checked what happened; if you cannot check, ask"
-        " the user."
+        f" whether it took effect.{_steps_message(steps)} Do not call it again before you have checked what happened;"
+        " if you cannot check, ask the user."
     )
 
 
-def unknown_error(method: str, name: str | None, reason: str) -> tuple[str, JsonObject]:
+def _steps_message(steps: Outline | None) -> str:
+    parts = (
+        {} if steps is None else {"Finished": steps["finished"], "Begun, but not known to have finished": steps["open"]}
+    )
+    return "".join(f" {what}: {', '.join(names)}." for what, names in parts.items() if names)
+
+
+def unknown_error(method: str, name: str | None, reason: str, steps: Outline | None = None) -> tuple[str, JsonObject]:
     """The message and the data. `name`: of the tool or prompt, or the URI of the resource; `None` if the request has
-    none. `reason`: part of a sentence."""
+    none. `reason`: part of a sentence. `steps`: of a tool that has done some."""
     named = {} if name is None else {"name": name}
-    data = {"outcome": "unknown", "reason": reason, "method": method, **named, "hint": HINT, "see": SEE}
-    return unknown_message(method if name is None else name), data
+    stepped = {} if steps is None else {"steps": steps}
+    data = {"outcome": "unknown", "reason": reason, "method": method, **named, **stepped, "hint": HINT, "see": SEE}
+    return unknown_message(method if name is None else name, steps), data

@@ -179,7 +179,7 @@ class Watcher:
                 held.orphans.time_has_passed_elsewhere()
             # What a client said to another node, and concerns this one.
             case mail.AskAnswered() if held is not None:
-                held.link.asks.answer(Response(id=message.response.get("id"), raw=message.response), None)
+                await held.link.asks.answer(Response(id=message.response.get("id"), raw=message.response), None)
             case mail.Notified() if held is not None:
                 held.link.pass_on(Notification(method=message.method, params=message.params, raw={}), None)
             case mail.HandedOver() if held is not None:

@@ -19,22 +19,24 @@ from functools import cached_property
 from typing import Any
 
 from perdure._core import mail, settling
-from perdure._core.codes import REQUEST_CANCELLED
-from perdure._core.ids import Kind, NodeId, RecordKind, SessionId, StreamId
-from perdure._core.jsonrpc import Request, coerce_id, error_payload
+from perdure._core.ids import Fence, Kind, NodeId, RecordKind, SessionId, StreamId
+from perdure._core.jsonrpc import JsonObject, Request, coerce_id
 from perdure._core.settling import VERDICTS, Occasion, Rerun, Verdict
 from perdure._core.states import CALL, SESSION, CallState, CallStep, SessionState, SessionStep, advance
+from perdure._core.tool_steps import Course, ToolStepKind
+from perdure._core.unknown_outcome import Outline
 from perdure.errors import HeldElsewhere, IdTaken, SessionEnded, StaleFence, StoreError, StoreUnavailable
 from perdure.log.chores import Chores
 from perdure.log.peers import mail_to
 from perdure.log.stream import Stream
 from perdure.sessions.context import ServerContext
-from perdure.sessions.ledger import end_of_call, request_of, unknown_outcome
+from perdure.sessions.ledger import cancelled, end_of_call, request_of, unknown_outcome
 from perdure.sessions.registry import SessionRegistry, ToolHints
 from perdure.sessions.second_run import said_before
 from perdure.sessions.session import Session
+from perdure.sessions.tool_steps import ask_name, course_of, recorded_answer
 from perdure.store.interface import open_call, paged, stream_by_id, streams_by_id
-from perdure.store.records import CallRecord, SessionRecord, StreamRecord
+from perdure.store.records import AskRecord, CallRecord, SessionRecord, StreamRecord, ToolStepRecord
 from perdure.store.steps import (
     CallEnd,
     ChangeSession,
@@ -43,6 +45,7 @@ from perdure.store.steps import (
     EndSession,
     MailReceived,
     PutCall,
+    PutToolStep,
     Release,
     Step,
 )
@@ -56,6 +59,10 @@ CallKey = tuple[SessionId, int, int | str]
 @dataclass(frozen=True, kw_only=True)
 class AbandonedCall:
     row: CallRecord
+    course: Course = field(default_factory=Course)
+    """The steps that its tool has done."""
+    asked: bool = False
+    """Its client had a question to answer."""
 
     @cached_property
     def request(self) -> Request | None:
@@ -70,9 +77,17 @@ class AbandonedCall:
     def ids(self) -> dict[str, Any]:
         return {"session": self.row.session, "stream": self.row.stream, "call": self.row.request_id}
 
+    def outline(self, now: float) -> Outline | None:
+        return self.course.outline(now) if self.course.marks else None
+
+    def stands(self, now: float) -> bool:
+        """Whether it did nothing but wait when its process ended. Then that end was not due to it, and does not
+        count."""
+        return self.asked or self.course.sleeps(now)
+
     def ended(self, step: CallStep) -> CallEnd:
-        row, state = self.row, advance(CALL, self.row.state, step)
-        return CallEnd(incarnation=row.incarnation, request_id=row.request_id, state=state)
+        row, state, stepped = self.row, advance(CALL, self.row.state, step), bool(self.course.marks)
+        return CallEnd(incarnation=row.incarnation, request_id=row.request_id, state=state, stepped=stepped)
 
     def changed(self, step: CallStep, stream: Stream) -> PutCall:
         row = self.row
@@ -119,9 +134,12 @@ class WaitingCalls:
         self._until: dict[SessionId, float] = {}
         """Sessions with such calls, here or elsewhere, and until when they wait."""
 
-    def expect(self, session_id: SessionId) -> None:
-        """Calls of a session wait, here or elsewhere, for its principal."""
-        self._until[session_id] = self._monotonic() + self._context.settings.session_grace
+    def expect(self, session_id: SessionId, *, goes_on: bool = True) -> None:
+        """Calls of a session wait, here or elsewhere, for its principal. One that only has to go on behind its steps
+        waits as long as its task, because nothing about it is unknown."""
+        settings = self._context.settings
+        seconds = max(settings.session_grace, settings.task_ttl if goes_on else 0.0)
+        self._until[session_id] = max(self._until.get(session_id, 0.0), self._monotonic() + seconds)
         if (session := self._sessions.held(session_id)) is not None:
             session.waits = True
             self.send_back()
@@ -412,10 +430,57 @@ class Settler:
             else:
                 # Read after a claim: no other node can end them.
                 rows = [row for row in await store.calls(record.session, stream=record.id) if CALL[row.state]]
-                progress.calls = [AbandonedCall(row=row) for row in rows]
+                progress.calls = await self._abandoned(rows, claimed, record.node)
                 progress.stream = self._take_over(claimed, rows, by=by)
                 await self._settle_calls(owner, progress.stream, progress, by)
         self._in_progress.pop(record.id, None)
+
+    async def _abandoned(self, rows: Sequence[CallRecord], stream: StreamRecord, dead: NodeId) -> list[AbandonedCall]:
+        """The calls of a stream with what their tools have done. The answer to a question that is in the mail of the
+        dead node is recorded first: its client was told that it is accepted."""
+        store, steps, asks = self._context.store, list[ToolStepRecord](), list[AskRecord]()
+        if any(row.method == "tools/call" for row in rows):
+            steps += await store.tool_steps(stream.id)
+            asks += [ask for ask in await store.asks(stream.session) if ask.stream == stream.id]
+        if asks and len(rows) == 1:  # of several calls it is not known which one has asked
+            answers = await self._answers_in_mail(dead)
+            for ask in [ask for ask in asks if ask.id in answers]:
+                step = self._answer_step(rows[0], steps, ask, answers[ask.id], stream.fence)
+                await self._context.journal.write(CloseAsk(session=ask.session, id=ask.id), step, may_be_held=False)
+                steps.append(step.record)
+                asks.remove(ask)
+        courses = [course_of(steps, row.incarnation, row.request_id) for row in rows]
+        pairs = zip(rows, courses, strict=True)
+        return [AbandonedCall(row=row, course=course, asked=bool(asks)) for row, course in pairs]
+
+    async def _answers_in_mail(self, dead: NodeId) -> dict[str, JsonObject]:
+        answers: dict[str, JsonObject] = {}
+        async for _, raw in paged(lambda after: self._context.store.mail(dead, after=after)):
+            if isinstance(message := mail.decode(raw), mail.AskAnswered):
+                answers.setdefault(str(message.response.get("id")), message.response)
+        return answers
+
+    def _answer_step(
+        self, row: CallRecord, steps: Sequence[ToolStepRecord], ask: AskRecord, answer: JsonObject, fence: Fence
+    ) -> PutToolStep:
+        request, now = json.loads(ask.request), self._context.clock()
+        state, value = recorded_answer(answer)
+        record = ToolStepRecord(
+            stream=row.stream,
+            incarnation=row.incarnation,
+            request_id=row.request_id,
+            number=max((step.number for step in steps), default=0) + 1,
+            kind=ToolStepKind.ASK,
+            name=ask_name(request["method"], request.get("params")),
+            state=state,
+            again=True,
+            own=False,
+            attempt=row.attempt,
+            began=now,
+            ended=now,
+            value=value,
+        )
+        return PutToolStep(fence=fence, record=record)
 
     def _take_over(self, claimed: StreamRecord, rows: Sequence[CallRecord], *, by: SettleRequest) -> Stream:
         context, session = self._context, self._sessions.held(claimed.session)
@@ -448,7 +513,7 @@ class Settler:
                     case Verdict.KEEP:
                         pass
                     case Verdict.CANCEL:
-                        payload = error_payload(call.row.request_id, REQUEST_CANCELLED, "Request cancelled")
+                        payload = cancelled(call.row.request_id, call.outline(self._context.clock()))
                         also = end_of_call(owner, self._context.clock(), _BROKE)
                         with spans.settle(owner.id[:8], stream.id, outcome="cancelled"):
                             stream.append(payload, end=call.ended(CallStep.CANCEL), also=also)
@@ -459,7 +524,8 @@ class Settler:
                         sentence = f"a request waits for its principal ({call.row.method})"
                         log_event(logging.INFO, "call.waits", sentence, **call.ids)
                         self._send_all(mail.Waiting(session=owner.id))
-                        self.waiting.expect(owner.id)
+                        goes_on = bool(call.course.marks) and not call.course.is_unknown
+                        self.waiting.expect(owner.id, goes_on=goes_on)
                     case Verdict.RERUN | Verdict.FOLLOW | Verdict.BEGIN if session is not None:
                         await self._run(session, call, stream, by, verdict)
                     case _:
@@ -479,17 +545,21 @@ class Settler:
         if call.request is None:
             return row[Rerun.NO]
         attempt, kept = call.row.attempt, settling.decode_kept(call.row.upstream)
-        verdict = row[settling.rerun(call.row.method, attempt=attempt, occasion=by.occasion, kept=kept)]
-        if verdict is Verdict.ASK:
-            verdict = row[await by.tools.ask(owner, call.request, by.origin)]
-        return verdict
+        progressed = attempt if call.stands(self._context.clock()) else call.course.progressed
+        may = settling.rerun(call.row.method, attempt=attempt, occasion=by.occasion, kept=kept, progressed=progressed)
+        if row[may] is Verdict.ASK:
+            may = await by.tools.ask(owner, call.request, by.origin)
+            if may is Rerun.STEPS and call.course.is_unknown:
+                may = Rerun.NO
+        return row[may]
 
     # What becomes of a call
 
     def _answer_unknown(self, owner: SessionRecord, call: AbandonedCall, stream: Stream, reason: str) -> None:
         row = call.row
         params = None if call.request is None else call.request.params
-        payload = unknown_outcome(row.request_id, method=row.method, reason=reason, params=params)
+        steps = call.outline(self._context.clock())
+        payload = unknown_outcome(row.request_id, method=row.method, reason=reason, params=params, steps=steps)
         also = end_of_call(owner, self._context.clock(), _BROKE)
         with spans.settle(row.session[:8], row.stream, outcome="unknown"):
             stream.append(payload, end=call.ended(CallStep.SETTLE), also=also)
@@ -510,7 +580,8 @@ class Settler:
             progress, logged = await said_before(
                 self._context, request, row.stream, incarnation=place, sent=row.progress, session=record
             )
-            attempt = row.attempt + (verdict is Verdict.RERUN)
+            counts = verdict is Verdict.RERUN and not call.stands(self._context.clock())
+            attempt = row.attempt + counts
             again = replace(call.changed(CallStep.RUN_AGAIN, stream), attempt=attempt, progress=progress)
             with spans.settle(session.name, stream.id, outcome=_RUNS[verdict]):
                 await self._context.journal.write(again)
@@ -522,8 +593,10 @@ class Settler:
                     attempt=again.attempt,
                     progress=progress,
                     logged=logged,
+                    course=call.course,
                     upstream=settling.decode_kept(row.upstream),
                     follows=follows,
+                    repeats=verdict is not Verdict.BEGIN,
                 )
         except (StoreUnavailable, StaleFence):
             raise  # trying again may help; or another node has it
@@ -535,7 +608,8 @@ class Settler:
         else:
             if verdict is Verdict.RERUN:
                 self._context.counters.calls_rerun += 1
-                sentence = f"a request that was interrupted runs again ({row.method})"
+                returning = f"; {len(call.course.marks)} of its steps return" if call.course.marks else ""
+                sentence = f"a request that was interrupted runs again ({row.method}){returning}"
                 log_event(logging.INFO, "call.rerun", sentence, **call.ids)
             elif follows:
                 self._context.counters.calls_followed += 1

@@ -273,7 +273,8 @@ class UpstreamRuntimes:
 
     async def tools(self, record: SessionRecord, origin: object) -> Mapping[str, JsonObject]:
         async with self.pool.lane(NO_CALLER, OWN) as lane:
-            return {str(tool.get("name")): tool for tool in await list_tools(lane)}
+            # Its hints alone: steps of a tool that runs elsewhere are not recorded here, whatever its `_meta` says.
+            return {str(t.get("name")): {"annotations": t.get("annotations")} for t in await list_tools(lane)}
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from perdure.http.sdk_passthrough import SdkPassthrough
 from perdure.runtime.health import Health
 from perdure.runtime.server import authenticates, endpoint_of, host, is_bare
 from perdure.sessions.ledger import name_of
-from perdure.sessions.registry import SessionInfo, has_tasks, numbers, running_calls
+from perdure.sessions.registry import SessionInfo, busy_calls, has_tasks, numbers
 from perdure.settings import Settings
 from perdure.store import notes, open_store, without_password
 from perdure.store.interface import Store, survey_of
@@ -177,7 +177,7 @@ class App:
         """Whether a call runs, or its answer waits for the store."""
         if self._process is None:
             return False
-        runs = bool(running_calls(self._process.sessions)) or any(handler.is_busy for handler in self._sessionless)
+        runs = bool(busy_calls(self._process.sessions)) or any(handler.is_busy for handler in self._sessionless)
         return runs or self._process.context.hub.unwritten > 0
 
     @property
@@ -185,7 +185,7 @@ class App:
         """The tools that run, the methods of other requests, and answers that wait for the store."""
         if self._process is None:
             return []
-        found = running_calls(self._process.sessions)
+        found = busy_calls(self._process.sessions)
         names = [name_of(call.request.params) or call.request.method for _, call in found]
         names += ["its answer is not written"] * self._process.context.hub.unwritten
         return names + ["2026-07-28"] * sum(handler.count for handler in self._sessionless)

@@ -46,6 +46,7 @@ from perdure._core.limits import Caller
 from perdure._core.revisions import is_sessionless
 from perdure.runtime.base import CallEnded, Outlet, Runtime
 from perdure.runtime.own_requests import connect_session, http_request, initialize_params, list_tools
+from perdure.steps import handler_task
 from perdure.store.records import SessionRecord
 from perdure.telemetry import tracing as spans
 
@@ -160,6 +161,7 @@ class HandlerRuntime:
     async def _serve(self, request: Request, context: HandlerContext) -> None:
         assert isinstance(request.id, int), "the session numbers its requests"
         body, failed = b"", False
+        handler_task.set(asyncio.current_task())
         try:
             with context.scope:
                 try:

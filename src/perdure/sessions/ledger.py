@@ -16,22 +16,25 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
 
-from perdure._core.codes import OUTCOME_UNKNOWN
+from perdure._core.codes import OUTCOME_UNKNOWN, REQUEST_CANCELLED
 from perdure._core.ids import RecordKind
 from perdure._core.jsonrpc import InvalidMessage, JsonObject, Request, coerce_id, error_payload, parse_body
 from perdure._core.limits import Caller, Quota
 from perdure._core.losses import incarnation_of, numbers_of
 from perdure._core.settling import NOTHING_KEPT, UpstreamCall
 from perdure._core.states import CALL, CallState, CallStep, SessionState, advance
-from perdure._core.unknown_outcome import unknown_error
+from perdure._core.unknown_outcome import Outline, unknown_error
 from perdure.errors import IdTaken
 from perdure.log.stream import Stream
 from perdure.store.records import CallRecord, SessionRecord
 from perdure.store.steps import CallEnd, ChangeSession, EndSession, Step
+
+if TYPE_CHECKING:
+    from perdure.sessions.tool_steps import ToolSteps
 
 MAX_NAME = 128
 """Characters of a tool's name that are kept with its call: the protocol allows no more."""
@@ -70,12 +73,26 @@ class Call:
     """The request that brought it, for a second run with the same credentials."""
     upstream: UpstreamCall = NOTHING_KEPT
     """As in its row."""
+    steps: ToolSteps | None = None
+    """The steps of its tool, from the first one on."""
+    leaves: bool = False
+    """This process stops, and leaves it to the next one where it can stand still: at the beginning of a step."""
     is_displaced: bool = False
     """It is an orphan, and a later request has its id; perhaps its progress token as well."""
 
     @property
     def incarnation(self) -> int:
         return self.key[0]
+
+    @property
+    def outline(self) -> Outline | None:
+        """Its finished and its open steps; `None` if its tool has done none."""
+        return self.steps.outline if self.steps is not None and self.steps.has_rows else None
+
+    @property
+    def is_standing(self) -> bool:
+        """Whether this process may leave it at once: it sleeps, or would begin a step in the next process."""
+        return self.leaves and self.steps is not None and self.steps.is_idle
 
     def say(self, params: JsonObject) -> None:
         """Note the progress that the next event reports."""
@@ -213,7 +230,8 @@ class Calls:
         if call.state is not CallState.RUNNING:
             return False
         call.state = advance(CALL, call.state, step)
-        end = CallEnd(incarnation=call.key[0], request_id=call.request.id, state=call.state)
+        stepped = call.steps is not None and call.steps.has_rows
+        end = CallEnd(incarnation=call.key[0], request_id=call.request.id, state=call.state, stepped=stepped)
         call.stream.append(payload, end=end, also=also)
         self.release(call.key)
         return True
@@ -237,9 +255,17 @@ class Calls:
             self.runtime_done(number)
 
 
-def unknown_outcome(request_id: int | str, *, method: str, reason: str, params: dict[str, Any] | None) -> bytes:
-    """The answer to a request that was interrupted and may not run again (promise 3)."""
-    return error_payload(request_id, OUTCOME_UNKNOWN, *unknown_error(method, name_of(params), reason))
+def unknown_outcome(
+    request_id: int | str, *, method: str, reason: str, params: dict[str, Any] | None, steps: Outline | None = None
+) -> bytes:
+    """The answer to a request that was interrupted and may not run again (promise 3). `steps`: those of its tool."""
+    return error_payload(request_id, OUTCOME_UNKNOWN, *unknown_error(method, name_of(params), reason, steps))
+
+
+def cancelled(request_id: int | str, steps: Outline | None = None) -> bytes:
+    """The answer to a request that its client has cancelled; with the steps that its tool had done."""
+    data = None if steps is None else {"steps": steps}
+    return error_payload(request_id, REQUEST_CANCELLED, "Request cancelled", data)
 
 
 def end_of_call(record: SessionRecord, now: float, reason: str) -> ChangeSession | EndSession | None:

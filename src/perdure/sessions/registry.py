@@ -18,6 +18,7 @@ from perdure._core.jsonrpc import JsonObject, Request
 from perdure._core.limits import Caller
 from perdure._core.settling import NOTHING_KEPT, Occasion, Rerun, may_run_again, rerun
 from perdure._core.states import CallState, ContentState, SessionState, SessionStep
+from perdure._core.tool_steps import is_resumable
 from perdure.errors import SessionEnded, StoreUnavailable, TooManySessions
 from perdure.log.stream import Stream, StreamOwner, Streams
 from perdure.sessions.context import ServerContext, Stamp
@@ -486,9 +487,15 @@ def running_calls(sessions: SessionRegistry) -> list[tuple[Session, Call]]:
     return [(session, call) for session in sessions for call in session.link.calls.all_running()]
 
 
+def busy_calls(sessions: SessionRegistry) -> list[tuple[Session, Call]]:
+    """The running calls that a stop waits for."""
+    return [(session, call) for session, call in running_calls(sessions) if not call.is_standing]
+
+
 def has_tasks(sessions: SessionRegistry) -> bool:
-    """Whether a call runs here that its client can ask for again, as a task or by its key."""
-    return any(session.record.is_task for session, _ in running_calls(sessions))
+    """Whether a call runs here that its client can ask for again, as a task or by its key, and that a stop waits
+    for."""
+    return any(session.record.is_task for session, _ in busy_calls(sessions))
 
 
 class ToolHints:
@@ -529,17 +536,28 @@ class ToolHints:
         for session, call in running_calls(sessions):
             if but_tasks and session.record.is_task:
                 continue
-            kept = call.upstream
-            may = rerun(call.request.method, attempt=call.attempt, occasion=Occasion.NODE_LEFT, kept=kept)
-            may = _of_tool(call.request, self._known or {}) if may is Rerun.ASK else may
-            if not (outlived and may in (Rerun.YES, Rerun.FOLLOW)):
+            may, steps = self._may_go_on(call), call.steps
+            if may is Rerun.STEPS and steps is not None and steps.course.is_unknown:
+                may = Rerun.NO
+            if not outlived or may not in (Rerun.YES, Rerun.STEPS, Rerun.FOLLOW):
                 session.link.answer_unknown(call, reason)
+
+    def leave_at_steps(self, sessions: SessionRegistry) -> None:
+        """Let the calls of tools that go on behind their steps begin no other one here."""
+        for _, call in running_calls(sessions):
+            call.leaves = self._may_go_on(call) is Rerun.STEPS
+
+    def _may_go_on(self, call: Call) -> Rerun:
+        method, kept = call.request.method, call.upstream
+        progressed = 0 if call.steps is None else call.steps.course.progressed
+        may = rerun(method, attempt=call.attempt, occasion=Occasion.NODE_LEFT, kept=kept, progressed=progressed)
+        return _of_tool(call.request, self._known or {}) if may is Rerun.ASK else may
 
 
 def _of_tool(request: Request, tools: Mapping[str, JsonObject]) -> Rerun:
     if (tool := tools.get(str((request.params or {}).get("name")))) is None:
         return Rerun.HIDDEN
-    return Rerun.YES if may_run_again(tool) else Rerun.NO
+    return Rerun.YES if may_run_again(tool) else Rerun.STEPS if is_resumable(tool) else Rerun.NO
 
 
 def numbers(context: ServerContext, sessions: SessionRegistry) -> Snapshot:

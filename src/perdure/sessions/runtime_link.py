@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from perdure._core import heartbeats, settling, sticky
@@ -26,8 +27,9 @@ from perdure._core.listening import METHODS
 from perdure._core.losses import Visits
 from perdure._core.revisions import REVISIONS
 from perdure._core.settling import NOTHING_KEPT, Occasion, UpstreamCall, Verdict
-from perdure._core.states import SESSION, CallState, CallStep, SessionState, SessionStep, advance
-from perdure.errors import StoreError
+from perdure._core.states import SESSION, CallState, CallStep, SessionState, SessionStep, ToolStepState, advance
+from perdure._core.tool_steps import Course, Place
+from perdure.errors import PerdureError, StoreError
 from perdure.log.journal import Steps
 from perdure.log.stream import Stream, Streams
 from perdure.runtime.base import CallEnded, Flow, Runtime
@@ -36,6 +38,7 @@ from perdure.sessions.home import Home, NoHome, look_at
 from perdure.sessions.ledger import (
     Call,
     Calls,
+    cancelled,
     encode_answer,
     encode_ask,
     encode_notification,
@@ -45,6 +48,8 @@ from perdure.sessions.ledger import (
 )
 from perdure.sessions.record_keeper import RecordKeeper, share
 from perdure.sessions.second_run import said_before
+from perdure.sessions.tool_steps import ToolSteps, course_of
+from perdure.steps import call_steps, is_in_step, is_own_task
 from perdure.store.records import AskRecord
 from perdure.store.steps import ChangeSession, CloseAsk, OpenAsk, PutCall, Step
 from perdure.telemetry import tracing as spans
@@ -125,10 +130,17 @@ class RuntimeLink:
         # The runtime runs the handler in a copy of this context.
         call.origin = origin
         before = current_call.set(CallIds(self.keeper.name, call.stream.id, call.request.id))
+        steps = call_steps.set(partial(self.steps_of, call) if request.method == "tools/call" else None)
         try:
             self.runtime.send(request, origin=origin, follow=call.upstream.follow if follows else None)
         finally:
+            call_steps.reset(steps)
             current_call.reset(before)
+
+    def steps_of(self, call: Call) -> ToolSteps:
+        if call.steps is None:
+            call.steps = ToolSteps(self.context, call)
+        return call.steps
 
     def start_again(
         self,
@@ -140,13 +152,17 @@ class RuntimeLink:
         attempt: int,
         progress: float | None,
         logged: Counter[bytes],
+        course: Course,
         upstream: UpstreamCall = NOTHING_KEPT,
         follows: bool = False,
+        repeats: bool = False,
     ) -> None:
-        """Hand a call of a dead node to the runtime. Its client has seen `progress` and `logged`."""
+        """Hand a call of a dead node to the runtime. Its client has seen `progress` and `logged`, and its tool has done
+        the steps of `course`."""
         [call] = self.calls.open([(incarnation, coerce_id(request.id))], [request], stream=stream)
         call.attempt, call.progress, call.logged, call.upstream = attempt, progress, logged, upstream
-        call.repeats = follows or attempt > 1
+        call.repeats = repeats
+        call.steps = ToolSteps(self.context, call, course) if course.marks else None
         try:
             self.start(call, origin, follows=follows)
         except BaseException:
@@ -182,8 +198,8 @@ class RuntimeLink:
             self.runtime.send(Notification(method="notifications/cancelled", params=stop, raw={}), origin=None)
 
     def _answer_cancelled(self, call: Call) -> None:
-        answer = error_payload(call.request.id, REQUEST_CANCELLED, "Request cancelled")
         if call.state is CallState.RUNNING:
+            answer = cancelled(call.request.id, call.outline)
             self.calls.answer(call, CallStep.CANCEL, answer, self._end_step(call))
             self.context.counters.calls_cancelled += 1
 
@@ -285,6 +301,11 @@ class RuntimeLink:
         readers = call.stream.readers
         return self._as_json or (not readers.present and self._visits.is_orphan(readers.lost_at))
 
+    def tell_waiters(self) -> None:
+        """Wake requests that wait for a change of this durable call, at any node."""
+        for stream in self.streams:
+            self.context.waiters.tell(stream)
+
     def new_ask_id(self) -> str:
         return f"ask-{self.context.node}-{next(self.context.ask_ids)}"
 
@@ -294,13 +315,24 @@ class RuntimeLink:
         found = None if call is None else self.calls.by_number.get(call)
         if call is not None and (found is None or found.state is not CallState.RUNNING):
             raise CallEnded  # a cancelled call that does not stop must not wait for an answer for ever
-        return self.asks.put(ask_id, Ask(ask_id, method, params, found))
+        place = None
+        if found is not None and found.request.method == "tools/call" and not is_in_step():
+            place = self.steps_of(found).ask(method, params, own=is_own_task())
+            if place is not None and (known := place.recorded) is not None and known.state is not ToolStepState.OPEN:
+                self.context.counters.tool_steps_replayed += 1
+                answer = Response(id=ask_id, raw={"jsonrpc": "2.0", "id": ask_id, **json.loads(known.value)})
+                # Not at once: the runtime is about to wait for it.
+                asyncio.get_running_loop().call_soon(partial(self.runtime.send, answer, origin=None))
+                return None
+        return self.asks.put(ask_id, Ask(ask_id, method, params, found, place=place))
 
     def answer(self, call: int, body: bytes, *, failed: bool) -> None:
         if (found := self.calls.by_number.get(call)) is None:
             return  # a sticky request that was repeated
         self.calls.runtime_done(call)
         if found.state is not CallState.RUNNING:
+            return
+        if found.steps is not None and not self._does_as_before(found, found.steps.course):
             return
         also = self._end_step(found, None if failed else body)
         self.calls.answer(found, CallStep.ANSWER, encode_answer(found.request.id, body, failed=failed), also)
@@ -312,6 +344,17 @@ class RuntimeLink:
             ids = {"session": self.keeper.name, "stream": found.stream.id, "call": found.request.id}
             sentence = f"{name_of(found.request.params)} {said} after {took:.3g} s"
             log_event(logging.INFO, "call.answered", sentence, **ids)
+
+    def _does_as_before(self, call: Call, course: Course) -> bool:
+        """Whether a tool that has returned did what its earlier runs had done. If not, its call is answered so,
+        whatever it returned: the SDK turns errors of tools into results, and tools catch them."""
+        if course.mismatch:
+            self.answer_unknown(call, course.mismatch)
+        elif unused := course.unused:
+            sentence = f"a call that ran again did not come to {len(unused)} of its recorded steps: {', '.join(unused)}"
+            ids = {"session": self.keeper.name, "stream": call.stream.id, "call": call.request.id}
+            log_event(logging.WARNING, "step.unused", sentence, **ids)
+        return not course.mismatch
 
     def interrupted(self, call: int, why: str = "its runtime failed") -> None:
         if (found := self.calls.by_number.get(call)) is None:
@@ -351,6 +394,9 @@ class RuntimeLink:
                 session=self.keeper.record,
             )
             call.upstream = replace(call.upstream, follow=None)
+            if call.steps is not None:
+                done = await context.store.tool_steps(call.stream.id)
+                call.steps = ToolSteps(context, call, course_of(done, call.incarnation, request.id))
             await context.journal.write(self._call_row(call, attempt=call.attempt + 1, progress=progress))
             if call.state is not CallState.RUNNING or self.keeper.record.state is SessionState.ENDED:
                 self.calls.runtime_done(call.number)  # it was cancelled, or another node has it
@@ -461,7 +507,9 @@ class RuntimeLink:
     def answer_unknown(self, call: Call, reason: str) -> None:
         """Answer that a call was interrupted (promise 3)."""
         request = call.request
-        payload = unknown_outcome(request.id, method=request.method, reason=reason, params=request.params)
+        payload = unknown_outcome(
+            request.id, method=request.method, reason=reason, params=request.params, steps=call.outline
+        )
         with spans.settle(self.keeper.name, call.stream.id, outcome="unknown"):
             if call.state is CallState.RUNNING:
                 self.calls.answer(call, CallStep.SETTLE, payload, self._end_step(call))
@@ -603,6 +651,8 @@ class Ask(NamedTuple):
     call: Call | None
     on: StreamId = StreamId("")
     """The stream on which the client is asked."""
+    place: Place | None = None
+    """Its place among the steps of its tool; `None`: its answer is not recorded."""
 
 
 class _Closing(Steps):
@@ -610,14 +660,13 @@ class _Closing(Steps):
 
     __slots__ = ("_link",)
 
-    def __init__(self, link: RuntimeLink, close: CloseAsk) -> None:
-        super().__init__((close,))
+    def __init__(self, link: RuntimeLink, steps: Sequence[Step]) -> None:
+        super().__init__(steps)
         self._link = link
 
     def held(self, steps: Sequence[Step]) -> None:
         super().held(steps)
-        for stream in self._link.streams:
-            self._link.context.waiters.tell(stream)
+        self._link.tell_waiters()
 
 
 class Asks:
@@ -640,20 +689,47 @@ class Asks:
         self.open[name] = ask._replace(on=stream.id)
         return link.append(call, payload, also=OpenAsk(record=record))
 
-    def answer(self, response: Response, origin: object) -> bool:
-        """Take the client's answer. Returns whether the ask waits here."""
+    async def answer(self, response: Response, origin: object) -> bool:
+        """Take the client's answer, and return when the runtime has it: the answer of a tool's question is in the store
+        before that. Returns whether the ask waits here."""
         name = response.id
         if not isinstance(name, str) or (ask := self.open.get(name)) is None:
             return False
-        self._close(name)
-        self._link.runtime.send(Response(id=ask.inner, raw={**response.raw, "id": ask.inner}), origin=origin)
+        if ask.place is None or ask.call is None or ask.call.steps is None:
+            self._close(name)
+            self._hand_over(ask, response, origin)
+            return True
+        self._forget(name)
+        # The client may leave before the answer is written, and does not send it again.
+        taking = asyncio.create_task(self._record(name, ask, ask.call.steps, ask.place, response, origin))
+        _tasks.add(taking)
+        taking.add_done_callback(_tasks.discard)
+        await asyncio.shield(taking)
         return True
+
+    async def _record(
+        self, name: str, ask: Ask, steps: ToolSteps, place: Place, response: Response, origin: object
+    ) -> None:
+        link = self._link
+        close = CloseAsk(session=link.keeper.record.id, id=name)
+        try:
+            await steps.answered(place, response.raw, close)
+        except PerdureError:  # the call has ended, or another node has it
+            link.context.put(close)
+            return
+        if link.keeper.is_durable_call:
+            link.tell_waiters()
+        self._hand_over(ask, response, origin)
+
+    def _hand_over(self, ask: Ask, response: Response, origin: object) -> None:
+        self._link.runtime.send(Response(id=ask.inner, raw={**response.raw, "id": ask.inner}), origin=origin)
 
     def give_up(self) -> None:
         """Answer the runtime in place of a client that has been away for too long."""
         error = {"code": CLIENT_AWAY, "message": "The client has been away for too long to answer"}
-        for name in list(self.open):
-            self.answer(Response(id=name, raw={"jsonrpc": "2.0", "error": error}), None)
+        for name, ask in list(self.open.items()):
+            self._close(name)
+            self._hand_over(ask, Response(id=name, raw={"jsonrpc": "2.0", "error": error}), None)
 
     def repeat(self, names: Iterable[str], *, why: str = "the client came again") -> None:
         """Repeat asks that the client or the store has forgotten: cancel the old ids, ask under new ones."""
@@ -673,14 +749,19 @@ class Asks:
         return params
 
     def _close(self, name: str) -> None:
-        del self.open[name]
-        self.open = self.open or {}  # a dictionary does not shrink
-        link = self._link
-        close = CloseAsk(session=link.keeper.record.id, id=name)
+        ask, link = self._forget(name), self._link
+        steps: list[Step] = [CloseAsk(session=link.keeper.record.id, id=name)]
+        if ask.place is not None and ask.call is not None and ask.call.steps is not None:
+            steps += ask.call.steps.unanswered(ask.place)
         if link.keeper.is_durable_call:
-            link.context.journal.put(_Closing(link, close))
+            link.context.journal.put(_Closing(link, steps))
         else:
-            link.context.put(close)
+            link.context.put(*steps)
+
+    def _forget(self, name: str) -> Ask:
+        ask = self.open.pop(name)
+        self.open = self.open or {}  # a dictionary does not shrink
+        return ask
 
 
 def node_of_ask(ask: object) -> NodeId | None:

@@ -248,7 +248,7 @@ class Session:
         `cancel_waiting` is called for a call that waits at this node for its principal."""
         here = self.context.node
         if isinstance(message, Response):
-            if self.link.asks.answer(message, origin):
+            if await self.link.asks.answer(message, origin):
                 return
             node, answer = node_of_ask(message.id), mail.AskAnswered(session=self.id, response=message.raw)
             asked = node not in (None, here) and await self._may_be_asked(message.id, node)

@@ -1,6 +1,5 @@
 """The records that a store keeps, and the limits of what waits in it."""
 
-import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -8,6 +7,7 @@ from typing import NamedTuple
 from perdure._core.histograms import Histogram
 from perdure._core.ids import Fence, Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.states import CallState, SessionState, ToolStepState
+from perdure._core.tool_steps import ToolStepKind
 
 
 class Event(NamedTuple):
@@ -100,13 +100,6 @@ class CallRecord:
     upstream: bytes = b""
     """Whether its tool may run again, and how the runtime can go on with it, as JSON (`_core.settling.UpstreamCall`);
     empty where that is not known, and once the call has ended."""
-
-
-class ToolStepKind(enum.Enum):
-    STEP = "step"
-    SLEEP = "sleep"
-    ASK = "ask"
-    """A question that its client has answered."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

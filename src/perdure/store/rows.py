@@ -18,6 +18,7 @@ from perdure._core.ids import Generation, Kind, NodeId, RecordKind, SessionId, S
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.limits import Caller
 from perdure._core.states import CallState, SessionState, ToolStepState
+from perdure._core.tool_steps import ToolStepKind
 from perdure.store.interface import Inspect
 from perdure.store.records import (
     FORWARDED_AT_ONCE,
@@ -32,7 +33,6 @@ from perdure.store.records import (
     ReaderRecord,
     SessionRecord,
     StreamRecord,
-    ToolStepKind,
     ToolStepRecord,
     UsageRecord,
 )

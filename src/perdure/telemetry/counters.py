@@ -83,6 +83,12 @@ class Counters:
         "Answers of ended tasks and calls with a key that were given up before their time, for newer ones."
     )
     keys_given_up: int = _counter("Requests refused because the answer of their call or task was given up.")
+    tool_steps_ended: int = _counter("Steps of tools that ended with a value.", outcome="ended")
+    tool_steps_failed: int = _counter("Steps of tools that ended with an error.", outcome="failed")
+    tool_steps_slept: int = _counter("Sleeps of tools that were recorded.", outcome="slept")
+    tool_steps_answered: int = _counter("Answers to questions of tools that were recorded.", outcome="answered")
+    tool_steps_replayed: int = _counter("Recorded steps, sleeps and answers that a call which runs again got back.")
+    tool_step_mismatches: int = _counter("Calls that ran again and did not do what they had done.")
     nodes_settled: int = _counter("Dead nodes whose calls this one has settled.")
     recoveries_tried: int = _counter('New sessions begun in place of lost ones (`recover="reissue"`).', outcome="tried")
     recoveries_succeeded: int = _counter("New sessions that were ready in place of lost ones.", outcome="succeeded")

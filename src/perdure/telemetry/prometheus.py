@@ -261,6 +261,11 @@ METRICS = (
         *("calls_rerun", "calls_followed", "calls_settled", "settles_cancelled"),
     ),
     _counter(
+        "tool_steps",
+        "Steps of tools that were recorded, by outcome.",
+        *("tool_steps_ended", "tool_steps_failed", "tool_steps_slept", "tool_steps_answered"),
+    ),
+    _counter(
         "recoveries",
         "Sessions issued again for clients whose session was gone, by outcome.",
         *("recoveries_tried", "recoveries_succeeded", "recoveries_failed", "recoveries_refused"),

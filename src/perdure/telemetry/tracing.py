@@ -181,6 +181,11 @@ def ask(method: str, ask_id: str, meta: dict[str, Any]) -> Iterator[None]:
         yield
 
 
+def tool_step(label: str) -> AbstractContextManager[Span]:
+    """The span of a step of a tool, below that of its handler. One that is recorded has none."""
+    return _tracer.start_as_current_span("perdure.step", attributes={"perdure.step": label})
+
+
 def settle(session: str, stream: str, *, outcome: str) -> AbstractContextManager[Span]:
     """The span of settling a call. Outcomes: `rerun`, `unknown`, `cancelled`."""
     attributes = {SESSION: session, STREAM: stream, "perdure.outcome": outcome}

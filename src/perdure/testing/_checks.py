@@ -16,6 +16,7 @@ from perdure._core.ids import Generation, Kind, NodeId, RecordKind, SessionId, S
 from perdure._core.limits import Caller
 from perdure._core.retention import MAX_ENDED_OF_CALLER, MAX_ENDED_PARAMS, Cutoffs
 from perdure._core.states import CallState, ClaimState, SessionState, SessionStep, ToolStepState
+from perdure._core.tool_steps import ToolStepKind
 from perdure.errors import (
     IdTaken,
     MailFull,
@@ -43,7 +44,6 @@ from perdure.store.records import (
     OpenCall,
     Outline,
     SessionRecord,
-    ToolStepKind,
     ToolStepRecord,
     UsageRecord,
 )

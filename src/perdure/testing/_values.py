@@ -8,6 +8,7 @@ from typing import Any
 
 from perdure._core.ids import Fence, Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.states import CallState, SessionState, ToolStepState
+from perdure._core.tool_steps import ToolStepKind
 from perdure.store.interface import Liveness, Store
 from perdure.store.records import (
     AskRecord,
@@ -16,7 +17,6 @@ from perdure.store.records import (
     ReaderRecord,
     SessionRecord,
     StreamRecord,
-    ToolStepKind,
     ToolStepRecord,
 )
 from perdure.store.steps import Append, CallEnd, PutCall, PutToolStep, Refusals, Step

@@ -1,0 +1,289 @@
+"""Keeps the steps of a call's tool in the store: the `StepLog` of `perdure.steps`.
+
+Nothing is held in memory while the store fails: a step that is only in memory is no step. So a step waits for the
+store, and for a stream whose claim is in doubt, until the call ends or is taken over by another node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from perdure._core.ids import StreamId
+from perdure._core.states import TOOL_STEP, CallState, ToolStepState, ToolStepStep, advance
+from perdure._core.tool_steps import LOST, Course, Mark, Place, Refusal, ToolStepKind, Why
+from perdure._core.unknown_outcome import Outline
+from perdure.errors import Misuse, PerdureError, StaleFence, StepLimit, StepMismatch, StoreUnavailable
+from perdure.sessions.ledger import encode
+from perdure.store.records import ToolStepRecord
+from perdure.store.steps import PutToolStep, Step
+from perdure.telemetry.log_records import log_event
+
+if TYPE_CHECKING:
+    from perdure.sessions.context import ServerContext
+    from perdure.sessions.ledger import Call
+
+_RETRY_FIRST = 0.02
+_RETRY_MOST = 0.5
+"""Seconds between attempts to write a step, as the journal has them while the store fails."""
+
+_LONGEST_SLEEP = 60.0
+"""Seconds after which a sleep reads the store's clock again."""
+
+_KEYS = uuid.UUID("6a0c7f0e-3f0b-5d0b-9c43-2d6f6b1a7d11")
+"""The name space of `step_key`."""
+
+_ERRORS: dict[Why, type[PerdureError]] = {
+    Why.MISUSE: Misuse,
+    Why.LIMIT: StepLimit,
+    Why.MISMATCH: StepMismatch,
+}
+
+
+class ToolSteps:
+    """The steps of one call that runs here."""
+
+    __slots__ = ("_active", "_call", "_context", "_doubts", "_idle", "course", "thread")
+
+    def __init__(self, context: ServerContext, call: Call, course: Course | None = None) -> None:
+        self._context = context
+        self._call = call
+        self._doubts = context.journal.doubts
+        """The journal's, when the store was last known to have all that is recorded."""
+        self.course = course or Course()
+        self._active = 0
+        """How many steps run."""
+        self._idle = 0
+        """How many tasks of the tool sleep, or wait for the next process to begin a step."""
+        self.thread: int | None = None
+
+    @property
+    def has_rows(self) -> bool:
+        return bool(self.course.marks)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the tool does nothing that it would not do again in the next process."""
+        return self._idle > 0 and self._active == 0
+
+    @property
+    def outline(self) -> Outline:
+        return self.course.outline(self._context.clock())
+
+    # `perdure.steps.StepLog`
+
+    async def begin(self, kind: ToolStepKind, name: str, *, own: bool, writes: bool, again: bool) -> Place:
+        await self._pass_boundary()
+        place = self._enter(kind, name, own=own)
+        if place.recorded is not None and place.recorded.state is not ToolStepState.OPEN:
+            self._context.counters.tool_steps_replayed += 1
+        elif place.recorded is None and writes:
+            try:
+                await self._record(place, ToolStepState.OPEN, again=again)
+            except BaseException:
+                self.course.leave(place)
+                raise
+        self._active += 1
+        return place
+
+    async def end(self, place: Place, step: ToolStepStep, value: bytes) -> None:
+        state = advance(TOOL_STEP, ToolStepState.OPEN, step)
+        try:
+            await self._record(place, state, again=False, value=value)
+        finally:
+            self._leave(place)
+        counters = self._context.counters
+        if step is ToolStepStep.END:
+            counters.tool_steps_ended += 1
+        else:
+            counters.tool_steps_failed += 1
+
+    def leave(self, place: Place, *, again: bool) -> None:
+        self._leave(place)
+        is_done = place.recorded is not None or place.number in self.course.marks
+        if not is_done and self._call.state is CallState.RUNNING:
+            # A tool that goes on, because only a part of it was cancelled, may have recorded what follows.
+            step = self._step(place, ToolStepState.OPEN, again=again)
+            self._context.put(step)
+            self._put(place, step.record)
+
+    async def sleep(self, seconds: float, name: str, *, own: bool) -> None:
+        await self._pass_boundary()
+        place, clock = self._enter(ToolStepKind.SLEEP, name, own=own), self._context.clock
+        try:
+            if (recorded := place.recorded) is not None and recorded.ended is not None:
+                ends = recorded.ended
+                self._context.counters.tool_steps_replayed += 1
+            else:
+                ends = clock() + seconds
+                await self._record(place, ToolStepState.ENDED, again=True, ended=ends)
+                self._context.counters.tool_steps_slept += 1
+            self._idle += 1
+            try:
+                while (left := ends - clock()) > 0:  # noqa: ASYNC110 - the store's clock has no event
+                    await asyncio.sleep(min(left, _LONGEST_SLEEP))
+            finally:
+                self._idle -= 1
+        finally:
+            self.course.leave(place)
+
+    def too_large(self, size: int) -> str:
+        return self.course.too_large(size)
+
+    def key_of(self, place: Place) -> uuid.UUID:
+        call = self._call
+        return uuid.uuid5(_KEYS, f"{call.stream.id} {call.incarnation} {encode(call.request.id)!r} {place.label}")
+
+    # Questions
+
+    def ask(self, method: str, params: dict[str, Any] | None, *, own: bool) -> Place | None:
+        """Enter a question to the client; `None` if the call has so many steps that the answer is not recorded. Raises
+        `StepMismatch`."""
+        with contextlib.suppress(StepLimit):
+            return self._enter(ToolStepKind.ASK, ask_name(method, params), own=own)
+        return None
+
+    async def answered(self, place: Place, response: dict[str, Any], *also: Step) -> None:
+        """Record the client's answer, in one commit with other steps, and wait until the store has it."""
+        state, value = recorded_answer(response)
+        if self.too_large(len(value)):
+            state, value = ToolStepState.OPEN, b""  # it is asked again in the next run
+        await self._record(place, state, again=True, value=value, also=also)
+        self._context.counters.tool_steps_answered += 1
+
+    def unanswered(self, place: Place) -> Sequence[Step]:
+        """What notes that the tool waits for an answer no longer, and goes on: the next run asks again."""
+        if self._call.state is not CallState.RUNNING or place.number in self.course.marks:
+            return ()
+        step = self._step(place, ToolStepState.OPEN, again=True)
+        self._put(place, step.record)
+        return (step,)
+
+    # The store
+
+    def _leave(self, place: Place) -> None:
+        self._active -= 1
+        self.course.leave(place)
+
+    def _enter(self, kind: ToolStepKind, name: str, *, own: bool) -> Place:
+        place = self.course.begin(kind, name, own=own)
+        if not isinstance(place, Refusal):
+            return place
+        if place.why is Why.MISMATCH:
+            self._context.counters.tool_step_mismatches += 1
+            ids = {"stream": self._call.stream.id, "call": self._call.request.id}
+            log_event(logging.ERROR, "step.mismatch", place.sentence, session=self._call.stream.session, **ids)
+        raise _ERRORS[place.why](place.sentence)
+
+    async def _pass_boundary(self) -> None:
+        """Wait where the tool may stand still: the process stops, and the next one goes on here. Check what the store
+        may have lost."""
+        if self._call.leaves:
+            self._idle += 1
+            try:
+                while self._call.leaves and self._call.state is CallState.RUNNING:  # noqa: ASYNC110 - seldom, and once
+                    await asyncio.sleep(_RETRY_MOST)
+            finally:
+                self._idle -= 1
+        self._check_running()
+        if self._doubts != self._context.journal.doubts and self.has_rows:
+            await self._check_rows()
+
+    def _check_running(self) -> None:
+        if self._call.state is not CallState.RUNNING:
+            raise Misuse("the call of this step has ended; a step begins while its tool runs")
+
+    async def _check_rows(self) -> None:
+        """Compare the store with what is recorded. If something is missing, the call goes on here, but no other process
+        may go on in its place."""
+        doubts, stream = self._context.journal.doubts, self._call.stream.id
+        while True:
+            try:
+                rows = await self._context.store.tool_steps(stream, values=False)
+                break
+            except StoreUnavailable:
+                await asyncio.sleep(_RETRY_MOST)
+        self._doubts = doubts
+        key = self._call.incarnation, self._call.request.id
+        stored = {row.number: row.state for row in rows if (row.incarnation, row.request_id) == key}
+        if any(stored.get(number) is not mark.state for number, mark in self.course.marks.items()):
+            place = Place(self.course.new_number(), ToolStepKind.STEP, LOST, LOST, False, None)
+            await self._record(place, ToolStepState.OPEN, again=False)
+            sentence = "the store has lost steps of a call: it goes on here, and not after the end of this process"
+            log_event(logging.ERROR, "step.lost", sentence, session=self._call.stream.session, stream=stream)
+
+    async def _record(
+        self,
+        place: Place,
+        state: ToolStepState,
+        *,
+        again: bool,
+        value: bytes = b"",
+        ended: float | None = None,
+        also: Sequence[Step] = (),
+    ) -> None:
+        delay = 0.0
+        while True:
+            self._check_running()
+            step = self._step(place, state, again=again, value=value, ended=ended)
+            try:
+                await self._context.journal.write(*also, step, may_be_held=False)
+                break
+            except StoreUnavailable:
+                pass
+            except StaleFence:
+                # Another node has the call, and this one is about to learn it; or the store has lost the stream.
+                self._doubts = -1
+            delay = min(delay * 2, _RETRY_MOST) or _RETRY_FIRST
+            await asyncio.sleep(delay)
+        self._put(place, step.record)
+
+    def _step(
+        self, place: Place, state: ToolStepState, *, again: bool, value: bytes = b"", ended: float | None = None
+    ) -> PutToolStep:
+        call, now = self._call, self._context.clock()
+        recorded = place.recorded
+        if ended is None and not TOOL_STEP[state]:
+            ended = now
+        record = ToolStepRecord(
+            stream=StreamId(call.stream.id),
+            incarnation=call.incarnation,
+            request_id=call.request.id,
+            number=place.number,
+            kind=place.kind,
+            name=place.name,
+            state=state,
+            again=again,
+            own=place.own,
+            attempt=call.attempt,
+            began=now if recorded is None else recorded.began,
+            ended=ended,
+            value=value,
+        )
+        return PutToolStep(fence=call.stream.fence, record=record)
+
+    def _put(self, place: Place, record: ToolStepRecord) -> None:
+        mark = Mark(place.kind, place.label, record.state, record.again, record.attempt, record.ended)
+        self.course.put(place.number, mark, len(record.value))
+
+
+def course_of(records: Sequence[ToolStepRecord], incarnation: int, request_id: int | str) -> Course:
+    """The course of one call, out of all tool steps of its stream."""
+    return Course(record for record in records if (record.incarnation, record.request_id) == (incarnation, request_id))
+
+
+def ask_name(method: str, params: dict[str, Any] | None) -> str:
+    """The name of a question as a tool step: a digest, so that another question has another one."""
+    given = {name: value for name, value in (params or {}).items() if name != "_meta"}
+    return hashlib.blake2b(encode([method, given]), digest_size=16).hexdigest()
+
+
+def recorded_answer(response: dict[str, Any]) -> tuple[ToolStepState, bytes]:
+    """The form in which a client's answer is recorded."""
+    said = {name: response[name] for name in ("result", "error") if name in response}
+    return ToolStepState.FAILED if "error" in said else ToolStepState.ENDED, encode(said)

@@ -1,0 +1,412 @@
+"""Runs the steps of a tool: each is done once in the life of a call, although its process may die.
+
+The result of a step is in the store before the tool sees it. If the process dies, the call runs again, at any node, and
+finished steps return their recorded results. `sessions.tool_steps` keeps them; a tool finds its call in a context
+variable, which is empty outside Perdure: there a step is a plain call.
+
+A tool gets the recorded form of a value or an error, also in the first run, so that no run differs from another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import functools
+import importlib
+import inspect
+import math
+import threading
+import typing
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import ContextVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, TypeVarTuple, Unpack, overload
+from weakref import WeakKeyDictionary
+
+import anyio.from_thread
+import anyio.to_thread
+from pydantic import ConfigDict, TypeAdapter
+from pydantic.errors import PydanticUserError
+from pydantic_core import PydanticSerializationError, from_json, to_json
+
+from perdure._core.states import ToolStepState, ToolStepStep
+from perdure._core.tool_steps import RESUMABLE_META, Place, ToolStepKind
+from perdure.errors import Misuse, StepFailed, StepLimit
+from perdure.telemetry import tracing as spans
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+RESUMABLE: Final = {RESUMABLE_META: True}
+"""The `meta` of a tool that goes on after a crash: outside its steps it does nothing that must not be done twice, and
+takes the same way each time."""
+
+
+class NotDone(enum.Enum):
+    """What a `check` returns if the step has had no effect yet."""
+
+    NOT_DONE = "not done"
+
+
+NOT_DONE: Final = NotDone.NOT_DONE
+
+
+class StepLog(Protocol):
+    """Keeps the steps of one call. Its coroutines run in the call's event loop."""
+
+    thread: int | None
+    """The thread of a synchronous tool, as of its first step."""
+
+    async def begin(self, kind: ToolStepKind, name: str, *, own: bool, writes: bool, again: bool) -> Place:
+        """Begin a step, or find it recorded. `own`: in the tool's own task. `writes`: record that it begins. Raises
+        `PerdureError`."""
+
+    async def end(self, place: Place, step: ToolStepStep, value: bytes) -> None:
+        """Record the end of a step, and wait until the store has it."""
+
+    def leave(self, place: Place, *, again: bool) -> None:
+        """A step was cut short: it stays open."""
+
+    async def sleep(self, seconds: float, name: str, *, own: bool) -> None: ...
+
+    def too_large(self, size: int) -> str:
+        """Why a value of that size is not kept; empty if it is."""
+
+    def key_of(self, place: Place) -> uuid.UUID: ...
+
+
+call_steps: ContextVar[Callable[[], StepLog] | None] = ContextVar("perdure_call_steps", default=None)
+"""Set where a call is handed to its handler; returns the log of the call, which is made for its first step."""
+
+handler_task: ContextVar[asyncio.Task[Any] | None] = ContextVar("perdure_handler_task", default=None)
+"""The task in which a handler runs: the tool's own."""
+
+
+class _Running(NamedTuple):
+    """The step that the code runs in."""
+
+    log: StepLog | None
+    place: Place | None
+    random: uuid.UUID | None
+
+
+_step: ContextVar[_Running | None] = ContextVar("perdure_step", default=None)
+
+
+# --- For tools --------------------------------------------------------------------------------------------------------
+
+
+@overload
+async def step(
+    name: str,
+    fn: Callable[[Unpack[Ts]], Awaitable[T]],
+    /,
+    *args: *Ts,
+    again: bool = ...,
+    check: Callable[[], Awaitable[T | NotDone]] | Callable[[], T | NotDone] | None = ...,
+) -> T: ...
+@overload
+async def step(
+    name: str,
+    fn: Callable[[Unpack[Ts]], T],
+    /,
+    *args: *Ts,
+    again: bool = ...,
+    check: Callable[[], Awaitable[T | NotDone]] | Callable[[], T | NotDone] | None = ...,
+) -> T: ...
+async def step(  # type: ignore[misc]  # mypy does not match `*args: *Ts` with any implementation
+    name: str, fn: Callable[..., Any], /, *args: Any, again: bool = False, check: Callable[[], Any] | None = None
+) -> Any:
+    """Do `fn(*args)` once in the life of the call, and return its result, in this run and in every later one.
+
+    `fn` is async, or it is synchronous and runs in a worker thread. A step that was begun and not finished when its
+    process died is not run again, and its call is answered -31001, unless it says otherwise. `again=True`: it may be
+    run again. `check`: it is called first; what it returns is the result, and `NOT_DONE` lets `fn` run.
+
+    The value is kept as JSON, and `fn`'s return annotation decides what comes out of it.
+    """
+    _refuse_both(again, check)
+    if (log := _log()) is None:
+        return await _plain(fn, args)
+    values = _Values.of(fn)
+    place = await log.begin(ToolStepKind.STEP, name, own=is_own_task(), writes=not again, again=again or bool(check))
+    if (recorded := place.recorded) is not None and recorded.state is not ToolStepState.OPEN:
+        log.leave(place, again=again)
+        return _outcome(values, name, recorded.state, recorded.value)
+    token = _step.set(_Running(log, place, None))
+    cause: Exception | None = None
+    try:
+        with spans.tool_step(place.label):
+            found = await _called(check, ()) if check is not None and recorded is not None else NOT_DONE
+            value = await _called(fn, args) if found is NOT_DONE else found
+        how, body = values.write(log, value)
+    except Exception as failure:
+        how, body, cause = ToolStepStep.FAIL, _error(log, name, failure), failure
+    except BaseException:
+        log.leave(place, again=again)
+        raise
+    finally:
+        _step.reset(token)
+    await log.end(place, how, body)
+    return _outcome(values, name, _STATES[how], body, cause)
+
+
+def step_sync(
+    name: str,
+    fn: Callable[[Unpack[Ts]], T],
+    /,
+    *args: *Ts,
+    again: bool = False,
+    check: Callable[[], T | NotDone] | None = None,
+) -> T:
+    """`step` for a synchronous tool: `fn` runs in the tool's own thread."""
+    _refuse_both(again, check)
+    if (open_log := _open_log()) is None or (task := handler_task.get()) is None:
+        token = _step.set(_step.get() or _Running(None, None, uuid.uuid4()))
+        try:
+            return fn(*args)
+        finally:
+            _step.reset(token)
+    values, loop = _Values.of(fn), task.get_loop()
+    log, place = _in_loop(loop, _begin_in_thread(open_log, name, _worker_thread(), again=again, check=bool(check)))
+    if (recorded := place.recorded) is not None and recorded.state is not ToolStepState.OPEN:
+        loop.call_soon_threadsafe(functools.partial(log.leave, place, again=again))
+        return typing.cast("T", _outcome(values, name, recorded.state, recorded.value))
+    token = _step.set(_Running(log, place, None))
+    cause: Exception | None = None
+    try:
+        with spans.tool_step(place.label):
+            found = check() if check is not None and recorded is not None else NOT_DONE
+            value = fn(*args) if found is NOT_DONE else found
+        how, body = values.write(log, value)
+    except Exception as failure:
+        how, body, cause = ToolStepStep.FAIL, _error(log, name, failure), failure
+    except BaseException:
+        loop.call_soon_threadsafe(functools.partial(log.leave, place, again=again))
+        raise
+    finally:
+        _step.reset(token)
+    _in_loop(loop, log.end(place, how, body))
+    return typing.cast("T", _outcome(values, name, _STATES[how], body, cause))
+
+
+async def sleep(seconds: float, *, name: str = "sleep") -> None:
+    """Sleep until a time that is recorded: a call that runs again sleeps the rest."""
+    if not (isinstance(seconds, int | float) and math.isfinite(seconds) and seconds >= 0):
+        raise Misuse(f"a tool sleeps for a number of seconds that is not negative, not for {seconds!r:.50}")
+    if (log := _log()) is None:
+        await asyncio.sleep(seconds)
+    else:
+        await log.sleep(seconds, name, own=is_own_task())
+
+
+def step_key() -> uuid.UUID:
+    """Return the key of the step that the code runs in, the same in every run: for APIs that take an idempotency
+    key. Outside Perdure it is random."""
+    running = _step.get()
+    if running is None:
+        if call_steps.get() is not None:
+            raise Misuse("step_key() was called outside a step; call it in the function that a step runs")
+        return uuid.uuid4()
+    if running.log is None or running.place is None:
+        return running.random or uuid.uuid4()
+    return running.log.key_of(running.place)
+
+
+# --- Where the code runs ----------------------------------------------------------------------------------------------
+
+
+def _open_log() -> Callable[[], StepLog] | None:
+    """What opens the log of the call, unless there is none or the code runs in a step: then this is part of that
+    one."""
+    return None if is_in_step() else call_steps.get()
+
+
+def _log() -> StepLog | None:
+    return None if (open_log := _open_log()) is None else open_log()
+
+
+def is_own_task() -> bool:
+    """Whether the code runs in the tool's own task."""
+    task = handler_task.get()
+    return task is not None and task is asyncio.current_task()
+
+
+def _worker_thread() -> int | None:
+    """The number of this thread, if it is one in which the SDK runs synchronous tools; `None` for any other."""
+    try:
+        anyio.from_thread.check_cancelled()
+    except RuntimeError:
+        return None
+    return threading.get_ident()
+
+
+async def _begin_in_thread(
+    open_log: Callable[[], StepLog], name: str, thread: int | None, *, again: bool, check: bool
+) -> tuple[StepLog, Place]:
+    """Begin a step of a synchronous tool. Its own thread is the first worker thread in which it does a step."""
+    log = open_log()
+    log.thread = log.thread or thread
+    own = thread is not None and log.thread == thread
+    return log, await log.begin(ToolStepKind.STEP, name, own=own, writes=not again, again=again or check)
+
+
+def is_in_step() -> bool:
+    """Whether the code runs in a step: what it does is part of that one."""
+    return _step.get() is not None
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
+    """Do something in the call's event loop, from a thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+    work.close()
+    raise Misuse("step_sync would block the event loop; use `await perdure.step` in an async tool")
+
+
+async def _plain(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    token = _step.set(_step.get() or _Running(None, None, uuid.uuid4()))
+    try:
+        return await _called(fn, args)
+    finally:
+        _step.reset(token)
+
+
+async def _called(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None)):  # noqa: B004
+        return await fn(*args)
+    value = await anyio.to_thread.run_sync(fn, *args)
+    return await value if inspect.isawaitable(value) else value
+
+
+def _refuse_both(again: bool, check: Callable[[], Any] | None) -> None:
+    if again and check is not None:
+        raise Misuse("a step has `again=True` or `check=`: one that is checked runs again only if it was not done")
+
+
+# --- Values and errors ------------------------------------------------------------------------------------------------
+
+
+class _Values:
+    """Writes and reads the values of one function's steps, as its return annotation says."""
+
+    __slots__ = ("_adapter",)
+
+    def __init__(self, adapter: TypeAdapter[Any] | None) -> None:
+        self._adapter = adapter
+
+    @classmethod
+    def of(cls, fn: Callable[..., Any]) -> _Values:
+        while isinstance(fn, functools.partial):
+            fn = fn.func
+        fn = getattr(fn, "__func__", fn)
+        try:
+            known = _known.get(fn)
+        except TypeError:  # no weak reference to it is possible
+            return cls._read(fn)
+        if known is None:
+            known = _known[fn] = cls._read(fn)
+        return known
+
+    @classmethod
+    def _read(cls, fn: Callable[..., Any]) -> _Values:
+        hinted = fn if inspect.isroutine(fn) or inspect.isclass(fn) else type(fn).__call__
+        if inspect.isclass(fn):
+            return cls(_adapter(fn, fn))
+        if "return" not in getattr(hinted, "__annotations__", {}):
+            return _PLAIN
+        try:
+            annotation = typing.get_type_hints(hinted, include_extras=True)["return"]
+        except Exception as failure:
+            raise Misuse(
+                f"the return annotation of {_name(fn)} cannot be read: {failure!r}; import its names at run time"
+            ) from failure
+        return _PLAIN if annotation is Any else cls(_adapter(fn, annotation))
+
+    def write(self, log: StepLog, value: object) -> tuple[ToolStepStep, bytes]:
+        """The recorded form of a value. Raises `StepLimit`, or whatever shows that it cannot be written or read."""
+        if self._adapter is None:
+            body = to_json(value, inf_nan_mode="constants")
+        else:
+            body = self._adapter.dump_json(value, by_alias=True, round_trip=True, warnings=False)
+            self._adapter.validate_json(body)
+        if sentence := log.too_large(len(body)):
+            raise StepLimit(sentence)
+        return ToolStepStep.END, body
+
+    def read(self, body: bytes) -> Any:
+        return from_json(body) if self._adapter is None else self._adapter.validate_json(body)
+
+
+_PLAIN = _Values(None)
+_known: WeakKeyDictionary[Callable[..., Any], _Values] = WeakKeyDictionary()
+
+
+def _adapter(fn: Callable[..., Any], annotation: Any) -> TypeAdapter[Any]:
+    try:
+        try:
+            return TypeAdapter(annotation, config=ConfigDict(ser_json_inf_nan="constants"))
+        except PydanticUserError as failure:
+            if failure.code != "type-adapter-config-unused":
+                raise
+            return TypeAdapter(annotation)  # a model has a configuration of its own
+    except PydanticUserError as failure:
+        sentence = f"{_name(fn)} returns {annotation!r}, which cannot be kept as JSON; return what pydantic can write"
+        raise Misuse(sentence) from failure
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    return str(getattr(fn, "__qualname__", fn))
+
+
+_STATES = {ToolStepStep.END: ToolStepState.ENDED, ToolStepStep.FAIL: ToolStepState.FAILED}
+
+
+def _outcome(values: _Values, name: str, state: ToolStepState, body: bytes, cause: BaseException | None = None) -> Any:
+    """Return a recorded value, or raise a recorded error."""
+    if state is ToolStepState.ENDED:
+        try:
+            return values.read(body)
+        except ValueError as failure:
+            raise StepFailed(name, type(failure).__name__, f"its recorded value cannot be read: {failure}") from failure
+    error = from_json(body)
+    raise (_rebuilt(error) or StepFailed(name, error["kind"], error["message"])) from cause
+
+
+def _error(log: StepLog, name: str, failure: Exception) -> bytes:
+    """The recorded form of an error: its class and arguments, if it can be made again of them."""
+    if isinstance(failure, PydanticSerializationError):
+        failure = StepFailed(name, type(failure).__name__, f"its value cannot be kept as JSON: {failure}")
+    kind = type(failure)
+    error: dict[str, Any] = {"kind": kind.__name__, "message": str(failure)[:_MOST_MESSAGE]}
+    try:
+        whole = {**error, "class": [kind.__module__, kind.__qualname__], "args": list(failure.args)}
+        body = to_json(whole)
+        again = _rebuilt(from_json(body))
+        is_same = again is not None and again.args == failure.args and str(again) == str(failure)
+        if is_same and not log.too_large(len(body)):
+            return body
+    except ValueError:  # its arguments are no JSON
+        pass
+    return to_json(error)
+
+
+_MOST_MESSAGE = 10_000
+"""Characters of an error that cannot be made again: enough for a model and for a log."""
+
+
+def _rebuilt(error: dict[str, Any]) -> Exception | None:
+    """Make an error again; `None` if its class is not there, or does not take these arguments."""
+    if "class" not in error:
+        return None
+    module, qualname = error["class"]
+    try:
+        kind: Any = importlib.import_module(module)
+        for part in qualname.split("."):
+            kind = getattr(kind, part)
+        found = kind(*error["args"])
+    except Exception:  # whatever the class raises
+        return None
+    return found if isinstance(found, Exception) else None

@@ -1,0 +1,431 @@
+"""A tool does its effects in steps, its process is killed, and the call goes on in the middle of the tool.
+
+Real processes, killed with SIGKILL by themselves at named points of the tool. Each effect adds a line to a file, so a
+test counts effects over all processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perdure
+from tests.support.clients.recording_client import assert_answered_once, assert_sound, looking
+from tests.support.clients.task_client import CAN_BE_ASKED, OUTCOME_UNKNOWN, Balancer, Message, TaskClient, said
+from tests.support.processes.cluster import cluster
+from tests.support.processes.crash_points import Point, at
+from tests.support.processes.serving import Served, serving
+from tests.support.servers.in_process import until
+from tests.support.servers.step_tools import Script, effects
+from tests.support.stores.postgres import store_url
+from tests.support.stores.shared import ON_POSTGRES, shared_address
+
+pytestmark = pytest.mark.anyio
+
+STEP_TOOLS = "tests.support.servers.step_tools:server"
+
+
+@dataclass(kw_only=True)
+class Story:
+    """A store, the servers that start one after another on it, and a client whose call has become a task."""
+
+    folder: Path
+    address: str
+    stack: AsyncExitStack
+    balancer: Balancer = field(default_factory=lambda: Balancer(ports=[]))
+    asked: list[str] = field(default_factory=list)
+    seen: dict[str, set[Any]] = field(default_factory=dict)
+
+    async def start(self, *options: str, point: Point | None = None) -> Served:
+        given = ("--store", self.address, "--task-after", "0s", *options)
+        server = await self.stack.enter_async_context(serving(STEP_TOOLS, *given, point=point))
+        self.balancer.ports[:] = [server.port]
+        return server
+
+    async def begin(self, tool: str = "play", *, opens: bool = True, **arguments: Any) -> str:
+        """Call a tool, which begins when its caller has the task."""
+        self.client = TaskClient(balancer=self.balancer, capabilities=CAN_BE_ASKED)
+        task = await self.client.task(tool, folder=str(self.folder), **arguments)
+        if opens:
+            self.open("begin")
+        return task
+
+    def gate(self, name: str) -> str:
+        return str(self.folder / name)
+
+    def open(self, name: str) -> None:
+        Path(self.gate(name)).touch()
+
+    async def outcome(self, task: str) -> Message:
+        """Poll until the task has ended, and answer what it asks."""
+        while True:
+            view = await self.client.get(task)
+            if view["status"] == "input_required":
+                for name, ask in view["inputRequests"].items():
+                    self.asked.append(ask["params"]["message"])
+                    content = {"action": "accept", "content": {"answer": f"answer-{len(self.asked)}"}}
+                    await self.client.insist("tasks/update", {"taskId": task, "inputResponses": {name: content}})
+            elif view["status"] != "working":
+                return view
+
+    async def next_of(self, query: str) -> None:
+        """Wait until a query has a row that it did not have at the last time."""
+        before = self.seen.setdefault(query, set())
+        await until(lambda: bool(set(self.rows(query)) - before))
+        before.update(self.rows(query))
+
+    async def play(self, script: Script, *die: str, tool: str = "play") -> Message:
+        """Play a script, and start another server each time that one has died."""
+        server = await self.start()
+        task = await self.begin(tool, script=script, die=list(die))
+        polling = asyncio.create_task(self.outcome(task))
+        for _ in range(sum(int(point.partition(" *")[2] or 1) for point in die)):
+            dying = asyncio.create_task(server.has_died())
+            await asyncio.wait((dying, polling), return_when=asyncio.FIRST_COMPLETED)
+            if not dying.done():
+                dying.cancel()  # the task ended before the next point
+                break
+            assert dying.result()
+            server = await self.start()
+        return await polling
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        with looking(self.address) as rows:
+            return rows(query)
+
+    @property
+    def effects(self) -> Counter[str]:
+        return Counter(name for name, _, _ in effects(self.folder))
+
+    def judge(self) -> None:
+        assert_answered_once(self.address)
+        assert_sound(self.address)
+
+
+@pytest.fixture
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    is_postgres = getattr(request, "param", "") == "postgres"
+    return store_url() if is_postgres else shared_address(tmp_path / "log.db")
+
+
+on_both = pytest.mark.parametrize("address", [""] if ON_POSTGRES else ["", "postgres"], indirect=True)
+
+
+@pytest.fixture
+async def story(tmp_path: Path, address: str) -> AsyncIterator[Story]:
+    async with AsyncExitStack() as stack:
+        yield Story(folder=tmp_path, address=address, stack=stack)
+
+
+SHOP: Script = [{"step": "price", "again": True}, {"step": "charge"}, {"step": "mail", "again": True}]
+
+
+@on_both
+async def test_a_finished_step_is_not_run_again(story: Story) -> None:
+    """And the tool gets the value that the first process has recorded."""
+    view = await story.play(SHOP, "after charge")
+    price, charge, mail = str(said(view)).split(" ")[1::2]
+    assert price == charge != mail
+    assert story.effects == {"price": 1, "charge": 1, "mail": 1}
+    story.judge()
+
+
+@on_both
+async def test_an_unmarked_step_that_was_interrupted_ends_the_call(story: Story) -> None:
+    view = await story.play(SHOP, "behind charge")
+    assert said(view) == OUTCOME_UNKNOWN
+    assert view["error"]["data"]["steps"] == {"finished": ["price"], "open": ["charge"]}
+    assert "Finished: price. Begun, but not known to have finished: charge." in view["error"]["message"]
+    assert story.effects == {"price": 1, "charge": 1}
+    story.judge()
+
+
+@pytest.mark.parametrize("point", ["in mail", "behind mail"])
+async def test_a_step_that_may_run_again_does_under_the_same_key(story: Story, point: str) -> None:
+    view = await story.play(SHOP, point)
+    assert [word for word in str(said(view)).split(" ") if not word.isdigit()] == ["price", "charge", "mail"]
+    keys = {key for name, key, _ in effects(story.folder) if name == "mail"}
+    assert (len(keys), story.effects["mail"]) == (1, 1 if point == "in mail" else 2)
+    assert (story.effects["price"], story.effects["charge"]) == (1, 1)
+
+
+CHECKED: Script = [{"step": "charge", "check": True}, {"step": "mail", "again": True}]
+
+
+async def test_a_check_that_finds_the_step_done_gives_its_result(story: Story) -> None:
+    assert "charge was done mail" in str(said(await story.play(CHECKED, "behind charge")))
+    assert story.effects == {"charge": 1, "mail": 1}
+
+
+async def test_a_check_that_does_not_find_it_lets_it_run(story: Story) -> None:
+    assert "was done" not in str(said(await story.play(CHECKED, "in charge")))
+    assert story.effects == {"charge": 1, "mail": 1}
+
+
+async def test_a_call_that_gets_on_may_die_often(story: Story) -> None:
+    """Once behind each step, and at the start; each process but the last is killed."""
+    script: Script = [{"step": name} for name in ("one", "two", "three", "four")]
+    view = await story.play(script, "before one", *(f"after {act['step']}" for act in script))
+    assert str(said(view)).split(" ")[::2] == ["one", "two", "three", "four"]
+    assert set(story.effects.values()) == {1}
+    story.judge()
+
+
+async def test_a_call_ends_that_dies_in_two_runs_without_getting_on(story: Story) -> None:
+    view = await story.play(SHOP, "before charge *3")
+    assert said(view) == OUTCOME_UNKNOWN
+    assert view["error"]["data"]["steps"] == {"finished": ["price"], "open": []}
+    assert story.effects == {"price": 1}
+
+
+async def test_a_death_in_a_sleep_does_not_count(story: Story) -> None:
+    """Three processes die in one sleep, and it ends when it would have ended."""
+    script: Script = [{"step": "one"}, {"sleep": 15}, {"step": "two"}]
+    server = await story.start()
+    task = await story.begin(script=script)
+    await story.next_of("SELECT 1 FROM tool_step WHERE kind = 'sleep'")
+    for _ in range(3):
+        await story.next_of("SELECT node FROM stream WHERE kind = 'c'")  # of a process that sleeps on
+        await server.kill()
+        server = await story.start()
+    assert str(said(await story.outcome(task))).split(" ")[::2] == ["one", "two"]
+    assert story.effects == {"one": 1, "two": 1}
+
+
+async def test_a_hinted_tool_runs_an_open_step_again(story: Story) -> None:
+    await story.play(SHOP, "behind charge", tool="play_again")
+    assert story.effects == {"price": 1, "charge": 2, "mail": 1}
+
+
+async def test_a_tool_that_says_nothing_is_told_with_its_steps(story: Story) -> None:
+    view = await story.play(SHOP, "after charge", tool="play_once")
+    assert said(view) == OUTCOME_UNKNOWN
+    assert view["error"]["data"]["steps"] == {"finished": ["price", "charge"], "open": []}
+    assert story.effects == {"price": 1, "charge": 1}
+
+
+async def test_a_synchronous_tool_goes_on(story: Story) -> None:
+    server = await story.start()
+    task = await story.begin("play_sync", names=["price", "charge", "charge"], die=["after price"])
+    assert await server.has_died()
+    await story.start()
+    assert str(said(await story.outcome(task))).split(" ")[::2] == ["price", "charge", "charge"]
+    assert story.effects == {"price": 1, "charge": 2}
+
+
+# Questions
+
+
+@on_both
+async def test_an_answered_question_is_not_asked_again(story: Story) -> None:
+    """Two equal questions have their own answers, and another text is asked."""
+    script: Script = [{"ask": "Why?"}, {"ask": "Why?"}, {"step": "one"}, {"ask": "Where?"}]
+    words = str(said(await story.play(script, "after one"))).split(" ")
+    assert story.asked == ["Why?", "Why?", "Where?"]
+    assert [*words[:3], words[4]] == ["answer-1", "answer-2", "one", "answer-3"]
+
+
+@pytest.mark.parametrize("tool", ["play", "play_again"])
+async def test_the_answer_is_there_before_the_tool_has_it(story: Story, tool: str) -> None:
+    """Also of a tool that knows nothing of steps."""
+    assert said(await story.play([{"ask": "Why?"}], "after Why?", tool=tool)) == "answer-1"
+    assert story.asked == ["Why?"]
+
+
+async def test_an_open_question_is_asked_again_and_its_death_does_not_count(story: Story) -> None:
+    server = await story.start()
+    task = await story.begin(script=[{"step": "one"}, {"ask": "Why?"}])
+    for _ in range(3):
+        await story.next_of("SELECT id FROM ask")
+        await server.kill()
+        server = await story.start()
+    await story.next_of("SELECT id FROM ask")
+    assert "answer-1" in str(said(await story.outcome(task)))
+    assert (story.asked, story.effects) == (["Why?"], {"one": 1})
+
+
+# The order
+
+
+async def test_another_step_than_the_recorded_one_is_a_mismatch_and_nothing_runs(story: Story) -> None:
+    """Whatever the tool makes of it."""
+    for tool in ("play", "play_catching"):
+        story.folder = story.folder / tool
+        story.folder.mkdir()
+        script: Script = [{"first": [{"step": "a"}, {"step": "b"}], "then": [{"step": "c"}, {"step": "a"}]}]
+        view = await story.play(script, "after a", tool=tool)
+        assert said(view) == OUTCOME_UNKNOWN
+        assert view["error"]["data"]["reason"] == (
+            "this call had done 'a' as its step 1, and now begins 'c': the tool has changed, or is not deterministic "
+            "outside its steps"
+        )
+        assert story.effects == {"a": 1}
+
+
+async def test_steps_behind_the_recorded_ones_may_be_added(story: Story) -> None:
+    script: Script = [{"first": [{"step": "a"}], "then": [{"step": "a"}, {"step": "b"}]}]
+    assert str(said(await story.play(script, "after a"))).split(" ")[::2] == ["a", "b"]
+    assert story.effects == {"a": 1, "b": 1}
+
+
+TEN: Script = [
+    {"step": "begin"},
+    {"each": [[{"step": f"{n}", "again": True}, {"step": f"{n}-next"}] for n in range(10)]},
+]
+
+
+@on_both
+async def test_ten_tasks_at_once_go_on_where_each_was(story: Story) -> None:
+    """In whatever order they begin; an unmarked step that was open would end the call."""
+    view = await story.play(TEN, "before 3-next", "before 7-next")
+    names = [f"{n}{more}" for n in range(10) for more in ("", "-next")]
+    if said(view) == OUTCOME_UNKNOWN:
+        assert set(view["error"]["data"]["steps"]["open"]) <= set(names)
+    else:
+        assert str(said(view)).split(" ")[::2] == ["begin", *names]
+        assert {name: count for name, count in story.effects.items() if name.endswith("next")} == {
+            name: 1 for name in names if name.endswith("next")
+        }
+    assert all(count == 1 for name, count in story.effects.items() if name.endswith(("next", "begin")))
+
+
+# Every moment of a step. A step that may run again is written once, any other twice: price, charge, charge, mail.
+
+TOOL_STEPS = "perdure.sessions.tool_steps"
+WRITES = ("the end of price", "the begin of charge", "the end of charge", "the end of mail")
+MOMENTS = {
+    "before the commit of": at(TOOL_STEPS, "ToolSteps._step", "enter"),
+    "in the commit of": at("perdure.store.sqlite.steps", "StreamSteps.put_tool_step", "leave"),
+    "behind the commit of": at(TOOL_STEPS, "ToolSteps._put", "enter"),
+}
+
+
+def moments() -> Iterator[Any]:
+    """The two commits of an unmarked step are in every run."""
+    for number, write in enumerate(WRITES, 1):
+        for moment, point in MOMENTS.items():
+            marks = () if "charge" in write else (pytest.mark.long,)
+            for store in ("",) if ON_POSTGRES or moment == "in the commit of" else ("", "postgres"):
+                yield pytest.param(store, replace(point, nth=number), id=f"{moment} {write} {store}", marks=marks)
+
+
+@pytest.mark.parametrize(("address", "point"), [*moments()], indirect=["address"])
+async def test_a_process_dies_at_a_moment_of_a_step(story: Story, point: Point) -> None:
+    """No unmarked effect is done twice, and the call ends in its value or names what is unknown."""
+    server = await story.start(point=point)
+    task = await story.begin(script=SHOP, opens=False)
+    await server.arm()
+    story.open("begin")
+    assert await server.has_died()
+    await story.start()
+    view = await story.outcome(task)
+    if said(view) == OUTCOME_UNKNOWN:
+        assert view["error"]["data"]["steps"] == {"finished": ["price"], "open": ["charge"]}
+        assert story.effects["mail"] == 0
+    else:
+        assert str(said(view)).split(" ")[::2] == ["price", "charge", "mail"]
+        assert min(story.effects.values()) == 1
+    assert story.effects["charge"] <= 1
+    story.judge()
+
+
+# Two nodes
+
+
+async def test_another_node_goes_on_in_a_session(tmp_path: Path) -> None:
+    """Era of sessions: the client's own call is answered, and its progress goes on."""
+    async with cluster(shared_address(tmp_path / "log.db"), processes=2, target=STEP_TOOLS) as two:
+        url = f"http://127.0.0.1:{two.proxy.port}/mcp"
+        (tmp_path / "begin").touch()
+        async with perdure.connect(url, mode="legacy") as client:
+            arguments = {"script": SHOP, "folder": str(tmp_path), "die": ["after charge"]}
+            result = await client.call_tool("play", arguments)
+    words = str(result.content[0].text).split(" ")  # type: ignore[union-attr]
+    assert words[::2] == ["price", "charge", "mail"]
+    assert words[1] == words[3] != words[5]
+    assert Counter(name for name, _, _ in effects(tmp_path)) == {"price": 1, "charge": 1, "mail": 1}
+
+
+@on_both
+async def test_an_answer_in_the_mail_of_a_dead_node_counts(story: Story) -> None:
+    """The node that has asked stands still; its client answers at the other one, and is told that this is accepted."""
+    first = await story.start("--lease", "60s")
+    task = await story.begin(script=[{"ask": "Why?"}, {"step": "one"}])
+    while not (asked := (await story.client.get(task)).get("inputRequests")):
+        pass
+    await story.start("--lease", "60s")
+    first.send(signal.SIGSTOP)
+    answers = {name: {"action": "accept", "content": {"answer": "so"}} for name in asked}
+    response = await story.client.ask("tasks/update", {"taskId": task, "inputResponses": answers})
+    assert "result" in response
+    await first.kill()
+    assert str(said(await story.outcome(task))).split(" ")[:2] == ["so", "one"]  # and not what it says a second time
+
+
+@pytest.mark.parametrize(
+    ("address", "again"),
+    [("postgres", False), pytest.param("postgres", True, marks=pytest.mark.long)],
+    indirect=["address"],
+)
+async def test_a_node_that_stood_still_in_a_step_begins_no_other(story: Story, again: bool) -> None:
+    """It is stopped past its lease, and another node takes the call over. What it still does counts for nothing."""
+    first = await story.start("--lease", "2s")
+    script: Script = [{"step": "charge", "at": story.gate("go"), "again": again}, {"step": "mail"}]
+    task = await story.begin(script=script)
+    await until(lambda: story.effects["charge"])
+    second = await story.start("--lease", "2s")
+    first.send(signal.SIGSTOP)
+    try:
+        if again:
+            await until(lambda: story.effects["charge"] == 2)
+        else:
+            view = await story.outcome(task)
+            assert view["error"]["data"]["steps"] == {"finished": [], "open": ["charge"]}
+    finally:
+        first.send(signal.SIGCONT)
+    story.open("go")
+    await until(lambda: any("took this node for dead" in line or "buried" in line for line in first.output))
+    if again:
+        assert str(said(await story.outcome(task))) == f"charge {second.pid} mail {second.pid}"
+    await first.stop()
+    assert story.effects == ({"charge": 2, "mail": 1} if again else {"charge": 1})
+    story.judge()
+
+
+# Stops
+
+
+@on_both
+async def test_a_rolling_deploy_of_three_processes_runs_each_step_once(story: Story) -> None:
+    """A process that stops waits for the step that it is in, and not for the call."""
+    names = ("a", "b", "c")
+    server = await story.start("--drain-timeout", "5m")
+    task = await story.begin(script=[{"step": name, "at": story.gate(name)} for name in names])
+    pids = []
+    for name in names:
+        await until(lambda name=name: story.effects[name])  # type: ignore[misc]
+        pids.append(server.pid)
+        before, server = server, await story.start("--drain-timeout", "5m")
+        before.send(signal.SIGTERM)
+        await until(lambda before=before: any("stop" in line for line in before.output))  # type: ignore[misc]
+        story.open(name)
+        assert await before.wait() == 0
+    assert said(await story.outcome(task)) == " ".join(f"{name} {pid}" for name, pid in zip(names, pids, strict=True))
+    assert set(story.effects.values()) == {1}
+
+
+async def test_a_sleeping_call_does_not_hold_up_a_stop(story: Story) -> None:
+    server = await story.start("--drain-timeout", "5m")
+    task = await story.begin(script=[{"step": "one"}, {"sleep": 4}, {"step": "two"}])
+    await story.next_of("SELECT 1 FROM tool_step WHERE kind = 'sleep'")
+    assert await server.stop() == 0
+    server = await story.start()
+    assert str(said(await story.outcome(task))).split(" ")[2:] == ["two", str(server.pid)]

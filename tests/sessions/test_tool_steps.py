@@ -1,0 +1,369 @@
+"""Steps of tools in two processes, one after the other on one file: the first is stopped, and the second goes on.
+
+Both run in the test's own process, so a test sees what the tool got in each run. What SIGKILL leaves behind is in
+`end_to_end/test_steps_killed.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import datetime
+import math
+import threading
+import uuid
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import Client, MCPError
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from pydantic import BaseModel
+
+import perdure
+from perdure._core.ids import parse_position
+from perdure._core.tool_steps import MOST_VALUE
+from perdure.errors import Misuse
+from tests.support.clients.task_client import CAN_BE_ASKED, Balancer, TaskClient, said
+from tests.support.servers.in_process import serve, until
+from tests.support.stores.faulty_store import Fault, FaultyStore
+from tests.support.stores.shared import SharedStore
+
+pytestmark = pytest.mark.anyio
+
+
+class Answer(BaseModel):
+    answer: str
+
+
+Body = Callable[[], Awaitable[Any]]
+
+
+class Price(BaseModel):
+    amount: int
+    since: datetime.date
+
+
+class NoStock(Exception):
+    """It cannot be made again of its arguments."""
+
+    def __init__(self, item: str, left: int) -> None:
+        super().__init__(f"{left} of {item}")
+
+
+class Tool:
+    """A tool `do` that does what a test says, and in its first run waits behind that until its process is stopped."""
+
+    def __init__(self, body: Body, *, runs: int = 2) -> None:
+        self.got: list[Any] = []
+        self.server = MCPServer("steps", version="1", log_level="CRITICAL")
+
+        @self.server.tool(meta=perdure.RESUMABLE)
+        async def do(ctx: Context) -> str:
+            self.got.append(await body())
+            if len(self.got) < runs:
+                await asyncio.Event().wait()
+            return "done"
+
+    def has_run(self, times: int) -> bool:
+        return len(self.got) == times
+
+
+async def in_each_run(body: Body, path: Path, *, runs: int = 2) -> list[Any]:
+    """What a tool got in each of its runs."""
+    tool, balancer = Tool(body, runs=runs), Balancer(ports=[])
+    client = TaskClient(balancer=balancer)
+    task = ""
+    for number in range(1, runs + 1):
+        async with serve(tool.server, store=SharedStore(path), task_after=0.0, drain_timeout=0.0) as site:
+            balancer.ports[:] = [site.port]
+            task = task or await client.task("do")
+            await until(partial(tool.has_run, number))
+            if number == runs:
+                assert said(await client.outcome(task)) == "done"
+    return tool.got
+
+
+async def outcome_of(step: Awaitable[Any]) -> tuple[type, Any]:
+    """The type and the value that a tool gets, or the error."""
+    try:
+        value = await step
+    except Exception as failure:
+        return type(failure), (str(failure), *failure.args)
+    return type(value), value
+
+
+def untyped() -> Any:
+    return {"when": datetime.date(2026, 1, 1), "pair": (1, 2)}
+
+
+def typed() -> tuple[Price, datetime.datetime]:
+    return Price(amount=3, since=datetime.date(2026, 1, 1)), datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+
+
+async def not_a_number() -> float:
+    return math.nan
+
+
+def nothing() -> None:
+    return None
+
+
+def largest() -> str:
+    return "x" * (MOST_VALUE - 2)
+
+
+async def test_values_are_the_same_in_both_runs(tmp_path: Path) -> None:
+    """They come in their recorded form, and as the annotation says."""
+
+    async def body() -> list[Any]:
+        return [
+            await outcome_of(perdure.step(fn.__name__, fn)) for fn in (untyped, typed, nothing, not_a_number, largest)
+        ]
+
+    first, second = await in_each_run(body, tmp_path / "log.db")
+    assert repr(first) == repr(second)
+    assert first[0] == (dict, {"when": "2026-01-01", "pair": [1, 2]})
+    assert first[1] == (tuple, typed())
+    assert first[2] == (type(None), None)
+    assert math.isnan(first[3][1])
+    assert len(first[4][1]) == MOST_VALUE - 2
+
+
+def tool_error() -> str:
+    raise ToolError("no stock")
+
+
+def mcp_error() -> str:
+    raise MCPError(-32000, "no stock", {"left": 0})
+
+
+def no_stock() -> str:
+    raise NoStock("pens", 0)
+
+
+def no_json() -> Any:
+    return object()
+
+
+def wrong_type() -> int:
+    return "three"  # type: ignore[return-value]
+
+
+def too_large() -> str:
+    return "x" * (MOST_VALUE - 1)
+
+
+async def test_errors_are_the_same_in_both_runs(tmp_path: Path) -> None:
+    """Those that cannot be made again are `StepFailed`, and what cannot be written, or is too large, fails its step."""
+    fns = (tool_error, mcp_error, no_stock, no_json, wrong_type, too_large)
+
+    async def body() -> list[Any]:
+        return [await outcome_of(perdure.step(fn.__name__, fn)) for fn in fns]
+
+    first, second = await in_each_run(body, tmp_path / "log.db")
+    assert repr(first) == repr(second)
+    kinds = [kind.__name__ for kind, _ in first]
+    assert kinds == ["ToolError", "MCPError", *["StepFailed"] * 3, "StepLimit"]
+    assert first[1][1][1:] == (-32000, "no stock", {"left": 0})
+    assert first[0][1] == ("no stock", "no stock")
+    assert first[2][1][0] == "step 'no_stock' failed: NoStock: 0 of pens"
+    assert "cannot be kept as JSON" in first[3][1][0]
+    assert "1,048,576" in first[5][1][0]
+
+
+async def test_a_sleep_ends_when_it_would_have_ended(tmp_path: Path) -> None:
+    """Also in the third process, and under the name that it has."""
+    ends: list[float] = []
+
+    async def body() -> None:
+        begun = asyncio.get_running_loop().time()
+        await perdure.sleep(0.2, name="nap")
+        ends.append(asyncio.get_running_loop().time() - begun)
+
+    await in_each_run(body, tmp_path / "log.db", runs=3)
+    assert ends[0] >= 0.2
+    assert len(ends) == 3
+
+
+async def test_a_step_in_a_step_is_part_of_it(tmp_path: Path) -> None:
+    inner: list[uuid.UUID] = []
+
+    async def outer() -> str:
+        async def part() -> str:
+            inner.append(perdure.step_key())
+            return "inner"
+
+        return await perdure.step("inner", part)
+
+    async def body() -> str:
+        return await perdure.step("outer", outer)
+
+    assert await in_each_run(body, tmp_path / "log.db") == ["inner", "inner"]
+    assert len(inner) == 1
+
+
+async def test_threads_have_the_steps_if_they_have_the_context(tmp_path: Path) -> None:
+    effects: list[str] = []
+
+    def in_thread(name: str) -> None:
+        perdure.step_sync(name, lambda: effects.append(name))
+
+    def in_threads() -> None:
+        with_context = threading.Thread(target=contextvars.copy_context().run, args=(in_thread, "with"))
+        without = threading.Thread(target=in_thread, args=("without",))
+        for thread in (with_context, without):
+            thread.start()
+            thread.join()
+
+    async def body() -> None:
+        await asyncio.to_thread(in_threads)
+
+    await in_each_run(body, tmp_path / "log.db")
+    assert effects == ["with", "without", "without"]
+
+
+async def test_what_is_wrong_is_said_and_nothing_runs(tmp_path: Path) -> None:
+    ran: list[str] = []
+
+    async def slow() -> None:
+        await asyncio.sleep(0.01)
+
+    async def body() -> list[str]:
+        failures: list[str] = []
+        for wrong in (
+            lambda: perdure.step("", ran.append, "empty"),
+            lambda: perdure.step("x" * 201, ran.append, "long"),
+            lambda: perdure.step("both", ran.append, "both", again=True, check=lambda: None),
+            lambda: asyncio.to_thread(perdure.step_key),
+            lambda: asyncio.gather(perdure.step("twin", slow), perdure.step("twin", slow)),
+            lambda: perdure.sleep(-1),
+            lambda: perdure.sleep(math.nan),
+        ):
+            with pytest.raises(Misuse) as failure:
+                await wrong()
+            failures.append(str(failure.value))
+        with pytest.raises(Misuse) as failure:
+            perdure.step_sync("blocks", ran.append, "blocks")
+        return [*failures, str(failure.value)]
+
+    [said_of] = await in_each_run(body, tmp_path / "log.db", runs=1)
+    assert ran == []
+    parts = (
+        *("1 to 200 characters, not ''", "1 to 200 characters", "`again=True` or `check=`", "outside a step"),
+        *("two steps with the name 'twin' run at the same time", "not for -1", "not for nan", "await perdure.step"),
+    )
+    assert [part for part, sentence in zip(parts, said_of, strict=True) if part not in sentence] == []
+
+
+# Where nothing is recorded
+
+
+def effect(name: str) -> str:
+    return f"{name} {perdure.step_key().version}"
+
+
+async def test_outside_perdure_a_step_is_a_plain_call() -> None:
+    """Also in a server that somebody tests without Perdure."""
+    assert await perdure.step("a", effect, "a") == "a 4"
+    assert perdure.step_sync("a", effect, "a") == "a 4"
+    assert await perdure.step("a", untyped) == untyped()  # not its recorded form
+    assert perdure.step_key() != perdure.step_key()
+    await perdure.sleep(0)
+    tool = Tool(lambda: perdure.step("a", effect, "a"), runs=1)
+    async with Client(tool.server) as client:
+        await client.call_tool("do", {})
+    assert tool.got == ["a 4"]
+
+
+async def test_a_call_that_is_not_on_the_log_records_nothing(tmp_path: Path) -> None:
+    tool = Tool(lambda: perdure.step("a", effect, "a"), runs=1)
+    async with serve(tool.server, store=SharedStore(tmp_path / "log.db"), task_after=0.0) as site:
+        client = TaskClient(balancer=Balancer(ports=[site.port]), capabilities={})
+        assert said(await client.call("do")) == "done"
+        assert site.app.counters.snapshot()["tool_steps_ended"] == 0
+    assert tool.got == ["a 4"]
+
+
+# The store
+
+
+async def test_a_step_waits_while_the_store_fails_and_the_call_ends_well(tmp_path: Path) -> None:
+    """A step that is only in memory is no step: the tool gets nothing."""
+    store = FaultyStore(SharedStore(tmp_path / "log.db"))
+    got: list[str] = []
+
+    async def body() -> None:
+        got.append(await perdure.step("a", effect, "a"))
+        store.writes = Fault.RAISES
+        got.append(await perdure.step("b", effect, "b", again=True))
+
+    tool = Tool(body, runs=1)
+    async with serve(tool.server, store=store, task_after=0.0, store_timeout=0.5, complaint="the store fails") as site:
+        client = TaskClient(balancer=Balancer(ports=[site.port]))
+        task = await client.task("do")
+        await until(lambda: store.writes is Fault.RAISES)
+        asked = store.asked
+        await until(lambda: store.asked > asked + 3)
+        assert got == ["a 5"]
+        store.works()
+        assert said(await client.outcome(task)) == "done"
+    assert got == ["a 5", "b 5"]
+
+
+async def test_an_answer_is_taken_when_it_is_in_the_store(tmp_path: Path) -> None:
+    """Before that neither the client is told that it is, nor has the tool got it."""
+    store, got = FaultyStore(SharedStore(tmp_path / "log.db")), list[str]()
+    server = MCPServer("asks", version="1", log_level="CRITICAL")
+
+    @server.tool()
+    async def ask(ctx: Context) -> str:
+        got.append(str((await ctx.elicit("Why?", Answer)).data))  # type: ignore[union-attr]
+        return got[0]
+
+    async with serve(server, store=store, task_after=0.0, store_timeout=0.5, complaint="the store fails") as site:
+        client = TaskClient(balancer=Balancer(ports=[site.port]), capabilities=CAN_BE_ASKED)
+        task = await client.task("ask")
+        while not (asked := (await client.get(task)).get("inputRequests")):
+            pass
+        store.writes = Fault.RAISES
+        answers = {name: {"action": "accept", "content": {"answer": "so"}} for name in asked}
+        telling = asyncio.create_task(client.ask("tasks/update", {"taskId": task, "inputResponses": answers}))
+        begun = store.asked
+        await until(lambda: store.asked > begun + 3)
+        assert (telling.done(), got) == (False, [])
+        store.works()
+        assert "result" in await telling
+        assert said(await client.outcome(task)) == "answer='so'"
+
+
+async def test_a_cancelled_call_tells_what_was_finished(tmp_path: Path) -> None:
+    """Its open step stays open, and no value is left of those that have ended."""
+    begun = asyncio.Event()
+
+    async def endless() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def body() -> None:
+        await perdure.step("a", effect, "a")
+        await perdure.step("b", endless)
+
+    store = SharedStore(tmp_path / "log.db")
+    async with serve(Tool(body, runs=1).server, store=store) as site:
+        peer = await site.join()
+        wire = await peer.call("do", id=7)
+        await begun.wait()
+        await peer.cancel(7)
+        [answer] = await wire.rest()
+        assert answer["error"]["data"] == {"steps": {"finished": ["a"], "open": ["b"]}}
+        position = parse_position(wire.seen[0].id)
+        assert position is not None
+        steps = await store.tool_steps(position.stream)
+        assert [(step.name, step.state.value, step.value) for step in steps] == [
+            ("a", "ended", b""),
+            ("b", "open", b""),
+        ]
