@@ -28,7 +28,7 @@ async def where(client: StockClient) -> tuple[str, int]:
     return session, int(pid)
 
 
-@pytest.mark.parametrize("script", ["ts1_20.mjs", "ts1.mjs"])
+@pytest.mark.parametrize("script", [pytest.param("ts1_20.mjs", marks=pytest.mark.long), "ts1.mjs"])
 async def test_clients_go_on_in_a_new_session_after_a_restart(script: str) -> None:
     """Without any setting: one call meets the 404, the next one works, each client in a session of its own."""
     async with cluster("memory:", "--eras", "session") as site, AsyncExitStack() as stack:

@@ -27,6 +27,7 @@ from perdure.store.postgres.layout import OLDEST_SERVER, VERSION
 from perdure.testing._values import NODE
 from tests.support.processes.serving import BASIC_TOOLS
 from tests.support.processes.starting import ROOT
+from tests.support.processes.starting_sync import start
 from tests.support.stores.postgres import (
     PASSWORD_GROUP,
     Server,
@@ -396,14 +397,14 @@ def test_the_command_says_it_in_one_line_and_ends_with_2(tmp_path: Path, role_wi
     file.write_text(f"*:*:*:{role_with_password}:{SECRET}\n")
     file.chmod(0o644)
     url = place(role_with_password, schema=schema)
-    command = [sys.executable, "-m", "perdure", "serve", BASIC_TOOLS, "--port", "0", "--store", url]
     variables = {**os.environ, "PGPASSFILE": str(file)}
-    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("perdure: the database ")
-    assert done.stderr.count("\n") == 1
-    assert "0600" in done.stderr
-    assert "hunter" not in done.stderr
+    process = start("perdure", "serve", BASIC_TOOLS, "--port", "0", "--store", url, cwd=ROOT, env=variables)
+    said, errors = process.communicate()
+    assert (process.returncode, said) == (2, "")
+    assert errors.startswith("perdure: the database ")
+    assert errors.count("\n") == 1
+    assert "0600" in errors
+    assert "hunter" not in errors
     assert of(schema) == set()
 
 
