@@ -5,9 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from perdure._core.ids import SessionId
+from perdure.cluster.settler import WaitingCalls
 from tests.support.clients.wire_client import Message, Web, Wire, gaps_of, progress_of, text_of
 from tests.support.processes.cluster import Cluster, cluster
 from tests.support.servers.in_process import until
@@ -107,3 +112,18 @@ async def test_a_client_that_comes_to_the_other_node_when_the_call_is_over_gets_
     await until(lambda: story.servers.rows("SELECT state FROM call WHERE method = 'tools/call'") == [("answered",)])
     await story.rest(story.b)
     story.assert_whole(3)
+
+
+def test_a_session_that_is_loaded_while_its_call_begins_to_wait_sends_its_client_back() -> None:
+    """The record was read before the call waited, and the session was not in memory yet when it was said so."""
+    held: dict[SessionId, Any] = {}
+    context: Any = SimpleNamespace(hub=Mock(monotonic=lambda: 0.0), settings=Mock(session_grace=60.0))
+    waiting = WaitingCalls(context, Mock(held=held.get), Mock())
+    waiting.expect(SessionId("s"))
+    stream = Mock(is_over=False)
+    session = Mock(waits=False, streams={"one": stream})
+    session.link.calls.all_running.return_value = []
+    held[SessionId("s")] = session
+    waiting.send_back()
+    assert session.waits
+    stream.readers.reader.close_with_retry.assert_called_once()

@@ -148,8 +148,8 @@ class WaitingCalls:
         """Ask clients that were back before their calls had to wait to come again: that request has the credentials to
         run them with."""
         for session_id in self._until:
-            session = self._sessions.held(session_id)
-            if session is not None and session.waits:
+            if (session := self._sessions.held(session_id)) is not None:
+                session.waits = True  # it may have been loaded while the call began to wait
                 running = {call.stream.id for call in session.link.calls.all_running()}
                 for stream in session.streams.values():
                     if stream.readers.reader is not None and not stream.is_over and stream.id not in running:
@@ -157,16 +157,17 @@ class WaitingCalls:
 
     async def resume(self, session: Session, origin: object) -> None:
         """The principal is back: run again, or answer, the calls that waited for it."""
-        session.waits = False
+        session.waits = False  # until more of its calls begin to wait
+        until = self._until.pop(session.id, None)
         by = SettleRequest(occasion=Occasion.PRINCIPAL_BACK, tools=ToolHints(self._context), origin=origin)
         try:
             for record in await self._waiting_streams(session.id):
                 await self._settle(record, by)
         except StoreError:
             session.waits = True
+            if until is not None:
+                self._until.setdefault(session.id, until)
             raise
-        if not session.waits:  # or more of its calls have begun to wait meanwhile
-            self._until.pop(session.id, None)
 
     async def give_up(self) -> None:
         """Answer calls that have waited here for too long."""
