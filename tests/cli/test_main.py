@@ -133,6 +133,7 @@ def test_without_options_the_defaults_hold() -> None:
         "headers": (),
         "token_env": None,
         "token_file": None,
+        "auth": None,
         "era": None,
     }
 
@@ -402,8 +403,8 @@ def test_control_c_before_it_serves_is_no_traceback(capsys: pytest.CaptureFixtur
 def test_every_option_has_a_variable_of_its_own() -> None:
     command = perdure_command.commands["serve"]
     options = [option for option in command.params if isinstance(option, click.Option)]
-    without = {"check", "env", "cwd", "headers", "token_env", "token_file", "era"}  # for one server on the command line
-    assert {option.name for option in options if option.envvar is None} == without
+    of_one_server = {"env", "cwd", "headers", "token_env", "token_file", "auth", "era"}
+    assert {option.name for option in options if option.envvar is None} == {"check", *of_one_server}
     variables = [option.envvar for option in options if option.envvar is not None]
     assert len(set(variables)) == len(variables) == len(FIELDS) + 21
     assert all(str(variable).startswith("PERDURE_") for variable in variables)

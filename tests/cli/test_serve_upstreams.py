@@ -156,6 +156,7 @@ TOGETHER = "cannot be given together: each says what is served"
         (("https://a/mcp", "--cwd", "x"), "--cwd is for a program, and TARGET is a URL"),
         (("--header", "A: b", "--", "bake"), "--header is for a URL, and -- COMMAND is a program"),
         (("--stdio", "bake", "--token-env", "TOKEN"), "--token-env is for a URL, and --stdio is a program"),
+        (("--stdio", "bake", "--auth", "pass"), "--auth is for a URL, and --stdio is a program"),
         (("shop.py", "--env", "A=1"), "--env is for a program, and TARGET is Python code"),
         (("shop.py", "--era", "session"), "--era is for a program or a URL, and TARGET is Python code"),
         (

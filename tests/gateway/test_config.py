@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -438,6 +439,17 @@ FORMS = "${VAR}, ${VAR:-default}, ${env:VAR}, ${header:NAME} and ${principal}"
             {**ADDRESS, "headers": {"authorization": "a"}, "perdure": {"token_env": "TOKEN"}},
             "it has a header Authorization and token_env, and each is sent as Authorization; keep one of them",
         ),
+        ({**ADDRESS, "perdure": {"auth": "none"}}, 'auth is "none"; allowed: own or pass'),
+        ({**PROGRAM, "perdure": {"auth": "pass"}}, "auth is for a server with url, not command"),
+        (
+            {**ADDRESS, "perdure": {"auth": "pass", "token_env": "TOKEN"}},
+            'it has token_env and auth = "pass", and each is sent as Authorization; keep one of them',
+        ),
+        (
+            {"url": "http://b.example/mcp", "perdure": {"auth": "pass"}},
+            "http://b.example would get headers or credentials over http:, which others can read; use https:, or set"
+            " insecure = true for this server in a file of servers",
+        ),
         (
             {**ADDRESS, "perdure": {"token_env": "s3 cret"}},
             "token_env is not the name of a variable, such as BAKERY_TOKEN",
@@ -488,7 +500,8 @@ def program_of(*argv: str, env: tuple[str, ...] = ()) -> Upstream:
 
 
 def address_of(url: str, *headers: str, token_env: str | None = None) -> Upstream:
-    return address_from(url, headers=headers, token_env=token_env, token_file=None, era="auto", around=around())
+    how: dict[str, Any] = {"token_env": token_env, "token_file": None, "auth": "own", "era": "auto"}
+    return address_from(url, headers=headers, **how, around=around())
 
 
 def test_the_words_of_a_command_line_stay_as_they_are() -> None:
@@ -563,27 +576,49 @@ def test_mistakes_of_the_command_line_are_one_sentence() -> None:
 
 def test_upstreams_that_cannot_be_served_so_are_refused() -> None:
     with pytest.raises(Misuse, match=r"^a is a program, and on Windows only servers with an address are served$"):
-        check_serving([one({"command": "b"})], platform="win32", has_tokens=False)
-    check_serving([one(ADDRESS)], platform="win32", has_tokens=True)
+        check_serving([one({"command": "b"})], platform="win32", has_tokens=False, has_issuer=False)
+    check_serving([one(ADDRESS)], platform="win32", has_tokens=True, has_issuer=False)
 
 
 def test_callers_with_tokens_share_a_process_only_where_the_operator_says_so() -> None:
     shared = {"command": "b", "perdure": {"process": "shared"}}
     with pytest.raises(Misuse, match=r'a has process = "shared".*share_state = true') as refused:
-        check_serving([one(shared)], platform="linux", has_tokens=True)
+        check_serving([one(shared)], platform="linux", has_tokens=True, has_issuer=False)
     assert "\n" not in str(refused.value)
-    check_serving([one(shared)], platform="linux", has_tokens=False)
+    check_serving([one(shared)], platform="linux", has_tokens=False, has_issuer=False)
     allowed = {"command": "b", "perdure": {"process": "shared", "share_state": True}}
-    check_serving([one(allowed)], platform="linux", has_tokens=True)
+    check_serving([one(allowed)], platform="linux", has_tokens=True, has_issuer=False)
+
+
+def test_tokens_are_passed_on_where_they_were_verified_and_to_one_server() -> None:
+    passing = replace(one({**ADDRESS, "perdure": {"auth": "pass"}}), name="b")
+
+    def refused(*upstreams: Upstream, has_tokens: bool = True, has_issuer: bool = False) -> str:
+        with pytest.raises(Misuse) as misuse:
+            check_serving(upstreams, platform="linux", has_tokens=has_tokens, has_issuer=has_issuer)
+        return str(misuse.value)
+
+    use = "; serve it with --issuer and --audience"
+    assert refused(passing) == f'b has auth = "pass", and tokens of --tokens are for this gateway alone{use}'
+    assert refused(passing, has_tokens=False) == f'b has auth = "pass", and its callers are not told apart{use}'
+    two = refused(passing, replace(passing, name="c"), has_issuer=True)
+    assert two.startswith('b and c have auth = "pass", and a token is for one server')
+    check_serving([passing, one(ADDRESS)], platform="linux", has_tokens=True, has_issuer=True)
+
+
+def test_a_mode_of_ours_that_stands_beside_the_keys_of_hosts_is_warned_of() -> None:
+    [warning] = read({"a": {**ADDRESS, "auth": "pass"}}).warnings
+    assert warning == "mcp.json: the key 'auth' of a is not known, and is ignored; write it under \"perdure\""
+    assert read({"a": {**ADDRESS, "auth": {"CLIENT_ID": "b"}}}).warnings == ()
 
 
 def test_memory_is_limited_where_it_can_be_measured() -> None:
     limited = one({"command": "b", "perdure": {"max_memory": "512MiB"}})
     assert limited.program is not None
     assert limited.program.max_memory == 512 << 20
-    check_serving([limited], platform="linux", has_tokens=False)
+    check_serving([limited], platform="linux", has_tokens=False, has_issuer=False)
     with pytest.raises(Misuse, match=r"^a has max_memory, and the memory of processes is measured on Linux only"):
-        check_serving([limited], platform="darwin", has_tokens=False)
+        check_serving([limited], platform="darwin", has_tokens=False, has_issuer=False)
     with pytest.raises(Misuse, match=r'max_memory is "1023KiB"; allowed: '):
         one({"command": "b", "perdure": {"max_memory": "1023KiB"}})
 

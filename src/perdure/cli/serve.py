@@ -129,7 +129,12 @@ def run_serve(
             log_event(logging.WARNING, "serve.unknown_key", warning)
         if given["check"]:
             return check_servers(upstreams)
-        check_serving(upstreams.upstreams, platform=sys.platform, has_tokens=auth is not None)
+        check_serving(
+            upstreams.upstreams,
+            platform=sys.platform,
+            has_tokens=auth is not None,
+            has_issuer=given["issuer"] is not None,
+        )
 
     def on_failure(reason: str) -> None:
         log_event(logging.ERROR, "serve.failed", f"the server ends: {reason}")

@@ -17,7 +17,7 @@ from perdure._core.text import printable
 from perdure.cli.options import SERVERS, SOURCES, ServeOption, load_env_file, read_text, spelling
 from perdure.errors import Misuse
 from perdure.gateway.config import Servers, Surroundings, address_from, parse_servers, parse_tables, program_from
-from perdure.gateway.upstream import Era, Upstream
+from perdure.gateway.upstream import Auth, Era, Upstream
 
 if TYPE_CHECKING:
     from mcp.server.auth.provider import TokenVerifier
@@ -39,6 +39,7 @@ _FOR = {
     "headers": "a URL",
     "token_env": "a URL",
     "token_file": "a URL",
+    "auth": "a URL",
     "era": "a program or a URL",
 }
 """What the options for one server are for, in the words of `_WHAT`."""
@@ -74,6 +75,14 @@ def upstream_options() -> Iterator[ServeOption]:
     )
     yield option("--token-env", metavar="NAME", says="variable that holds the bearer token for that server")
     yield option("--token-file", metavar="FILE", says="file that holds it; read again when it is refused", type=file)
+    modes = get_args(Auth)
+    yield option(
+        "--auth",
+        metavar="|".join(modes),
+        says="whose credentials it gets: those above, or the token of each caller (needs --issuer)",
+        type=click.Choice(modes),
+        shown="own",
+    )
     eras = get_args(Era)
     yield option(
         "--era", metavar="|".join(eras), says="revisions that are spoken to it", type=click.Choice(eras), shown="auto"
@@ -133,7 +142,8 @@ def find_servers(ctx: click.Context) -> Servers | None:
             return None
         case "target":
             tokens = {name: given[name] for name in ("token_env", "token_file")}
-            one = address_from(source.value, headers=given["headers"], **tokens, era=era, around=around)
+            how: dict[str, Any] = {"auth": given["auth"] or "own", "era": era, "around": around}
+            one = address_from(source.value, headers=given["headers"], **tokens, **how)
         case "command" | "stdio":
             words = _words(source.value) if kind == "stdio" else source.value
             if not words:

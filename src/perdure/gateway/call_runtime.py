@@ -15,6 +15,7 @@ from perdure._core.settling import UpstreamCall
 from perdure.gateway.lane import AskKey, Lost, Reason, RequestKey, UpstreamUnavailable, unavailable_error
 from perdure.gateway.pool import LanePool, LaneUser, PooledLane
 from perdure.runtime.base import CallEnded, Flow, Outlet
+from perdure.runtime.token_check import end_check
 from perdure.store.records import SessionRecord
 
 
@@ -81,6 +82,7 @@ class CallRuntime(LaneUser):
             lane = await self._pool.take(Caller(self._record.owner, self._record.address), self._client, self._origin)
         except UpstreamUnavailable as failure:
             self._request = None
+            failure.report_to(self._origin)
             self._outlet.answer(number, unavailable_error(self._name, failure), failed=True)
             return
         self._lane = lane
@@ -152,6 +154,7 @@ class CallRuntime(LaneUser):
         request, lane = self._request, self._lane
         self._release()
         if request is not None:
+            end_check(self._origin)
             if not failed and lane is not None and not lane.passes:
                 body = result_up(request.method, body.decode(), self._pool.server_info).encode()
             self._outlet.answer(int(request.id), body, failed=failed)
@@ -169,6 +172,7 @@ class CallRuntime(LaneUser):
         elif lost.ran:
             self._outlet.crashed(number, lost.why, may_run_again=self._hint(request))
         elif lost.unavailable is not None and lost.unavailable.reason is not Reason.DIED:
+            lost.unavailable.report_to(self._origin)
             self._outlet.answer(number, unavailable_error(self._name, lost.unavailable), failed=True)
         else:
             self._begin(request)
@@ -176,6 +180,7 @@ class CallRuntime(LaneUser):
     def on_position(self, state: JsonObject) -> None:
         if (request := self._request) is not None:
             self._can_be_followed = True
+            end_check(self._origin)
             self._outlet.keep_call(int(request.id), UpstreamCall(may_run_again=self._hint(request), follow=state))
 
     def _hint(self, request: Request) -> bool | None:

@@ -33,6 +33,8 @@ OnNotification = Callable[[str, Mapping[str, Any] | None], Awaitable[None]]
 class UpstreamChanges:
     _pool: LanePool
     acknowledges_within: float
+    needs_caller: bool = False
+    """The upstream serves no requests of the gateway's own."""
     may_recover = True
     may_be_silent = True
     """The sessions of other clients report changes, too."""
@@ -40,6 +42,8 @@ class UpstreamChanges:
     async def listen(
         self, uris: Sequence[str], *, on_acknowledged: Callable[[ChangeFilter], None], on_notification: OnNotification
     ) -> None:
+        if self.needs_caller:
+            raise NoListening
         async with self._pool.lane(NO_CALLER, OWN) as lane:
             declared = capabilities_in(lane.result)
             methods = frozenset(LISTS[name] for name in LISTS if name in declared)
@@ -61,6 +65,8 @@ class UpstreamChanges:
                     await on_notification(method, params)
 
     async def digest(self, method: str) -> bytes | None:
+        if self.needs_caller:
+            return None
         digest = hashlib.sha256()
         name = next(name for name, changed in LISTS.items() if changed == method)
         async with self._pool.lane(NO_CALLER, OWN) as lane:

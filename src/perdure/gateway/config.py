@@ -9,12 +9,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from perdure._core.jsonc import BadDocument, Members, decode
 from perdure._core.text import did_you_mean
 from perdure.errors import Misuse
-from perdure.gateway.upstream import Era, HttpUpstream, Program, Text, Texts, Upstream, keys_of
+from perdure.gateway.upstream import Auth, Era, HttpUpstream, Program, Text, Texts, Upstream, keys_of
 from perdure.settings import NUMBERS, Rule
 
 HOLDERS = ("mcpServers", "servers", "context_servers")
@@ -121,7 +121,9 @@ def parse_servers(text: str, *, file: str, around: Surroundings) -> Servers:
         if not isinstance(ours, dict):
             raise Misuse(f'{where}: "{OWN}" is not an object')
         _refuse_unknown(where, ours, OWN_KEYS)
-        for key in values.keys() - SHARED_KEYS - HOST_KEYS:
+        # Hosts have an object there, and ignoring what is meant for us would be no answer.
+        is_ours = values.get("auth") in get_args(Auth)
+        for key in values.keys() - SHARED_KEYS - (HOST_KEYS - {"auth"} if is_ours else HOST_KEYS):
             unknown.setdefault(key, []).append(name)
         shared = {key: value for key, value in values.items() if key in SHARED_KEYS}
         upstreams.append(_upstream(name, where, {**ours, **shared}, around))
@@ -192,6 +194,7 @@ def address_from(
     headers: Sequence[str],
     token_env: str | None,
     token_file: Path | None,
+    auth: Auth,
     era: Era,
     around: Surroundings,
 ) -> Upstream:
@@ -204,6 +207,7 @@ def address_from(
         "headers": {name.strip(): value.strip() for name, _, value in pairs},
         "token_env": token_env,
         "token_file": None if token_file is None else str(token_file),
+        "auth": auth,
     }
     entry = _Entry("TARGET", around)
     address = entry.address({key: value for key, value in values.items() if value is not None})
@@ -396,6 +400,7 @@ class _Entry:
             "a header Authorization": any(name.lower() == _AUTHORIZATION for name in address.headers),
             "token_env": address.token_env is not None,
             "token_file": address.token_file is not None,
+            'auth = "pass"': address.auth == "pass",
         }
         given = [name for name, is_given in credentials.items() if is_given]
         if len(given) > 1:
@@ -456,8 +461,18 @@ class _Entry:
 # All of them
 
 
-def check_serving(upstreams: Sequence[Upstream], *, platform: str, has_tokens: bool) -> None:
-    """Raise `Misuse` for upstreams that cannot be served like this."""
+def check_serving(upstreams: Sequence[Upstream], *, platform: str, has_tokens: bool, has_issuer: bool) -> None:
+    """Raise `Misuse` for upstreams that cannot be served like this. `has_issuer`: the tokens are of an authorization
+    server, and are verified."""
+    passing = [one.name for one in upstreams if one.address is not None and one.address.auth == "pass"]
+    if passing and not has_issuer:
+        why = "tokens of --tokens are for this gateway alone" if has_tokens else "its callers are not told apart"
+        raise Misuse(f'{passing[0]} has auth = "pass", and {why}; serve it with --issuer and --audience')
+    if len(passing) > 1:
+        raise Misuse(
+            f'{passing[0]} and {passing[1]} have auth = "pass", and a token is for one server: the one could use it at'
+            " the other; serve each of them by a gateway of its own"
+        )
     for one in upstreams:
         if one.program is not None and one.program.process == "shared" and has_tokens and not one.program.share_state:
             raise Misuse(

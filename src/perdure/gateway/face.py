@@ -32,6 +32,7 @@ from perdure.gateway.lane import LOG_MESSAGE, Lost, Reason, Rising, UpstreamUnav
 from perdure.gateway.pool import Gone, LanePool, Refused
 from perdure.gateway.watched_lane import NO_CALLER
 from perdure.runtime.base import CALLER, Flow
+from perdure.runtime.token_check import end_check
 
 _RUN_AHEAD = 256
 """Notifications of a request that wait to be sent: beyond, its upstream waits or, where that would hold up other
@@ -98,6 +99,7 @@ class Relay:
         if has_run:  # an earlier try did
             return _unknown(ctx, why)
         failure = failure or UpstreamUnavailable(Reason.DIED, f"The request was not sent to {self._name}: {why}.")
+        failure.report_to(ctx.request)
         return _error(json.loads(unavailable_error(self._name, failure)))
 
     def _may_run_again(self, ctx: ServerRequestContext[Any, Any]) -> bool:
@@ -147,6 +149,7 @@ class _Outgoing(Flow):
             return None
         if not self._waits and len(self._waiting) >= _RUN_AHEAD:
             self._waiting.popleft()
+        end_check(self._ctx.request)
         self._waiting.append((method, params))
         if self._task is None:
             self._task = asyncio.create_task(self._send())

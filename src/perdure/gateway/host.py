@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from perdure.gateway.face import caller_of, face_of
 from perdure.gateway.lane import Lane, Reason, SessionReceiver, UpstreamUnavailable
 from perdure.gateway.modern_lane import ModernLane, PassesRound
 from perdure.gateway.modern_wire import HttpWire, PipeWire
+from perdure.gateway.passports import Passport, Passports, session_passport
 from perdure.gateway.pipe import PING_SECONDS, PipeLane
 from perdure.gateway.pool import OWN, UNUSED_SECONDS, Gone, LanePool, PooledLane, Refused, list_tools
 from perdure.gateway.session_runtime import LaneMaker, SessionRuntime
@@ -55,47 +57,26 @@ _ANSWER_SECONDS = 10.0
 Values = tuple[tuple[str, str], ...]
 """The variables of a program that come from its caller, or the headers for an address."""
 
-MAX_CALLERS = 1_024
-"""Callers whose headers differ that may use an upstream at an address: each has connections of its own."""
+Place = tuple[Values, Passport | None]
+"""What the upstream gets of a caller and its request. Requests that differ in it share no lane."""
+
+_VISIBLE = re.compile(r"[ -~]*")
 
 
-def upstream_headers(upstream: Upstream) -> Values:
-    """The headers of an upstream that needs nothing of its callers."""
-    return tuple(upstream.values_for({}, "").items())
-
-
-class Webs:
-    """The ways to an upstream at an address: one or, where its headers come from callers, one for each of these."""
-
-    def __init__(self, upstream: Upstream) -> None:
-        assert upstream.address is not None
-        self._upstream = upstream
-        self._address = upstream.address
-        self._webs: dict[Values, WebUpstream] = {}
-        if not upstream.needs_caller:
-            self.of(upstream_headers(upstream))  # so that what cannot be used is refused at the start
-
-    def of(self, headers: Values) -> WebUpstream:
-        if headers not in self._webs:
-            if len(self._webs) >= MAX_CALLERS:
-                sentence = f"{MAX_CALLERS} callers use the server {self._upstream.name}, as many as may"
-                raise UpstreamUnavailable(Reason.LIMIT, f"{sentence}. Try again later.")
-            address, upstream = self._address, self._upstream
-            try:
-                self._webs[headers] = WebUpstream(
-                    address.url,
-                    headers=dict(headers),
-                    token=token_provider(address.token_env, address.token_file, os.environ),
-                    patience=upstream.patience,
-                    insecure=address.insecure,
-                )
-            except NotUsable as refused:
-                raise Misuse(f"the upstream {upstream.name} cannot be used: {upstream.mask(str(refused))}") from None
-        return self._webs[headers]
-
-    async def aclose(self) -> None:
-        for web in self._webs.values():
-            await web.aclose()
+def reach(upstream: Upstream) -> WebUpstream:
+    """The way to an upstream at an address, for all lanes. Raises `Misuse`."""
+    address = upstream.address
+    assert address is not None
+    try:
+        return WebUpstream(
+            address.url,
+            headers={} if upstream.needs_caller else upstream.values_for({}, ""),
+            token=token_provider(address.token_env, address.token_file, os.environ),
+            patience=upstream.patience,
+            insecure=address.insecure,
+        )
+    except NotUsable as refused:
+        raise Misuse(f"the upstream {upstream.name} cannot be used: {upstream.mask(str(refused))}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,23 +84,37 @@ class UpstreamLanes:
     """Makes the lanes of one upstream in this process."""
 
     upstream: Upstream
-    server: Children | Webs
+    server: Children | WebUpstream
     health: Health
     eras: Mapping[Era, KnownEra]
     """By the era of the clients."""
     seats: Seats | None
     shared: SharedLanes = field(default_factory=SharedLanes)
+    passports: Passports = field(default_factory=Passports)
 
-    def values(self, caller: Caller, origin: object) -> Values:
-        """What the upstream gets of a caller and its request. Raises `UpstreamUnavailable`."""
+    def place(self, caller: Caller, origin: object) -> Place:
+        """Raises `UpstreamUnavailable`."""
+        return self._values(caller, origin), self.passports.shared(caller, origin) if self._passes else None
+
+    @property
+    def _passes(self) -> bool:
+        return self.upstream.address is not None and self.upstream.address.auth == "pass"
+
+    def _values(self, caller: Caller, origin: object) -> Values:
         if not self.upstream.needs_caller:
-            return () if self.upstream.address is None else upstream_headers(self.upstream)
+            return ()
+        name = self.upstream.name
         headers: Mapping[str, str] = getattr(origin, "headers", {})
         try:
-            return tuple(self.upstream.values_for(headers, caller.owner).items())
+            values = self.upstream.values_for(headers, caller.owner)
         except CallerLacks as lacks:
-            sentence = f"The server {self.upstream.name} needs the {lacks.what} of its caller, and {lacks}. Send it."
+            sentence = f"The server {name} needs the {lacks.what} of its caller, and {lacks}. Send it."
             raise UpstreamUnavailable(Reason.UNAUTHORIZED, sentence) from None
+        for header, value in values.items() if self.upstream.address is not None else ():
+            if not _VISIBLE.fullmatch(value):  # not what was seen: it may be a secret
+                sentence = f"The header {header} for the server {name} can have visible ASCII characters only."
+                raise UpstreamUnavailable(Reason.UNAUTHORIZED, sentence)
+        return tuple(values.items())
 
     def _sharer(self, caller: Caller) -> Caller | None:
         """The caller whose process the lanes of a caller share; `None` if each has its own."""
@@ -135,29 +130,44 @@ class UpstreamLanes:
             return self.seats.reserving(caller)
         return self.shared.admitting(sharer.owner, self.seats.reserving(sharer))
 
-    def make(
+    def make_for_session(self, receiver: SessionReceiver, record: SessionRecord, origin: object) -> Lane:
+        """Raises `UpstreamUnavailable`, as the other does."""
+        caller = Caller(record.owner, record.address)
+        passport = session_passport(origin) if self._passes else None
+        return self._make(receiver, caller, (self._values(caller, origin), passport))
+
+    def make_for_pool(self, pooled: PooledLane, caller: Caller, origin: object) -> Lane:
+        return self._make(pooled, caller, self.place(caller, origin), pooled.passes_round)
+
+    def make_for_check(self, receiver: SessionReceiver) -> Lane:
+        return self._make(receiver, NO_CALLER, self.place(NO_CALLER, None))
+
+    def _make(
         self,
         receiver: SessionReceiver,
         caller: Caller,
-        origin: object,
+        place: Place,
         passes_round: PassesRound | None = None,
     ) -> Lane:
         """`passes_round`: of a lane for clients of 2026-07-28 (`ModernLane`). A process that they share with sessions
         is spoken to as for sessions."""
-        values = self.values(caller, origin)
+        values, passport = place
+        if self._passes and passport is None:
+            sentence = f"The server {self.upstream.name} needs the token of its caller, which comes with a request."
+            raise UpstreamUnavailable(Reason.UNAUTHORIZED, sentence)
         if (sharer := self._sharer(caller)) is None:
-            return self._make_own(receiver, caller, values, passes_round)
-        place = sharer.owner, values
-        return SharedLane(self.shared, place, lambda own: self._make_own(own, sharer, values), receiver)
+            return self._make_own(receiver, caller, place, passes_round)
+        own_place = sharer.owner, values
+        return SharedLane(self.shared, own_place, lambda own: self._make_own(own, sharer, place), receiver)
 
     def _make_own(
         self,
         receiver: SessionReceiver,
         caller: Caller,
-        values: Values,
+        place: Place,
         passes_round: PassesRound | None = None,
     ) -> Lane:
-        era = self.eras[Era.SESSION if passes_round is None else Era.MODERN]
+        era, (values, passport) = self.eras[Era.SESSION if passes_round is None else Era.MODERN], place
 
         def eras(own: SessionReceiver) -> Lane:
             lanes: Mapping[Era, Callable[[], Lane]]
@@ -173,8 +183,10 @@ class UpstreamLanes:
                         Era.SESSION: lambda: PipeLane(children, own, ping_seconds=ping, program=program),
                         Era.MODERN: lambda: ModernLane(PipeWire(children, program), own, passes_round),
                     }
-                case Webs() as webs:
-                    web = webs.of(values)
+                case WebUpstream() as upstream:
+                    web = upstream
+                    if self.upstream.needs_caller:
+                        web = upstream.for_caller(dict(values), None if passport is None else passport.token)
                     lanes = {
                         Era.SESSION: lambda: WebLane(web, own),
                         Era.MODERN: lambda: ModernLane(HttpWire(web.route(complain)), own, passes_round),
@@ -188,13 +200,8 @@ class UpstreamLanes:
             caller=caller,
             seats=self.seats,
             call_timeout=self.upstream.call_timeout,
+            has_callers_credentials=self.upstream.address is not None and self.upstream.needs_caller,
         )
-
-    def make_for_session(self, receiver: SessionReceiver, record: SessionRecord, origin: object) -> Lane:
-        return self.make(receiver, Caller(record.owner, record.address), origin)
-
-    def make_for_pool(self, pooled: PooledLane, caller: Caller, origin: object) -> Lane:
-        return self.make(pooled, caller, origin, pooled.passes_round)
 
 
 @asynccontextmanager
@@ -209,10 +216,10 @@ async def lanes_of(
     pinned = None if upstream.era == "auto" else Era(upstream.era)
     eras = {front: KnownEra(pinned=pinned, front=front) for front in Era}
     async with AsyncExitStack() as stack:
-        server: Children | Webs
+        server: Children | WebUpstream
         seats = None
         if upstream.program is None:
-            server = Webs(upstream)
+            server = reach(upstream)
             stack.push_async_callback(server.aclose)
         elif children is not None:
             server = children
@@ -324,7 +331,7 @@ def host_upstream(upstream: Upstream, settings: Settings, *, children: Children 
             idle = None if program is None else program.process_idle
             pool = LanePool(
                 make=lanes.make_for_pool,
-                values=lanes.values,
+                place=lanes.place,
                 tools=tools,
                 patience=upstream.patience,
                 names_asks=program is None,
@@ -358,22 +365,24 @@ def host_upstream(upstream: Upstream, settings: Settings, *, children: Children 
                 app=face, stateless=True, json_response=settings.json_response, max_request_body_size=settings.max_body
             )
             try:
+                changes = UpstreamChanges(pool, answers_within, upstream.needs_caller)
                 yield Started(
                     runtimes=runtimes,
                     sessionless=manager,
                     tools=UpstreamTools(pool),
-                    changes=None if settings.eras == "session" else UpstreamChanges(pool, answers_within),
+                    changes=None if settings.eras == "session" else changes,
                 )
             finally:
                 await pool.aclose()
                 if maker.closing:
                     await asyncio.wait(maker.closing)
 
-    return Hosted(web=None, start=start, name=upstream.name, health=health)
+    passes = upstream.address is not None and upstream.address.auth == "pass"
+    return Hosted(web=None, start=start, name=upstream.name, health=health, passes_tokens=passes)
 
 
 @asynccontextmanager
 async def lane_for_check(upstream: Upstream, receiver: SessionReceiver) -> AsyncIterator[Lane]:
     """Make one lane, not opened yet."""
     async with lanes_of(upstream) as lanes:
-        yield lanes.make(receiver, NO_CALLER, None)
+        yield lanes.make_for_check(receiver)

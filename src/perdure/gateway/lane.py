@@ -15,6 +15,7 @@ from typing import Protocol
 from perdure._core.codes import UPSTREAM_UNAVAILABLE
 from perdure._core.jsonrpc import JsonObject
 from perdure.runtime.base import Flow
+from perdure.runtime.token_check import Challenge, end_check
 
 LOG_MESSAGE = "notifications/message"
 
@@ -45,11 +46,21 @@ class Reason(Enum):
 class UpstreamUnavailable(Exception):
     """The upstream did not run a request, or cannot be opened. The sentence is for a model and for people."""
 
-    def __init__(self, reason: Reason, sentence: str, *, retry_after: float | None = None) -> None:
+    def __init__(
+        self, reason: Reason, sentence: str, *, retry_after: float | None = None, challenge: str | None = None
+    ) -> None:
         super().__init__(sentence)
         self.reason = reason
         self.retry_after = retry_after
         """Seconds until another try may succeed; `None` if waiting alone does not help."""
+        self.challenge = challenge
+        """The upstream has refused the credentials of a request: its `WWW-Authenticate`, or empty."""
+
+    def report_to(self, origin: object) -> None:
+        """Have the HTTP request that `origin` is refused as the upstream has refused it, if its token was passed on."""
+        if self.challenge is not None:
+            status = 403 if self.reason is Reason.FORBIDDEN else 401
+            end_check(origin, Challenge(status, self.challenge))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -297,7 +297,7 @@ MakeLane = Callable[[PooledLane, Caller, object], Lane]
 @dataclass(slots=True, eq=False, kw_only=True)
 class LanePool:
     make: MakeLane
-    values: Callable[[Caller, object], Hashable] = lambda caller, origin: ()
+    place: Callable[[Caller, object], Hashable] = lambda caller, origin: ()
     """What the upstream gets of a caller and its request: requests that differ in it share no lane."""
     tools: ToolList
     patience: float
@@ -328,7 +328,7 @@ class LanePool:
         params = handshake_params(client)
         one = self.most_lanes == 1
         own = "" if one else json.dumps(params["capabilities"], sort_keys=True)
-        place = caller, own, self.values(caller, origin)
+        place = caller, own, self.place(caller, origin)
         asks = client.takes_asks and not self.names_asks
         while (lane := self._free(place, one=one, asks=asks)) is None:
             self._freed.clear()

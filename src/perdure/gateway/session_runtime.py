@@ -40,6 +40,7 @@ from perdure.gateway.lane import (
 )
 from perdure.gateway.tool_list import RELIST_SECONDS, ToolList, ToolPages
 from perdure.runtime.base import CallEnded, Flow, Outlet
+from perdure.runtime.token_check import end_check
 from perdure.store.records import SessionRecord
 from perdure.telemetry.counters import UpstreamNumbers
 from perdure.telemetry.log_records import log_event
@@ -78,6 +79,8 @@ class _Running:
     """A request that the runtime has not answered."""
 
     request: Request
+    origin: object = None
+    """The HTTP request that brought it."""
     is_sent: bool = False
     follow: JsonObject | None = None
     may_run_again: bool | None = None
@@ -178,7 +181,7 @@ class SessionRuntime(SessionReceiver):
             case Request(method="ping"):
                 self._outlet.answer(int(message.id), b"{}", failed=False)
             case Request():
-                self._calls[int(message.id)] = _Running(message)
+                self._calls[int(message.id)] = _Running(message, origin)
                 self._put(_Waiting(message))
             case Notification(method="notifications/cancelled", params=params):
                 self._cancel(params or {})
@@ -191,7 +194,7 @@ class SessionRuntime(SessionReceiver):
 
     def follow(self, call: Request, state: JsonObject, *, origin: object) -> None:
         self._origin = origin or self._origin
-        self._calls[int(call.id)] = _Running(call, follow=state)
+        self._calls[int(call.id)] = _Running(call, origin, follow=state)
         self._put(_Waiting(call))
 
     def mark_initialized(self) -> None:
@@ -349,7 +352,8 @@ class SessionRuntime(SessionReceiver):
             self._open()
 
     def _answer_unavailable(self, number: int, failure: UpstreamUnavailable) -> None:
-        if self._calls.pop(number, None) is not None:
+        if (running := self._calls.pop(number, None)) is not None:
+            failure.report_to(running.origin)
             self._outlet.answer(number, unavailable_error(self._lanes.name, failure), failed=True)
 
     def _answer_handshake(self, request: Request, opened: Opened) -> None:
@@ -523,6 +527,7 @@ class SessionRuntime(SessionReceiver):
             running = None if call is None else self._calls.get(call)
             if running is None or params is None or not running.progress.takes(params.get("progress")):
                 return None
+            end_check(running.origin)
         elif method in LISTS.values() or method == "notifications/resources/updated":
             call = None
             if method == LISTS["tools"] and self._lane is not None:
@@ -576,7 +581,8 @@ class SessionRuntime(SessionReceiver):
         self._used = asyncio.get_running_loop().time()
         if not isinstance(key, int):
             self._take_own(key, body, failed=failed)
-        elif self._calls.pop(key, None) is not None:
+        elif (running := self._calls.pop(key, None)) is not None:
+            end_check(running.origin)
             self._outlet.answer(key, body, failed=failed)
 
     def on_lost(self, key: RequestKey, lost: Lost) -> None:
@@ -602,6 +608,7 @@ class SessionRuntime(SessionReceiver):
 
     def on_position(self, key: RequestKey, state: JsonObject) -> None:
         if isinstance(key, int) and (running := self._calls.get(key)) is not None:
+            end_check(running.origin)
             self._outlet.keep_call(key, UpstreamCall(may_run_again=self._may_run_again(running), follow=state))
 
     @property
@@ -673,8 +680,8 @@ class SessionRuntime(SessionReceiver):
             opening.cancel()
             await asyncio.wait({opening})
         if lane is None and ended and (state := self._state) is not None:
-            lane = self._lanes.make(self, self._record, self._origin)
             with contextlib.suppress(UpstreamUnavailable):  # the upstream forgets the session by itself
+                lane = self._lanes.make(self, self._record, self._origin)
                 await lane.open(self._client_params, state)
         if lane is not None:
             if not ended:

@@ -20,6 +20,7 @@ from perdure.settings import NUMBERS, Rule
 Era = Literal["auto", "session", "2026-07-28"]
 OnRestart = Literal["keep", "end"]
 Process = Literal["session", "principal", "shared"]
+Auth = Literal["own", "pass"]
 
 MIN_MASKED = 4
 """Characters of the shortest value that is masked: shorter ones (`1`, `on`) are in every other word of a log."""
@@ -137,7 +138,10 @@ class HttpUpstream:
     """The variable that holds the bearer token."""
     token_file: Path | None = None
     """The file that holds it; read again when the upstream refuses the token."""
-    pass_headers: tuple[str, ...] = _key((), "headers of the client that are passed on; never `Authorization`")
+    auth: Auth = _key(Auth, "whose credentials it gets: those of the gateway, or the token of each caller")  # noqa: RUF009
+    pass_headers: tuple[str, ...] = _key(
+        (), "headers of the client that are passed on, as its session began; never `Authorization`"
+    )
     insecure: bool = _key(False, "let credentials go over `http:` to another machine")
 
     def __repr__(self) -> str:
@@ -152,7 +156,12 @@ class HttpUpstream:
     def has_credentials(self) -> bool:
         """Whether requests carry anything beside the protocol. Any header counts: its name does not tell."""
         own = self.headers or self.token_env is not None or self.token_file is not None
-        return bool(own or self.pass_headers)
+        return bool(own or self.gets_callers_headers)
+
+    @property
+    def gets_callers_headers(self) -> bool:
+        """Whether something of a caller's request goes along as it is."""
+        return self.auth == "pass" or bool(self.pass_headers)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -188,7 +197,7 @@ class Upstream:
             return any(text.needs_caller for text in self.program.env.values())
         address = self.address
         headers = {} if address is None else address.headers
-        return any(text.needs_caller for text in headers.values()) or bool(address and address.pass_headers)
+        return any(text.needs_caller for text in headers.values()) or bool(address and address.gets_callers_headers)
 
     def values_for(self, headers: Mapping[str, str], principal: str) -> Mapping[str, str]:
         """Return the variables of a program, or the headers for an address, for one caller. Raises `CallerLacks`."""

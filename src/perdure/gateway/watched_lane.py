@@ -89,6 +89,7 @@ class WatchedLane:
         caller: Caller,
         seats: Seats | None,
         call_timeout: float | None,
+        has_callers_credentials: bool = False,
     ) -> None:
         self._receiver = receiver
         self._health = health
@@ -96,6 +97,7 @@ class WatchedLane:
         self._seats = seats
         self._is_opened = self._has_seat = False
         self._call_timeout = call_timeout
+        self._has_callers_credentials = has_callers_credentials
         self._timers: dict[RequestKey, asyncio.TimerHandle] = {}
         self._begun: dict[RequestKey, float] = {}
         self.on_notification, self.on_position = receiver.on_notification, receiver.on_position
@@ -117,7 +119,9 @@ class WatchedLane:
         try:
             opened = await self._lane.open(client_params, state)
         except UpstreamUnavailable as failure:
-            if failure.reason is not Reason.LIMIT:
+            if self._has_callers_credentials and failure.challenge is not None:
+                self._health.report(UpstreamState.UP)  # it refuses one caller
+            elif failure.reason is not Reason.LIMIT:
                 waits = failure.retry_after
                 seen = UpstreamState.DOWN if waits is None else UpstreamState.BACKING_OFF
                 next_try = None if waits is None else time.time() + waits

@@ -22,10 +22,11 @@ import re
 import secrets
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import anyio
@@ -51,7 +52,7 @@ from perdure.remote.endpoint import (
 from perdure.remote.http11 import Times
 from perdure.remote.link import Link, Task
 from perdure.remote.message import Message, encode
-from perdure.remote.route import ClientLimits, ConnectionLog, Route
+from perdure.remote.route import ClientLimits, ConnectionLog, Notice, Report, Route
 from perdure.remote.stream import StrayAnswer
 from perdure.runtime.base import Flow
 from perdure.telemetry.log_records import log_event
@@ -117,8 +118,8 @@ async def complain(error: Exception) -> None:
 class WebUpstream:
     """Holds what all lanes to one HTTP upstream share: connections, credentials, and the log of how it does.
 
-    `headers` and the bearer `token` go along with every request; nothing of a client's request does. `insecure` allows
-    to send them without TLS beyond this machine. Raises `Refused` for what cannot be used.
+    `headers` and the bearer `token` go along with every request; of a client's request only what `for_caller` is given
+    does. `insecure` allows to send them without TLS beyond this machine. Raises `Refused` for what cannot be used.
     """
 
     def __init__(
@@ -152,7 +153,14 @@ class WebUpstream:
             following=FOLLOWING,
             counts_from_request=True,
         )
-        self.report = ConnectionLog(url, level=logging.WARNING, first_wait=patience)
+        self.report: Report = ConnectionLog(url, level=logging.WARNING, first_wait=patience)
+
+    def for_caller(self, headers: Mapping[str, str], token: TokenProvider | None) -> Self:
+        """The same upstream over the same connections, with what a caller brings. `token` is asked for each request."""
+        made = copy(self)
+        made.report = partial(_report_of_caller, self.report)
+        made.endpoint = self.endpoint.carrying(headers, token, on_401="does not accept what its caller has sent")
+        return made
 
     def route(self, complain: Callable[[Exception], Awaitable[None]]) -> Route:
         """The way of one lane."""
@@ -162,6 +170,14 @@ class WebUpstream:
 
     async def aclose(self) -> None:
         await self._client.aclose()
+
+
+def _report_of_caller(report: Report, notice: Notice, why: str = "", *, reason: str = "") -> None:
+    """That a caller's credentials are refused is told to the caller, and is no error of the operator's."""
+    if notice is Notice.REFUSED and reason in ("unauthorized", "forbidden"):
+        log_event(logging.INFO, "upstream.refuses_caller", why, reason=reason)
+    else:
+        report(notice, why, reason=reason)
 
 
 class _Position:
@@ -369,7 +385,7 @@ class WebLane:
                 await self._delete(made)
             if unavailable.retry_after is not None:
                 raise Unavailable(str(unavailable), at_least=unavailable.retry_after) from unavailable
-            raise Refused(unavailable.reason.value, str(unavailable)) from unavailable
+            raise Refused(unavailable.reason.value, str(unavailable), challenge=unavailable.challenge) from unavailable
         except ValueError as error:
             raise Refused(Reason.NO_HANDSHAKE.value, str(error)) from error
         finally:
@@ -682,4 +698,4 @@ def _unavailable(refused: Refused, *, is_handshake: bool = False) -> UpstreamUna
     if reason is None:
         own = {reason.value: reason for reason in Reason}
         reason = own.get(refused.reason, Reason.NOT_MCP)
-    return UpstreamUnavailable(reason, str(refused))
+    return UpstreamUnavailable(reason, str(refused), challenge=refused.challenge)

@@ -40,6 +40,7 @@ from perdure.http.resume_tokens import ALLOW_POST, resume_paths
 from perdure.http.sdk_passthrough import SdkPassthrough
 from perdure.runtime.health import Health
 from perdure.runtime.server import authenticates, endpoint_of, host, is_bare
+from perdure.runtime.token_check import TOKEN_CHECK, TokenCheck
 from perdure.sessions.ledger import name_of
 from perdure.sessions.registry import SessionInfo, busy_calls, has_tasks, numbers
 from perdure.settings import Settings
@@ -306,6 +307,9 @@ class App:
             return
         response: Response | EventStreamResponse | None
         scope[SHOWN] = shown_token(scope, self._open_requests) if "user" in scope else None
+        if self._hosted.passes_tokens and self._auth is not None and scope["method"] == "POST":
+            scope[TOKEN_CHECK] = check = TokenCheck()
+            send = self._auth.challenging(check, send)
         with spans.request(scope["method"], scope["headers"]) as span:
             try:
                 response = await self._respond(scope, receive, send)

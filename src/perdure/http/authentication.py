@@ -1,5 +1,8 @@
 """Admits callers that show a bearer token, and publishes where they get one (RFC 9728)."""
 
+import json
+from collections.abc import Sequence
+
 from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
 from mcp.server.auth.middleware.bearer_auth import BearerAuthBackend, RequireAuthMiddleware
 from mcp.server.auth.provider import TokenVerifier
@@ -7,16 +10,19 @@ from mcp.server.auth.routes import build_resource_metadata_url, create_protected
 from mcp.server.auth.settings import AuthSettings
 from pydantic import AnyHttpUrl
 from starlette.authentication import AuthenticationError
+from starlette.datastructures import Headers
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.routing import Router
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Send
 
+from perdure._core.challenges import with_metadata
 from perdure.errors import Misuse
 from perdure.http.access import refusal_of
 from perdure.http.issuer_tokens import IssuerTokens, KeysUnavailable
 from perdure.http.refusals import HttpRefusal, Refusal
+from perdure.runtime.token_check import Challenge, TokenCheck
 from perdure.telemetry.counters import Counters
 
 
@@ -52,6 +58,38 @@ class Authentication:
             AuthContextMiddleware(RequireAuthMiddleware(app, self._scopes, self._metadata_url)),
             backend=BearerAuthBackend(self.verifier, resource_server_url=resource),
             on_error=self._on_error,
+        )
+
+    def challenging(self, check: TokenCheck, send: Send) -> Send:
+        """Send a response, or in its place the refusal of the caller's token by the server that it was passed on to."""
+        is_replaced = False
+
+        async def send_checked(message: Message) -> None:
+            nonlocal is_replaced
+            if message["type"] == "http.response.start":
+                headers = Headers(raw=message["headers"])
+                is_stream = headers.get("content-type", "").startswith("text/event-stream")
+                challenge = await check.wait() if is_stream else check.challenge
+                if challenge is not None:
+                    is_replaced = True
+                    for part in self._refusal(challenge):
+                        await send(part)
+            if not is_replaced:
+                await send(message)
+
+        return send_checked
+
+    def _refusal(self, challenge: Challenge) -> Sequence[Message]:
+        self._counters.requests_refused += 1
+        code = "invalid_token" if challenge.status == 401 else "insufficient_scope"
+        said = "The server behind this one does not accept the token"
+        header = with_metadata(challenge.header or f'Bearer error="{code}"', str(self._metadata_url))
+        body = json.dumps({"error": code, "error_description": said}).encode()
+        headers = {"content-type": "application/json", "content-length": str(len(body)), "www-authenticate": header}
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        return (
+            {"type": "http.response.start", "status": challenge.status, "headers": raw},
+            {"type": "http.response.body", "body": body},
         )
 
     def _on_error(self, connection: HTTPConnection, error: AuthenticationError) -> Response:

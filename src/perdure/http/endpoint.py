@@ -351,6 +351,7 @@ class PostHandler:
             raise HttpRefusal(refusal, upstream=full.upstream, limit=full.limit) from None
         except SessionEnded:  # the store took longer than a handshake may
             raise HttpRefusal(Refusal.STORE_FAILS) from None
+        self._access.credentials.bring(session.id, http.scope)
         with call.stream.pinned():
             session.link.start(call, http)
             await call.stream.wait_over()  # the session's id leaves only with a successful answer

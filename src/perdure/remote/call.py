@@ -291,7 +291,7 @@ class Call:
             return await self._attempt()
         if isinstance(trouble, Refused):
             sentence = f"Session terminated, and no new one could be begun: {trouble}"
-            return self._end(Meaning.REFUSED, sentence, Refused(trouble.reason, sentence))
+            return self._end(Meaning.REFUSED, sentence, Refused(trouble.reason, sentence, challenge=trouble.challenge))
         return await self._conclude(Meaning.AGAIN, str(trouble))
 
     async def _runs_again(self) -> bool:

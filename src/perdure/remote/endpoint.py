@@ -90,11 +90,13 @@ class Handshake:
 class Refused(Exception):
     """The server, or the way to it, refuses for good, and waiting does not mend it. `reason` is a word for machines."""
 
-    def __init__(self, reason: str, sentence: str, *, status: int = 0) -> None:
+    def __init__(self, reason: str, sentence: str, *, status: int = 0, challenge: str | None = None) -> None:
         super().__init__(sentence)
         self.reason = reason
         self.status = status
         """Of the server's response, if that is the refusal."""
+        self.challenge = challenge
+        """`WWW-Authenticate` of a 401 or 403, or empty; `None` for any other refusal."""
 
 
 class Unavailable(Exception):
@@ -173,6 +175,11 @@ class HttpResponse:
         return None if until is None else max((until - now).total_seconds(), 0.0)
 
     @property
+    def challenge(self) -> str | None:
+        """How to authenticate, or empty, if the server wants that."""
+        return self._headers.get("www-authenticate", "") if self.status in (401, 403) else None
+
+    @property
     def redirect(self) -> str | None:
         """The address that the server redirects to, if it does."""
         following = None if isinstance(self._response, Exchange) else self._response.next_request
@@ -241,7 +248,8 @@ class Endpoint:
     """`on_401` ends the sentence about a 401: what the user can do.
 
     `direct`: requests go over it, past the library above it, unless the server redirects or encodes; the client then
-    has no other auth than a `Bearer`, and cookies are not kept. `times` are those of such requests.
+    has no other auth than a `Bearer`, and cookies are not kept. `times` are those of such requests. `headers` and
+    `bearer` are of this endpoint alone, beside or in place of those of the client.
     """
 
     def __init__(
@@ -252,8 +260,12 @@ class Endpoint:
         on_401: str,
         direct: Direct | None = None,
         times: Times = TIMES,
+        headers: Mapping[str, str] | None = None,
+        bearer: Bearer | None = None,
     ) -> None:
         self._client = client
+        self._headers = headers or {}
+        self._bearer = bearer
         self._address = httpx2.URL(url)
         self._on_401 = on_401
         self._direct = direct
@@ -267,6 +279,12 @@ class Endpoint:
     def at(self, url: str) -> Endpoint:
         """Another address of the same server, with the same client and credentials."""
         return Endpoint(self._client, url, on_401=self._on_401)
+
+    def carrying(self, headers: Mapping[str, str], token: TokenProvider | None, *, on_401: str) -> Endpoint:
+        """The same address over the same connections, with headers of its own. `token` is asked for each request."""
+        bearer = None if token is None else Bearer(token, keeps=False)
+        how: Any = {"direct": self._direct, "times": self._times, "headers": headers, "bearer": bearer}
+        return Endpoint(self._client, self.url, on_401=on_401, **how)
 
     def post(
         self, body: bytes, handshake: Handshake | None, headers: Mapping[str, str] | None = None
@@ -285,12 +303,13 @@ class Endpoint:
     async def _open(
         self, method: str, handshake: Handshake | None, headers: Mapping[str, str], body: bytes | None = None
     ) -> AsyncIterator[HttpResponse]:
+        headers = {**self._headers, **headers}
         if handshake is not None and handshake.session:
-            headers = {**headers, _SESSION: handshake.session}
+            headers[_SESSION] = handshake.session
         if handshake is not None and handshake.version:
             # The header came with 2025-06-18; older servers ignore it, as the SDK's client supposes too. A reattach has
             # none yet.
-            headers = {**headers, "mcp-protocol-version": handshake.version}
+            headers["mcp-protocol-version"] = handshake.version
         # A header that cannot be encoded is not an error of the auth flow.
         request = self._request(method, headers, body) if self._direct is None else None
         try:
@@ -326,13 +345,14 @@ class Endpoint:
         return self._client.build_request(method, self._address, headers=encoded, content=body)
 
     async def _send(self, request: httpx2.Request) -> HttpResponse:
-        response = await self._client.send(request, stream=True, follow_redirects=False)
+        auth = self._bearer or self._client.auth
+        response = await self._client.send(request, stream=True, auth=auth, follow_redirects=False)
         for _ in range(MAX_REDIRECTS):
             following = _within_origin(response)
             if following is None:
                 break
             await response.aclose()
-            response = await self._client.send(following, stream=True, follow_redirects=False)
+            response = await self._client.send(following, stream=True, auth=auth, follow_redirects=False)
         return HttpResponse(response)
 
     async def _send_direct(
@@ -343,7 +363,7 @@ class Endpoint:
             always = {**_ALWAYS[method], **_PLAIN}
             lines = self._lines[method] = lines_of(self._client.build_request(method, self._address, headers=always))
         lines = [*lines, *(f"{name}: {value}".encode() for name, value in headers.items())]
-        bearer, token = self._client.auth, None
+        bearer, token = self._bearer or self._client.auth, None
         if isinstance(bearer, Bearer):
             token = await bearer.token()
             lines.append(b"authorization: Bearer " + token.encode("ascii"))
@@ -382,7 +402,7 @@ class Endpoint:
             reason, sentence = "server_error", f"{where} fails at the request (HTTP {status})"
         else:
             reason, sentence = "refused", f"{where} refuses the request (HTTP {status})"
-        return Refused(reason, sentence, status=status)
+        return Refused(reason, sentence, status=status, challenge=response.challenge)
 
 
 def _named(error: Exception) -> RequestFailed:
@@ -423,10 +443,12 @@ def can_be_sent(position: str) -> bool:
 
 
 class Bearer(httpx2.Auth):
-    """Keeps a token in memory until the server refuses it; it is never written anywhere."""
+    """Keeps a token in memory until the server refuses it; it is never written anywhere. Without `keeps`, the provider
+    knows which token is for the next request."""
 
-    def __init__(self, provider: TokenProvider) -> None:
+    def __init__(self, provider: TokenProvider, *, keeps: bool = True) -> None:
         self._provider = provider
+        self._keeps = keeps
         self._token: str | None = None
         self._turn = anyio.Lock()
 
@@ -440,10 +462,10 @@ class Bearer(httpx2.Auth):
 
     async def token(self, refused: str | None = None) -> str:
         """The token that is used from now on; several requests that were refused together ask once."""
-        if refused is None and self._token is not None:
+        if refused is None and self._token is not None and self._keeps:
             return self._token
         async with self._turn:
-            if self._token is None or self._token == refused:
+            if self._token is None or self._token == refused or not self._keeps:
                 given = self._provider()
                 self._token = await given if inspect.isawaitable(given) else given
             return self._token

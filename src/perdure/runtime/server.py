@@ -65,6 +65,8 @@ class Hosted:
     """The name that its author gave the server, or empty."""
     health: Health | None = None
     """How a server that is not in this process is doing."""
+    passes_tokens: bool = False
+    """Whether such a server gets the tokens of callers, and may refuse them (`runtime.token_check`)."""
 
 
 def is_server(found: object) -> bool:
