@@ -189,6 +189,7 @@ TOGETHER = "cannot be given together: each says what is served"
 def test_what_cannot_be_served_is_one_line(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], line: str
 ) -> None:
+    """G48."""
     said = refusal(capsys, "serve", *arguments)
     assert said == line
     assert os.listdir() == []
@@ -216,6 +217,7 @@ def test_what_cannot_be_served_is_one_line(
     ],
 )
 def test_a_bad_file_of_servers_is_one_line(capsys: pytest.CaptureFixture[str], text: str, line: str) -> None:
+    """G48."""
     write(text)
     assert refusal(capsys, "serve", "--servers", "mcp.json") == line.replace("{here}", os.getcwd())
     assert os.listdir() == ["mcp.json"]
@@ -330,6 +332,7 @@ async def flour(url: str) -> str | None:
 
 @pytest.mark.anyio
 async def test_two_of_three_serve_each_with_a_store_of_its_own(tmp_path: Path) -> None:
+    """G49."""
     bread = {**scripted(), "env": {"FLOUR": "rye"}, "colour": "brown"}
     servers = {"bread": bread, "cold": scripted(), "cake": {**scripted(), "env": {"FLOUR": "wheat"}}}
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
@@ -369,6 +372,7 @@ async def test_a_single_program_is_served_at_the_usual_path_and_store(tmp_path: 
 
 @pytest.mark.anyio
 async def test_two_workers_share_the_one_process_of_a_session(tmp_path: Path) -> None:
+    """G51."""
     starts = tmp_path / "starts"
     command = (sys.executable, scripted_stdio.__file__, f"starts={starts}")
     async with serving(f"--stdio={shlex.join(command)}", "--workers", "2", cwd=tmp_path) as process:

@@ -24,6 +24,7 @@ def suite() -> Path:
 @pytest.mark.timeout(400)  # the first run on a machine installs the suite
 @pytest.mark.parametrize("run", [run if run in SOON else pytest.param(run, marks=pytest.mark.long) for run in RUNS])
 async def test_the_suite_has_no_objection(run: str, suite: Path) -> None:
+    """G38."""
     report = await examine(run)
     assert report.objections() == []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -12,20 +13,28 @@ import pytest
 from perdure.gateway.host import host_upstream
 from perdure.gateway.upstream import Program, Text, Upstream
 from perdure.settings import Settings
+from perdure.store.interface import Store
 from tests.support.clients.wire_client import Peer, answer_of
 from tests.support.servers import scripted_stdio
 from tests.support.servers.in_process import Site, serve
+from tests.support.stores.shared import SharedStore
 
 pytestmark = pytest.mark.anyio
 
 TOKEN = Text((("header", "X-GitHub-Token"),))
 
 
-@pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
+@asynccontextmanager
+async def served(tmp_path: Path, store: Store | None = None) -> AsyncIterator[Site]:
     argv = (sys.executable, scripted_stdio.__file__)
     upstream = Upstream(name="github", program=Program(argv=argv, cwd=tmp_path, env={"GITHUB_TOKEN": TOKEN}))
-    async with serve(host_upstream(upstream, Settings())) as site:
+    async with serve(host_upstream(upstream, Settings()), store=store) as site:
+        yield site
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    async with served(tmp_path) as site:
         yield site
 
 
@@ -45,6 +54,7 @@ async def seen(peer: Peer) -> str:
 
 
 async def test_a_header_becomes_a_variable_of_the_callers_own_process(site: Site) -> None:
+    """G46."""
     ann, bob = TokenPeer(site), TokenPeer(site)
     ann.secret, bob.secret = "of ann", "of bob"
     await ann.initialize()
@@ -59,3 +69,15 @@ async def test_a_caller_without_it_learns_what_to_send(site: Site) -> None:
     assert error["code"] == -31010
     assert error["data"] == {"upstream": "github", "reason": "unauthorized", "ran": False}
     assert "needs the header X-GitHub-Token" in error["message"]
+
+
+async def test_a_child_after_a_restart_has_the_value_of_the_next_request(tmp_path: Path) -> None:
+    """The value is never stored, so the next process of the gateway has it from a request alone. G46."""
+    async with served(tmp_path, SharedStore(tmp_path / "log.db")) as first:
+        ann = TokenPeer(first)
+        ann.secret = "of ann"
+        await ann.initialize()
+        assert await seen(ann) == "of ann"
+    async with served(tmp_path, SharedStore(tmp_path / "log.db")) as second:
+        ann.site, ann.secret = second, "of ann, renewed"
+        assert await seen(ann) == "of ann, renewed"

@@ -52,6 +52,7 @@ async def test_the_tools_of_all_pages_say_whether_they_may_run_again() -> None:
 
 
 async def test_a_cursor_that_repeats_ends_the_list() -> None:
+    """G35."""
     pages = {"": {"tools": [tool("a")], "nextCursor": "x"}, "x": {"tools": [tool("b")], "nextCursor": "x"}}
     found = await check(MemoryServer(pages=pages))
     assert [one.name for one in found.tools] == ["a", "b"]

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_child_that_dies_in_a_plain_call(tmp_path: Path) -> None:
+    """G1."""
     async with gateway(tmp_path) as served:
         peer = await served.join()
         wire = await begin(peer, "plain", {"progress": 2}, {"hang": True})
@@ -47,6 +48,7 @@ async def test_a_child_that_dies_in_a_plain_call(tmp_path: Path) -> None:
 
 
 async def test_a_child_that_dies_in_an_idempotent_call(tmp_path: Path) -> None:
+    """G2."""
     go = tmp_path / "go"
     async with gateway(tmp_path) as served:
         peer = await served.join()
@@ -62,6 +64,7 @@ async def test_a_child_that_dies_in_an_idempotent_call(tmp_path: Path) -> None:
 
 
 async def test_a_call_that_kills_its_child_twice(tmp_path: Path) -> None:
+    """G3."""
     async with gateway(tmp_path) as served:
         peer = await served.join()
         error = error_of((await (await begin(peer, "idempotent", {"kill": True})).rest())[-1])
@@ -71,7 +74,7 @@ async def test_a_call_that_kills_its_child_twice(tmp_path: Path) -> None:
 
 
 async def test_calls_beside_a_dead_child(tmp_path: Path) -> None:
-    """Each by its own row: no hint, a hint, a read of the specification, and one that its client has cancelled."""
+    """Each by its own row: no hint, a hint, a read of the specification, and one that its client has cancelled. G4."""
     go = tmp_path / "go"
     async with gateway(tmp_path, f"hold=resources/read,{go}") as served:
         peer = await served.join()
@@ -93,7 +96,7 @@ async def test_calls_beside_a_dead_child(tmp_path: Path) -> None:
 
 
 async def test_a_rerun_uses_the_credentials_of_its_call(tmp_path: Path) -> None:
-    """The principal is away, and its token is not good any more, when the child dies."""
+    """The principal is away, and its token is not good any more, when the child dies. G5."""
     go, names = tmp_path / "go", Names()
     async with gateway(tmp_path, serving={"auth": names}) as served:
         peer = await served.join(token="ada")
@@ -160,7 +163,7 @@ async def test_a_child_that_dies_in_every_handshake(tmp_path: Path) -> None:
 
 
 async def test_a_program_that_is_not_there(tmp_path: Path) -> None:
-    """It is answered at once, and works with the next request once it is there."""
+    """It is answered at once, and works with the next request once it is there. G25."""
     late = tmp_path / "late"
     async with gateway(tmp_path, argv=(str(late),), serving={"complaint": "cannot be started"}) as served:
         begun = time.monotonic()
@@ -175,7 +178,7 @@ async def test_a_program_that_is_not_there(tmp_path: Path) -> None:
 
 
 async def test_a_crash_loop_is_slowed(tmp_path: Path) -> None:
-    """Each of many clients gets its answer, and together they start a few processes."""
+    """Each of many clients gets its answer, and together they start a few processes. G26."""
     async with gateway(tmp_path, "exit=1", patience=1.0) as served:
 
         async def knock() -> str:
@@ -194,6 +197,7 @@ async def test_a_crash_loop_is_slowed(tmp_path: Path) -> None:
 
 
 async def test_a_slow_start(tmp_path: Path) -> None:
+    """G27."""
     go = tmp_path / "go"
     async with gateway(tmp_path, f"wait={go}") as served:
         joining = asyncio.create_task(served.join())
@@ -220,7 +224,7 @@ async def test_a_start_that_takes_too_long(tmp_path: Path) -> None:
 
 
 async def test_a_hung_child_is_replaced(tmp_path: Path) -> None:
-    """Only once all its requests are cancelled: it may be busy with another one."""
+    """Only once all its requests are cancelled: it may be busy with another one. G33."""
     async with gateway(tmp_path, ping_timeout=0.2) as served:
         peer = await served.join()
         first = await begin(peer, "plain", {"progress": 1}, {"freeze": True}, id="a")
@@ -251,6 +255,7 @@ async def test_a_call_that_takes_too_long(tmp_path: Path) -> None:
 
 
 async def test_a_late_answer_is_dropped(tmp_path: Path) -> None:
+    """G34."""
     go = tmp_path / "go"
     async with gateway(tmp_path) as served:
         peer = await served.join()
@@ -269,7 +274,7 @@ async def test_a_late_answer_is_dropped(tmp_path: Path) -> None:
 
 
 async def test_an_ask_of_a_cancelled_call(tmp_path: Path) -> None:
-    """The upstream is answered at once, and the client is not asked."""
+    """The upstream is answered at once, and the client is not asked. G19."""
     go = tmp_path / "go"
     async with gateway(tmp_path) as served:
         peer = await served.join()
@@ -287,6 +292,7 @@ async def test_an_ask_of_a_cancelled_call(tmp_path: Path) -> None:
 
 
 async def test_noise_on_stdout(tmp_path: Path) -> None:
+    """G28."""
     async with gateway(tmp_path, "banner=Server listening on nothing\n[1,2]") as served:
         peer = await served.join()
         noise = ({"print": "debug: here"}, {"print": '{"half":'}, {"half": "half a "}, {"print": "line"}, {"print": ""})
@@ -299,7 +305,7 @@ async def test_noise_on_stdout(tmp_path: Path) -> None:
 
 
 async def test_stderr_is_drained(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """However much it is; of the log it takes a part."""
+    """However much it is; of the log it takes a part. G29."""
     async with gateway(tmp_path) as served:
         peer = await served.join()
         with caplog.at_level("INFO", "perdure"):
@@ -310,6 +316,7 @@ async def test_stderr_is_drained(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 
 async def test_environment_of_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """G31."""
     monkeypatch.setenv("SECRET_TOKEN", "s3cret")
     monkeypatch.setenv("PERDURE_STORE", "postgresql://u:p@h/db")
     monkeypatch.setenv("LC_TIME", "C")
@@ -341,7 +348,7 @@ async def test_a_reader_that_does_not_read_stops_no_other_call(tmp_path: Path) -
 
 
 async def test_no_process_is_left(tmp_path: Path) -> None:
-    """Sessions that end in every way, and processes that children have started."""
+    """Sessions that end in every way, and processes that children have started. G30."""
     async with gateway(tmp_path, "tree=60", "eof=ignore") as served:
         peers = [await served.join() for _ in range(6)]
         reaper = reaper_of(os.getpid())

@@ -457,6 +457,7 @@ FORMS = "${VAR}, ${VAR:-default}, ${env:VAR}, ${header:NAME} and ${principal}"
     ],
 )
 def test_a_bad_server_is_one_sentence(entry: dict[str, Any], sentence: str) -> None:
+    """G48."""
     assert refusal({"a": entry}) == f"server 'a': {sentence}"
 
 

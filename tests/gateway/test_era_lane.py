@@ -105,6 +105,7 @@ async def test_a_server_that_is_replaced_by_one_of_the_other_era_is_learnt_again
 
 @pytest.mark.parametrize(("pinned", "refused"), [(Era.SESSION, "initialize"), (Era.MODERN, "server_discover")])
 async def test_a_pinned_era_is_the_only_one_that_is_tried(chameleon: Chameleon, pinned: Era, refused: str) -> None:
+    """G41."""
     chameleon.answers(**{refused: -32602})
     async with children_of(chameleon.argv) as children:
         with pytest.raises(UpstreamUnavailable, match="not that one") as found:
@@ -138,6 +139,7 @@ PYTHON = (sys.executable, "-c", "from tests.support.servers.round_tools import s
 
 @pytest.mark.parametrize(("pinned", "version"), [(None, SESSION), (Era.MODERN, MODERN)])
 async def test_the_python_sdk_serves_the_era_of_the_first_request(pinned: Era | None, version: str) -> None:
+    """G41."""
     async with children_of(PYTHON) as children, opened(children, KnownEra(pinned=pinned)) as found:
         assert found.version == version
 
@@ -165,6 +167,7 @@ async def test_the_typescript_sdk_without_its_session_era() -> None:
 
 
 async def test_the_typescript_sdk_1_has_sessions_only() -> None:
+    """G41."""
     node_modules(CLIENTS)
     argv = (str(program("node")), str(CLIENTS / "ts1_server.mjs"))
     async with children_of(argv) as children:

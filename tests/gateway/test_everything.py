@@ -139,6 +139,7 @@ async def tell_all(server: Any) -> dict[str, list[Any]]:
 
 
 async def test_everything_through_the_gateway_equals_everything(tmp_path: Path) -> None:
+    """G37."""
     server = REAL_SERVERS["everything"]
     command, *words = server.argv(tmp_path)
     direct = await tell_all(stdio_client(StdioServerParameters(command=command, args=words)))

@@ -70,7 +70,7 @@ async def children_are_gone(folder: Path) -> None:
 
 
 async def test_gateway_killed_in_a_stdio_call(tmp_path: Path, running: Running) -> None:
-    """A session with a call of each kind. The child ignores the end of its input, and ends all the same."""
+    """A session with a call of each kind. The child ignores the end of its input, and ends all the same. G6."""
     go, held = tmp_path / "go", tmp_path / "held"
     async with running("eof=ignore", f"hold=resources/read,{held}") as (process, web):
         peer = await web.join()
@@ -174,7 +174,7 @@ async def test_a_hint_that_was_not_known_is_asked_for(tmp_path: Path, running: R
 @pytest.mark.long
 @pytest.mark.timeout(90)
 async def test_a_hint_of_a_server_that_starts_very_slowly(tmp_path: Path, running: Running) -> None:
-    """No limit of a server in the same process cuts it."""
+    """No limit of a server in the same process cuts it. G27."""
     async with running(f"hold=tools/list,{tmp_path / 'never'}") as (process, web):
         peer = await web.join()
         wire = await begin(peer, "read_only", {"progress": 1}, {"wait": str(tmp_path / "go")}, {"say": "asked"})

@@ -70,6 +70,7 @@ def call(number: int, *steps: Message, tool: str = "plain", token: str | None = 
 
 
 async def test_a_call_at_another_node_runs_in_the_one_child(nodes: Nodes) -> None:
+    """G51."""
     here, there = nodes.sites
     peer = await Peer(here, LATEST).initialize()
     pid = text_of((await (await peer.post(call(1, {"pid": True}))).rest())[-1])
@@ -81,6 +82,7 @@ async def test_a_call_at_another_node_runs_in_the_one_child(nodes: Nodes) -> Non
 
 
 async def test_a_question_is_answered_and_a_call_cancelled_through_either_node(nodes: Nodes) -> None:
+    """G51."""
     here, there = nodes.sites
     peer = await Peer(here, LATEST).initialize()
     elsewhere = peer.through(there)

@@ -93,6 +93,7 @@ def progress(first: int, last: int) -> list[list[Any]]:
 
 
 async def test_gateway_killed_in_a_followable_call(tmp_path: Path) -> None:
+    """G7."""
     async with story(tmp_path) as it:
         wire = await it.call(*progress(1, 10), ["wait", "gate"], *progress(11, 30))
         seen = await wire.messages(10)
@@ -109,6 +110,7 @@ async def test_gateway_killed_in_a_followable_call(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("tool", "code", "runs"), [("plain", -31001, 1), ("idempotent", None, 2)])
 async def test_gateway_killed_before_the_first_position(tmp_path: Path, tool: str, code: int | None, runs: int) -> None:
+    """G9."""
     async with story(tmp_path) as it:
         wire = await it.call(["wait", "gate"], *progress(1, 3), tool=tool)
         await wire.event()  # the gateway's own priming event
@@ -126,6 +128,7 @@ async def test_gateway_killed_before_the_first_position(tmp_path: Path, tool: st
 
 
 async def test_a_deploy_leaves_followable_calls(tmp_path: Path) -> None:
+    """G10."""
     async with story(tmp_path, "--drain-timeout", "0") as it:
         wire = await it.call(*progress(1, 3), ["wait", "gate"], *progress(4, 6))
         seen = await wire.messages(3)
@@ -143,7 +146,7 @@ async def test_a_deploy_leaves_followable_calls(tmp_path: Path) -> None:
 
 
 async def test_both_die_together(tmp_path: Path) -> None:
-    """The upstream does not know the call's stream any more, so each tool's own word decides."""
+    """The upstream does not know the call's stream any more, so each tool's own word decides. G16."""
     async with story(tmp_path) as it:
         wires = {tool: await it.call(["progress", 1], ["wait", "gate"], tool=tool) for tool in ("plain", "idempotent")}
         seen = {tool: await wire.messages(1) for tool, wire in wires.items()}
@@ -162,6 +165,7 @@ async def test_both_die_together(tmp_path: Path) -> None:
 
 
 async def test_an_ask_after_the_gateway_was_killed(tmp_path: Path) -> None:
+    """G18."""
     async with story(tmp_path) as it:
         wire = await it.call(["progress", 1], ["ask", "roots/list", {}], ["progress", 2])
         _, first = await wire.messages(2)
@@ -194,6 +198,7 @@ def port_of(upstream: ScriptedHttp) -> int:
 
 
 async def test_upstream_restarts_between_calls() -> None:
+    """G11."""
     async with scripted_http() as upstream, gateway(upstream.url) as site:
         peer = await site.join()
         session = peer.session
@@ -217,6 +222,7 @@ async def test_a_lost_session_that_is_not_told_by_404(by: int) -> None:
 
 
 async def test_upstream_is_away_for_a_while() -> None:
+    """G12."""
     async with scripted_http() as upstream, gateway(upstream.url) as site:
         peer = await site.join()
         await go_away(upstream)
@@ -227,6 +233,7 @@ async def test_upstream_is_away_for_a_while() -> None:
 
 
 async def test_patience_ends() -> None:
+    """G12."""
     async with scripted_http() as upstream, gateway(upstream.url, patience=0.3) as site:
         peer = await site.join()
         await go_away(upstream)
@@ -257,7 +264,7 @@ async def test_an_upstream_wants_another_token(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("status", [502, 504, 500])
 async def test_502_in_front_of_an_upstream(status: int) -> None:
-    """A proxy in front of the upstream gives a request up that may have run."""
+    """A proxy in front of the upstream gives a request up that may have run. G13."""
     async with scripted_http() as upstream, gateway(upstream.url, complaint="fails at the request") as site:
         peer = await site.join()
         upstream.refuse("tools/call", status, runs=True)
@@ -277,6 +284,7 @@ async def test_502_in_front_of_an_upstream(status: int) -> None:
 
 
 async def test_404_while_a_call_runs() -> None:
+    """G14."""
     async with scripted_http(event_ids=False) as upstream, gateway(upstream.url) as site:
         peer = await site.join()
         wires = {
@@ -295,6 +303,7 @@ async def test_404_while_a_call_runs() -> None:
 
 
 async def test_resume_that_falls_silent() -> None:
+    """G15."""
     async with scripted_http(falls_silent=True) as upstream, gateway(upstream.url) as site:
         peer = await site.join()
         wire = await peer.call("plain", token=1, steps=[["progress", 1], ["cut"], ["wait", "gate"], ["progress", 2]])
@@ -308,6 +317,7 @@ async def test_resume_that_falls_silent() -> None:
 
 @pytest.mark.parametrize("as_json", [True, False])
 async def test_stateless_upstream(as_json: bool) -> None:
+    """G43."""
     config = {"sessions": False, "standalone": False, "event_ids": False, "json": as_json}
     async with scripted_http(**config) as upstream, gateway(upstream.url) as site:
         peer = await site.join()
@@ -323,6 +333,7 @@ async def test_stateless_upstream(as_json: bool) -> None:
 
 
 async def test_client_headers_stay_here() -> None:
+    """G44."""
     own = {"X-Api-Key": "the gateway's"}
     async with scripted_http() as upstream, gateway(upstream.url, headers=own) as site:
         peer = Peer(site, token="the client's")
@@ -434,7 +445,7 @@ def pinned(folder: Path, url: str, **limits: Any) -> str:
 
 @pytest.mark.parametrize("option", [("--task-after", "0.01"), ("--task-after", "60")], ids=["task", "key"])
 async def test_gateway_killed_in_a_task_upstream(tmp_path: Path, option: tuple[str, ...]) -> None:
-    """The upstream is Perdure at 2026-07-28, whose calls are found again by their handles, or by their keys."""
+    """The upstream is Perdure at 2026-07-28, whose calls are found again by their handles, or by their keys. G8."""
     log, gate = tmp_path / "diary", tmp_path / "gate"
     about = {"n": 4, "gate": str(gate), "pauses": [2], "log": str(log)}
     async with (
@@ -523,6 +534,7 @@ async def bakery() -> AsyncIterator[str]:
 
 
 async def test_session_client_modern_upstream(bakery: str) -> None:
+    """G40."""
     async with gateway(bakery) as site:
         peer = await site.join()
         assert peer.welcome["result"]["serverInfo"]["name"] == "bakery"

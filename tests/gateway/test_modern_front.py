@@ -63,7 +63,7 @@ async def begin(peer: CallPeer, tool: str, *do: Message, **options: Any) -> Exch
 
 
 async def test_modern_client_session_upstream(tmp_path: Path) -> None:
-    """The official client at 2026-07-28: tools, progress, an elicitation round; and tasks and keys as they are told."""
+    """The official client at 2026-07-28: tools, progress, a round; tasks and keys as they are told. G39."""
     async with gateway(tmp_path, era="auto", serving=SOON) as served:
         async with python_client(served.site.url, mode="auto") as client:
             assert client.protocol == "2026-07-28"
@@ -159,7 +159,7 @@ async def test_a_child_that_dies_in_a_task(tmp_path: Path) -> None:
 
 
 async def test_asks_of_a_dead_child_in_a_task(tmp_path: Path) -> None:
-    """The question is withdrawn, and the second run asks again under another name."""
+    """The question is withdrawn, and the second run asks again under another name. G17."""
     async with gateway(tmp_path, serving=SOON) as served:
         peer = peer_of(served, capabilities={**TAKES_TASKS, **FORM})
         task = result_of(await peer.call("idempotent", steps(ASK)))["taskId"]
@@ -205,7 +205,7 @@ async def test_a_call_of_2026_that_takes_too_long(tmp_path: Path) -> None:
 
 
 async def test_asking_calls_do_not_share_a_lane(tmp_path: Path) -> None:
-    """Each asks its own client, and a lane is used again when its call has ended."""
+    """Each asks its own client, and a lane is used again when its call has ended. G42."""
     async with gateway(tmp_path, serving=BOTH) as served:
         peer = peer_of(served, capabilities=FORM)
 
@@ -304,7 +304,7 @@ async def test_hints_are_read_again_when_tools_have_changed(tmp_path: Path, monk
 
 
 async def test_lists_that_changed_reach_listeners(tmp_path: Path) -> None:
-    """From the gateway's own process of the server, and from the session of another client."""
+    """From the gateway's own process of the server, and from the session of another client. G23."""
     async with gateway(tmp_path, serving=BOTH) as served, listening(served.site.port, "tools", "note://a") as ear:
         ear.forget()
         peer = await served.join()
@@ -337,7 +337,7 @@ async def test_a_listener_before_the_server_is_up(tmp_path: Path) -> None:
 
 
 async def test_owners(tmp_path: Path) -> None:
-    """What belongs to another principal is answered as what does not exist, to the byte."""
+    """What belongs to another principal is answered as what does not exist, to the byte. G47."""
     async with gateway(tmp_path, serving={**SOON, "auth": Names()}) as served:
         ada = peer_of(served, headers=bearer("ada"), capabilities=TAKES_TASKS)
         bob = peer_of(served, headers=bearer("bob"), capabilities=TAKES_TASKS)

@@ -75,7 +75,7 @@ async def test_a_tools_question_is_an_ask(tmp_path: Path, option: tuple[str, ...
 
 @pytest.mark.parametrize("option", [TASKS, KEYS], ids=["tasks", "keys"])
 async def test_the_gateway_is_killed_and_the_next_one_follows_the_call(tmp_path: Path, option: tuple[str, ...]) -> None:
-    """Its tool may not run twice; the client resumes its session at the next gateway, and waits for one call."""
+    """Its tool may not run twice; the client resumes its session at the next gateway, and waits for one call. G8."""
     log, gate = tmp_path / "diary", tmp_path / "gate"
     about = {"n": 3, "gate": str(gate), "pauses": [2], "log": str(log), "key": "pay"}
     options = ("--store", f"sqlite:{tmp_path / 'gateway.db'}", "--era", "2026-07-28", "--retry", "0.05")

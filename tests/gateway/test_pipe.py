@@ -213,6 +213,7 @@ async def test_an_answer_that_no_client_can_read_is_lost(line: str, why: str) ->
 
 @pytest.mark.parametrize("form", ["python", "ts"])
 async def test_an_answer_larger_than_a_line_may_be_is_lost_and_the_lane_goes_on(form: str) -> None:
+    """G28."""
     async with lane_to(scripted(f"form={form}")) as lane:
         lost = await lane.call({"giant": MAX_LINE_BYTES})
         assert lost == Lost(ran=True, why="its answer is larger than 64 MiB")
@@ -375,6 +376,8 @@ ANY_JSON = st.recursive(
 @settings(max_examples=3)
 @given(values=st.lists(st.dictionaries(st.text(), ANY_JSON, max_size=5), min_size=20, max_size=60))
 def test_unknown_methods_and_params_pass_as_equal_values(values: list[dict[str, Any]]) -> None:
+    """G36."""
+
     async def echo() -> None:
         async with lane_to(scripted()) as lane:
             for number, value in enumerate(values):
@@ -426,6 +429,7 @@ async def test_hung_child_is_replaced() -> None:
 
 
 async def test_a_hung_child_is_left_while_another_call_runs() -> None:
+    """G33."""
     async with lane_to(scripted(grace=0.2), ping_seconds=0.1) as lane:
         lane.begin("other", FOR_EVER)
         lane.begin("call", {"freeze": True})

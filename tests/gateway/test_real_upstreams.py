@@ -53,7 +53,7 @@ async def test_a_process_that_is_killed_between_calls_is_replaced(name: str, tmp
 
 @pytest.mark.long
 async def test_roots_asked_before_any_call(tmp_path: Path) -> None:
-    """server-filesystem asks for its client's directories as soon as there is a session, again after a restart."""
+    """server-filesystem asks for its client's directories as soon as there is a session, again after a restart. G20."""
     own, roots = tmp_path / "own", tmp_path / "roots"
     own.mkdir()
     roots.mkdir()

@@ -51,6 +51,7 @@ def owning(*settings: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
 @pytest.mark.anyio
 @pytest.mark.parametrize("settings", [(), ("eof=ignore",), ("eof=ignore", "term=ignore")])
 async def test_a_killed_gateway_leaves_no_child_and_nothing_below_it(settings: tuple[str, ...]) -> None:
+    """G30."""
     with owning(*settings) as (owner, pids):
         owner.send_signal(signal.SIGKILL)
         owner.wait()

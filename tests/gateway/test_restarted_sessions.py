@@ -72,7 +72,7 @@ async def seen_until(wire: Wire, method: str) -> list[Message]:
 
 
 async def test_subscriptions_survive_a_restart(tmp_path: Path) -> None:
-    """Each has one cue at the restart, without any request; later updates arrive once."""
+    """Each has one cue at the restart, without any request; later updates arrive once. G21."""
     async with gateway(tmp_path) as served:
         peer = await served.join()
         wire = await peer.get()
@@ -120,7 +120,7 @@ async def test_a_subscription_that_is_refused_now_is_dropped(tmp_path: Path) -> 
 
 
 async def test_log_level_survives_a_restart(tmp_path: Path) -> None:
-    """It is set before any request, and the client that wants less hears less of the restart."""
+    """It is set before any request, and the client that wants less hears less of the restart. G22."""
     async with gateway(tmp_path) as served:
         peer = await served.join()
         wire = await peer.get()
@@ -137,7 +137,7 @@ async def test_log_level_survives_a_restart(tmp_path: Path) -> None:
 
 
 async def test_lists_that_changed_over_a_restart(tmp_path: Path) -> None:
-    """The list of tools is compared; nobody knows whether the others have changed."""
+    """The list of tools is compared; nobody knows whether the others have changed. G23."""
     async with gateway(tmp_path) as served:
         peer = await served.join()
         await until_listed(served, peer)
@@ -172,7 +172,7 @@ async def test_tools_that_change_meanwhile_are_read_again(tmp_path: Path, monkey
 
 
 async def test_roots_asked_before_any_call(tmp_path: Path) -> None:
-    """On the standalone stream, and its answer reaches the child."""
+    """On the standalone stream, and its answer reaches the child. G20."""
     async with gateway(tmp_path, "roots=1") as served:
         peer = await served.join()
         wire = await peer.get()
@@ -187,7 +187,7 @@ async def until_heard(peer: Peer, result: Message) -> None:
 
 
 async def test_asks_of_a_dead_child(tmp_path: Path) -> None:
-    """Withdrawn on the stream, and asked again under a new name by the second run."""
+    """Withdrawn on the stream, and asked again under a new name by the second run. G17."""
     async with gateway(tmp_path) as served:
         peer = await served.join()
         wire = await begin(peer, "idempotent", {"ask": "elicitation/create", "params": {"message": "name?"}})
@@ -215,7 +215,7 @@ async def test_an_ask_that_its_child_withdraws(tmp_path: Path) -> None:
 
 
 async def test_the_upstreams_ping_is_answered_here(tmp_path: Path) -> None:
-    """While the client is away; it is not asked."""
+    """While the client is away; it is not asked. G24."""
     async with gateway(tmp_path) as served:
         peer = await served.join()
         wire = await begin(peer, "plain", {"ask": "ping"})
@@ -225,7 +225,7 @@ async def test_the_upstreams_ping_is_answered_here(tmp_path: Path) -> None:
 
 
 async def test_cursors_pass(tmp_path: Path) -> None:
-    """The client's, and those of the gateway's own lists."""
+    """The client's, and those of the gateway's own lists. G35."""
     async with gateway(tmp_path, "pages=1", "tools=fourth") as served:
         peer = await served.join()
         names, cursor = [], None
@@ -279,7 +279,7 @@ def samples() -> list[Message]:
 
 
 async def test_unknown_methods_and_meta_pass(samples: list[Message], tmp_path: Path) -> None:
-    """Whatever is in them, both ways: params, `_meta`, results, and notifications to either side."""
+    """Whatever is in them, both ways: params, `_meta`, results, and notifications to either side. G36."""
     async with gateway(tmp_path) as served:
         peer = await served.join()
         wire = await peer.get()
@@ -356,7 +356,7 @@ async def test_a_server_that_says_another_name_now(tmp_path: Path) -> None:
 
 
 async def test_limits_of_processes(tmp_path: Path) -> None:
-    """The third session is refused before anything is written; there is room when the first has ended."""
+    """The third session is refused before anything is written; there is room when the first has ended. G32."""
     store = MemoryStore()
     async with gateway(tmp_path, max_processes=2, serving={"store": store}) as served:
         first, second = await served.join(), await served.join()

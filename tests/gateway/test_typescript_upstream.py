@@ -48,10 +48,12 @@ async def tells_a_session_all(front: Front) -> None:
 
 
 async def test_over_http() -> None:
+    """G40."""
     async with typescript_server() as url, http_lane(url) as front:
         await tells_a_session_all(front)
 
 
 async def test_over_a_pipe() -> None:
+    """G40."""
     async with children_of(typescript_program()) as children, pipe_lane(children) as front:
         await tells_a_session_all(front)
