@@ -68,10 +68,12 @@ async def test_calls_go_on_whatever_the_visitor_does(browser: Browser, page: str
     await tab.until(f"document.querySelector('[data-held=again]') && {again}", seconds=PATIENCE)
     finished = "document.querySelectorAll('.ours[data-is=done]').length === 5"
     await tab.until(finished, seconds=PATIENCE)
-    sums = await tab.eval(
+    events, *sums = await tab.eval(
         "['events', 'loads', 'gaps', 'lost', 'twice'].map((id) => document.getElementById(id).textContent)"
     )
-    assert sums == ["150", "2", "0", "0", "0"]
+    # A second run is silent until it reports more than the first one did: on a busy machine heartbeats count, too.
+    assert int(events) >= 150
+    assert sums == ["2", "0", "0", "0"]
     chips = "[...document.querySelectorAll('.chips')].map((all) => [...all.children].map((one) => one.textContent))"
     for told in await tab.eval(chips):
         # Five calls take turns, so one may have had no connection then, or lose one more as the server comes back.

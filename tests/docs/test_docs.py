@@ -36,7 +36,7 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _READY = re.compile(r"perdure: serving on \S+|Uvicorn running on \S+")
 _ASSIGNMENT = re.compile(r"\w+=")
 #: Programs start slowly when several start at once on a small machine.
-SECONDS = 110
+SECONDS = 270
 
 
 @dataclass(frozen=True, kw_only=True)
