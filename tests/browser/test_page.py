@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
-import sys
+import signal
 from collections.abc import AsyncIterator
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from tests.browser.console_page import VIOLATIONS, axe
 from tests.support.clients.chromium import Browser
 from tests.support.clients.demo_page import have_page
-from tests.support.processes.serving import ROOT, python_path
+from tests.support.processes.starting import ROOT, start
 
 pytestmark = pytest.mark.anyio
 
@@ -29,12 +28,8 @@ def built() -> None:
 @pytest.fixture(scope="module")
 async def page(built: None) -> AsyncIterator[str]:
     """The demo without its scenes; gives the page's address."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-u", "-m", "examples.demo", "--page", "--port", "0"),
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": python_path()},
-        stdout=asyncio.subprocess.PIPE,
-    )
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = await start("examples.demo", "--page", "--port", "0", cwd=ROOT, env=env, errors=None)
     assert process.stdout is not None
     try:
         while line := await process.stdout.readline():
@@ -42,7 +37,7 @@ async def page(built: None) -> AsyncIterator[str]:
                 break
         yield line.decode().strip()
     finally:
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
         await process.communicate()
 
 

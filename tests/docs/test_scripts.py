@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes.serving import ROOT
+from tests.support.processes.starting_sync import start
 
 SECONDS = 110
 
@@ -76,6 +77,6 @@ def test_the_demo_offers_the_page_only_if_it_is_built(checkout: Path) -> None:
 
 
 def test_the_demo_of_the_page_alone_is_refused_without_the_page(checkout: Path) -> None:
-    done = run(checkout, sys.executable, "-m", "examples.demo", "--page", "--port", "0")
+    process = start("examples.demo", "--page", "--port", "0", cwd=checkout)
     told = "demo: the page is not built; make page builds it, or says why it cannot\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
+    assert (process.communicate(), process.returncode) == (("", told), 2)
