@@ -510,7 +510,7 @@ async def test_a_failure_without_a_name_is_not_taken_for_one() -> None:
 @pytest.mark.parametrize(
     "broken",
     [
-        pytest.param(OpensAnew, marks=pytest.mark.long),  # it takes a thousand histories to find
+        pytest.param(OpensAnew, marks=pytest.mark.long),  # takes seconds to find
         TrimsAnswers,
         HandsMailOutOnce,
     ],
