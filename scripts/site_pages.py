@@ -29,12 +29,14 @@ IMAGES = {"bench/results/latest.png": "latest.png"}
 API = "api.md"
 CHAPTERS: Mapping[str, tuple[str, ...]] = {
     "Serving": ("asgi", "App", "Settings", "open_store"),
+    "Steps of a tool": ("step", "step_sync", "sleep", "step_key", "NOT_DONE", "RESUMABLE"),
     "The client": ("connect", "Client", "PendingCall", "Patience", "Gap", "StateStore"),
     "Errors": (
         "PerdureError",
         "BadSetting",
         "BadTarget",
         "Misuse",
+        "StepFailed",
         "StoreError",
         "StoreUnavailable",
         "StoreLost",

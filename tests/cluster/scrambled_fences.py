@@ -8,7 +8,7 @@ from dataclasses import replace
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure.store import SqliteStore
 from perdure.store.records import Followed, StreamRecord
-from perdure.store.steps import Append, OpenStream, PutCall, Refusals, Release, Step
+from perdure.store.steps import Append, OpenStream, PutCall, PutToolStep, Refusals, Release, Step
 
 BITS = 62
 
@@ -19,7 +19,7 @@ def scrambled(fence: Fence) -> Fence:
 
 
 def _step(step: Step) -> Step:
-    if isinstance(step, Append | PutCall | Release):
+    if isinstance(step, Append | PutCall | PutToolStep | Release):
         return replace(step, fence=scrambled(step.fence))
     return replace(step, record=_record(step.record)) if isinstance(step, OpenStream) else step
 

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from perdure import Settings
 from perdure._core.ids import SessionId
 from perdure.cluster.settler import WaitingCalls
 from tests.support.clients.wire_client import Message, Web, Wire, gaps_of, progress_of, text_of
@@ -117,7 +118,7 @@ async def test_a_client_that_comes_to_the_other_node_when_the_call_is_over_gets_
 def test_a_session_that_is_loaded_while_its_call_begins_to_wait_sends_its_client_back() -> None:
     """The record was read before the call waited, and the session was not in memory yet when it was said so."""
     held: dict[SessionId, Any] = {}
-    context: Any = SimpleNamespace(hub=Mock(monotonic=lambda: 0.0), settings=Mock(session_grace=60.0))
+    context: Any = SimpleNamespace(hub=Mock(monotonic=lambda: 0.0), settings=Settings())
     waiting = WaitingCalls(context, Mock(held=held.get), Mock())
     waiting.expect(SessionId("s"))
     stream = Mock(is_over=False)

@@ -161,13 +161,14 @@ class HandlerRuntime:
     async def _serve(self, request: Request, context: HandlerContext) -> None:
         assert isinstance(request.id, int), "the session numbers its requests"
         body, failed = b"", False
-        handler_task.set(asyncio.current_task())
+        own = handler_task.set(asyncio.current_task())
         try:
             with context.scope:
                 try:
                     result = await self._result(request, context)
                 finally:
                     context.has_ended = True
+                    handler_task.reset(own)  # a task that its own context holds would wait for the garbage collector
                 body = to_json(result, inf_nan_mode="null")  # JSON has no NaN; the SDK writes null in its place as well
         except Exception as failure:
             body, failed = self._error_of(failure, request.method), True

@@ -29,7 +29,7 @@ from perdure._core.revisions import REVISIONS
 from perdure._core.settling import NOTHING_KEPT, Occasion, UpstreamCall, Verdict
 from perdure._core.states import SESSION, CallState, CallStep, SessionState, SessionStep, ToolStepState, advance
 from perdure._core.tool_steps import Course, Place
-from perdure.errors import PerdureError, StoreError
+from perdure.errors import Misuse, PerdureError, StoreError
 from perdure.log.journal import Steps
 from perdure.log.stream import Stream, Streams
 from perdure.runtime.base import CallEnded, Flow, Runtime
@@ -48,7 +48,7 @@ from perdure.sessions.ledger import (
 )
 from perdure.sessions.record_keeper import RecordKeeper, share
 from perdure.sessions.second_run import said_before
-from perdure.sessions.tool_steps import ToolSteps, course_of
+from perdure.sessions.tool_steps import CALL_ENDED, ToolSteps, course_of
 from perdure.steps import call_steps, is_in_step, is_own_task
 from perdure.store.records import AskRecord
 from perdure.store.steps import ChangeSession, CloseAsk, OpenAsk, PutCall, Step
@@ -130,12 +130,18 @@ class RuntimeLink:
         # The runtime runs the handler in a copy of this context.
         call.origin = origin
         before = current_call.set(CallIds(self.keeper.name, call.stream.id, call.request.id))
-        steps = call_steps.set(partial(self.steps_of, call) if request.method == "tools/call" else None)
+        steps = call_steps.set(partial(self.steps_at, call.number) if request.method == "tools/call" else None)
         try:
             self.runtime.send(request, origin=origin, follow=call.upstream.follow if follows else None)
         finally:
             call_steps.reset(steps)
             current_call.reset(before)
+
+    def steps_at(self, number: int) -> ToolSteps:
+        """Found by number, because the context of a call may outlive it: a cancelled timer has a copy."""
+        if (call := self.calls.by_number.get(number)) is None:
+            raise Misuse(CALL_ENDED)
+        return self.steps_of(call)
 
     def steps_of(self, call: Call) -> ToolSteps:
         if call.steps is None:

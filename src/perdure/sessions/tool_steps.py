@@ -38,6 +38,8 @@ _LONGEST_SLEEP = 60.0
 _KEYS = uuid.UUID("6a0c7f0e-3f0b-5d0b-9c43-2d6f6b1a7d11")
 """The name space of `step_key`."""
 
+CALL_ENDED = "the call of this step has ended; a step begins while its tool runs"
+
 _ERRORS: dict[Why, type[PerdureError]] = {
     Why.MISUSE: Misuse,
     Why.LIMIT: StepLimit,
@@ -196,7 +198,7 @@ class ToolSteps:
 
     def _check_running(self) -> None:
         if self._call.state is not CallState.RUNNING:
-            raise Misuse("the call of this step has ended; a step begins while its tool runs")
+            raise Misuse(CALL_ENDED)
 
     async def _check_rows(self) -> None:
         """Compare the store with what is recorded. If something is missing, the call goes on here, but no other process
