@@ -7,6 +7,7 @@ test counts effects over all processes.
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -170,6 +171,7 @@ async def test_a_check_that_does_not_find_it_lets_it_run(story: Story) -> None:
     assert story.effects == {"charge": 1, "mail": 1}
 
 
+@on_both
 async def test_a_call_that_gets_on_may_die_often(story: Story) -> None:
     """Once behind each step, and at the start; each process but the last is killed."""
     script: Script = [{"step": name} for name in ("one", "two", "three", "four")]
@@ -295,6 +297,33 @@ async def test_ten_tasks_at_once_go_on_where_each_was(story: Story) -> None:
             name: 1 for name in names if name.endswith("next")
         }
     assert all(count == 1 for name, count in story.effects.items() if name.endswith(("next", "begin")))
+
+
+@pytest.mark.long
+@on_both
+async def test_ten_tasks_at_once_are_killed_at_random_fifty_times(story: Story) -> None:
+    """No unmarked step runs twice, and each call has all its values or names what is unknown."""
+    chance, above = random.Random(25), story.folder
+    steps = [f"{n}{more}" for n in range(10) for more in ("", "-next")]
+    server, unknown = await story.start(), 0
+    for number in range(50):
+        story.folder = above / str(number)
+        story.folder.mkdir()
+        point = f"{chance.choice(('before', 'in', 'behind', 'after'))} {chance.choice(steps)}"
+        task = await story.begin(script=TEN, die=[point])
+        assert await server.has_died()
+        server = await story.start()
+        view = await story.outcome(task)
+        if said(view) == OUTCOME_UNKNOWN:
+            unknown += 1
+            told = view["error"]["data"]["steps"]
+            assert told["open"]
+            assert set(story.effects) <= {*told["finished"], *told["open"], *steps[::2]}
+        else:
+            assert str(said(view)).split(" ")[::2] == ["begin", *steps]
+        assert all(count == 1 for name, count in story.effects.items() if name.endswith(("next", "begin")))
+    assert 0 < unknown < 50
+    story.judge()
 
 
 # Every moment of a step. A step that may run again is written once, any other twice: price, charge, charge, mail.

@@ -25,8 +25,8 @@ from pydantic import BaseModel
 
 import perdure
 from perdure._core.ids import parse_position
-from perdure._core.tool_steps import MOST_VALUE
-from perdure.errors import Misuse
+from perdure._core.tool_steps import MOST_NAME, MOST_STEPS, MOST_VALUE, MOST_VALUES
+from perdure.errors import Misuse, StepLimit
 from tests.support.clients.task_client import CAN_BE_ASKED, Balancer, TaskClient, said
 from tests.support.servers.in_process import serve, until
 from tests.support.stores.faulty_store import Fault, FaultyStore
@@ -173,6 +173,32 @@ async def test_errors_are_the_same_in_both_runs(tmp_path: Path) -> None:
     assert first[2][1][0] == "step 'no_stock' failed: NoStock: 0 of pens"
     assert "cannot be kept as JSON" in first[3][1][0]
     assert "1,048,576" in first[5][1][0]
+
+
+async def test_the_step_beyond_the_limit_does_not_run_and_those_before_it_return(tmp_path: Path) -> None:
+    ran: list[int] = []
+
+    async def body() -> str:
+        for number in range(MOST_STEPS):
+            await perdure.step("x" * MOST_NAME, ran.append, number, again=True)
+        with pytest.raises(StepLimit) as failure:
+            await perdure.step("one more", ran.append, MOST_STEPS)
+        return str(failure.value)
+
+    assert await in_each_run(body, tmp_path / "log.db") == ["a call may do 1,000 steps, questions included"] * 2
+    assert ran == [*range(MOST_STEPS)]
+
+
+async def test_values_that_are_too_large_together_fail_the_step_that_is_too_much(tmp_path: Path) -> None:
+    async def body() -> list[str]:
+        kinds = [(await outcome_of(perdure.step("a", largest, again=True)))[0].__name__ for _ in range(16)]
+        return [*kinds, *(await outcome_of(perdure.step("b", nothing)))[1]]
+
+    assert MOST_VALUES == 16 * MOST_VALUE
+    kind, sentence = "StepLimit", f"the values of a call's steps may have {MOST_VALUES:,} bytes as JSON"
+    for *kinds, whole, _, failed, _ in await in_each_run(body, tmp_path / "log.db"):
+        assert (kinds, failed) == (["str"] * 16, kind)
+        assert whole == f"step 'b' failed: {kind}: {sentence}; this would be the next 4"
 
 
 async def test_a_sleep_ends_when_it_would_have_ended(tmp_path: Path) -> None:
