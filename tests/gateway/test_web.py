@@ -176,6 +176,12 @@ async def test_a_result_is_the_upstreams_own_text_and_answers_to_others_are_drop
         assert set(lane.heard.texts.values()) == {result.encode()}
 
 
+async def test_half_an_emoji_in_a_notification_becomes_a_character_that_can_be_stored() -> None:
+    async with scripted_http() as server, lane_to(server.url) as lane:
+        assert await lane.text(1, ["log", "a\ud83d"]) == "done"
+        assert [params["data"] for _, params, _ in lane.heard.told] == ["a?"]
+
+
 async def test_an_array_of_messages_is_taken_apart() -> None:
     batch = '[{"jsonrpc":"2.0","method":"notifications/x"},{"jsonrpc":"2.0","method":"notifications/y"},7]'
     good = batch.replace(",7", "")

@@ -60,6 +60,20 @@ def decode(text: str) -> Any:
         raise ValueError("it nests too deep") from error
 
 
+def without_halves(value: Any) -> Any:
+    """The same value with a question mark for each half of a character outside the basic plane ("\\ud83d"), which JSON
+    allows in a text and no store can hold. Raises `ValueError` if it nests deeper than can be written."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except RecursionError as error:
+        raise ValueError("it nests too deep") from error
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.loads(text.encode(errors="replace"))
+    return value
+
+
 def one_line(text: str) -> str:
     """The same JSON without line ends: inside of strings they are escaped, elsewhere they are space."""
     return text.translate(_LINE_ENDS) if "\n" in text or "\r" in text else text

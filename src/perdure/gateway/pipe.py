@@ -460,7 +460,7 @@ def _decode_odd(line: bytes) -> Any:
     text = line.decode()
     found = splice.decode(text)
     if isinstance(found, dict) and "method" in found:
-        return from_json(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
+        return splice.without_halves(found)
     return found
 
 

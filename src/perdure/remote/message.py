@@ -1,16 +1,20 @@
 """A JSON-RPC message as its text, and the few messages that a client makes itself."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from perdure._core import splice
 
+#: The escape of half a character; two of them are a whole one.
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One message: its text as it came, and its decoded body (`splice.decode`)."""
+    """One message: its text as it came, and its decoded body (`splice.decode`, without halves of characters)."""
 
     text: str
     body: Mapping[str, Any]
@@ -76,6 +80,8 @@ def messages_in(text: str) -> list[Message]:
     if (answer := splice.answer(text)) is not None:
         return [Message(text=text, body=answer[0], part=answer[1:])]
     found = splice.decode(text)
+    if _HALF.search(text) is not None:
+        found = splice.without_halves(found)
     if isinstance(found, dict):
         return [Message(text=text, body=found)]
     if not isinstance(found, list) or not all(isinstance(body, dict) for body in found):
