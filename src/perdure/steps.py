@@ -20,19 +20,20 @@ import typing
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
-from typing import Any, Final, NamedTuple, Protocol, TypeVar, TypeVarTuple, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, TypeVarTuple, Unpack, overload
 from weakref import WeakKeyDictionary
 
 import anyio.from_thread
 import anyio.to_thread
-from pydantic import ConfigDict, TypeAdapter
-from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from perdure._core.states import ToolStepState, ToolStepStep
 from perdure._core.tool_steps import RESUMABLE_META, Place, ToolStepKind
 from perdure.errors import Misuse, StepFailed, StepLimit
 from perdure.telemetry import tracing as spans
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -345,6 +346,10 @@ _known: WeakKeyDictionary[Callable[..., Any], _Values] = WeakKeyDictionary()
 
 
 def _adapter(fn: Callable[..., Any], annotation: Any) -> TypeAdapter[Any]:
+    # Not at the top: a gateway has no steps, and its start does not wait for this import.
+    from pydantic import ConfigDict, TypeAdapter
+    from pydantic.errors import PydanticUserError
+
     try:
         try:
             return TypeAdapter(annotation, config=ConfigDict(ser_json_inf_nan="constants"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perdure.runtime.server import Hosted, Started
+from perdure.runtime.hosted import Hosted, Started
 from perdure.store import MemoryStore
 from perdure.store.interface import Store
 from tests.support.clients.raw_http import message, progress, text_of

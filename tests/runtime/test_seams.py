@@ -47,9 +47,10 @@ from perdure._core.envelope import SUBSCRIPTION
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.listening import LISTS, METHODS, URIS, ChangeFilter
 from perdure._core.revisions import REVISIONS, is_sessionless
+from perdure.runtime.hosted import authenticates, endpoint_of
 from perdure.runtime.own_requests import SdkChanges
 from perdure.runtime.sdk import SdkRuntime
-from perdure.runtime.server import authenticates, endpoint_of, host
+from perdure.runtime.server import host
 from perdure.settings import Settings
 
 pytestmark = pytest.mark.anyio

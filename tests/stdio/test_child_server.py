@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -317,6 +318,37 @@ async def test_a_log_that_cannot_be_used(folder: Path) -> None:
         await bridge.logged("the log is kept in memory, and ends with this process")
         assert await bridge.call("plain") == "done"
         await bridge.end()
+
+
+async def test_a_host_with_sessions_does_not_wait_for_the_sdk(folder: Path) -> None:
+    """To import it takes longer than all else at the start, and only requests of 2026-07-28 need it."""
+    command = [sys.executable, "-S", str(scripted_stdio.__file__)]
+    imports = folder / "imports"
+    with imports.open("wb") as errors:
+        bridge = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-X", "importtime", "-m", "perdure", "stdio", "--no-resume", "--", *command),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+        )
+    assert bridge.stdin is not None
+    assert bridge.stdout is not None
+    client = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "host", "version": "1"}}
+    requests = {"initialize": client, "tools/list": {}, "tools/call": {"name": "plain", "arguments": {"do": []}}}
+    try:
+        for method, given in requests.items():
+            request = {"jsonrpc": "2.0", "id": method, "method": method, "params": given}
+            bridge.stdin.write(json.dumps(request).encode() + b"\n")
+            while (answer := json.loads(await bridge.stdout.readline())).get("id") != method:
+                pass  # a notification
+            assert "result" in answer
+    finally:
+        bridge.stdin.close()
+        await bridge.wait()
+    lines = imports.read_text().splitlines()
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in lines if line.startswith("import time:")}
+    assert "perdure" in imported
+    assert imported.isdisjoint({"mcp", "mcp_types", "pydantic", "jwt", "cryptography", "uvicorn"})
 
 
 # 2026-07-28

@@ -10,10 +10,12 @@ import asyncio
 import json
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel.server import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 from mcp_types import LoggingMessageNotification, methods
 from mcp_types.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND
@@ -25,14 +27,15 @@ from perdure._core.durable_calls import CallClient
 from perdure._core.envelope import CAPABILITIES, CLIENT, DISCOVER, VERSION
 from perdure._core.eras import discover_result, log_level_in, passes_up, request_up, result_up
 from perdure._core.jsonrpc import JsonObject
-from perdure._core.limits import Caller
 from perdure._core.settling import READS
 from perdure._core.unknown_outcome import unknown_error
 from perdure.gateway.lane import LOG_MESSAGE, Lost, Reason, Rising, UpstreamUnavailable, unavailable_error
 from perdure.gateway.pool import Gone, LanePool, Refused
-from perdure.gateway.watched_lane import NO_CALLER
-from perdure.runtime.base import CALLER, Flow
+from perdure.gateway.watched_lane import caller_of
+from perdure.runtime.base import Flow
+from perdure.runtime.server import announce_extensions
 from perdure.runtime.token_check import end_check
+from perdure.settings import Settings
 
 _RUN_AHEAD = 256
 """Notifications of a request that wait to be sent: beyond, its upstream waits or, where that would hold up other
@@ -45,18 +48,13 @@ _MOST_TRIES = 5
 """Lanes on which a request is tried that did not run: each of them has had its handshake, and ended."""
 
 
-def face_of(name: str, pool: LanePool) -> Server[Any]:
-    """The server that relays to an upstream."""
+def manager_of(name: str, pool: LanePool, settings: Settings) -> StreamableHTTPSessionManager:
+    """The SDK's handler of a server that relays to an upstream."""
     server: Server[Any] = Server(name)
-    server.middleware = [Relay(name, pool)]
-    return server
-
-
-def caller_of(request: Any) -> Caller:
-    """The caller of an HTTP request, as the edge has found it."""
-    scope = getattr(request, "scope", None) or {}
-    caller: Caller = scope.get(CALLER, NO_CALLER)
-    return caller
+    server.middleware = [partial(announce_extensions, settings), Relay(name, pool)]
+    return StreamableHTTPSessionManager(
+        app=server, stateless=True, json_response=settings.json_response, max_request_body_size=settings.max_body
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,8 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 from weakref import WeakSet
-
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
 from perdure._core.durable_calls import CallClient
 from perdure._core.envelope import SERVER
@@ -25,7 +22,7 @@ from perdure.gateway.call_runtime import CallRuntime
 from perdure.gateway.changes import UpstreamChanges
 from perdure.gateway.children import Children, Reaper, program_of
 from perdure.gateway.era_lane import EraLane, KnownEra
-from perdure.gateway.face import caller_of, face_of
+from perdure.gateway.face_handler import FaceHandler
 from perdure.gateway.lane import Lane, Reason, SessionReceiver, UpstreamUnavailable
 from perdure.gateway.modern_lane import ModernLane, PassesRound
 from perdure.gateway.modern_wire import HttpWire, PipeWire
@@ -36,13 +33,13 @@ from perdure.gateway.session_runtime import LaneMaker, SessionRuntime
 from perdure.gateway.shared_lane import SharedLane, SharedLanes
 from perdure.gateway.tool_list import ToolList
 from perdure.gateway.upstream import CallerLacks, Upstream
-from perdure.gateway.watched_lane import NO_CALLER, MakeRoom, Seats, WatchedLane, no_room
+from perdure.gateway.watched_lane import NO_CALLER, MakeRoom, Seats, WatchedLane, caller_of, no_room
 from perdure.gateway.web import WebLane, WebUpstream, complain
 from perdure.remote.endpoint import Refused as NotUsable
 from perdure.remote.endpoint import token_provider
 from perdure.runtime.base import Outlet, Runtime
 from perdure.runtime.health import Health
-from perdure.runtime.server import Hosted, Started, announce_extensions
+from perdure.runtime.hosted import Hosted, Started
 from perdure.settings import Settings
 from perdure.store.records import SessionRecord
 
@@ -359,16 +356,11 @@ def host_upstream(upstream: Upstream, settings: Settings, *, children: Children 
             )
             if isinstance(lanes.server, Children):
                 lanes.server.on_restart.append(runtimes.restart)
-            face = face_of(upstream.name, pool)
-            face.middleware = [partial(announce_extensions, settings), *face.middleware]
-            manager = StreamableHTTPSessionManager(
-                app=face, stateless=True, json_response=settings.json_response, max_request_body_size=settings.max_body
-            )
             try:
                 changes = UpstreamChanges(pool, answers_within, upstream.needs_caller)
                 yield Started(
                     runtimes=runtimes,
-                    sessionless=manager,
+                    sessionless=FaceHandler(upstream.name, pool, settings),
                     tools=UpstreamTools(pool),
                     changes=None if settings.eras == "session" else changes,
                 )

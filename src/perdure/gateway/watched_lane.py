@@ -8,16 +8,26 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.limits import Caller, Full
 from perdure.errors import TooManyProcesses
 from perdure.gateway.children import Children
 from perdure.gateway.lane import Lane, Lost, Opened, Reason, RequestKey, SessionReceiver, UpstreamUnavailable
+from perdure.runtime.base import CALLER
 from perdure.runtime.health import Health, UpstreamState
 
 NO_CALLER = Caller("", "")
 """The gateway itself."""
+
+
+def caller_of(request: Any) -> Caller:
+    """The caller of an HTTP request, as the edge has found it."""
+    scope = getattr(request, "scope", None) or {}
+    caller: Caller = scope.get(CALLER, NO_CALLER)
+    return caller
+
 
 MakeRoom = Callable[[Caller | None], Awaitable[bool]]
 """Ends a lane that is not used, of that caller or any. Returns whether there was one."""

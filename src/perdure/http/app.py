@@ -4,6 +4,8 @@ Both eras are served on one path. Auth, custom routes and OAuth routes of the se
 endpoint is replaced.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import json
@@ -14,9 +16,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
-from mcp.server.auth.provider import TokenVerifier
-from mcp.server.auth.settings import AuthSettings
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -29,7 +30,6 @@ from perdure.assembly import ServerProcess, doing, running
 from perdure.errors import Misuse, NodeBuried, StoreError, StoreLost, StoreReplaced
 from perdure.http import BESIDE, HEALTH, METRICS
 from perdure.http.access import FAILURES, refusal_of
-from perdure.http.authentication import Authentication
 from perdure.http.credentials import SHOWN, OpenRequests, client_without_subject, principal_of, shown_token
 from perdure.http.durable_calls import CANCEL_METHOD, TASK_METHODS
 from perdure.http.endpoint import ALLOW, READ_AFTER_ANSWER, Endpoint
@@ -39,7 +39,7 @@ from perdure.http.request import REQUEST_ID, ClientGone, Headers, HostAndOrigin
 from perdure.http.resume_tokens import ALLOW_POST, resume_paths
 from perdure.http.sdk_passthrough import SdkPassthrough
 from perdure.runtime.health import Health
-from perdure.runtime.server import authenticates, endpoint_of, host, is_bare
+from perdure.runtime.hosted import Hosted, authenticates, endpoint_of, is_bare
 from perdure.runtime.token_check import TOKEN_CHECK, TokenCheck
 from perdure.sessions.ledger import name_of
 from perdure.sessions.registry import SessionInfo, busy_calls, has_tasks, numbers
@@ -52,6 +52,12 @@ from perdure.telemetry import prometheus as metrics
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.log_records import log_event
+
+if TYPE_CHECKING:
+    from mcp.server.auth.provider import TokenVerifier
+    from mcp.server.auth.settings import AuthSettings
+
+    from perdure.http.authentication import Authentication
 
 CALL_KEYS = "call-keys"
 CALL_KEY_BYTES = 32
@@ -86,7 +92,7 @@ class App:
         """The endpoint's path, and the paths beside it that need its authentication."""
         self._store = open_store(store, busy_timeout=settings.store_timeout) if isinstance(store, str) else store
         self._store_address = without_password(store) if isinstance(store, str) else "ADDRESS"
-        self._hosted = host(server, settings, path=self.path)
+        self._hosted = server if isinstance(server, Hosted) else _host(server, settings, self.path)
         health = self._hosted.health
         self.counters = Counters(upstream=None if health is None else health.numbers)
         owner = owner or Owner(name="")
@@ -102,7 +108,7 @@ class App:
         self._lost: StoreLost | None = None
         self._on_lost: Callable[[StoreLost], None] | None = None
         self._open_requests = OpenRequests()
-        self._auth = None if auth is None else Authentication(auth, token_verifier, self.counters)
+        self._auth = None if auth is None else _authentication(auth, token_verifier, self.counters)
         entry: ASGIApp = self._serve if self._hosted.web is None or is_bare(self._hosted.web) else self._hosted.web
         if self._auth is not None and self._hosted.web is not None and authenticates(self._hosted.web):
             raise Misuse("this server brings its own authentication; `auth`, --tokens and --issuer cannot replace it")
@@ -456,6 +462,20 @@ def metrics_answer(scope: Scope, pages: Mapping[str, metrics.Page]) -> Response:
     if scope["method"] not in ("GET", "HEAD"):
         return Response(status_code=405, headers={"allow": "GET, HEAD"})
     return Response(metrics.render(pages), headers={"content-type": metrics.CONTENT_TYPE})
+
+
+def _host(server: object, settings: Settings, path: str) -> Hosted:
+    from perdure.runtime.server import host  # the SDK, which a gateway does without
+
+    return host(server, settings, path=path)
+
+
+def _authentication(
+    auth: TokenVerifier | AuthSettings, verifier: TokenVerifier | None, counters: Counters
+) -> Authentication:
+    from perdure.http.authentication import Authentication  # the SDK
+
+    return Authentication(auth, verifier, counters)
 
 
 def guarded(entry: ASGIApp, settings: Settings, auth: Authentication | None) -> ASGIApp:

@@ -9,6 +9,8 @@ A request that lasts ends with the token that it showed: when the token expires,
 it (`OpenRequests.check`).
 """
 
+from __future__ import annotations
+
 import asyncio
 import ipaddress
 import time
@@ -16,18 +18,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from mcp.server.auth.middleware.auth_context import auth_context_var
-from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
-from mcp.server.auth.provider import AccessToken, TokenVerifier, principal_components
 from starlette.types import Scope
 
 from perdure._core.ids import SessionId
 from perdure._core.limits import Caller
 from perdure._core.principals import ANONYMOUS, token_principal, unnamed_principal, user_principal
 from perdure.errors import Misuse
+
+if TYPE_CHECKING:
+    from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+    from mcp.server.auth.provider import AccessToken, TokenVerifier
 
 _NETWORK = 64
 """Bits of an IPv6 address that tell callers apart: one customer has the rest to itself (RFC 6177)."""
@@ -41,13 +44,6 @@ if other requests bring newer tokens: another client may have shown this one."""
 
 _wall_clock = time.time
 """The clock that the SDK's bearer check reads."""
-
-
-class IssuerToken(AccessToken):
-    """A token that Perdure has verified by its issuer's keys."""
-
-    principal: str
-    """Whose it is: issuer and subject, whatever client the subject uses."""
 
 
 class OpenRequests:
@@ -67,6 +63,8 @@ class OpenRequests:
 
     async def check(self, verifier: TokenVerifier) -> int:
         """End the requests whose token is another's now, or nobody's. Returns how many there were."""
+        from mcp.server.auth.provider import principal_components
+
         ended = 0
         found: dict[str, AccessToken | None] = {}
         for token, end in list(self._open.values()):
@@ -89,8 +87,17 @@ class ShownToken:
 
 
 def shown_token(scope: Scope, open_requests: OpenRequests) -> ShownToken | None:
-    user = scope.get("user")
-    return ShownToken(user.access_token, open_requests) if isinstance(user, AuthenticatedUser) else None
+    user = _bearer(scope)
+    return None if user is None else ShownToken(user.access_token, open_requests)
+
+
+def _bearer(scope: Scope) -> AuthenticatedUser | None:
+    """The user of a bearer token; `None` for any other caller."""
+    if (user := scope.get("user")) is None:
+        return None  # a gateway without authentication does not import the SDK
+    from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+
+    return user if isinstance(user, AuthenticatedUser) else None
 
 
 def while_good(seconds: float, scope: Scope) -> float:
@@ -142,12 +149,13 @@ class Credentials:
 
     def bring(self, session: SessionId, scope: Scope) -> None:
         """Take the token of a request: running calls of the session see it, and so does what the request begins."""
-        shown = scope.get("user")
-        if not isinstance(shown, AuthenticatedUser):
+        if (shown := _bearer(scope)) is None:
             return
+        from mcp.server.auth.middleware.auth_context import auth_context_var
+
         user = self._users.get(session)
         if user is None:
-            user = self._users[session] = AuthenticatedUser(shown.access_token)
+            user = self._users[session] = type(shown)(shown.access_token)
         else:
             renew(user, shown.access_token)
         scope["user"] = user
@@ -161,14 +169,9 @@ def principal_of(scope: Scope) -> str:
     An outer application may authenticate its own users. Then the user's identity is the name: a display name is not
     unique, and two users who share one would share sessions (promise 5).
     """
+    if (bearer := _bearer(scope)) is not None:
+        return _token_principal(bearer.access_token)
     user: Any = scope.get("user")
-    if isinstance(user, AuthenticatedUser):
-        if isinstance(user.access_token, IssuerToken):
-            return user.access_token.principal
-        client, issuer, subject = principal_components(user.access_token)
-        if not subject:
-            return unnamed_principal(client, issuer, user.access_token.token)
-        return token_principal(client, issuer, subject)
     if not getattr(user, "is_authenticated", False):
         return ANONYMOUS
     try:
@@ -180,10 +183,21 @@ def principal_of(scope: Scope) -> str:
     return user_principal(str(identity))
 
 
+def _token_principal(token: AccessToken) -> str:
+    from mcp.server.auth.provider import principal_components
+
+    from perdure.http.issuer_tokens import IssuerToken
+
+    if isinstance(token, IssuerToken):
+        return token.principal
+    client, issuer, subject = principal_components(token)
+    return token_principal(client, issuer, subject) if subject else unnamed_principal(client, issuer, token.token)
+
+
 def client_without_subject(scope: Scope) -> str | None:
     """The OAuth client of a token without a subject; `None` for any other caller."""
-    user = scope.get("user")
-    if not isinstance(user, AuthenticatedUser) or user.access_token.subject:
+    user = _bearer(scope)
+    if user is None or user.access_token.subject:
         return None
     return user.access_token.client_id
 

@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value, validate_mcp_param_headers
 from starlette.types import Receive, Send
 
 from perdure._core import heartbeats, sse
@@ -228,6 +227,8 @@ class DurableCallEndpoint:
 
     async def _task(self, request: ModernRequest) -> JsonObject:
         """Serve `tasks/get`, `tasks/update` and `tasks/cancel`, at any node."""
+        from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value
+
         if not request.client.takes_tasks:
             raise needs_tasks()
         task_id = request.params.get("taskId")
@@ -309,6 +310,8 @@ class DurableCallEndpoint:
             return False
         arguments = request.params.get("arguments") or {}
         if tool is not None and isinstance(arguments, Mapping):
+            from mcp.shared.inbound import validate_mcp_param_headers
+
             wrong = validate_mcp_param_headers(tool.get("inputSchema"), arguments, request.http.headers)
             if wrong is not None:
                 raise HttpRefusal(Refusal.NAME_MISMATCH, message=wrong.message)

@@ -31,7 +31,7 @@ from perdure.http.refusals import HttpRefusal, Refusal, json_answer
 from perdure.http.request import REQUEST_ID, Headers, parse, replayed, require_accept, require_json
 from perdure.http.resume_tokens import ResumeTokenEndpoint
 from perdure.http.sdk_passthrough import SdkPassthrough
-from perdure.runtime.server import Started
+from perdure.runtime.hosted import Started
 from perdure.sessions.durable_calls import DurableCalls
 from perdure.sessions.ledger import Call, Duplicate
 from perdure.sessions.resume import NothingMore, ReplayOff, Resume, Start, Stream, attach, read_answers

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS
 from starlette.types import Receive, Scope, Send
 
 from perdure._core import sse
@@ -97,8 +96,12 @@ class EventStream:
             await self.write(sse.encode_message(payload), last=True)
         else:
             if status is None:
+                status = 200
                 error = json.loads(payload).get("error") if b'"error"' in payload else None
-                status = 200 if error is None else ERROR_CODE_HTTP_STATUS.get(error["code"], 200)
+                if error is not None:
+                    from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS
+
+                    status = ERROR_CODE_HTTP_STATUS.get(error["code"], 200)
             await json_answer(payload, status=status)({"type": "http"}, self._receive, self._send)
 
     async def result(self, request_id: int | str, result: JsonObject) -> None:

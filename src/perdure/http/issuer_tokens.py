@@ -29,7 +29,6 @@ from perdure._core.issuers import (
 )
 from perdure._core.principals import token_principal
 from perdure.errors import Misuse
-from perdure.http.credentials import IssuerToken
 from perdure.http.issuer_addresses import is_same_origin, parse_issuer, parse_key_source, parse_resource
 from perdure.remote.endpoint import http_client
 from perdure.telemetry.log_records import PeerLog, log_event
@@ -43,6 +42,13 @@ MAX_DOCUMENT = 256 << 10
 MAX_VERIFIED = 1024
 
 _OPTIONS: Any = {"require": ["exp", "iss", "aud"], "enforce_minimum_key_length": True}
+
+
+class IssuerToken(AccessToken):
+    """A token that Perdure has verified by its issuer's keys."""
+
+    principal: str
+    """Whose it is: issuer and subject, whatever client the subject uses."""
 
 
 class KeysUnavailable(AuthenticationError):

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from mcp_types import SubscriptionsListenRequestParams
-from pydantic import ValidationError
 from starlette.types import Receive, Scope, Send
 
 from perdure._core import sse
@@ -217,6 +215,9 @@ class ListeningHandler:
             request = read_modern(scope, headers, body, size=0, json_only=False)
             if request is None or request.message.method != LISTEN:
                 return None
+            from mcp_types import SubscriptionsListenRequestParams
+            from pydantic import ValidationError
+
             try:
                 SubscriptionsListenRequestParams.model_validate(request.params, by_name=False)
             except ValidationError:

@@ -8,7 +8,6 @@ import ipaddress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from mcp.shared.inbound import InboundLadderRejection, classify_inbound_request, find_duplicated_routing_header
 from starlette.requests import Request as HttpRequest
 from starlette.types import Message, Receive, Scope
 
@@ -210,6 +209,8 @@ def read_modern(scope: Scope, headers: Headers, body: bytes, *, size: int, json_
 
     A body that only our parser refuses is refused here, as one of a session is: the SDK's handler would run the call,
     and a key in it would mean nothing."""
+    from mcp.shared.inbound import InboundLadderRejection, classify_inbound_request, find_duplicated_routing_header
+
     require_accept(headers, events=not json_only)
     message = parse(scope, body)
     named = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]

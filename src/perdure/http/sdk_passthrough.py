@@ -8,11 +8,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 from starlette.types import Message, Receive, Scope, Send
 
-from perdure._core.envelope import CALLS, DISCOVER, LISTEN, TASKS
+from perdure._core.envelope import CALLS, DISCOVER, LISTEN, SUBSCRIPTION, TASKS
 from perdure._core.limits import Quota, share_of, weigh
 from perdure._core.revisions import REVISIONS
 from perdure._core.states import EXCHANGE, ExchangeState, ExchangeStep, advance
@@ -24,6 +22,7 @@ from perdure.http.listening import ListeningHandler, hearing_changes
 from perdure.http.refusals import HttpRefusal, Refusal
 from perdure.http.request import Headers, ModernRequest, read_modern, replayed_first
 from perdure.runtime.base import CALLER
+from perdure.runtime.hosted import SessionlessHandler
 from perdure.sessions.ledger import unknown_outcome
 from perdure.telemetry.log_records import log_event
 
@@ -76,7 +75,7 @@ def last_word(body: bytes, *, listens: bool) -> bytes:
     request = request if isinstance(request, dict) else {}
     name = request.get("id")
     if listens:
-        result = {"resultType": "complete", "_meta": {SUBSCRIPTION_ID_META_KEY: name}}
+        result = {"resultType": "complete", "_meta": {SUBSCRIPTION: name}}
         return json.dumps({"jsonrpc": "2.0", "id": name, "result": result}).encode()
     params = request.get("params")
     return unknown_outcome(
@@ -93,7 +92,7 @@ class SdkPassthrough:
 
     def __init__(
         self,
-        manager: StreamableHTTPSessionManager,
+        manager: SessionlessHandler,
         access: SessionAccess,
         durable_calls: DurableCallEndpoint,
         listening: ListeningHandler | None,

@@ -7,9 +7,9 @@ moved.
 import contextlib
 import copy
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,54 +19,18 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from pydantic import BaseModel
 from starlette.applications import Starlette
-from starlette.middleware.authentication import AuthenticationMiddleware
-from starlette.routing import Route
 
 from perdure._core.envelope import CALLS, KEPT, TASKS
 from perdure._core.jsonrpc import JsonObject
 from perdure.errors import BadTarget
-from perdure.runtime.base import Runtimes, ServerChanges, Tools
-from perdure.runtime.health import Health
+from perdure.runtime.hosted import Hosted, Started, endpoint_of
 from perdure.runtime.own_requests import SdkChanges, ToolCatalog
-from perdure.runtime.request_state import SharedKeys, share_request_state
+from perdure.runtime.request_state import share_request_state
 from perdure.runtime.sdk import SdkRuntimes
 from perdure.settings import Settings
 
 _MADE_UP = re.compile(r"FastMCP\w*-[0-9a-f]{4}")
 """The name of a FastMCP server without one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Started:
-    """A server whose lifespan was entered."""
-
-    runtimes: Runtimes
-    sessionless: StreamableHTTPSessionManager | None
-    """Answers the requests of 2026-07-28; `None` where nothing does."""
-    tools: Tools | None = None
-    """The server's descriptions of its tools; `None` where no durable calls are served."""
-    asks_in_session: bool = False
-    """Its tools ask their client in a session alone: a durable call that may ask runs as in one."""
-    state_keys: SharedKeys | None = None
-    """Seal the request state of multi-round calls; the caller loads them from the store."""
-    changes: ServerChanges | None = None
-    """The server as a source of changes; `None` where no client listens."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hosted:
-    """A server ready to be run, and the web application it brings along."""
-
-    web: Starlette | None
-    """The server's own auth, OAuth routes and custom routes; its MCP endpoint is replaced by ours."""
-    start: Callable[[], AbstractAsyncContextManager[Started]]
-    """Enters the server's lifespan, once."""
-    name: str = ""
-    """The name that its author gave the server, or empty."""
-    health: Health | None = None
-    """How a server that is not in this process is doing."""
-    passes_tokens: bool = False
-    """Whether such a server gets the tokens of callers, and may refuse them (`runtime.token_check`)."""
 
 
 def is_server(found: object) -> bool:
@@ -80,8 +44,6 @@ def _is_fastmcp(found: object) -> bool:
 
 def host(server: Any, settings: Settings, *, path: str) -> Hosted:
     """Prepare a server to be run. Raises `BadTarget` if the object is not one."""
-    if isinstance(server, Hosted):
-        return server
     if isinstance(server, Server):
         return Hosted(web=None, start=lambda: _enter(server, settings), name=server.name)
     if isinstance(server, MCPServer):
@@ -105,37 +67,6 @@ def host(server: Any, settings: Settings, *, path: str) -> Hosted:
         f"the object to serve is a {type(server).__module__}.{type(server).__name__}, not an MCP server; "
         "give an MCPServer, a low-level Server (mcp 2.3 or newer) or a FastMCP 4 server"
     )
-
-
-def endpoint_of(web: Starlette) -> Any:
-    """The endpoint of a web application that holds a session manager, inside any auth that wraps it."""
-    found = []
-    for route in web.routes:
-        endpoint: Any = route.endpoint if isinstance(route, Route) else None
-        while endpoint is not None and not hasattr(endpoint, "session_manager"):
-            endpoint = getattr(endpoint, "app", None)
-        if endpoint is not None:
-            found.append(endpoint)
-    if len(found) != 1:
-        raise BadTarget(f"expected one MCP endpoint in the server's web application, found {len(found)}")
-    return found[0]
-
-
-def is_bare(web: Starlette) -> bool:
-    """Whether nothing stands between a request and the MCP endpoint, neither auth nor any other middleware."""
-    return not web.user_middleware and not _is_wrapped(web)
-
-
-def authenticates(web: Starlette) -> bool:
-    """Whether the web application authenticates callers by itself."""
-    middleware: list[object] = [entry.cls for entry in web.user_middleware]
-    return _is_wrapped(web) or AuthenticationMiddleware in middleware
-
-
-def _is_wrapped(web: Starlette) -> bool:
-    """Whether the endpoint requires a token: the SDK and FastMCP wrap it for nothing else."""
-    own = endpoint_of(web)
-    return not any(isinstance(route, Route) and route.endpoint is own for route in web.routes)
 
 
 @asynccontextmanager
