@@ -15,7 +15,9 @@ SHOP = {"name": "shop", "version": "3"}
 DESK = {"name": "desk", "version": "1", "title": "A desk"}
 MODERN = "2026-07-28"
 
-names = st.text(max_size=8)
+OWN = frozenset({"_meta", "resultType", "ttlMs", "cacheScope"})
+"""Members that one of the eras gives a meaning."""
+names = st.text(max_size=8).filter(lambda name: name not in OWN)
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
