@@ -76,6 +76,7 @@ def test_a_number_is_a_number(name: str, value: object) -> None:
         ("broker", False, 0),
         ("metrics", False, 0),
         ("tasks", ("bake=required", "*=never"), ("bake=sometimes",)),
+        ("answer_within", ("claude-ai=45s", "*=1h"), ("claude-ai=soon",)),
     ],
 )
 def test_other_kinds_are_checked_too(name: str, good: Any, bad: Any) -> None:
@@ -89,6 +90,7 @@ def test_each_setting_has_been_proven_above() -> None:
     assert others == {
         "eras",
         "request_state",
+        "answer_within",
         "on_store_failure",
         "recover",
         "json_response",

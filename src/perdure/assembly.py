@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
+from perdure._core.early_answers import parse_answer_rules
 from perdure._core.ids import new_node_id
 from perdure._core.limits import Quota, share_of
 from perdure._core.retention import Limits
@@ -25,6 +26,7 @@ from perdure.log.peers import Peers
 from perdure.log.remote_readers import RemoteReaders
 from perdure.runtime.base import Runtimes, ServerChanges
 from perdure.sessions.context import CallWaiters, ServerContext
+from perdure.sessions.early_answers import EarlyAnswers
 from perdure.sessions.housekeeping import Housekeeping
 from perdure.sessions.listening import Listening
 from perdure.sessions.registry import SessionRegistry, ToolHints, has_tasks, numbers
@@ -149,6 +151,8 @@ async def running(
         listening = None if server_changes is None else Listening(context, server_changes, beat=beat)
         if listening is not None:
             stack.push_async_callback(listening.aclose)  # after the sessions, whose tools may report changes to the end
+        if context.early is not None:
+            stack.push_async_callback(context.early.aclose)
         sessions = SessionRegistry(context)
         stack.push_async_callback(sessions.aclose)
         settler = Settler(context, sessions)
@@ -233,6 +237,7 @@ async def _build(
         waiters=CallWaiters(store.hint, lambda: nodes.others),
         work=Quota(settings.max_work, each=share_of(settings.max_work, settings.max_share)),
         running=Quota(sys.maxsize, each=settings.max_principal_calls),  # in all, `max_work` bounds them
+        early=EarlyAnswers(rules) if (rules := parse_answer_rules(settings.answer_within)) else None,
         peers=peers,
     )
     return context, readers, liveness

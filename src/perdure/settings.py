@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 from perdure._core.durable_calls import parse_task_rules
+from perdure._core.early_answers import parse_answer_rules
 from perdure._core.text import format_duration, format_size, parse_count, parse_duration, parse_size
 from perdure.errors import BadSetting
 
@@ -160,6 +161,11 @@ class Settings:
         "which tools run as tasks, `NAME=required|optional|never`, `*` for all that are not named; without it, as the"
         " tool says of itself, else optional",
     )
+    answer_within: tuple[str, ...] = _connection(
+        (),
+        "after which time a session's client is answered that its call still runs, `CLIENT=TIME`, `*` for all that are"
+        " not named, 1s to 1h; it gets the result by a tool of its own",
+    )
     task_after: float = _connection(
         10.0, "how long a call may take before a client that takes tasks gets a handle in place of the answer", low=0
     )
@@ -277,6 +283,10 @@ class Settings:
             parse_task_rules(self.tasks)
         except ValueError as problem:
             raise BadSetting(f"tasks: {problem}") from None
+        try:
+            parse_answer_rules(self.answer_within)
+        except ValueError as problem:
+            raise BadSetting(f"answer_within: {problem}") from None
 
 
 def rule_of(field: dataclasses.Field[Any]) -> Rule:

@@ -229,7 +229,7 @@ def task_view(facts: TaskFacts, *, now: float, ttl: float) -> JsonObject:
         case TaskStatus.WORKING if facts.state is CallState.WAITING:
             view["statusMessage"] = _WAITS
         case TaskStatus.WORKING if facts.progress is not None:
-            view["statusMessage"] = _progress_text(facts.progress)
+            view["statusMessage"] = progress_text(facts.progress)
     return view
 
 
@@ -245,7 +245,7 @@ def input_requests(asks: Mapping[str, bytes]) -> JsonObject:
     return {name: {"method": ask["method"], "params": ask.get("params") or {}} for name, ask in requests.items()}
 
 
-def _progress_text(params: JsonObject) -> str:
+def progress_text(params: JsonObject) -> str:
     done, total, message = (params.get(name) for name in ("progress", "total", "message"))
     text = f"{done:.15g}" if isinstance(done, int | float) else ""
     if text and isinstance(total, int | float) and total:

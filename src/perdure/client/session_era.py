@@ -25,6 +25,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from perdure._core.codes import NO_SERVER, UNREACHABLE
+from perdure._core.early_answers import as_resuming
 from perdure._core.losses import Gap
 from perdure._core.sticky import METHODS as STICKY
 from perdure.client.incoming import CallbackLimit, Incoming, OnGap, answer_of, encoded
@@ -118,7 +119,9 @@ class SessionEra:
                 call.end(unknown(call.id, "tools/call", call.tool, f"its session could not be continued: {trouble}"))
         state.forget_session()
         try:
-            begun = await self._link.begin(json.dumps(encoded(message)), self._link.route.new_id())
+            begun = await self._link.begin(
+                json.dumps({**encoded(message), "params": as_resuming(params)}), self._link.route.new_id()
+            )
             found, session = begun.answer, begun.session
         except Unavailable as unavailable:
             found = error("0", UNREACHABLE, f"The server did not answer within the limits: {unavailable}")
@@ -279,7 +282,7 @@ class SessionEra:
         await self.incoming.gap(Gap(stream="", first=None, last=None, reason="the server refused the position"))
 
     async def replace(self, gone: Handshake) -> Handshake:
-        text = encode({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": gone.request})
+        text = encode({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": as_resuming(gone.request)})
         made = await self._link.begin_again(text, gone)
         if _read(made) is None:
             raise Refused("not_mcp", "the handshake cannot be read, or is of an unknown revision")

@@ -47,7 +47,8 @@ class ReadMarks:
         """The reader of a stream has left, or came to its end."""
         if stream.kind is Kind.CALL:
             readers = stream.readers
-            unread = stream.content is not ContentState.SEALED or readers.delivered < stream.tail.last
+            has_all = stream.content is ContentState.SEALED and readers.delivered >= stream.tail.last
+            unread = not has_all and not stream.answered
             if unread is readers.marked_unread is False:
                 return  # by far the most: nothing was ever written of it, and nothing need be
             readers.marked_unread = unread

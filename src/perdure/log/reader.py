@@ -301,7 +301,7 @@ class Reader:
                 frames.append(sse.encode_event(b"%s%010d" % (stream.prefix, event.seq), event.payload))
             cursor = event.seq
             size += len(event.payload)
-            if size >= READ_BYTES:
+            if size >= READ_BYTES or cursor == stream.answered:
                 break
         if not events and cursor < target:
             frames.append(self._gap(cursor + 1, target))
@@ -309,7 +309,7 @@ class Reader:
         moved = cursor > self.cursor
         stops = self._stop_at is not None and cursor >= self._stop_at
         is_over = stream.is_over
-        last = stops or (is_over and cursor >= stream.tail.visible)
+        last = stops or (is_over and cursor >= stream.tail.visible) or 0 < stream.answered <= cursor
         if last and is_over and self._gapped and stream.kind is Kind.CALL:
             name = stream.position(cursor)
             answers = await self._history.lost_answers(stream)

@@ -193,6 +193,8 @@ class StreamWriter:
     """The key of the last forwarded message whose event is written."""
     seals: bool = False
     """Everything owed is appended."""
+    answered: int = 0
+    """The number of an early answer that the journal has not taken yet."""
     is_queued: bool = False
     ahead_bytes: int = 0
     pending: list[Event] = field(default_factory=list)
@@ -212,7 +214,7 @@ class StreamWriter:
         """Forget what is pending. Returns the steps that were to be written together with it."""
         self.is_queued = False
         extra, self.extra_steps = self.extra_steps, ()
-        self.pending, self.ends, self.taken = [], (), 0
+        self.pending, self.ends, self.taken, self.answered = [], (), 0, 0
         return extra
 
 
@@ -246,6 +248,7 @@ class Stream:
         "_limit",
         "_most_ahead",
         "_owner",
+        "answered",
         "content",
         "fence",
         "generation",
@@ -277,6 +280,8 @@ class Stream:
         self.session = record.session
         self.kind = record.kind
         self.opened = record.opened
+        self.answered = record.answered
+        """The number of the early answer, behind which no reader reads; 0 without one."""
         self.content = ContentState.SEALED if record.sealed else ContentState.OPEN
         self.writing = WritingState.FOLLOWING
         self.tail = Tail(record.last)
@@ -294,6 +299,7 @@ class Stream:
             self.writer = StreamWriter(StreamSizes(record.last), owed, record, _light(calls))
 
     def _set_node(self, record: StreamRecord) -> None:
+        self.answered = record.answered or self.answered
         self.node: NodeId = record.node
         self.fence: Fence = record.fence
         self.generation = record.generation
@@ -329,6 +335,7 @@ class Stream:
             self.writing = advance(WRITING, self.writing, WritingStep.FOLLOW)
         grown = record.last > tail.visible
         tail.last = tail.visible = tail.durable = max(tail.visible, record.last)
+        self.answered = record.answered or self.answered
         readers.advance(record.delivered)
         readers.marked_unread = record.unread
         if record.sealed and not self.is_over:
@@ -371,7 +378,8 @@ class Stream:
         readers.remote = record
         if record is None:
             readers.lost_at = arrival
-            readers.marked_unread = self.kind is Kind.CALL  # so its node wrote, unless it had read to the end
+            # So its node wrote, unless it had read to the end.
+            readers.marked_unread = self.kind is Kind.CALL and not self.answered
             self.on_reader_left()
         else:
             if readers.reader is not None:
@@ -380,7 +388,7 @@ class Stream:
         self.moved()
 
     def on_reader_left(self) -> None:
-        if self.content is ContentState.OPEN or self.readers.delivered < self.tail.last:
+        if not self.answered and (self.content is ContentState.OPEN or self.readers.delivered < self.tail.last):
             self._owner.on_reader_lost(self)
 
     @property
@@ -433,10 +441,18 @@ class Stream:
 
     # Writing
 
-    def append(self, payload: bytes, *, end: CallEnd | None = None, also: Step | None = None, taken: int = 0) -> bool:
-        """Add a message, unless another node writes. `end` marks a final answer, `also` is committed together with it,
-        `taken` is the key of a message that another node forwarded. Returns whether the writer should wait in
-        `wait_for_room` before it goes on."""
+    def append(
+        self,
+        payload: bytes,
+        *,
+        end: CallEnd | None = None,
+        also: Step | None = None,
+        taken: int = 0,
+        early: bool = False,
+    ) -> bool:
+        """Add a message, unless another node writes. `end` marks a final answer, `early` a response to a call that goes
+        on, `also` is committed together with it, `taken` is the key of a message that another node forwarded. Returns
+        whether the writer should wait in `wait_for_room` before it goes on."""
         writer = self.writer
         if writer is None:
             return False
@@ -447,7 +463,9 @@ class Stream:
                 writer.is_queued = True
                 journal.put(self)
         tail.last += 1
-        event, size = Event(tail.last, journal.time, payload, end is not None), len(payload)
+        event, size = Event(tail.last, journal.time, payload, end is not None or early), len(payload)
+        if early:
+            self.answered = writer.answered = tail.last
         tail.events.append(event)
         writer.pending.append(event)
         writer.ahead_bytes += size
@@ -482,7 +500,8 @@ class Stream:
             await self._journal.turns.wait()
 
     async def wait_over(self) -> None:
-        while not self.is_over:
+        """Wait until it is over, or its early answer may be shown."""
+        while not self.is_over and not 0 < self.answered <= self.tail.visible:
             if await self.readers.wait():
                 return  # it was over, and may be followed again by now
 
@@ -530,7 +549,7 @@ class Stream:
             return ()
         events, sizes, last = tuple(writer.pending), writer.sizes, self.tail.last
         self._journal.counters.events_appended += len(events)
-        if writer.ends:
+        if writer.ends or writer.answered:
             finals = {event.seq: len(event.payload) for event in events if event.final}
             sizes.count([0 if event.final else len(event.payload) for event in events], finals)
         else:
@@ -543,6 +562,7 @@ class Stream:
                 ends=writer.ends,
                 seal=writer.seals,
                 taken=writer.taken,
+                answered=writer.answered,
             ),
             *writer.drop(),
         ]
@@ -589,6 +609,8 @@ class Stream:
                 writer.written_ends += append.ends
             if append.taken:
                 writer.written_taken = append.taken
+            if append.answered:
+                writer.record = replace(writer.record, answered=append.answered)
             if append.lost:  # not before: a session that has ended loses its streams, and nothing is amiss
                 sentence = f"the store has lost what a stream had: {writer.loss}"
                 log_event(logging.ERROR, "stream.behind", sentence, session=self.session, stream=self.id)

@@ -8,7 +8,7 @@ import contextvars
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure._core.ids import Fence, Kind, NodeId, RandomBytes, SessionId, StreamId, new_stream_id
 from perdure._core.limits import Quota
@@ -23,6 +23,9 @@ from perdure.store.records import StreamRecord
 from perdure.store.steps import Step
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.log_records import PeerLog
+
+if TYPE_CHECKING:
+    from perdure.sessions.early_answers import EarlyAnswers
 
 
 class CallWaiters:
@@ -97,6 +100,8 @@ class ServerContext:
     """The memory of messages that are being handled, in bytes."""
     running: Quota
     """The requests of sessions and tasks that run here."""
+    early: EarlyAnswers | None
+    """The rules for clients that are answered before their calls end, if there are any."""
     peers: PeerLog
     """Logs what peers cause, at a limited rate."""
     change_listeners: list[Callable[[str, Mapping[str, Any] | None], None]] = field(default_factory=list)

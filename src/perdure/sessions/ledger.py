@@ -7,6 +7,7 @@ when the call was answered long before (a cancelled tool that does not stop): it
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import itertools
@@ -77,6 +78,8 @@ class Call:
     """The steps of its tool, from the first one on."""
     leaves: bool = False
     """This process stops, and leaves it to the next one where it can stand still: at the beginning of a step."""
+    timer: asyncio.TimerHandle | None = None
+    """Answers its client early."""
     is_displaced: bool = False
     """It is an orphan, and a later request has its id; perhaps its progress token as well."""
 
@@ -230,6 +233,8 @@ class Calls:
         if call.state is not CallState.RUNNING:
             return False
         call.state = advance(CALL, call.state, step)
+        if call.timer is not None:
+            call.timer.cancel()
         stepped = call.steps is not None and call.steps.has_rows
         end = CallEnd(incarnation=call.key[0], request_id=call.request.id, state=call.state, stepped=stepped)
         call.stream.append(payload, end=end, also=also)

@@ -86,7 +86,7 @@ class Orphans:
 
     def is_orphan(self, stream: Stream) -> bool:
         """Whether this call has no reader, and its client has come back since without asking for it."""
-        return not stream.readers.present and self._visits.is_orphan(stream.readers.lost_at)
+        return not (stream.readers.present or stream.answered) and self._visits.is_orphan(stream.readers.lost_at)
 
     # The client comes and calls end
 
@@ -173,7 +173,7 @@ class Orphans:
             self._spawn(self._tell(here=False))
 
     def _is_due(self, stream: Stream) -> bool:
-        return self._visits.is_due(stream.readers.lost_at) and not stream.readers.present
+        return self._visits.is_due(stream.readers.lost_at) and not (stream.readers.present or stream.answered)
 
     def close(self) -> None:
         """Send nothing more; the process to which the client comes next sends the rest."""

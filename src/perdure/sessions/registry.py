@@ -117,7 +117,7 @@ class SessionRegistry(StreamOwner):
         if not self.streams.release(stream):
             return
         session = self._by_id.get(stream.session)
-        if session is None or session.record.is_task:
+        if session is None or session.record.is_task or stream.answered:
             self._context.waiters.tell(stream.id)  # a request may wait for its end
         if session is not None:
             session.on_call_settled(stream)

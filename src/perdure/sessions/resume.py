@@ -114,7 +114,8 @@ class Resume:
         is_next = self._position is not None and start.cursor == self._position.seq
         ahead = read.events if read is not None and is_next else None
         stream.readers.advance(start.cursor)  # the client has it; or it learns now that it is gone
-        if stream.content is ContentState.SEALED and start.cursor >= stream.tail.last:
+        is_complete = stream.content is ContentState.SEALED and start.cursor >= stream.tail.last
+        if is_complete or 0 < stream.answered <= start.cursor:
             self._context.hub.marks.left(stream)
             raise NothingMore
         if ahead is None or (ahead and ahead[-1].seq > stream.tail.durable):

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from perdure._core import heartbeats, settling, sticky
 from perdure._core.codes import CLIENT_AWAY, REQUEST_CANCELLED
+from perdure._core.early_answers import OwnTools, is_cancelled_by_id
 from perdure._core.ids import NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import Envelope, Notification, Request, Response, coerce_id, error_payload
 from perdure._core.limits import Caller
@@ -78,6 +79,8 @@ class RuntimeLink:
         "context",
         "home",
         "keeper",
+        "listed",
+        "own_tools",
         "runtime",
     )
 
@@ -100,6 +103,10 @@ class RuntimeLink:
         self.calls = Calls(Caller(keeper.record.owner, keeper.record.address), context.work, context.running)
         self.asks = Asks(self)
         self.runtime = RuntimeSlot(self)
+        self.listed: frozenset[str] = frozenset()
+        """The server's tools on the pages that the client under a rule of `answer_within` has listed so far."""
+        self.own_tools: OwnTools | None = None
+        """The names of Perdure's own tools, as such a client knows them."""
 
     @property
     def streams(self) -> Mapping[StreamId, Stream]:
@@ -120,6 +127,13 @@ class RuntimeLink:
             self.calls.runtime_done(call.number)
             self._answer_cancelled(call)
             return
+        if call.request.method == "tools/call" and (early := self.context.early) is not None:
+            call.origin = origin
+            if early.take(self, call, origin):
+                return
+        self.pass_to_runtime(call, origin, follows=follows)
+
+    def pass_to_runtime(self, call: Call, origin: object, *, follows: bool = False) -> None:
         params = call.request.params
         if call.token is not None and params is not None:
             params = {**params, "_meta": {**params["_meta"], "progressToken": call.number}}
@@ -188,6 +202,8 @@ class RuntimeLink:
         key = (incarnation, coerce_id(request_id))
         if (call := self.calls.running(key)) is None:
             return self.calls.cancel_early(key)
+        if call.stream.answered and not is_cancelled_by_id(params, call.stream.id):
+            return True  # its request has an answer, and the call goes on until it is cancelled by its id
         if call.request.method != "initialize":
             self._answer_cancelled(call)
             self._stop(call, params)
@@ -199,6 +215,9 @@ class RuntimeLink:
             self._stop(call, {"reason": "taken over by another node"})
 
     def _stop(self, call: Call, params: dict[str, Any]) -> None:
+        if self.context.early is not None and self.context.early.stop(call):
+            self.calls.runtime_done(call.number)
+            return
         if self.runtime.is_loaded:
             stop = {**params, "requestId": call.number}
             self.runtime.send(Notification(method="notifications/cancelled", params=stop, raw={}), origin=None)
@@ -305,7 +324,8 @@ class RuntimeLink:
         if self.keeper.is_durable_call:
             return False
         readers = call.stream.readers
-        return self._as_json or (not readers.present and self._visits.is_orphan(readers.lost_at))
+        is_orphan = not (readers.present or call.stream.answered) and self._visits.is_orphan(readers.lost_at)
+        return self._as_json or is_orphan
 
     def tell_waiters(self) -> None:
         """Wake requests that wait for a change of this durable call, at any node."""
@@ -340,6 +360,8 @@ class RuntimeLink:
             return
         if found.steps is not None and not self._does_as_before(found, found.steps.course):
             return
+        if self.context.early is not None and found.request.method == "tools/list" and not failed:
+            body = self.context.early.show(self, found, body)
         also = self._end_step(found, None if failed else body)
         self.calls.answer(found, CallStep.ANSWER, encode_answer(found.request.id, body, failed=failed), also)
         counters = self.context.counters
@@ -525,6 +547,8 @@ class RuntimeLink:
         """The session has ended: answer its running calls, and drop the runtime."""
         for call in self.calls.all_running():
             self.calls.answer(call, CallStep.CANCEL, error_payload(call.request.id, REQUEST_CANCELLED, reason))
+            if self.context.early is not None:
+                self.context.early.stop(call)
         await self.runtime.drop(ended=True)
 
 
@@ -687,13 +711,22 @@ class Asks:
 
     def put(self, name: str, ask: Ask) -> Flow | None:
         """Ask the client. Returns where to wait before more is sent."""
-        link, call = self._link, ask.call
-        stream = link.home.standalone if call is None or link.goes_standalone(call) else call.stream
+        link, on = self._link, self._place(ask.call)
+        stream = link.home.standalone if on is None or link.goes_standalone(on) else on.stream
         payload = encode_ask(name, ask.method, ask.params)
         session, node = link.keeper.record.id, link.context.node
         record = AskRecord(session=session, id=name, stream=stream.id, request=payload, node=node)
         self.open[name] = ask._replace(on=stream.id)
-        return link.append(call, payload, also=OpenAsk(record=record))
+        return link.append(on, payload, also=OpenAsk(record=record))
+
+    def _place(self, call: Call | None) -> Call | None:
+        """The call on whose stream the client reads what an ask says; `None`: on the standalone stream. A call whose
+        request has its early answer is read by an open wait; without one, its next wait repeats its asks."""
+        link = self._link
+        if call is None or not call.stream.answered or link.context.early is None:
+            return call
+        wait = link.context.early.wait_for(call)
+        return wait if wait is not None or link.home.standalone.readers.present else call
 
     async def answer(self, response: Response, origin: object) -> bool:
         """Take the client's answer, and return when the runtime has it: the answer of a tool's question is in the store
@@ -743,7 +776,8 @@ class Asks:
             ask = self.open.pop(name)
             close = CloseAsk(session=self._link.keeper.record.id, id=name)
             params = {"requestId": name, "reason": f"{why}; it is asked again under a new id"}
-            self._link.append(ask.call, encode_notification("notifications/cancelled", params), also=close)
+            on = self._place(ask.call)
+            self._link.append(on, encode_notification("notifications/cancelled", params), also=close)
             self.put(self._link.new_ask_id(), ask)
 
     def withdraw(self, params: dict[str, Any]) -> dict[str, Any]:

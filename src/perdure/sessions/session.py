@@ -12,6 +12,7 @@ from typing import Self
 from perdure._core import mail, sticky
 from perdure._core.codes import POSITION_LOST
 from perdure._core.durable_calls import CallClient
+from perdure._core.early_answers import is_cancelled_by_id
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import Notification, Request, Response, coerce_id, error_payload
 from perdure._core.losses import Visits, incarnation_of, read_call
@@ -21,6 +22,7 @@ from perdure.errors import NodeGone, PerdureError, SessionEnded, StoreError, Sto
 from perdure.log.peers import mail_to
 from perdure.log.stream import Stream, Streams
 from perdure.sessions.context import ServerContext, Stamp
+from perdure.sessions.early_answers import IS_READ
 from perdure.sessions.home import Home, NoHome
 from perdure.sessions.ledger import Call, kept_name, name_of, progress_token, request_of
 from perdure.sessions.orphans import Orphans
@@ -307,6 +309,8 @@ class Session:
         stream = None if row is None else await stream_by_id(context.store, row.stream)
         if stream is None or not stream.node:
             return False
+        if stream.answered and not is_cancelled_by_id(cancelled.params, stream.id):
+            return True  # its request has its answer
         if stream.node == context.node:
             await cancel_waiting(cancelled)
         else:
@@ -494,5 +498,8 @@ class Intake:
         if request.method != "tools/call":
             return NOTHING_KEPT
         session = self._session
-        may = session.context.runtimes.may_run_again(session.record, name_of(request.params) or "")
+        name = name_of(request.params) or ""
+        if name in (session.link.own_tools or ()):
+            return IS_READ
+        may = session.context.runtimes.may_run_again(session.record, name)
         return NOTHING_KEPT if may is None else UpstreamCall(may_run_again=may)

@@ -6,8 +6,8 @@ fails, and write them afterwards, in order.
 
 The promises; the contract suite in `perdure.testing` carries the same numbers.
 
-1. **Atomic.** `commit` applies all its steps or none. Events, ends of calls and the seal of one `Append` become visible
-   together.
+1. **Atomic.** `commit` applies all its steps or none. Events, ends of calls, the number of an early
+   answer and the seal of one `Append` become visible together.
 2. **Fenced.** An `Append`, a `PutCall`, a `PutToolStep` and a `Release` show a fence. Such a step is refused
    (`StaleFence` at its place in the result; the other steps are applied) if another writer has claimed the stream
    since, or if the stream is sealed or released: then this writer may write nothing more. An `Append` is refused as

@@ -370,7 +370,8 @@ class MemoryStore(Store):
         stream.events.extend(new)
         stream.forwarded = [message for message in stream.forwarded if message.key > step.taken]
         last = new[-1].seq if new else before.last
-        stream.record = replace(before, last=last, sealed=before.sealed or step.seal)
+        sealed, answered = before.sealed or step.seal, before.answered or step.answered
+        stream.record = replace(before, last=last, sealed=sealed, answered=answered)
         for end in step.ends:
             call = stream.calls.get((end.incarnation, end.request_id))
             if call is not None and call.state in _OPEN:

@@ -75,6 +75,8 @@ class StreamRecord:
     """How far its readers have got, as far as it was written (19)."""
     unread: bool = False
     """The reader of this call's stream was lost before the end, and no reader has come to the end since."""
+    answered: int = 0
+    """The number of the early answer: readers of this call's stream end with it, while the call goes on. 0: none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -124,6 +124,8 @@ class Append(Step):
     seal: bool = False
     taken: int = 0
     """The forwarded messages up to and including this key are among the events, and wait no longer (16)."""
+    answered: int = 0
+    """The number of the early answer among the events: a response to a call that goes on. A stream keeps its first."""
     lost: bool = False
     """The writer's answer to `Behind`: the store has lost the events before these, and accepts the hole. Refused as any
     other append if the stream does not exist or is not this writer's."""

@@ -322,7 +322,8 @@ class HistoryChecks(Case):
             LeaveReader(stream=STREAM, reader="first"),
             Reached(stream=STREAM, generation=1, through=2, unread=True),
             Reached(stream=STREAM, generation=1, through=3),
-            self.append(4, 6, final=True, ends=(an_end(),), seal=True),
+            replace(self.append(4, 4, final=True), answered=4),
+            self.append(5, 6, final=True, ends=(an_end(),), seal=True),
         ]
         await self._repeat(history, self.accept)
         before = await self.picture()
@@ -656,6 +657,25 @@ class ForgettingChecks(StreamCase):
             await self.put(Trim(stream=STREAM, through=through))
             same("events", await numbers(self.store), [3, 6])
         same("the highest number ever", (await self.record()).last, 6)
+
+    async def promise_1_an_early_answer_is_known_with_its_event_and_ends_nothing(self) -> None:
+        """A stream keeps its first; a claim, a new opening after a loss and the seal leave it."""
+        early = replace(self.append(1, 2, final=True), answered=2)
+        await self.accept(early)
+        same("streams", list(await self.store.streams(SESSION)), [replace(a_stream(self.fence), last=2, answered=2)])
+        same("calls", {call.state for call in await self.store.calls(SESSION, stream=STREAM)}, {CallState.RUNNING})
+        await self.accept(Trim(stream=STREAM, through=2))
+        same("events", await numbers(self.store), [2])
+        claimed = await self.claim()
+        same("the early answer after a claim", claimed.answered, 2)
+        refused(await self.put(replace(self.append(3, 3, final=True), answered=3)), 0)
+        again = replace(an_append(claimed.fence, some_events(3, 3, final=True), seal=True), answered=3)
+        await self.accept(again)
+        same("the early answer", ((record := await self.record()).answered, record.sealed), (2, True))
+        await self.accept(DropStream(stream=STREAM), OpenStream(record=replace(claimed, last=0), calls=(a_call(1),)))
+        same("the early answer of a stream that is opened again", (await self.record()).answered, 2)
+        if await self.reopen():
+            same("after reopening", (await self.record()).answered, 2)
 
     async def promise_7_dropping_and_ending_take_everything(self) -> None:
         await self.open_stream("dropped")

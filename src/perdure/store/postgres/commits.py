@@ -202,8 +202,8 @@ class CommitArguments:
                 tail -= 1
             events = events[tail - 1 :] if tail > 1 else events
         first, last = (events[0].seq, events[-1].seq) if events else (0, 0)
-        numbers = (step.fence, first, last, int(step.lost), int(step.seal), step.taken, len(step.ends))
-        self._put("a", (step.stream,), numbers)
+        numbers = (step.fence, first, last, int(step.lost), int(step.seal), step.taken)
+        self._put("a", (step.stream,), (*numbers, len(step.ends), step.answered))
         for end in step.ends:
             self._texts += (rows.request_id_text(end.request_id), end.state.value)
             self._numbers += (end.incarnation, int(end.stepped))
@@ -222,7 +222,7 @@ class CommitArguments:
         most = -1 if step.most_calls is None else step.most_calls
         numbers = (record.fence, record.generation, record.last)
         seen = -1 if step.seen is None else step.seen
-        flags = (int(record.sealed), int(listed), most, len(step.calls), seen, int(step.unique))
+        flags = (int(record.sealed), int(listed), most, len(step.calls), seen, int(step.unique), record.answered)
         texts = (record.id, record.session, record.kind.value, record.node)
         self._put("o", texts, (*numbers, *flags), (record.opened,))
         for call in step.calls:

@@ -129,6 +129,8 @@ class StreamSteps:
                 return refused
         if step.taken:
             self._cursor.execute(_SQL["take_forwarded"], (key, step.taken))
+        if step.answered:
+            self._cursor.execute(_SQL["answer_stream"], (step.answered, key))
         if step.seal:
             self._keys.pop(step.stream, None)  # it will not be written again
         for end in step.ends:

@@ -75,6 +75,7 @@ CREATE TABLE perdure.stream (
     listed     bool NOT NULL,
     delivered  int NOT NULL DEFAULT 0,
     unread     bool NOT NULL DEFAULT false,
+    answered   int NOT NULL DEFAULT 0,
     forwarded  bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
@@ -580,8 +581,8 @@ BEGIN
         b := begins[4 * i];
         why := NULL;
         CASE kind_
-        WHEN 'a' THEN  -- append: stream; fence, first, last (0: no events), lost, seal, taken, ends; of each end: id, state;
-            -- incarnation, stepped
+        WHEN 'a' THEN  -- append: stream; fence, first, last (0: no events), lost, seal, taken, ends,
+            -- answered or 0; of each end: id, state; incarnation, stepped
             k := NULL;
             end_ := numbers[n + 2];
             done := numbers[n + 4] = 1;
@@ -615,14 +616,17 @@ BEGIN
             IF why IS NULL AND numbers[n + 5] > 0 THEN
                 DELETE FROM perdure.forward WHERE stream = k AND key <= numbers[n + 5];
             END IF;
+            IF why IS NULL AND numbers[n + 7] > 0 THEN
+                UPDATE perdure.stream SET answered = numbers[n + 7] WHERE key = k AND answered = 0;
+            END IF;
             count_ := CASE WHEN why IS NULL THEN numbers[n + 6] ELSE 0 END;
             FOR e IN 1 .. count_ LOOP
                 UPDATE perdure.call SET state = texts[t + 2 * e], request = '', upstream = ''
-                WHERE stream = k AND incarnation = numbers[n + 5 + 2 * e] AND request_id = texts[t + 2 * e - 1]
+                WHERE stream = k AND incarnation = numbers[n + 6 + 2 * e] AND request_id = texts[t + 2 * e - 1]
                     AND state NOT IN ('answered', 'cancelled', 'settled');
-                IF numbers[n + 6 + 2 * e] = 1 THEN
+                IF numbers[n + 7 + 2 * e] = 1 THEN
                     UPDATE perdure.tool_step SET value = ''
-                    WHERE stream = k AND incarnation = numbers[n + 5 + 2 * e] AND request_id = texts[t + 2 * e - 1];
+                    WHERE stream = k AND incarnation = numbers[n + 6 + 2 * e] AND request_id = texts[t + 2 * e - 1];
                 END IF;
             END LOOP;
             IF count_ > 0 AND NOT done THEN
@@ -630,12 +634,12 @@ BEGIN
                     SELECT 1 FROM perdure.call WHERE stream = k AND state NOT IN ('answered', 'cancelled', 'settled'));
             END IF;
         WHEN 'o' THEN  -- open stream: id, session, kind, node; fence, generation, last, sealed, listed,
-            -- most calls or -1, calls, seen or -1, unique; opened. Of each call: id, state; incarnation, attempt, has progress; progress;
+            -- most calls or -1, calls, seen or -1, unique, answered or 0; opened. Of each call: id, state; incarnation, attempt, has progress; progress;
             -- key, method, request, principal, digest, name, upstream
             PERFORM 1 FROM perdure.session WHERE id = texts[t + 1] FOR NO KEY UPDATE;
-            INSERT INTO perdure.stream (id, session, kind, node, fence, opened, generation, last, sealed, listed)
+            INSERT INTO perdure.stream (id, session, kind, node, fence, opened, generation, last, sealed, listed, answered)
             SELECT texts[t], texts[t + 1], texts[t + 2], texts[t + 3], numbers[n], times[f],
-                   numbers[n + 1], numbers[n + 2], numbers[n + 3] = 1, numbers[n + 4] = 1
+                   numbers[n + 1], numbers[n + 2], numbers[n + 3] = 1, numbers[n + 4] = 1, numbers[n + 9]
             FROM perdure.session WHERE id = texts[t + 1] AND state <> 'ended' AND (numbers[n + 7] = -1 OR (
                 -- Messages that were forwarded to this node come before those of the call.
                 numbers[n + 7] = revision AND NOT EXISTS (
@@ -661,9 +665,9 @@ BEGIN
             FOR c IN 1 .. calls_ LOOP
                 EXIT WHEN done;
                 INSERT INTO perdure.call VALUES (
-                    k, c, session_, numbers[n + 6 + 3 * c], texts[t + 2 + 2 * c], blobs[b], blobs[b + 1],
-                    blobs[b + 2], blobs[b + 3], numbers[n + 7 + 3 * c],
-                    CASE WHEN numbers[n + 8 + 3 * c] = 1 THEN times[f + c] END, texts[t + 3 + 2 * c],
+                    k, c, session_, numbers[n + 7 + 3 * c], texts[t + 2 + 2 * c], blobs[b], blobs[b + 1],
+                    blobs[b + 2], blobs[b + 3], numbers[n + 8 + 3 * c],
+                    CASE WHEN numbers[n + 9 + 3 * c] = 1 THEN times[f + c] END, texts[t + 3 + 2 * c],
                     blobs[b + 4], blobs[b + 5], blobs[b + 6])
                 ON CONFLICT DO NOTHING;
                 IF NOT FOUND THEN

@@ -55,8 +55,8 @@ DELETE FROM session WHERE id IN (
 DELETE FROM stream WHERE session = ? RETURNING id;
 
 -- open_stream: a new stream of a session that has not ended, and has the revision that was seen; nothing if the stream exists
-INSERT INTO stream (id, session, kind, node, fence, opened, generation, last, sealed, listed)
-SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+INSERT INTO stream (id, session, kind, node, fence, opened, generation, last, sealed, answered, listed)
+SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
 WHERE EXISTS (SELECT 1 FROM session WHERE id = ? AND state <> 'ended' AND revision = coalesce(?, revision))
 ON CONFLICT (id) DO NOTHING;
 
@@ -92,6 +92,9 @@ SELECT fence, last, sealed, node FROM stream WHERE key = ?;
 
 -- set_stream_end: the end of a stream after an append that was partly known
 UPDATE stream SET last = ?, sealed = ? WHERE key = ?;
+
+-- answer_stream: the number of a stream's early answer, if it has none
+UPDATE stream SET answered = ? WHERE key = ? AND answered = 0;
 
 -- append_event: one event
 INSERT INTO event (stream, seq, time, payload, final) VALUES (?, ?, ?, ?, ?);

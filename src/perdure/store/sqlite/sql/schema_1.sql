@@ -49,7 +49,8 @@ CREATE TABLE stream (
     sealed     INTEGER NOT NULL CHECK (sealed IN (0, 1)),
     listed     INTEGER NOT NULL CHECK (listed IN (0, 1)),
     delivered  INTEGER NOT NULL DEFAULT 0 CHECK (delivered >= 0),
-    unread     INTEGER NOT NULL DEFAULT 0 CHECK (unread IN (0, 1))
+    unread     INTEGER NOT NULL DEFAULT 0 CHECK (unread IN (0, 1)),
+    answered   INTEGER NOT NULL DEFAULT 0 CHECK (answered >= 0)
 );
 
 CREATE INDEX stream_of_session ON stream (session);

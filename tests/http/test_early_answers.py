@@ -1,0 +1,256 @@
+"""A client under a rule of `answer_within` is answered in time, and gets its result by a tool."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp.client.session import ClientSession
+from mcp.client.streamable_http import streamable_http_client
+
+from perdure import connect
+from perdure._core.ids import new_stream_id
+from perdure.errors import BadSetting
+from perdure.settings import Settings
+from perdure.store.interface import Store
+from tests.http.test_heartbeats import new_stores
+from tests.support.clients.wire_client import Message, Peer, Web, text_of
+from tests.support.processes.serving import serving
+from tests.support.servers.gate_file_tools import diary, open_gate
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.tool_server import Guests, ToolServer
+
+pytestmark = pytest.mark.anyio
+
+WAIT, CANCEL = "perdure_wait_for_result", "perdure_cancel_call"
+RULE = ("*=1s",)
+GATE_FILE_TOOLS = "tests.support.servers.gate_file_tools:server"
+
+
+@pytest.fixture
+async def early(shop: ToolServer) -> AsyncIterator[Site]:
+    async with serve(shop.server, answer_within=RULE) as site:
+        yield site
+
+
+def call_in(answer: Message) -> str:
+    found: str = answer["result"]["_meta"]["dev.perdure/call"]["id"]
+    return found
+
+
+async def answered(peer: Peer, name: str, /, **arguments: Any) -> Message:
+    return (await (await peer.call(name, **arguments)).rest())[-1]
+
+
+async def test_a_call_that_takes_longer_is_answered_in_time_and_its_result_is_fetched(
+    shop: ToolServer, early: Site
+) -> None:
+    peer = await early.join()
+    call = await peer.call("wait", gate="g", id="mine")
+    *_, first = await call.rest()
+    found = call_in(first)
+    assert (first["id"], "isError" in first["result"], "structuredContent" in first["result"]) == ("mine", False, False)
+    assert re.match(
+        rf'"wait" is still running after 1 s, and goes on. .* {WAIT} with {{"call": "{found}"}}', text_of(first)
+    )
+    again = await answered(peer, WAIT, call=found)
+    assert "still running" in text_of(again)
+    assert call_in(again) == found
+    assert (await peer.try_get(call.last_id)).status_code == 405
+    assert '"wait", begun' in text_of(await answered(peer, WAIT))
+    waiting = await peer.call(WAIT, call=found)
+    shop.open("g")
+    *_, last = await waiting.rest()
+    assert last["result"] == (await answered(peer, "wait", gate="g"))["result"]
+    assert (await answered(peer, WAIT, call=found))["result"] == last["result"]
+
+
+async def test_an_answer_within_the_time_is_the_tools_own(shop: ToolServer, early: Site) -> None:
+    shop.open("g")
+    async with serve(shop.server) as plain:
+        answers = [await answered(await site.join(), "wait", gate="g", id=1) for site in (early, plain)]
+    assert answers[0] == answers[1]
+
+
+async def test_a_client_under_a_rule_sees_two_tools_more_and_no_output_schema(shop: ToolServer) -> None:
+    async with serve(shop.server, answer_within=("other=1s", "WIRE=45s")) as ruled, serve(shop.server) as plain:
+        lists = []
+        for site in (ruled, plain):
+            peer = await site.join()
+            [listed] = await (await peer.post(peer.request("tools/list"))).rest()
+            lists.append(listed["result"]["tools"])
+    mine, theirs = lists
+    assert [tool["name"] for tool in mine[-2:]] == [WAIT, CANCEL]
+    assert "Waits up to 45s" in mine[-2]["description"]
+    assert any("outputSchema" in tool for tool in theirs)
+    assert mine[:-2] == [{name: value for name, value in tool.items() if name != "outputSchema"} for tool in theirs]
+
+
+async def test_a_server_that_lists_our_names_keeps_them(shop: ToolServer) -> None:
+    @shop.server.tool(name=WAIT)
+    async def own(call: str = "") -> str:
+        return f"the server's own, {call}"
+
+    async with serve(shop.server, answer_within=RULE) as site:
+        peer = await site.join()
+        assert text_of(await answered(peer, WAIT, call="x")) == "the server's own, x"
+        first = await answered(peer, "wait", gate="g")
+        assert f"call the tool {WAIT}_2 with" in text_of(first)
+        shop.open("g")
+        assert text_of(await answered(peer, f"{WAIT}_2", call=call_in(first))) == "went through g"
+        [listed] = await (await peer.post(peer.request("tools/list"))).rest()
+        assert [tool["name"] for tool in listed["result"]["tools"][-2:]] == [f"{WAIT}_2", CANCEL]
+
+
+async def test_errors_and_cancellations_are_told_to_the_model(shop: ToolServer, early: Site) -> None:
+    peer = await early.join()
+    call = await peer.call("wait", gate="g", id="mine")
+    *_, first = await call.rest()
+    await peer.cancel("mine")  # its request has its answer: this does nothing
+    assert "still running" in text_of(await answered(peer, WAIT, call=call_in(first)))
+    assert text_of(await answered(peer, CANCEL, call=call_in(first))).startswith('"wait" is being cancelled')
+    told = (await answered(peer, WAIT, call=call_in(first)))["result"]
+    assert told["isError"] is True
+    assert told["content"][0]["text"] == '"wait" was cancelled; it may have done a part of its work.'
+    assert shop.seen == ["waiting at g", "cancelled at g"]
+    assert "has ended already" in text_of(await answered(peer, CANCEL, call=call_in(first)))
+
+
+async def test_cancelling_a_wait_does_not_cancel_its_call(shop: ToolServer, early: Site) -> None:
+    peer = await early.join()
+    first = await answered(peer, "wait", gate="g")
+    waiting = await peer.call(WAIT, call=call_in(first), id="waits")
+    await peer.cancel("waits")
+    assert (await waiting.rest())[-1]["error"]["code"] == -32800
+    shop.open("g")
+    assert text_of(await answered(peer, WAIT, call=call_in(first))) == "went through g"
+
+
+async def test_a_foreign_id_is_an_unknown_id_to_the_byte(shop: ToolServer) -> None:
+    async with serve(shop.server, auth=Guests(), answer_within=RULE) as site:
+        ann, bob = [await site.join(token=token) for token in ("ann-1", "bob-1")]
+        first = await answered(ann, "wait", gate="g")
+        for tool in (WAIT, CANCEL):
+            given = (call_in(first), new_stream_id(lambda n: b"1" * n), "nothing", 5)
+            told = [await answered(bob, tool, id=1, call=call) for call in given]
+            assert told[0] == told[1] == told[2] == told[3]
+            assert told[0]["result"]["isError"] is True
+        shop.open("g")
+        again = await site.join(token="ann-2")  # as a host that was restarted
+        assert text_of(await answered(again, WAIT, call=call_in(first))) == "went through g"
+
+
+async def test_a_question_that_is_open_is_asked_again_by_the_next_wait(shop: ToolServer, early: Site) -> None:
+    peer = await early.join()
+    call = await peer.call("ask", question="Why?")
+    before = await call.message()
+    *_, first = await call.rest()
+    assert text_of(first).endswith("It waits for an answer from the user.")
+    waiting = await peer.call(WAIT, call=call_in(first))
+    withdrawn, asked = await waiting.message(), await waiting.message()
+    assert (withdrawn["method"], withdrawn["params"]["requestId"]) == ("notifications/cancelled", before["id"])
+    await peer.answer(asked, {"action": "accept", "content": {"answer": "because"}})
+    assert text_of((await waiting.rest())[-1]) == "because"
+
+
+async def test_a_question_behind_the_early_answer_is_asked_on_a_wait(shop: ToolServer, early: Site) -> None:
+    peer = await early.join()
+    first = await answered(peer, "quiz", question="Why?", gate="g", token=1)
+    assert "Last progress: 1." in text_of(first)
+    shop.open("g")
+    asked: Message = {}
+    while asked.get("method") != "elicitation/create":
+        if not asked or "result" in asked:
+            waiting = await peer.call(WAIT, call=call_in(first))
+        asked = await waiting.message()
+    await peer.answer(asked, {"action": "accept", "content": {"answer": "because"}})
+    last = (await waiting.rest())[-1]
+    while "still running" in text_of(last):
+        last = await answered(peer, WAIT, call=call_in(first))
+    assert text_of(last) == "because"
+
+
+async def test_a_client_that_resumes_by_itself_is_not_answered_early(shop: ToolServer, early: Site) -> None:
+    async with connect(early.url, mode="legacy") as client:
+        assert {WAIT, CANCEL}.isdisjoint(tool.name for tool in (await client.list_tools()).tools)
+
+
+@pytest.mark.parametrize("rule", ["=45s", "claude", "claude=", "claude=0.5s", "*=2h", "x=soon"])
+def test_a_rule_that_cannot_be_read_is_refused(rule: str) -> None:
+    with pytest.raises(BadSetting, match=rf"answer_within: '{re.escape(rule)}' is not CLIENT=TIME"):
+        Settings(answer_within=(rule,))
+
+
+@pytest.mark.parametrize("rule", ["1s", "*=1h", "Claude-AI=45s", "a=b=45s"])
+def test_a_rule_names_a_client_and_a_time_of_1s_to_1h(rule: str) -> None:
+    assert Settings(answer_within=(rule,)).answer_within == (rule,)
+
+
+async def test_a_json_answer_is_the_early_one(shop: ToolServer) -> None:
+    async with serve(shop.server, answer_within=RULE, json_response=True) as site:
+        peer = await site.join()
+        first = (await peer.send(peer.tool("wait", gate="g"))).json()
+        shop.open("g")
+        assert text_of((await peer.send(peer.tool(WAIT, call=call_in(first)))).json()) == "went through g"
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_wait_at_another_node_gets_the_result(shop: ToolServer, tmp_path: Path, kind: str) -> None:
+    opened: Callable[[], Store] = new_stores(kind, tmp_path)
+    async with AsyncExitStack() as stack:
+        shops = (shop, ToolServer())
+        sites = [
+            await stack.enter_async_context(serve(each.server, store=opened(), answer_within=RULE)) for each in shops
+        ]
+        peer = await sites[0].join()
+        first = await answered(peer, "wait", gate="g")
+        await until(lambda: all(len(site.app.other_nodes()) == 1 for site in sites))
+        waiting = await peer.through(sites[1]).call(WAIT, call=call_in(first))
+        shop.open("g")
+        assert text_of((await waiting.rest())[-1]) == "went through g"
+
+
+async def test_a_call_whose_process_is_killed_behind_its_early_answer_ends_as_its_tool_allows(tmp_path: Path) -> None:
+    """A wait that was held goes on in the next process under its request id. An unmarked tool runs once."""
+    options = ("--store", f"sqlite:{tmp_path}/log.db", "--answer-within", "2s")
+    log, gate = tmp_path / "diary", tmp_path / "gate"
+    async with serving(GATE_FILE_TOOLS, *options) as server:
+        peer = await (web := Web(server.url)).join()
+        arguments = {"n": 1, "gate": str(gate), "pauses": [1], "log": str(log)}
+        calls = [await peer.call(tool, key=tool, **arguments) for tool in ("put", "pay")]
+        put, pay = [call_in((await call.rest())[-1]) for call in calls]
+        held = await peer.call(WAIT, call=put, id="held")
+        await held.event()
+        await server.kill()
+        await web.aclose()
+    async with serving(GATE_FILE_TOOLS, *options) as server:
+        later = peer.through(web := Web(server.url))
+        resumed = await later.get(held.last_id)
+        unknown = await answered(later, WAIT, call=pay)
+        while "still running" in text_of(unknown):
+            unknown = await answered(later, WAIT, call=pay)
+        assert (unknown["result"]["isError"], "outcome unknown" in text_of(unknown)) == (True, True)
+        open_gate(f"{gate}.1")
+        *_, last = await resumed.rest()
+        assert last["id"] == "held"
+        while "still running" in text_of(last):
+            last = await answered(later, WAIT, call=put)
+        assert text_of(last) == "counted to 1"
+        assert sorted(key for key, _ in diary(log)) == ["pay", "put", "put"]
+        await web.aclose()
+
+
+async def test_the_stock_python_client_validates_nothing(shop: ToolServer, early: Site) -> None:
+    async with streamable_http_client(early.url) as streams, ClientSession(*streams[:2]) as client:
+        await client.initialize()
+        await client.list_tools()
+        first = await client.call_tool("wait", {"gate": "g"})
+        shop.open("g")
+        found = re.search(r'"call": "([^"]+)"', str(first.content))
+        assert found is not None
+        last = await client.call_tool(WAIT, {"call": found[1]})
+        assert "went through g" in str(last.content)
