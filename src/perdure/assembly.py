@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
+from perdure._core.durable_calls import parse_task_rules
 from perdure._core.early_answers import parse_answer_rules
 from perdure._core.ids import new_node_id
 from perdure._core.limits import Quota, share_of
@@ -30,6 +31,7 @@ from perdure.sessions.early_answers import EarlyAnswers
 from perdure.sessions.housekeeping import Housekeeping
 from perdure.sessions.listening import Listening
 from perdure.sessions.registry import SessionRegistry, ToolHints, has_tasks, numbers
+from perdure.sessions.session_tasks import SessionTasks
 from perdure.settings import Settings
 from perdure.store.interface import Liveness, Store
 from perdure.telemetry import prometheus as metrics
@@ -153,6 +155,7 @@ async def running(
             stack.push_async_callback(listening.aclose)  # after the sessions, whose tools may report changes to the end
         if context.early is not None:
             stack.push_async_callback(context.early.aclose)
+        stack.push_async_callback(context.tasks.aclose)
         sessions = SessionRegistry(context)
         stack.push_async_callback(sessions.aclose)
         settler = Settler(context, sessions)
@@ -238,6 +241,7 @@ async def _build(
         work=Quota(settings.max_work, each=share_of(settings.max_work, settings.max_share)),
         running=Quota(sys.maxsize, each=settings.max_principal_calls),  # in all, `max_work` bounds them
         early=EarlyAnswers(rules) if (rules := parse_answer_rules(settings.answer_within)) else None,
+        tasks=SessionTasks(parse_task_rules(settings.tasks), kept=min(settings.task_ttl, settings.replay_window)),
         peers=peers,
     )
     return context, readers, liveness

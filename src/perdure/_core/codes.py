@@ -9,6 +9,9 @@ PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
 """JSON-RPC: the request cannot be served as it is; the message says why."""
 
+METHOD_NOT_FOUND = -32601
+"""JSON-RPC: there is no such method here; of a tool's call, the tool runs only as a task, or never."""
+
 INVALID_PARAMS = -32602
 """JSON-RPC: the request's params are wrong."""
 

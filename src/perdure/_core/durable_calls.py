@@ -168,7 +168,7 @@ class TaskStatus(enum.Enum):
     CANCELLED = "cancelled"
 
 
-_WAITS = "Interrupted; it goes on with the next request of its principal"
+INTERRUPTED = "Interrupted; it goes on with the next request of its principal"
 _GONE: JsonObject = {"code": POSITION_LOST, "message": "The answer to this request is no longer retained"}
 
 
@@ -191,32 +191,51 @@ class TaskFacts:
     def is_over(self) -> bool:
         return self.state not in (CallState.RUNNING, CallState.WAITING)
 
+    @property
+    def is_interrupted(self) -> bool:
+        """It waits for its principal."""
+        return self.state is CallState.WAITING
+
+
+def response_of(facts: TaskFacts) -> JsonObject:
+    """The response of a task that is over; empty before that."""
+    if not facts.is_over:
+        return {}
+    found: JsonObject = {"error": _GONE} if facts.answer is None else json.loads(facts.answer)
+    return found  # without an answer, only its row is left
+
+
+def status_of(facts: TaskFacts, response: JsonObject) -> TaskStatus:
+    match facts.state:
+        case CallState.RUNNING:
+            return TaskStatus.INPUT_REQUIRED if facts.asks else TaskStatus.WORKING
+        case CallState.WAITING:
+            return TaskStatus.WORKING
+        case CallState.CANCELLED:
+            return TaskStatus.CANCELLED
+        case CallState.ANSWERED | CallState.SETTLED:
+            return TaskStatus.COMPLETED if "result" in response else TaskStatus.FAILED
+
+
+def kept_for(facts: TaskFacts, *, now: float, ttl: float) -> float:
+    """Seconds from a task's creation, from which clients count. It is kept for `ttl` after its end."""
+    age = max(0.0, now - facts.created)
+    return ttl + (facts.updated - facts.created if facts.is_over else age if age > ttl / 2 else 0.0)
+
 
 def task_view(facts: TaskFacts, *, now: float, ttl: float) -> JsonObject:
     """A task as `tasks/get` shows it. The times serve the client; nothing is decided by them."""
     age = max(0.0, now - facts.created)
-    # It is kept for `ttl` after its end; a client counts from its creation.
-    kept = ttl + (facts.updated - facts.created if facts.is_over else age if age > ttl / 2 else 0.0)
     view: JsonObject = {
         "taskId": facts.id,
         "status": "",
-        "createdAt": _iso(facts.created),
-        "lastUpdatedAt": _iso(max(facts.updated, facts.created)),
-        "ttlMs": round(kept * 1000),
+        "createdAt": iso_time(facts.created),
+        "lastUpdatedAt": iso_time(max(facts.updated, facts.created)),
+        "ttlMs": round(1000 * kept_for(facts, now=now, ttl=ttl)),
         "pollIntervalMs": round(1000 * min(POLL_MOST, max(POLL_LEAST, age / _POLLS_OF_AGE))),
     }
-    response: JsonObject = {} if facts.answer is None else json.loads(facts.answer)
-    if facts.is_over and not response:
-        response = {"error": _GONE}  # only its row is left
-    match facts.state:
-        case CallState.RUNNING:
-            status = TaskStatus.INPUT_REQUIRED if facts.asks else TaskStatus.WORKING
-        case CallState.WAITING:
-            status = TaskStatus.WORKING
-        case CallState.CANCELLED:
-            status = TaskStatus.CANCELLED
-        case CallState.ANSWERED | CallState.SETTLED:
-            status = TaskStatus.COMPLETED if "result" in response else TaskStatus.FAILED
+    response = response_of(facts)
+    status = status_of(facts, response)
     view["status"] = status.value
     match status:
         case TaskStatus.COMPLETED:
@@ -226,8 +245,8 @@ def task_view(facts: TaskFacts, *, now: float, ttl: float) -> JsonObject:
             view["statusMessage"] = str(response["error"].get("message", "failed"))
         case TaskStatus.INPUT_REQUIRED:
             view["inputRequests"] = input_requests(facts.asks)
-        case TaskStatus.WORKING if facts.state is CallState.WAITING:
-            view["statusMessage"] = _WAITS
+        case TaskStatus.WORKING if facts.is_interrupted:
+            view["statusMessage"] = INTERRUPTED
         case TaskStatus.WORKING if facts.progress is not None:
             view["statusMessage"] = progress_text(facts.progress)
     return view
@@ -254,5 +273,5 @@ def progress_text(params: JsonObject) -> str:
     return f"{text}: {said}" if text and said else text or said
 
 
-def _iso(seconds: float) -> str:
+def iso_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

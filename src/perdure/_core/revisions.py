@@ -21,6 +21,8 @@ class Revision:
     """Every event stream begins with an event that carries only an id, and with `retry`."""
     closes_early: bool
     """The server may close a connection before it has responded; the client comes back for it (SEP-1699)."""
+    tasks: bool = False
+    """A client may ask for a call as a task."""
 
 
 REVISIONS: dict[str, Revision] = {
@@ -29,7 +31,7 @@ REVISIONS: dict[str, Revision] = {
         Revision(version="2024-11-05", batches=False, primes=False, closes_early=False),
         Revision(version="2025-03-26", batches=True, primes=False, closes_early=False),
         Revision(version="2025-06-18", batches=False, primes=False, closes_early=False),
-        Revision(version="2025-11-25", batches=False, primes=True, closes_early=True),
+        Revision(version="2025-11-25", batches=False, primes=True, closes_early=True, tasks=True),
     )
 }
 

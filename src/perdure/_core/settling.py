@@ -39,6 +39,9 @@ READS = frozenset(
 )
 """Requests that the specification makes reads: they may run again."""
 
+TASK_READS = frozenset({"tasks/get", "tasks/result", "tasks/list"})
+"""The reads of 2025-11-25's tasks, Perdure's or the server's own."""
+
 
 class Occasion(enum.Enum):
     """Why the calls of another process are settled."""
@@ -160,7 +163,7 @@ def rerun(
     is_death = occasion in (Occasion.NODE_DIED, Occasion.UPSTREAM_DIED)
     if attempt - progressed >= (MOST_ATTEMPTS if is_death else MOST_RUNS) or attempt >= MOST_STEPPED_RUNS:
         return Rerun.NO
-    if method in READS or method in STICKY:
+    if method in READS or method in STICKY or method in TASK_READS:
         return Rerun.YES
     if method != "tools/call":
         return Rerun.NO

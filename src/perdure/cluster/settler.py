@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from perdure._core import mail, settling
+from perdure._core import mail, session_tasks, settling
 from perdure._core.ids import Fence, Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import JsonObject, Request, coerce_id
 from perdure._core.settling import VERDICTS, Occasion, Rerun, Verdict
@@ -83,7 +83,7 @@ class AbandonedCall:
     def stands(self, now: float) -> bool:
         """Whether it did nothing but wait when its process ended. Then that end was not due to it, and does not
         count."""
-        return self.asked or self.course.sleeps(now)
+        return self.asked or self.row.method == session_tasks.RESULT or self.course.sleeps(now)
 
     def ended(self, step: CallStep) -> CallEnd:
         row, state, stepped = self.row, advance(CALL, self.row.state, step), bool(self.course.marks)

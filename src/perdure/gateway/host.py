@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -303,6 +303,9 @@ class UpstreamTools:
                 task.add_done_callback(self._reading.discard)
             await asyncio.wait(set(self._reading), timeout=_TOOL_SECONDS)
         return (tools.tools or {}).get(name)
+
+    async def tools(self, owner: str, client: CallClient, origin: Any) -> Sequence[JsonObject]:
+        return list((self._pool.tools.tools or {}).values())
 
     async def _read(self, client: CallClient, origin: Any) -> None:
         """Take a lane, on which the call can run next: its handshake reads the list."""

@@ -31,11 +31,12 @@ from perdure.http.refusals import HttpRefusal, Refusal, json_answer
 from perdure.http.request import REQUEST_ID, Headers, parse, replayed, require_accept, require_json
 from perdure.http.resume_tokens import ResumeTokenEndpoint
 from perdure.http.sdk_passthrough import SdkPassthrough
+from perdure.http.session_tasks import SessionTaskEndpoint
 from perdure.runtime.hosted import Started
 from perdure.sessions.durable_calls import DurableCalls
 from perdure.sessions.ledger import Call, Duplicate
 from perdure.sessions.resume import NothingMore, ReplayOff, Resume, Start, Stream, attach, read_answers
-from perdure.sessions.session import Intake, Session
+from perdure.sessions.session import FirstAnswer, Intake, Session
 from perdure.telemetry import tracing as spans
 
 ALLOW = {"allow": "GET, POST, DELETE, OPTIONS"}
@@ -78,7 +79,7 @@ class Endpoint:
     ) -> None:
         """`call_secret`: of the store; the ids of calls with a key are made with it."""
         self._access = access = SessionAccess(process, is_draining)
-        self._post = PostHandler(access)
+        self._post = PostHandler(access, SessionTaskEndpoint(access, started.tools))
         self._resume = ResumeTokenEndpoint(access)
         self.sessionless: SdkPassthrough | None = None
         if started.sessionless is not None and started.tools is not None:
@@ -160,10 +161,11 @@ class Endpoint:
 class PostHandler:
     """Accepts the messages of a POST: requests get a stream, the rest a 202."""
 
-    def __init__(self, access: SessionAccess) -> None:
+    def __init__(self, access: SessionAccess, tasks: SessionTaskEndpoint) -> None:
         self._access = access
         self._context = access.context
         self._settings = access.settings
+        self._tasks = tasks
 
     async def __call__(
         self, scope: Scope, receive: Receive, headers: Headers, owner: str
@@ -198,6 +200,11 @@ class PostHandler:
                 raise HttpRefusal(Refusal.INITIALIZE_IN_BATCH)
             if not session.keeper.revision.batches:
                 raise HttpRefusal(Refusal.BATCH, version=session.record.version)
+        first: FirstAnswer | None = None
+        if isinstance(parsed, Request) and session.link.serves_tasks:
+            answer, first = await self._tasks(session, parsed, http)
+            if answer is not None:
+                return json_answer(answer, headers=_session_header(session))
         size, notifications = weigh(body), 0
         if requests:
             http.scope[REQUEST_ID] = requests[0].id
@@ -215,8 +222,8 @@ class PostHandler:
             self._access.refuse_work(link.calls.caller, size)
         node = await session.runner() if requests else None
         if node is not None:
-            return await self._hand_over(session, parsed, body, http, node, size=size, seen=seen)
-        calls = await self._accept(session, requests, body, size, seen) if requests else []
+            return await self._hand_over(session, parsed, body, http, node, size=size, seen=seen, first=first)
+        calls = await self._accept(session, requests, body, size, seen, first) if requests else []
         if calls:
             size = 0  # it is counted with the calls
         waiting = iter(calls)
@@ -240,13 +247,14 @@ class PostHandler:
         *,
         size: int,
         seen: int | None,
+        first: FirstAnswer | None,
     ) -> Response | EventStreamResponse:
         """Have another node run the requests, and show their stream here."""
         messages = parsed.messages if isinstance(parsed, Batch) else (parsed,)
         requests = [message for message in messages if isinstance(message, Request)]
 
         async def write(intake: Intake, bodies: Sequence[bytes], most: int | None) -> Stream:
-            return await intake.hand_over(bodies, node, most_calls=most, seen=seen)
+            return await intake.hand_over(bodies, node, most_calls=most, seen=seen, first=first)
 
         try:
             stream = await self._write(session, requests, body, size, write)
@@ -259,13 +267,19 @@ class PostHandler:
             return await self._answer(session, stream, batch=isinstance(parsed, Batch))
 
     async def _accept(
-        self, session: Session, requests: Sequence[Request], body: bytes, size: int, seen: int | None
+        self,
+        session: Session,
+        requests: Sequence[Request],
+        body: bytes,
+        size: int,
+        seen: int | None,
+        first: FirstAnswer | None,
     ) -> list[Call]:
         async def write(intake: Intake, bodies: Sequence[bytes], most: int | None) -> list[Call]:
             if any(request.method in _SUBSCRIBING for request in requests):
                 # Subscriptions live with the home: the node that changes them becomes it.
                 await session.home.take()
-            return await intake.accept(bodies, most_calls=most, seen=seen)
+            return await intake.accept(bodies, most_calls=most, seen=seen, first=first)
 
         return await self._write(session, requests, body, size, write)
 
@@ -353,6 +367,7 @@ class PostHandler:
             raise HttpRefusal(Refusal.STORE_FAILS) from None
         self._access.credentials.bring(session.id, http.scope)
         with call.stream.pinned():
+            session.link.announces = await self._tasks.announced(request, owner, http)
             session.link.start(call, http)
             await call.stream.wait_over()  # the session's id leaves only with a successful answer
             if session.state is not SessionState.ACTIVE:

@@ -206,6 +206,10 @@ class Tools(Protocol):
         """A tool as the caller's `tools/list` shows it; `None` if it is not there, or not in time. `origin`: the
         caller's HTTP request."""
 
+    async def tools(self, owner: str, client: CallClient, origin: Any) -> Sequence[JsonObject]:
+        """All tools as the caller's `tools/list` shows them, as far as they are known in time. A server outside this
+        process is not started for them."""
+
 
 class NoListening(Exception):
     """The server does not serve `subscriptions/listen`."""

@@ -161,19 +161,33 @@ class ToolCatalog:
 
     async def tool(self, name: str, owner: str, client: CallClient, origin: HttpRequest) -> JsonObject | None:
         """A tool as the caller's `tools/list` shows it; `None` if it is not there, or not in time."""
-        now = asyncio.get_running_loop().time()
+        listed = self._listed(owner)
+        await self._refresh(listed, client, origin, is_known=name in listed.tools)
+        return listed.tools.get(name)
+
+    async def tools(self, owner: str, client: CallClient, origin: HttpRequest) -> Sequence[JsonObject]:
+        """All tools as the caller's `tools/list` shows them, as far as they come in time."""
+        listed = self._listed(owner)
+        await self._refresh(listed, client, origin, is_known=listed.since > -math.inf and listed.reading is None)
+        return list(listed.tools.values())
+
+    def _listed(self, owner: str) -> _Listed:
         if (listed := self._lists.get(owner)) is None:
             listed = self._lists[owner] = _Listed()
             if len(self._lists) > MAX_OWNERS:
                 self._lists.popitem(last=False)
         self._lists.move_to_end(owner)
+        return listed
+
+    async def _refresh(self, listed: _Listed, client: CallClient, origin: HttpRequest, *, is_known: bool) -> None:
+        """Read a list again that is old. What is not known is waited for, for some time."""
+        now = asyncio.get_running_loop().time()
         age = now - listed.since
-        if listed.reading is None and age >= (KEEP_SECONDS if name in listed.tools else LOOK_AGAIN_SECONDS):
+        if listed.reading is None and age >= (KEEP_SECONDS if is_known else LOOK_AGAIN_SECONDS):
             age, listed.since = 0.0, now
             listed.reading = asyncio.create_task(self._read(listed, client, origin), name="perdure-tools")
-        if name not in listed.tools and listed.reading is not None:
+        if not is_known and listed.reading is not None:
             await asyncio.wait({listed.reading}, timeout=max(0.0, WAIT_SECONDS - age))
-        return listed.tools.get(name)
 
     async def _read(self, listed: _Listed, client: CallClient, origin: HttpRequest) -> None:
         """Read a list. If the server fails, the last known tools stay."""

@@ -26,6 +26,7 @@ from perdure.telemetry.log_records import PeerLog
 
 if TYPE_CHECKING:
     from perdure.sessions.early_answers import EarlyAnswers
+    from perdure.sessions.session_tasks import SessionTasks
 
 
 class CallWaiters:
@@ -102,6 +103,7 @@ class ServerContext:
     """The requests of sessions and tasks that run here."""
     early: EarlyAnswers | None
     """The rules for clients that are answered before their calls end, if there are any."""
+    tasks: SessionTasks
     peers: PeerLog
     """Logs what peers cause, at a limited rate."""
     change_listeners: list[Callable[[str, Mapping[str, Any] | None], None]] = field(default_factory=list)

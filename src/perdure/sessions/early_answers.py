@@ -24,7 +24,7 @@ from perdure.errors import NodeGone, StoreError
 from perdure.log.chores import cancel_all
 from perdure.log.peers import mail_to
 from perdure.sessions.ledger import Call, encode, encode_answer, name_of
-from perdure.store.interface import paged, stream_by_id
+from perdure.store.interface import Store, paged, stream_by_id
 from perdure.store.records import CallRecord, Event, SessionRecord, StreamRecord
 
 if TYPE_CHECKING:
@@ -43,11 +43,39 @@ _RECENT = 16
 """Events at the end of a stream in which the last progress is searched."""
 
 
-class _Found(NamedTuple):
+class AnsweredCall(NamedTuple):
     """A call that was answered early."""
 
     stream: StreamRecord
     row: CallRecord
+
+
+async def find_answered(store: Store, owner: str, wanted: object) -> AnsweredCall | None:
+    """A session's call of the owner's own that was answered early. A foreign one is treated as one that does not
+    exist."""
+    stream = await stream_by_id(store, StreamId(wanted)) if isinstance(wanted, str) else None
+    if stream is None or stream.kind is not Kind.CALL or not stream.answered:
+        return None
+    record = await store.session(stream.session)
+    rows = await store.calls(stream.session, stream=stream.id)
+    is_own = record is not None and record.owner == owner
+    if record is None or not is_own or record.state is SessionState.ENDED or len(rows) != 1:
+        return None
+    return AnsweredCall(stream, rows[0])
+
+
+def cancelled_by_id(found: AnsweredCall) -> mail.Cancelled:
+    """Cancels the call itself: its request has an answer."""
+    stream, row = found
+    params = {"requestId": row.request_id, "reason": "it was cancelled by its id", "_meta": {texts.CALL: stream.id}}
+    return mail.Cancelled(session=stream.session, incarnation=row.incarnation, request_id=row.request_id, params=params)
+
+
+async def final_answer(store: Store, stream: StreamRecord) -> Event | None:
+    """The final answer of a call that was answered early."""
+    events = paged(lambda after: store.read(stream.id, after=max(after, stream.answered), limit=1_000))
+    finals = [event async for event in events if event.final]
+    return finals[-1] if finals else None
 
 
 class EarlyAnswers:
@@ -176,18 +204,8 @@ class EarlyAnswers:
             return await self._cancel(link, wanted)
         return await self._list(link) if wanted is None else await self._wait(link, call, wanted, names, within)
 
-    async def _find(self, link: RuntimeLink, wanted: object) -> _Found | None:
-        """A call of the caller's own that was answered early. A foreign one is treated as one that does not exist."""
-        store = link.context.store
-        stream = await stream_by_id(store, StreamId(wanted)) if isinstance(wanted, str) else None
-        if stream is None or stream.kind is not Kind.CALL or not stream.answered:
-            return None
-        record = await store.session(stream.session)
-        rows = await store.calls(stream.session, stream=stream.id)
-        is_own = record is not None and record.owner == link.keeper.record.owner
-        if record is None or not is_own or record.state is SessionState.ENDED or len(rows) != 1:
-            return None
-        return _Found(stream, rows[0])
+    async def _find(self, link: RuntimeLink, wanted: object) -> AnsweredCall | None:
+        return await find_answered(link.context.store, link.keeper.record.owner, wanted)
 
     async def _wait(
         self, link: RuntimeLink, call: Call, wanted: object, names: texts.OwnTools, within: float
@@ -229,13 +247,10 @@ class EarlyAnswers:
             asks=any(ask.stream in (stream_id, call.stream.id) for ask in await store.asks(stream.session)),
         )
 
-    async def _outcome(self, link: RuntimeLink, found: _Found) -> JsonObject:
-        store, stream = link.context.store, found.stream
-        events = paged(lambda after: store.read(stream.id, after=max(after, stream.answered), limit=1_000))
-        finals = [event.payload async for event in events if event.final]
-        if not finals:
+    async def _outcome(self, link: RuntimeLink, found: AnsweredCall) -> JsonObject:
+        if (final := await final_answer(link.context.store, found.stream)) is None:
             return texts.failure(texts.UNKNOWN_CALL)
-        response = json.loads(finals[-1])
+        response = json.loads(final.payload)
         cancelled = response.get("error", {}).get("code") == REQUEST_CANCELLED
         return texts.result_for_model(found.row.name, response, cancelled=cancelled)
 
@@ -255,11 +270,7 @@ class EarlyAnswers:
             return texts.failure(texts.UNKNOWN_CALL)
         row, stream = found.row, found.stream
         if not stream.sealed:
-            meta = {texts.CALL: stream.id}
-            params = {"requestId": row.request_id, "reason": "it was cancelled by its id", "_meta": meta}
-            cancelled = mail.Cancelled(
-                session=stream.session, incarnation=row.incarnation, request_id=row.request_id, params=params
-            )
+            cancelled = cancelled_by_id(found)
             try:
                 await link.context.journal.write(*mail_to([stream.node], cancelled))
             except NodeGone:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_json
 
 from perdure._core.codes import OUTCOME_UNKNOWN, REQUEST_CANCELLED
+from perdure._core.durable_calls import TaskStatus
 from perdure._core.ids import RecordKind
 from perdure._core.jsonrpc import InvalidMessage, JsonObject, Request, coerce_id, error_payload, parse_body
 from perdure._core.limits import Caller, Quota
@@ -80,6 +81,10 @@ class Call:
     """This process stops, and leaves it to the next one where it can stand still: at the beginning of a step."""
     timer: asyncio.TimerHandle | None = None
     """Answers its client early."""
+    is_task: bool = False
+    """Its client has asked for it as a task of 2025-11-25, and has its `CreateTaskResult`."""
+    told_status: TaskStatus = TaskStatus.WORKING
+    """The status of the task that its client was last notified of."""
     is_displaced: bool = False
     """It is an orphan, and a later request has its id; perhaps its progress token as well."""
 

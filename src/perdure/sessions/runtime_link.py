@@ -18,11 +18,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from perdure._core import heartbeats, settling, sticky
+from perdure._core import heartbeats, session_tasks, settling, sticky
 from perdure._core.codes import CLIENT_AWAY, REQUEST_CANCELLED
+from perdure._core.durable_calls import TaskFacts
 from perdure._core.early_answers import OwnTools, is_cancelled_by_id
 from perdure._core.ids import NodeId, SessionId, StreamId
-from perdure._core.jsonrpc import Envelope, Notification, Request, Response, coerce_id, error_payload
+from perdure._core.jsonrpc import Envelope, JsonObject, Notification, Request, Response, coerce_id, error_payload
 from perdure._core.limits import Caller
 from perdure._core.listening import METHODS
 from perdure._core.losses import Visits
@@ -74,6 +75,7 @@ class RuntimeLink:
         "_call_streams",
         "_on_end",
         "_visits",
+        "announces",
         "asks",
         "calls",
         "context",
@@ -103,6 +105,8 @@ class RuntimeLink:
         self.calls = Calls(Caller(keeper.record.owner, keeper.record.address), context.work, context.running)
         self.asks = Asks(self)
         self.runtime = RuntimeSlot(self)
+        self.announces: JsonObject | None = None
+        """The capability for tasks that the answer to `initialize` declares."""
         self.listed: frozenset[str] = frozenset()
         """The server's tools on the pages that the client under a rule of `answer_within` has listed so far."""
         self.own_tools: OwnTools | None = None
@@ -131,10 +135,17 @@ class RuntimeLink:
             call.origin = origin
             if early.take(self, call, origin):
                 return
+        if call.stream.answered:
+            call.is_task = self.serves_tasks and session_tasks.wants_task(call.request.params)
+        elif call.request.method == session_tasks.RESULT and self.serves_tasks:
+            self.context.tasks.serve(self, call)
+            return
         self.pass_to_runtime(call, origin, follows=follows)
 
     def pass_to_runtime(self, call: Call, origin: object, *, follows: bool = False) -> None:
         params = call.request.params
+        if call.is_task and params is not None:
+            params = {name: value for name, value in params.items() if name != "task"}  # it is none of the server's
         if call.token is not None and params is not None:
             params = {**params, "_meta": {**params["_meta"], "progressToken": call.number}}
             if self._begins_with_progress and call.stream.tail.last == 0:
@@ -215,7 +226,8 @@ class RuntimeLink:
             self._stop(call, {"reason": "taken over by another node"})
 
     def _stop(self, call: Call, params: dict[str, Any]) -> None:
-        if self.context.early is not None and self.context.early.stop(call):
+        early = self.context.early
+        if (early is not None and early.stop(call)) or self.context.tasks.stop(call):
             self.calls.runtime_done(call.number)
             return
         if self.runtime.is_loaded:
@@ -226,6 +238,7 @@ class RuntimeLink:
         if call.state is CallState.RUNNING:
             answer = cancelled(call.request.id, call.outline)
             self.calls.answer(call, CallStep.CANCEL, answer, self._end_step(call))
+            self.tell_status(call, answer)
             self.context.counters.calls_cancelled += 1
 
     def _end_step(self, call: Call, result: bytes | None = None) -> Step | None:
@@ -302,6 +315,8 @@ class RuntimeLink:
                 return None
         if found is None and call is not None:
             return None  # of a call that has ended, or of a repeated sticky request
+        if found is not None and found.is_task:
+            params = session_tasks.related(params, found.stream.id)
         return self.append(found, encode_notification(method, params))
 
     def token_at_client(self, call: Call) -> int | str | None:
@@ -313,7 +328,11 @@ class RuntimeLink:
         """Append a message to its stream. Returns where to wait before more is sent, if too much is under way."""
         if call is not None and call.state is not CallState.RUNNING:
             return None
-        if call is None or ((call.stream.readers.reader is None or self._as_json) and self.goes_standalone(call)):
+        if (
+            call is None
+            or call.is_task
+            or ((call.stream.readers.reader is None or self._as_json) and self.goes_standalone(call))
+        ):
             return self.home.send(payload, also)
         return call.stream if call.stream.append(payload, also=also) else None
 
@@ -326,6 +345,27 @@ class RuntimeLink:
         readers = call.stream.readers
         is_orphan = not (readers.present or call.stream.answered) and self._visits.is_orphan(readers.lost_at)
         return self._as_json or is_orphan
+
+    @property
+    def serves_tasks(self) -> bool:
+        """Whether the session's tasks of 2025-11-25 are Perdure's."""
+        return session_tasks.is_ours(self.keeper.record.result)
+
+    def tell_status(self, call: Call, answer: bytes | None = None) -> None:
+        """Notify the client of a task's status, if it has changed. `answer`: of a task that has ended."""
+        if not call.is_task:
+            return
+        asks = {name: b"" for name, ask in self.asks.open.items() if ask.call is call}
+        stream = call.stream
+        facts = TaskFacts(
+            id=stream.id,
+            created=stream.opened,
+            updated=self.context.clock(),
+            state=call.state,
+            asks=asks,
+            answer=answer,
+        )
+        call.told_status = self.context.tasks.tell(self.home, facts, told=call.told_status)
 
     def tell_waiters(self) -> None:
         """Wake requests that wait for a change of this durable call, at any node."""
@@ -360,10 +400,17 @@ class RuntimeLink:
             return
         if found.steps is not None and not self._does_as_before(found, found.steps.course):
             return
-        if self.context.early is not None and found.request.method == "tools/list" and not failed:
-            body = self.context.early.show(self, found, body)
+        method = found.request.method
+        if method == "tools/list" and not failed:
+            if self.context.early is not None:
+                body = self.context.early.show(self, found, body)
+            body = self.context.tasks.show(self, body)
+        elif method == "initialize" and self.announces is not None and not failed:
+            body = session_tasks.announce(body, self.announces)
         also = self._end_step(found, None if failed else body)
-        self.calls.answer(found, CallStep.ANSWER, encode_answer(found.request.id, body, failed=failed), also)
+        answer = encode_answer(found.request.id, body, failed=failed)
+        self.calls.answer(found, CallStep.ANSWER, answer, also)
+        self.tell_status(found, answer)
         counters = self.context.counters
         counters.calls_answered += 1
         counters.call_seconds.observe(took := time.perf_counter() - found.begun)
@@ -471,6 +518,7 @@ class RuntimeLink:
         return self.keeper.record.sticky
 
     def replace_result(self, result: bytes) -> None:
+        result = session_tasks.announce_again(self.keeper.record.result, result)
         if self.keeper.record.state is not SessionState.ENDED and self.keeper.record.result != result:
             self.keeper.update(result=share(result))
 
@@ -541,6 +589,7 @@ class RuntimeLink:
         with spans.settle(self.keeper.name, call.stream.id, outcome="unknown"):
             if call.state is CallState.RUNNING:
                 self.calls.answer(call, CallStep.SETTLE, payload, self._end_step(call))
+                self.tell_status(call, payload)
                 self.context.counters.calls_settled += 1
 
     async def aclose(self, reason: str) -> None:
@@ -549,6 +598,7 @@ class RuntimeLink:
             self.calls.answer(call, CallStep.CANCEL, error_payload(call.request.id, REQUEST_CANCELLED, reason))
             if self.context.early is not None:
                 self.context.early.stop(call)
+            self.context.tasks.stop(call)
         await self.runtime.drop(ended=True)
 
 
@@ -713,16 +763,23 @@ class Asks:
         """Ask the client. Returns where to wait before more is sent."""
         link, on = self._link, self._place(ask.call)
         stream = link.home.standalone if on is None or link.goes_standalone(on) else on.stream
-        payload = encode_ask(name, ask.method, ask.params)
+        is_task = ask.call is not None and ask.call.is_task
+        params = session_tasks.related(ask.params, ask.call.stream.id) if ask.call and is_task else ask.params
+        payload = encode_ask(name, ask.method, params)
         session, node = link.keeper.record.id, link.context.node
         record = AskRecord(session=session, id=name, stream=stream.id, request=payload, node=node)
         self.open[name] = ask._replace(on=stream.id)
-        return link.append(on, payload, also=OpenAsk(record=record))
+        flow = link.append(on, payload, also=OpenAsk(record=record))
+        if ask.call is not None:
+            link.tell_status(ask.call)
+        return flow
 
     def _place(self, call: Call | None) -> Call | None:
         """The call on whose stream the client reads what an ask says; `None`: on the standalone stream. A call whose
         request has its early answer is read by an open wait; without one, its next wait repeats its asks."""
         link = self._link
+        if call is not None and call.is_task:
+            return None if link.home.standalone.readers.present else link.context.tasks.result_for(call)
         if call is None or not call.stream.answered or link.context.early is None:
             return call
         wait = link.context.early.wait_for(call)
@@ -801,6 +858,8 @@ class Asks:
     def _forget(self, name: str) -> Ask:
         ask = self.open.pop(name)
         self.open = self.open or {}  # a dictionary does not shrink
+        if ask.call is not None and ask.call.state is CallState.RUNNING:
+            self._link.tell_status(ask.call)
         return ask
 
 

@@ -31,10 +31,13 @@ from perdure.sessions.retention import RetainedStreams
 from perdure.sessions.runtime_link import OnEnd, RuntimeLink, node_of_ask
 from perdure.store.interface import open_call, paged, stream_by_id
 from perdure.store.records import CallRecord, Event, SessionRecord, StreamRecord, UsageRecord
-from perdure.store.steps import ChangeSession, DropStream, EndSession, LeaveReader, OpenStream, Release, Step
+from perdure.store.steps import Append, ChangeSession, DropStream, EndSession, LeaveReader, OpenStream, Release, Step
 from perdure.telemetry.log_records import log_event
 
 CancelWaiting = Callable[[mail.Cancelled], Awaitable[None]]
+
+FirstAnswer = Callable[[StreamRecord], bytes]
+"""Makes the response that a request gets at once, of the record of its stream."""
 
 
 class Session:
@@ -418,11 +421,13 @@ class Intake:
         seen: int | None = None,
         stream_id: StreamId | None = None,
         digest: bytes = b"",
+        first: FirstAnswer | None = None,
     ) -> list[Call]:
         """Write the rows and the stream, after other steps; only then may the runtime see the requests. `most_calls`:
         the limit for all processes; the caller has counted the calls here. `seen`: raise `StaleRecord` if the session's
         record has another revision by now. `stream_id`: the stream's id where it is made of a key; raise `StaleFence`
-        if the stream exists. `digest`: of the request."""
+        if the stream exists. `digest`: of the request. `first`: the answer that the request gets at once, in the same
+        commit, while the call goes on."""
         session, context = self._session, self._session.context
         stream = context.new_stream(session.id, Kind.CALL)
         if stream_id is not None:
@@ -430,7 +435,10 @@ class Intake:
         rows = self._rows(stream.id, bodies, digest=digest)
         unique = stream_id is not None
         opened = OpenStream(record=stream, calls=rows, most_calls=most_calls, seen=seen, unique=unique)
-        await self._write(*steps, opened, stream=stream.id, unique=unique)
+        answered = self._first(stream, first)
+        await self._write(*steps, opened, *answered, stream=stream.id, unique=unique, may_be_held=not answered)
+        if answered:
+            stream = replace(stream, last=1, answered=1)
         entered = session.call_streams.write(stream, owed=len(rows), calls=rows)
         self._is_open = True
         calls = session.link.calls.open(self._keys, self._requests, stream=entered)
@@ -439,7 +447,13 @@ class Intake:
         return calls
 
     async def hand_over(
-        self, bodies: Sequence[bytes], node: NodeId, *, most_calls: int | None = None, seen: int | None = None
+        self,
+        bodies: Sequence[bytes],
+        node: NodeId,
+        *,
+        most_calls: int | None = None,
+        seen: int | None = None,
+        first: FirstAnswer | None = None,
     ) -> Stream:
         """Write the rows and the stream for another node, which is mailed in the same commit and runs the requests.
         Until it does, the rows say that they wait. Returns the stream, which is followed here; the caller pins it in
@@ -448,9 +462,17 @@ class Intake:
         stream = replace(context.new_stream(session.id, Kind.CALL), node=node)
         rows = self._rows(stream.id, bodies, state=CallState.WAITING)
         opened = OpenStream(record=stream, calls=rows, most_calls=most_calls, seen=seen)
+        answered = self._first(stream, first)
         posts = mail_to([node], mail.HandedOver(session=session.id, stream=stream.id))
-        await self._write(opened, *posts, stream=stream.id)
-        return session.call_streams.follow(stream)
+        await self._write(opened, *answered, *posts, stream=stream.id, may_be_held=not answered)
+        return session.call_streams.follow(replace(stream, last=1, answered=1) if answered else stream)
+
+    def _first(self, stream: StreamRecord, first: FirstAnswer | None) -> Sequence[Append]:
+        """The step that answers the request at once."""
+        if first is None:
+            return ()
+        event = Event(1, stream.opened, first(stream), True)
+        return (Append(stream=stream.id, fence=stream.fence, events=(event,), answered=1),)
 
     def _rows(
         self,
@@ -478,12 +500,12 @@ class Intake:
             for request, body in zip(self._requests, bodies, strict=True)
         )
 
-    async def _write(self, *steps: Step, stream: StreamId, unique: bool = False) -> None:
-        """`unique`: the stream's id is made of a key."""
+    async def _write(self, *steps: Step, stream: StreamId, unique: bool = False, may_be_held: bool = True) -> None:
+        """`unique`: the stream's id is made of a key. Not `may_be_held`: the client is told its id at once."""
         session, context = self._session, self._session.context
         try:
             # Whether a key is taken only the store can tell.
-            await context.journal.write(*steps, may_be_held=not unique)
+            await context.journal.write(*steps, may_be_held=may_be_held and not unique)
             if session.keeper.record.state is SessionState.ENDED:
                 raise SessionEnded
         except BaseException:

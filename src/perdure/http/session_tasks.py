@@ -1,0 +1,130 @@
+"""Decides which calls of a session run as tasks of 2025-11-25, and answers `tasks/get`, `tasks/cancel`, `tasks/list`.
+
+These three are answered as JSON, without a row: they read, or send a message to the node that runs the task. Errors
+have the status 200, because clients of this revision read a JSON-RPC error from no other.
+"""
+
+import asyncio
+import contextlib
+import functools
+import json
+
+from starlette.requests import Request as HttpRequest
+
+from perdure._core import session_tasks
+from perdure._core.codes import INTERNAL_ERROR
+from perdure._core.durable_calls import CallClient, TaskFacts, TaskSupport
+from perdure._core.jsonrpc import JsonObject, Request, error_payload
+from perdure._core.session_tasks import CANCEL
+from perdure._core.states import CallState
+from perdure.http.access import SessionAccess
+from perdure.runtime.base import Tools
+from perdure.sessions.early_answers import LOOK_AGAIN, AnsweredCall, cancelled_by_id, find_answered
+from perdure.sessions.ledger import encode, encode_answer, name_of
+from perdure.sessions.session import FirstAnswer, Session
+from perdure.sessions.session_tasks import facts_of
+from perdure.store.records import StreamRecord
+
+CANCEL_SECONDS = 5.0
+"""Seconds for which a request waits until its task is cancelled, at whatever node: a tool need not stop for that."""
+
+Answer = tuple[bytes | None, FirstAnswer | None]
+"""The response to a request; or how its call is answered at once, if it becomes a task."""
+
+
+class SessionTaskEndpoint:
+    """Answers for the sessions whose tasks are Perdure's."""
+
+    def __init__(self, access: SessionAccess, tools: Tools | None) -> None:
+        self._access = access
+        self._context = access.context
+        self._tasks = access.context.tasks
+        self._tools = tools
+
+    async def announced(self, request: Request, owner: str, http: HttpRequest) -> JsonObject | None:
+        """The capability that a new session's client is told of, if any tool runs as a task."""
+        params = request.params or {}
+        if not session_tasks.may_announce(params.get("protocolVersion")):
+            return None
+        found = session_tasks.has_task_tools(self._tasks.rules)
+        if found is None:
+            client = CallClient(version="", info=params.get("clientInfo"), capabilities=params.get("capabilities"))
+            tools = [] if self._tools is None else await self._tools.tools(owner, client, http)
+            found = any(session_tasks.support_of("", {}, tool) is not TaskSupport.NEVER for tool in tools)
+        return session_tasks.capability(lists=bool(owner)) if found else None
+
+    async def __call__(self, session: Session, request: Request, http: HttpRequest) -> Answer:
+        match request.method:
+            case "tools/call":
+                return await self._call(session, request, http)
+            case "tasks/get" | "tasks/cancel":
+                return await self._answer(session, request), None
+        return None, None
+
+    async def _call(self, session: Session, request: Request, http: HttpRequest) -> Answer:
+        name, wants = name_of(request.params) or "", session_tasks.wants_task(request.params)
+        rules, record, tool = self._tasks.rules, session.record, None
+        has_rule = name in rules or "*" in rules
+        if self._tools is not None and not has_rule:
+            tool = await self._tools.tool(name, record.owner, _client(record.client_params), http)
+        support = session_tasks.support_of(name, rules, tool)
+        is_known = has_rule or tool is not None  # of what is not known in time, the client has seen the declaration
+        if wants and support is TaskSupport.NEVER and is_known:
+            return error_payload(request.id, *session_tasks.FORBIDDEN), None
+        if not wants and support is TaskSupport.REQUIRED:
+            return error_payload(request.id, *session_tasks.REQUIRED), None
+        return None, self._first_answer(request, name) if wants else None
+
+    def _first_answer(self, request: Request, name: str) -> FirstAnswer:
+        def created(stream: StreamRecord) -> bytes:
+            facts = TaskFacts(
+                id=stream.id, created=stream.opened, updated=stream.opened, state=CallState.RUNNING, asks={}
+            )
+            task = self._tasks.view(facts, now=stream.opened)
+            return encode_answer(request.id, encode(session_tasks.created(task, name)))
+
+        return created
+
+    async def _answer(self, session: Session, request: Request) -> bytes:
+        params = request.params or {}
+        store, owner = self._context.store, session.record.owner
+        found = await find_answered(store, owner, params.get("taskId"))
+        if found is None:
+            return error_payload(request.id, *session_tasks.NOT_FOUND)
+        facts = await facts_of(store, found)
+        if request.method == CANCEL:
+            if facts.is_over:
+                return error_payload(request.id, *session_tasks.OVER)
+            facts = await self._cancel(found)
+            if not facts.is_over:
+                message = "The task is being cancelled, and the process that runs it has not said that it is"
+                return error_payload(request.id, INTERNAL_ERROR, message)
+            if facts.state is not CallState.CANCELLED:
+                return error_payload(request.id, *session_tasks.OVER)  # its end came first
+        return encode_answer(request.id, encode(self._tasks.view(facts, now=self._context.clock())))
+
+    async def _cancel(self, found: AnsweredCall) -> TaskFacts:
+        """Cancel a task, wherever it runs or waits, and wait until it is, for some time."""
+        store, stream = self._context.store, found.stream
+        session = await self._access.sessions.load(stream.session)
+        if session is not None:
+            with session.in_use():
+                await session.cancel_call(cancelled_by_id(found), self._access.waiting.cancel)
+        deadline = (loop := asyncio.get_running_loop()).time() + CANCEL_SECONDS
+        with self._context.waiters.watch(stream.id) as changed:
+            while True:
+                changed.clear()
+                rows = await store.calls(stream.session, stream=stream.id)
+                found = found._replace(row=rows[0]) if rows else found
+                facts = await facts_of(store, found)
+                if facts.is_over or (left := deadline - loop.time()) <= 0:
+                    return facts
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(left, LOOK_AGAIN)):
+                        await changed.wait()
+
+
+@functools.lru_cache(maxsize=256)
+def _client(params: bytes) -> CallClient:
+    said = json.loads(params)
+    return CallClient(version="", info=said.get("clientInfo"), capabilities=said.get("capabilities"))
