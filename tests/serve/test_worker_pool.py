@@ -36,7 +36,7 @@ from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
 
-STUBBORN = "tests.support.servers.slow_tools:server"
+STUBBORN = "tests.support.servers.stubborn_tools:server"
 PROMPT_SECONDS = 8
 #: A busy machine is not a failing store, whose refusals a test of refusals must not see.
 PATIENT = ("--store-timeout", "20s")
@@ -439,7 +439,7 @@ async def test_workers_that_cannot_be_replaced_stay(folder: Path) -> None:
         assert await answering(peer, 2) == before
         assert await served.stop() == 0
     [line] = [line for line in served.output if "were not replaced" in line]
-    assert "tests.support.servers.slow_tools cannot be imported: RuntimeError: broken on purpose" in line
+    assert "tests.support.servers.stubborn_tools cannot be imported: RuntimeError: broken on purpose" in line
 
 
 # Ending
@@ -531,7 +531,7 @@ async def test_a_target_that_is_broken_is_told_once(folder: Path) -> None:
     assert status == 2
     *frames, line = said.splitlines()
     assert line.startswith(
-        "perdure: tests.support.servers.slow_tools cannot be imported: RuntimeError: broken on purpose"
+        "perdure: tests.support.servers.stubborn_tools cannot be imported: RuntimeError: broken on purpose"
     )
     assert (frames[0], frames[-1]) == ("Traceback (most recent call last):", "RuntimeError: broken on purpose")
     assert said.count("broken on purpose") == 3  # the line of the source, the error, and the line that tells it

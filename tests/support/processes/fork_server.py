@@ -25,6 +25,8 @@ import sys
 import threading
 from typing import Any
 
+from tests.support.processes.made_servers import MadeServers
+
 #: Imported before the fork, so that no program has to.
 PRELOADED = (
     "perdure.cli.tool_calls",
@@ -35,16 +37,20 @@ PRELOADED = (
     "perdure.cli.store",
     "perdure.console.app",
     "perdure.http.app",
+    "perdure.runtime.sdk",
     "perdure.serve.uvicorn_server",
     "perdure.store.sqlite.store",
     "perdure.store.postgres.store",
     "anyio._backends._asyncio",
+    "encodings.idna",
+    "rich.console",
     "rich.logging",
     "tomllib",
     "uvloop",
     "httptools",
     "uvicorn.lifespan.on",
-    "mcp.server.mcpserver",  # not the servers made with it: making one sets up logging
+    "uvicorn.loops.uvloop",
+    "mcp.server.mcpserver",
 )
 #: An order holds the environment.
 LONGEST_ORDER = 1 << 20
@@ -57,12 +63,12 @@ def main(orders: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
     for name in PRELOADED:
         importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # no program looks through what it did not make, nor copies its pages for that
+    made = MadeServers()
+    sys.meta_path.insert(0, made)
     running: dict[int, tuple[int, int]] = {}
     with selectors.DefaultSelector() as selector:
         selector.register(orders, selectors.EVENT_READ)
-        order = _carry_out(orders, selector, running)
+        order = _carry_out(orders, selector, running, made)
     if order is None:
         for pid, _ in running.values():
             os.kill(pid, signal.SIGKILL)
@@ -73,7 +79,7 @@ def main(orders: socket.socket) -> None:
 
 
 def _carry_out(
-    orders: socket.socket, selector: selectors.BaseSelector, running: dict[int, tuple[int, int]]
+    orders: socket.socket, selector: selectors.BaseSelector, running: dict[int, tuple[int, int]], made: MadeServers
 ) -> Order | None:
     """Fork for each order until there are no more. In the fork: returns the order that it is for."""
     while True:
@@ -82,9 +88,12 @@ def _carry_out(
                 selector.unregister(key.fd)
                 _tell_end(key.fd, *running.pop(key.fd))
                 continue
-            order = _take(orders)
-            pid = os.fork() if order else 0
-            if order is None or pid == 0:
+            if (order := _take(orders)) is None:
+                return None
+            made.keep(order[0]["arguments"])
+            gc.collect()
+            gc.freeze()  # no program looks through what it did not make, nor copies its pages for that
+            if (pid := os.fork()) == 0:
                 return order
             ending = os.pidfd_open(pid)
             selector.register(ending, selectors.EVENT_READ)

@@ -7,21 +7,19 @@ import signal
 import time
 from pathlib import Path
 
-# A folder for the test to act on processes that it did not start itself. First of all, so that no import delays an end.
-_folder = Path(os.environ.get("STUBBORN_FOLDER", "."))
-if (_folder / "dies").exists():
-    os.kill(os.getpid(), signal.SIGKILL)
-if (_folder / "broken").exists():
-    raise RuntimeError("broken on purpose")
-
-import anyio  # noqa: E402
-from mcp.server.mcpserver import Context, MCPServer  # noqa: E402
-from mcp_types import ToolAnnotations  # noqa: E402
-from pydantic import BaseModel  # noqa: E402
-from starlette.requests import Request  # noqa: E402
-from starlette.responses import PlainTextResponse, Response  # noqa: E402
+import anyio
+from mcp.server.mcpserver import Context, MCPServer
+from mcp_types import ToolAnnotations
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 
 server = MCPServer("stubborn", version="1", log_level="WARNING")
+
+
+def folder() -> Path:
+    """Where a test acts on processes that it did not start itself."""
+    return Path(os.environ.get("STUBBORN_FOLDER", "."))
 
 
 class Answer(BaseModel):
@@ -34,7 +32,7 @@ class Answer(BaseModel):
 async def until_there(name: str, ctx: Context) -> str:
     """Wait until a file is there; tells when the wait has begun."""
     await ctx.report_progress(0)
-    while not (_folder / name).exists():  # noqa: ASYNC110 - what is waited for is made by another process
+    while not (folder() / name).exists():  # noqa: ASYNC110 - what is waited for is made by another process
         await anyio.sleep(0.01)
     return f"{name} is there"
 
