@@ -11,10 +11,11 @@ import pytest
 
 from perdure._core.ids import Fence, Kind, NodeId, RecordKind, SessionId, StreamId, reader_name
 from perdure._core.jsonrpc import JsonObject
-from perdure._core.states import CallState, SessionState
+from perdure._core.states import CallState, SessionState, ToolStepState
+from perdure._core.tool_steps import ToolStepKind
 from perdure.admin import queries
 from perdure.admin.queries import list_object, message_of, show_object
-from perdure.admin.text import LINE, SEALED_SHOWN, WHAT, list_lines, show_lines, span, summary, tail_line
+from perdure.admin.text import LINE, SEALED_SHOWN, STEPS_SHOWN, WHAT, list_lines, show_lines, span, summary, tail_line
 from perdure.store.records import (
     NO_USAGE,
     AskRecord,
@@ -23,6 +24,7 @@ from perdure.store.records import (
     ReaderRecord,
     SessionRecord,
     StreamRecord,
+    ToolStepRecord,
     Usage,
     UsageRecord,
 )
@@ -89,6 +91,7 @@ PARTS: dict[str, Any] = {
         readers=[ReaderRecord(stream=CALL, reader=reader_name(OTHER, 7, NOW - 30), node=OTHER, seq=5)],
     ),
     "calls": [a_call({"params": {"name": "count"}}), a_call({}, state=CallState.ANSWERED)],
+    "tool_steps": [],
     "asks": [
         AskRecord(session=ID, id="ask-1", stream=CALL, request=b'{"id":"ask-1","method":"roots/list"}', node=NODE),
     ],
@@ -287,6 +290,69 @@ def test_everything_about_a_session_is_shown() -> None:
         "  callxxxx  call        7     open    60s  2    nodeAAAA  nodeBBBB 30s  -",
         "  old       call        7     sealed  60s  2    -         -             6+1",
     ]
+
+
+STEPS = [
+    ToolStepRecord(
+        stream=CALL,
+        incarnation=1,
+        request_id=3,
+        number=number,
+        kind=kind,
+        name=name,
+        state=state,
+        again=False,
+        own=True,
+        attempt=attempt,
+        began=NOW - began,
+        ended=ended,
+        value=b'"secret"',
+    )
+    for number, (kind, name, state, attempt, began, ended) in enumerate(
+        [
+            (ToolStepKind.STEP, "price", ToolStepState.ENDED, 1, 60, NOW - 59.75),
+            (ToolStepKind.ASK, "0123abcd", ToolStepState.ENDED, 1, 59, NOW - 39),
+            (ToolStepKind.STEP, "mail", ToolStepState.FAILED, 1, 39, NOW - 38),
+            (ToolStepKind.SLEEP, "nap", ToolStepState.ENDED, 2, 30, NOW + 3_570),
+            (ToolStepKind.STEP, "mail", ToolStepState.OPEN, 2, 5, None),
+        ],
+        1,
+    )
+]
+
+
+def test_the_steps_of_tools_are_shown_without_their_values() -> None:
+    lines = shown(tool_steps=STEPS)
+    begin = lines.index("steps of tools: 5")
+    assert lines[begin - 1 : begin + 8] == [
+        "",
+        "steps of tools: 5",
+        "  REQUEST  STEP      KIND   STATE                              BEGAN                 TAKES  RUN",
+        "  3        price     step   ended                              2027-01-15 07:59:00Z  0.25s  1",
+        "  3        question  ask    ended                              2027-01-15 07:59:01Z  20s    1",
+        "  3        mail      step   failed                             2027-01-15 07:59:21Z  1s     1",
+        "  3        nap       sleep  sleeps until 2027-01-15 08:59:30Z  2027-01-15 07:59:30Z  60m    2",
+        "  3        mail #2   step   open                               2027-01-15 07:59:55Z  -      2",
+        "",
+    ]
+    whole = show_object(**{**PARTS, "tool_steps": STEPS})
+    assert whole["calls"][0]["steps"][4] == {
+        "name": "mail #2",
+        "kind": "step",
+        "state": "open",
+        "attempt": 2,
+        "began": NOW - 5,
+        "ended": None,
+    }
+    assert "secret" not in json.dumps(whole)
+
+
+def test_of_many_steps_the_newest_are_shown_and_the_rest_is_counted() -> None:
+    many = [dataclasses.replace(STEPS[0], number=number) for number in range(1, 1_001)]
+    lines = shown(tool_steps=many)
+    begin = lines.index("steps of tools: 1,000")
+    assert lines[begin + 2].split()[1:3] == ["price", f"#{1_001 - STEPS_SHOWN}"]
+    assert lines[begin + 2 + STEPS_SHOWN] == f"  … after {1_000 - STEPS_SHOWN} older ones; --json has them all"
 
 
 def test_why_a_session_ended_is_shown() -> None:

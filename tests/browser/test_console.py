@@ -14,9 +14,11 @@ import pytest
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId
 from perdure._core.principals import user_principal
 from perdure._core.states import SessionState
+from perdure._core.tool_steps import ToolStepKind
 from perdure.store import SqliteStore
 from perdure.store.records import CallRecord, Event, SessionRecord, StreamRecord
-from perdure.store.steps import Append, OpenStream, PutSession, Step
+from perdure.store.steps import Append, OpenStream, PutSession, PutToolStep, Step
+from perdure.testing._values import a_tool_step
 from tests.browser.console_page import BUILT, VIOLATIONS, Page, axe, build, open_page
 from tests.support.clients.chromium import Browser
 from tests.support.clients.raw_http import Peer
@@ -89,6 +91,15 @@ async def fill(path: Path) -> None:
         Append(stream=failed.id, fence=fence, events=(answer,), seal=True),
         OpenStream(record=opened, calls=(call,)),
         Append(stream=stream, fence=fence, events=events),
+    ]
+    done = {"stream": stream, "request_id": EVIL, "began": now - 30}
+    steps += [
+        PutToolStep(fence=fence, record=record)
+        for record in (
+            a_tool_step(1, name=EVIL, value=b'"secret"', ended=now - 29.75, **done),
+            a_tool_step(2, name="nap", kind=ToolStepKind.SLEEP, value=b"", ended=now + 3600, **done),
+            a_tool_step(3, name=EVIL, **done),
+        )
     ]
     assert not any(await store.commit(steps))
     await store.leave(node)
@@ -182,6 +193,12 @@ async def test_what_a_peer_wrote_is_shown_and_does_nothing(browser: Browser, lef
     await page.shows(".lane", SHOWN)
     await page.shows(".open-calls", f"request {SHOWN}")
     await page.shows(".facts", SHOWN)
+    # The steps of its tool, and none of their values.
+    await page.shows(".steps tr:nth-child(1)", "ended")
+    await page.shows(".steps tr:nth-child(1)", "250 ms")
+    await page.shows(".steps tr:nth-child(2)", "sleeps until")
+    await page.shows(".steps tr:nth-child(3)", f"{SHOWN} #2")
+    assert await page.tab.eval("document.body.innerText.includes('secret')") is False
     await page.until("document.querySelectorAll('.timeline > li').length === 7")
     # A tool that failed is an error in its lane, as it is in the list.
     await page.shows(".timeline [data-is=error]", "answer: the tool failed")

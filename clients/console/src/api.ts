@@ -59,10 +59,23 @@ export interface SessionPage {
   left_out: boolean;
 }
 
+/** A step of a call's tool; its value is not shown. */
+export interface ToolStep {
+  name: string;
+  kind: string;
+  state: string;
+  /** The run in which it ended, or began. */
+  attempt: number;
+  began: number;
+  /** Of a sleep, the time at which it ends. */
+  ended: number | null;
+}
+
 export interface CallRow extends SingleCall {
   request_id: number | string;
   progress: number | null;
   stream: string;
+  steps: ToolStep[];
 }
 
 export interface StreamRow {

@@ -29,6 +29,8 @@ export class Stream {
   /** Calls on it, as they are called. */
   title = '';
   attempt = 1;
+  /** Its tool does steps: a second run goes on behind those that have ended. */
+  hasSteps = false;
 
   constructor(public facts: StreamRow) {}
 
@@ -131,6 +133,7 @@ export class SessionRecord {
       // The store forgets which resource was asked for when the call has ended.
       if (!stream.title || calls.every((call) => call.name !== null)) stream.title = calls.map((call) => call.name ?? call.method).join(', ');
       stream.attempt = Math.max(...calls.map((call) => call.attempt));
+      stream.hasSteps = calls.some((call) => call.steps.length > 0);
     } else if (!stream.title && stream.facts.kind !== 'call') stream.title = 'standalone';
     for (const { generation, end } of stream.facts.generations)
       if (!stream.reruns.has(generation)) stream.reruns.set(generation, { after: end, generation, seen });
@@ -204,7 +207,8 @@ function rowsOf(stream: Stream): Row[] {
   for (const { first, last } of stream.gaps)
     rows.push({ is: 'gap', key: `${id} gap ${first}`, time: stream.timeOf(last + 1), order: last + 0.1, stream: id, first, last });
   for (const { after, generation, time, attempt } of stream.changes()) {
-    const text = attempt === null ? `another node writes from here: generation ${generation + 1}` : `run again from the start: attempt ${attempt}`;
+    const from = stream.hasSteps ? 'behind its finished steps' : 'from the start';
+    const text = attempt === null ? `another node writes from here: generation ${generation + 1}` : `run again ${from}: attempt ${attempt}`;
     rows.push({ is: attempt === null ? 'writer' : 'rerun', key: `${id} rerun ${generation}`, time, order: after + 0.2, stream: id, text });
   }
   if (!stream.hasEarlier)

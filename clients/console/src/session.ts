@@ -7,6 +7,7 @@ import { NONE, number, plain, short } from './format.ts';
 import { Lanes } from './lanes.ts';
 import { summarize } from './messages.ts';
 import { SessionRecord, type Stream } from './record.ts';
+import { StepTable } from './steps.ts';
 import { ownerOf, toneOf } from './table.ts';
 import { Timeline } from './timeline.ts';
 import { ago, now, setNow } from './times.ts';
@@ -34,6 +35,7 @@ export class SessionView implements View {
   private readonly copy = h('button', { type: 'button', click: () => void this.copyId() }, 'Copy id');
   private readonly order = h('button', { type: 'button', class: 'plain', click: () => this.turn() });
   private readonly all = h('button', { type: 'button', class: 'plain', hidden: true, click: () => this.choose(null) }, 'Show all streams');
+  private readonly steps = new StepTable();
   private readonly lanes: Lanes;
   private readonly timeline: Timeline;
   private readonly body: HTMLElement;
@@ -61,6 +63,7 @@ export class SessionView implements View {
       { hidden: true },
       this.facts,
       this.pending,
+      this.steps.element,
       h('section', { 'aria-labelledby': 'streams-title' }, h('h2', { id: 'streams-title' }, 'Streams'), this.lanes.element),
       h(
         'section',
@@ -291,6 +294,7 @@ export class SessionView implements View {
     this.end.hidden = !this.shell.facts?.allow_end || state === 'ended';
     fillFacts(this.facts, factsOf(facts));
     replace(this.pending, ...pendingOf(record));
+    this.steps.draw(facts.calls.filter((call) => this.chosen === null || call.stream === this.chosen), now());
     this.lanes.draw(record, this.chosen);
     const only = (stream: Stream): boolean => this.isShown(stream);
     const earlier = this.lanes.shown(record, this.chosen).some((stream) => only(stream) && stream.hasEarlier && stream.events.length > 0);

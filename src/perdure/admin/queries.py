@@ -18,6 +18,7 @@ from perdure._core.ids import Kind, NodeId, RecordKind, SessionId, StreamId, rea
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.principals import is_called, readable
 from perdure._core.states import SESSION, CallState, IllegalStep, SessionState, SessionStep, advance
+from perdure._core.tool_steps import Course
 from perdure.errors import Misuse
 from perdure.store.interface import Inspect, Store, stream_by_id
 from perdure.store.notes import chain_of
@@ -29,6 +30,7 @@ from perdure.store.records import (
     Outline,
     SessionRecord,
     StreamRecord,
+    ToolStepRecord,
     Usage,
     UsageRecord,
 )
@@ -42,6 +44,9 @@ EVENTS_PAGE = 32
 
 MIN_PREFIX = 8
 """Characters of an id that name a session: as many as log records show of it."""
+
+STEPPED_SHOWN = 20
+"""Sealed streams whose calls are shown with the steps of their tools, the newest: a session may keep ten thousand."""
 
 CANCEL_SECONDS = 5.0
 """How long `end_session` waits until a running call is cancelled: its node takes a few milliseconds, unless it is
@@ -160,16 +165,27 @@ async def show_session(
     `living`, every node that has joined counts as one that lives."""
     record = await find(store, text)
     joined = frozenset(node.id for node in await store.nodes())
+    usage = (await store.usage([record.id])).get(record.id, (record, NO_USAGE))[1]
+    calls = await store.calls(record.id)
     session = show_object(
         record,
-        usage=(await store.usage([record.id])).get(record.id, (record, NO_USAGE))[1],
-        calls=await store.calls(record.id),
+        usage=usage,
+        calls=calls,
+        tool_steps=await _tool_steps(store, usage, calls),
         asks=await store.asks(record.id),
         retained={row.stream: row for row in await store.kept(record.id)},
         has_token=await chain_of(store, record.id) is not None,
         living=joined if living is None else living,
     )
     return session, joined
+
+
+async def _tool_steps(store: Inspect, usage: Usage, calls: Sequence[CallRecord]) -> list[ToolStepRecord]:
+    tools = {call.stream for call in calls if call.method == "tools/call"}
+    streams = [stream for stream in usage.streams if stream.id in tools]
+    sealed = [stream.id for stream in streams if stream.sealed][-STEPPED_SHOWN:]
+    shown = [*sealed, *(stream.id for stream in streams if not stream.sealed)]
+    return [step for stream in shown for step in await store.tool_steps(stream, values=False)]
 
 
 # --- Ending -----------------------------------------------------------------------------------------------------------
@@ -295,6 +311,7 @@ def show_object(
     *,
     usage: Usage,
     calls: Sequence[CallRecord],
+    tool_steps: Sequence[ToolStepRecord],
     asks: Sequence[AskRecord],
     retained: Mapping[StreamId, UsageRecord],
     has_token: bool,
@@ -318,6 +335,7 @@ def show_object(
                 **_picked(call, "state", "attempt", "progress", "principal"),
                 "node": writers.get(call.stream) or None,
                 "stream": call.stream,
+                "steps": _steps_of(call, tool_steps),
             }
             for call in calls
         ],
@@ -337,6 +355,17 @@ def show_object(
             for stream in usage.streams
         ],
     }
+
+
+def _steps_of(call: CallRecord, tool_steps: Sequence[ToolStepRecord]) -> list[JsonObject]:
+    """Return the steps of a call's tool, without their values. The `ended` of a sleep may be in the future."""
+    key = call.stream, call.incarnation, call.request_id
+    records = [step for step in tool_steps if (step.stream, step.incarnation, step.request_id) == key]
+    marks = Course(records).marks
+    return [
+        {"name": marks[step.number].label, **_picked(step, "kind", "state", "attempt", "began", "ended")}
+        for step in records
+    ]
 
 
 def _readers(usage: Usage, living: Collection[NodeId] | None) -> dict[StreamId, JsonObject | None]:

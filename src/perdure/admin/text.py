@@ -8,10 +8,14 @@ from typing import Any
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.principals import readable
 from perdure._core.text import printable
+from perdure._core.tool_steps import ToolStepKind
 from perdure.admin.queries import UNENDED, EntryKind, entry_state
 
 SEALED_SHOWN = 20
 """Sealed streams that `show` lists, the newest: a session may keep ten thousand, and JSON has them all."""
+
+STEPS_SHOWN = 50
+"""Steps of tools that `show` lists, the newest: a call may have a thousand, and JSON has them all."""
 
 OWNER, WHAT, LINE = 16, 26, 500
 """Characters of an owner's name, of the client of a session or the tool of a call, and of a line with a message."""
@@ -32,6 +36,10 @@ def span(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{int(seconds // length)}{unit}"
     return f"{max(int(seconds), 0)}s"
+
+
+def _duration(seconds: float) -> str:
+    return span(seconds) if seconds >= 100 else f"{max(seconds, 0):.3g}s"
 
 
 def _short(name: str | None) -> str:
@@ -77,6 +85,7 @@ def show_lines(session: JsonObject, *, nodes: Collection[str], now: float) -> li
     """Return everything about a session or durable call, in chapters. `nodes` have joined the store."""
     is_session = session["kind"] == EntryKind.SESSION.value
     unended = {state.value for state in UNENDED}
+    called = [call for call in session["calls"] if not is_session or call["state"] in unended]
     calls = [
         (
             json.dumps(call["request_id"], ensure_ascii=False),
@@ -86,8 +95,7 @@ def show_lines(session: JsonObject, *, nodes: Collection[str], now: float) -> li
             _short(call["stream"]),
             _title(call),
         )
-        for call in session["calls"]
-        if not is_session or call["state"] in unended
+        for call in called
     ]
     asks = [
         (ask["id"], _short(ask["node"]), _short(ask["stream"]), _request(ask["request"])) for ask in session["asks"]
@@ -99,6 +107,7 @@ def show_lines(session: JsonObject, *, nodes: Collection[str], now: float) -> li
             ("REQUEST", "STATE", "ATTEMPT", "NODE", "STREAM", "METHOD"),
             calls,
         ),
+        *_step_lines(called, now),
         *_chapter("open asks", ("ASK", "NODE", "STREAM", "METHOD"), asks),
         *_stream_lines(session["streams"], now),
     ]
@@ -135,6 +144,35 @@ def _facts(session: JsonObject, nodes: Collection[str], now: float) -> Iterator[
 
 def _chapter(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["", f"{title}: {len(rows)}", *table(head, rows, indent="  ")] if rows else ["", f"{title}: none"]
+
+
+def _step_lines(calls: Sequence[JsonObject], now: float) -> list[str]:
+    """Return the steps of tools, if there are any."""
+    rows = [
+        (
+            json.dumps(call["request_id"], ensure_ascii=False),
+            step["name"],
+            step["kind"],
+            _step_state(step, now),
+            _time(step["began"]),
+            NONE if step["ended"] is None else _duration(step["ended"] - step["began"]),
+            str(step["attempt"]),
+        )
+        for call in calls
+        for step in call["steps"]
+    ]
+    shown = rows[-STEPS_SHOWN:]
+    lines = _chapter("steps of tools", ("REQUEST", "STEP", "KIND", "STATE", "BEGAN", "TAKES", "RUN"), shown)
+    if (hidden := len(rows) - len(shown)) > 0:
+        lines[1] = f"steps of tools: {len(rows):,}"
+        lines.append(f"  … after {hidden:,} older ones; --json has them all")
+    return lines if rows else []
+
+
+def _step_state(step: JsonObject, now: float) -> str:
+    if step["kind"] == ToolStepKind.SLEEP.value and step["ended"] is not None and step["ended"] > now:
+        return f"sleeps until {_time(step['ended'])}"
+    return str(step["state"])
 
 
 def _stream_lines(streams: Sequence[JsonObject], now: float) -> list[str]:
