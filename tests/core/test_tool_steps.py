@@ -166,6 +166,11 @@ def test_a_call_that_gets_on_has_a_limit_of_runs(attempt: int, may: Rerun) -> No
     assert rerun("tools/call", attempt=attempt, occasion=Occasion.NODE_DIED, progressed=attempt) is may
 
 
+@pytest.mark.parametrize(("claims", "may"), [(MOST_STEPPED_RUNS - 1, Rerun.ASK), (MOST_STEPPED_RUNS, Rerun.NO)])
+def test_runs_that_end_in_a_sleep_or_a_question_count_for_the_limit_of_runs(claims: int, may: Rerun) -> None:
+    assert rerun("tools/call", attempt=1, occasion=Occasion.NODE_DIED, progressed=1, claims=claims) is may
+
+
 @pytest.mark.parametrize(
     ("tool", "is_it"),
     [

@@ -23,7 +23,8 @@ MOST_RUNS = 20
 other. The limit is for a request because of which its processes are stopped."""
 
 MOST_STEPPED_RUNS = 1_000
-"""A call that gets on with its steps runs as often as it has steps (`_core.tool_steps.MOST_STEPS`)."""
+"""A call that gets on with its steps runs as often as it has steps (`_core.tool_steps.MOST_STEPS`). Runs that
+ended in a sleep or in a question count here as well: a call because of which its processes die must end."""
 
 READS = frozenset(
     {
@@ -154,14 +155,21 @@ def decode_kept(kept: bytes) -> UpstreamCall:
 
 
 def rerun(
-    method: str, *, attempt: int, occasion: Occasion, kept: UpstreamCall = NOTHING_KEPT, progressed: int = 0
+    method: str,
+    *,
+    attempt: int,
+    occasion: Occasion,
+    kept: UpstreamCall = NOTHING_KEPT,
+    progressed: int = 0,
+    claims: int = 1,
 ) -> Rerun:
     """Whether a request may run again that was interrupted in this attempt. One that waits for its principal was judged
-    when its node ended. `progressed`: the last attempt in which a step of its tool ended; only those after it count."""
+    when its node ended. `progressed`: the last attempt in which a step of its tool ended; only those after it count.
+    `claims`: how often nodes have claimed its stream, at least once for each run."""
     if kept.follow is not None:
         return Rerun.FOLLOW
     is_death = occasion in (Occasion.NODE_DIED, Occasion.UPSTREAM_DIED)
-    if attempt - progressed >= (MOST_ATTEMPTS if is_death else MOST_RUNS) or attempt >= MOST_STEPPED_RUNS:
+    if attempt - progressed >= (MOST_ATTEMPTS if is_death else MOST_RUNS) or max(attempt, claims) >= MOST_STEPPED_RUNS:
         return Rerun.NO
     if method in READS or method in STICKY or method in TASK_READS:
         return Rerun.YES

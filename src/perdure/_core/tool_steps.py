@@ -202,6 +202,11 @@ class Course:
         return [self.marks[record.number].label for record in self._recorded.values()]
 
     @property
+    def finished(self) -> int:
+        """How many have ended, and return in the next run."""
+        return sum(not TOOL_STEP[mark.state] for mark in self.marks.values())
+
+    @property
     def progressed(self) -> int:
         """The last run in which a step ended; 0 if none did."""
         return max((mark.attempt for mark in self.marks.values() if not TOOL_STEP[mark.state]), default=0)

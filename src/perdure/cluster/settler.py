@@ -63,6 +63,8 @@ class AbandonedCall:
     """The steps that its tool has done."""
     asked: bool = False
     """Its client had a question to answer."""
+    claims: int = 1
+    """How often nodes have claimed its stream: its generation, before the claim that settles it."""
 
     @cached_property
     def request(self) -> Request | None:
@@ -452,7 +454,8 @@ class Settler:
                 asks.remove(ask)
         courses = [course_of(steps, row.incarnation, row.request_id) for row in rows]
         pairs = zip(rows, courses, strict=True)
-        return [AbandonedCall(row=row, course=course, asked=bool(asks)) for row, course in pairs]
+        claims = stream.generation - 1
+        return [AbandonedCall(row=row, course=course, asked=bool(asks), claims=claims) for row, course in pairs]
 
     async def _answers_in_mail(self, dead: NodeId) -> dict[str, JsonObject]:
         answers: dict[str, JsonObject] = {}
@@ -525,8 +528,7 @@ class Settler:
                         sentence = f"a request waits for its principal ({call.row.method})"
                         log_event(logging.INFO, "call.waits", sentence, **call.ids)
                         self._send_all(mail.Waiting(session=owner.id))
-                        goes_on = bool(call.course.marks) and not call.course.is_unknown
-                        self.waiting.expect(owner.id, goes_on=goes_on)
+                        self.waiting.expect(owner.id, goes_on=await self._goes_on(owner, call, by))
                     case Verdict.RERUN | Verdict.FOLLOW | Verdict.BEGIN if session is not None:
                         await self._run(session, call, stream, by, verdict)
                     case _:
@@ -547,12 +549,26 @@ class Settler:
             return row[Rerun.NO]
         attempt, kept = call.row.attempt, settling.decode_kept(call.row.upstream)
         progressed = attempt if call.stands(self._context.clock()) else call.course.progressed
-        may = settling.rerun(call.row.method, attempt=attempt, occasion=by.occasion, kept=kept, progressed=progressed)
+        may = settling.rerun(
+            call.row.method,
+            attempt=attempt,
+            occasion=by.occasion,
+            kept=kept,
+            progressed=progressed,
+            claims=call.claims,
+        )
         if row[may] is Verdict.ASK:
             may = await by.tools.ask(owner, call.request, by.origin)
             if may is Rerun.STEPS and call.course.is_unknown:
                 may = Rerun.NO
         return row[may]
+
+    async def _goes_on(self, owner: SessionRecord, call: AbandonedCall, by: SettleRequest) -> bool:
+        """Whether a call that waits only has to go on behind its steps: nothing about it is unknown."""
+        if call.request is None or call.row.method != "tools/call" or call.course.is_unknown:
+            return False
+        may = await by.tools.ask(owner, call.request, None)
+        return may is Rerun.STEPS or (may is Rerun.HIDDEN and bool(call.course.marks))
 
     # What becomes of a call
 
@@ -609,7 +625,8 @@ class Settler:
         else:
             if verdict is Verdict.RERUN:
                 self._context.counters.calls_rerun += 1
-                returning = f"; {len(call.course.marks)} of its steps return" if call.course.marks else ""
+                finished = call.course.finished
+                returning = f"; {finished} {'step returns' if finished == 1 else 'steps return'}" if finished else ""
                 sentence = f"a request that was interrupted runs again ({row.method}){returning}"
                 log_event(logging.INFO, "call.rerun", sentence, **call.ids)
             elif follows:

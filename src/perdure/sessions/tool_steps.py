@@ -139,7 +139,7 @@ class ToolSteps:
 
     def key_of(self, place: Place) -> uuid.UUID:
         call = self._call
-        return uuid.uuid5(_KEYS, f"{call.stream.id} {call.incarnation} {encode(call.request.id)!r} {place.label}")
+        return uuid.uuid5(_KEYS, f"{call.stream.id} {call.incarnation} {encode(call.request.id)!r} {place.label!a}")
 
     # Questions
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from perdure._core.ids import NodeId
 from perdure._core.states import SessionState
+from perdure._core.tool_steps import ToolStepKind
 from perdure.store.records import Measures, NodeRecord, Survey
 from perdure.telemetry.counters import BUCKETS, CALL_BUCKETS, HELP, OUTCOMES, Counters
 
@@ -178,6 +179,22 @@ def _counter(name: str, says: str, *counters: str) -> Metric:
     return _of_node(f"{name}_total", "counter", says, values, "outcome" if counters else "")
 
 
+_TOOL_STEPS = {
+    "tool_steps_ended": ToolStepKind.STEP,
+    "tool_steps_failed": ToolStepKind.STEP,
+    "tool_steps_slept": ToolStepKind.SLEEP,
+    "tool_steps_answered": ToolStepKind.ASK,
+}
+
+
+def _tool_steps(page: Page) -> Iterator[Sample]:
+    for node in page.nodes:
+        labels, counters = {"node": node.node[:_NODE_CHARS]}, node.counters
+        for counter, kind in _TOOL_STEPS.items() if isinstance(counters, Mapping) else ():
+            if isinstance(number := counters.get(counter), int):
+                yield "", {**labels, "kind": kind.value, "outcome": OUTCOMES[counter]}, number
+
+
 def _upstream_gauge(name: str) -> Metric:
     return _of_node(name, "gauge", HELP[name] + _OF_GATEWAY, lambda node: [("", "", node.counters.get(name))])
 
@@ -260,10 +277,12 @@ METRICS = (
         "Calls settled for a runtime or a node that died, by outcome.",
         *("calls_rerun", "calls_followed", "calls_settled", "settles_cancelled"),
     ),
-    _counter(
-        "tool_steps",
-        "Steps of tools that were recorded, by outcome.",
-        *("tool_steps_ended", "tool_steps_failed", "tool_steps_slept", "tool_steps_answered"),
+    Metric(
+        "perdure_tool_steps_total",
+        "counter",
+        "Steps of tools, their sleeps and answers to their questions that were recorded, by kind and outcome.",
+        _tool_steps,
+        ("node", "kind", "outcome"),
     ),
     _counter(
         "recoveries",
