@@ -381,16 +381,29 @@ class RuntimeLink:
         found = None if call is None else self.calls.by_number.get(call)
         if call is not None and (found is None or found.state is not CallState.RUNNING):
             raise CallEnded  # a cancelled call that does not stop must not wait for an answer for ever
-        place = None
-        if found is not None and found.request.method == "tools/call" and not is_in_step():
-            place = self.steps_of(found).ask(method, params, own=is_own_task())
+        place, steps = None, self._asking(found)
+        if steps is not None:
+            place = steps.ask(method, params, own=is_own_task())
             if place is not None and (known := place.recorded) is not None and known.state is not ToolStepState.OPEN:
                 self.context.counters.tool_steps_replayed += 1
                 answer = Response(id=ask_id, raw={"jsonrpc": "2.0", "id": ask_id, **json.loads(known.value)})
                 # Not at once: the runtime is about to wait for it.
                 asyncio.get_running_loop().call_soon(partial(self.runtime.send, answer, origin=None))
                 return None
-        return self.asks.put(ask_id, Ask(ask_id, method, params, found, place=place))
+        return self.asks.put(ask_id, Ask(ask_id, method, params, found, place=place, steps=steps))
+
+    def _asking(self, call: Call | None) -> ToolSteps | None:
+        """The steps of the tool that asks, which may do so on the session's own channel. `None` for other handlers, and
+        in a step: its questions are part of it."""
+        if is_in_step():
+            return None
+        if call is not None:
+            return self.steps_of(call) if call.request.method == "tools/call" else None
+        with contextlib.suppress(Misuse):  # a task of a tool whose call has ended
+            if (open_steps := call_steps.get()) is not None and isinstance(steps := open_steps(), ToolSteps):
+                # A tool may also ask the client of another session.
+                return steps if self.calls.by_number.get(steps.call.number) is steps.call else None
+        return None
 
     def answer(self, call: int, body: bytes, *, failed: bool) -> None:
         if (found := self.calls.by_number.get(call)) is None:
@@ -733,6 +746,8 @@ class Ask(NamedTuple):
     """The stream on which the client is asked."""
     place: Place | None = None
     """Its place among the steps of its tool; `None`: its answer is not recorded."""
+    steps: ToolSteps | None = None
+    """Of the tool that asks."""
 
 
 class _Closing(Steps):
@@ -791,13 +806,13 @@ class Asks:
         name = response.id
         if not isinstance(name, str) or (ask := self.open.get(name)) is None:
             return False
-        if ask.place is None or ask.call is None or ask.call.steps is None:
+        if ask.place is None or ask.steps is None:
             self._close(name)
             self._hand_over(ask, response, origin)
             return True
         self._forget(name)
         # The client may leave before the answer is written, and does not send it again.
-        taking = asyncio.create_task(self._record(name, ask, ask.call.steps, ask.place, response, origin))
+        taking = asyncio.create_task(self._record(name, ask, ask.steps, ask.place, response, origin))
         _tasks.add(taking)
         taking.add_done_callback(_tasks.discard)
         await asyncio.shield(taking)
@@ -848,8 +863,8 @@ class Asks:
     def _close(self, name: str) -> None:
         ask, link = self._forget(name), self._link
         steps: list[Step] = [CloseAsk(session=link.keeper.record.id, id=name)]
-        if ask.place is not None and ask.call is not None and ask.call.steps is not None:
-            steps += ask.call.steps.unanswered(ask.place)
+        if ask.place is not None and ask.steps is not None:
+            steps += ask.steps.unanswered(ask.place)
         if link.keeper.is_durable_call:
             link.context.journal.put(_Closing(link, steps))
         else:

@@ -50,11 +50,11 @@ _ERRORS: dict[Why, type[PerdureError]] = {
 class ToolSteps:
     """The steps of one call that runs here."""
 
-    __slots__ = ("_active", "_call", "_context", "_doubts", "_idle", "course", "thread")
+    __slots__ = ("_active", "_context", "_doubts", "_idle", "call", "course", "thread")
 
     def __init__(self, context: ServerContext, call: Call, course: Course | None = None) -> None:
         self._context = context
-        self._call = call
+        self.call = call
         self._doubts = context.journal.doubts
         """The journal's, when the store was last known to have all that is recorded."""
         self.course = course or Course()
@@ -108,7 +108,7 @@ class ToolSteps:
     def leave(self, place: Place, *, again: bool) -> None:
         self._leave(place)
         is_done = place.recorded is not None or place.number in self.course.marks
-        if not is_done and self._call.state is CallState.RUNNING:
+        if not is_done and self.call.state is CallState.RUNNING:
             # A tool that goes on, because only a part of it was cancelled, may have recorded what follows.
             step = self._step(place, ToolStepState.OPEN, again=again)
             self._context.put(step)
@@ -138,7 +138,7 @@ class ToolSteps:
         return self.course.too_large(size)
 
     def key_of(self, place: Place) -> uuid.UUID:
-        call = self._call
+        call = self.call
         return uuid.uuid5(_KEYS, f"{call.stream.id} {call.incarnation} {encode(call.request.id)!r} {place.label!a}")
 
     # Questions
@@ -160,7 +160,7 @@ class ToolSteps:
 
     def unanswered(self, place: Place) -> Sequence[Step]:
         """What notes that the tool waits for an answer no longer, and goes on: the next run asks again."""
-        if self._call.state is not CallState.RUNNING or place.number in self.course.marks:
+        if self.call.state is not CallState.RUNNING or place.number in self.course.marks:
             return ()
         step = self._step(place, ToolStepState.OPEN, again=True)
         self._put(place, step.record)
@@ -178,17 +178,17 @@ class ToolSteps:
             return place
         if place.why is Why.MISMATCH:
             self._context.counters.tool_step_mismatches += 1
-            ids = {"stream": self._call.stream.id, "call": self._call.request.id}
-            log_event(logging.ERROR, "step.mismatch", place.sentence, session=self._call.stream.session, **ids)
+            ids = {"stream": self.call.stream.id, "call": self.call.request.id}
+            log_event(logging.ERROR, "step.mismatch", place.sentence, session=self.call.stream.session, **ids)
         raise _ERRORS[place.why](place.sentence)
 
     async def _pass_boundary(self) -> None:
         """Wait where the tool may stand still: the process stops, and the next one goes on here. Check what the store
         may have lost."""
-        if self._call.leaves:
+        if self.call.leaves:
             self._idle += 1
             try:
-                while self._call.leaves and self._call.state is CallState.RUNNING:  # noqa: ASYNC110 - seldom, and once
+                while self.call.leaves and self.call.state is CallState.RUNNING:  # noqa: ASYNC110 - seldom, and once
                     await asyncio.sleep(_RETRY_MOST)
             finally:
                 self._idle -= 1
@@ -197,13 +197,13 @@ class ToolSteps:
             await self._check_rows()
 
     def _check_running(self) -> None:
-        if self._call.state is not CallState.RUNNING:
+        if self.call.state is not CallState.RUNNING:
             raise Misuse(CALL_ENDED)
 
     async def _check_rows(self) -> None:
         """Compare the store with what is recorded. If something is missing, the call goes on here, but no other process
         may go on in its place."""
-        doubts, stream = self._context.journal.doubts, self._call.stream.id
+        doubts, stream = self._context.journal.doubts, self.call.stream.id
         while True:
             try:
                 rows = await self._context.store.tool_steps(stream, values=False)
@@ -211,13 +211,13 @@ class ToolSteps:
             except StoreUnavailable:
                 await asyncio.sleep(_RETRY_MOST)
         self._doubts = doubts
-        key = self._call.incarnation, self._call.request.id
+        key = self.call.incarnation, self.call.request.id
         stored = {row.number: row.state for row in rows if (row.incarnation, row.request_id) == key}
         if any(stored.get(number) is not mark.state for number, mark in self.course.marks.items()):
             place = Place(self.course.new_number(), ToolStepKind.STEP, LOST, LOST, False, None)
             await self._record(place, ToolStepState.OPEN, again=False)
             sentence = "the store has lost steps of a call: it goes on here, and not after the end of this process"
-            log_event(logging.ERROR, "step.lost", sentence, session=self._call.stream.session, stream=stream)
+            log_event(logging.ERROR, "step.lost", sentence, session=self.call.stream.session, stream=stream)
 
     async def _record(
         self,
@@ -248,7 +248,7 @@ class ToolSteps:
     def _step(
         self, place: Place, state: ToolStepState, *, again: bool, value: bytes = b"", ended: float | None = None
     ) -> PutToolStep:
-        call, now = self._call, self._context.clock()
+        call, now = self.call, self._context.clock()
         recorded = place.recorded
         if ended is None and not TOOL_STEP[state]:
             ended = now
