@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import mcp_types as types
@@ -11,7 +14,9 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import Server
 
 from perdure._core.ids import new_stream_id
-from tests.support.clients.wire_client import Message, Peer, Wire, answer_of
+from perdure.store.interface import Store
+from tests.http.test_heartbeats import new_stores
+from tests.support.clients.wire_client import Message, Peer, Wire, answer_of, text_of
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import Guests, ToolServer
 
@@ -139,3 +144,274 @@ async def test_a_cancelled_task_is_cancelled_before_the_answer(shop: ToolServer,
     again = (await ask(peer, "tasks/cancel", taskId=task))["error"]
     assert (again["code"], again["message"]) == (-32602, "This task has ended, and cannot be cancelled")
     await until(lambda: shop.seen == ["waiting at g", "cancelled at g"])
+
+
+async def test_tools_say_themselves_or_by_the_operator_whether_they_run_as_tasks() -> None:
+    """K3: all others are untouched."""
+    telling = TellingServer(may="optional", must="required", never="forbidden", silent=None)
+    async with serve(telling.server, tasks=("silent=optional",)) as site, serve(telling.server) as plain:
+        lists = []
+        for peer in [await site.join(), await plain.join(), await site.join("2025-06-18")]:
+            tools = (await ask(peer, "tools/list"))["result"]["tools"]
+            lists.append({tool["name"]: tool.get("execution", {}).get("taskSupport") for tool in tools})
+    assert lists[1] == {"may": "optional", "must": "required", "never": "forbidden", "silent": None}
+    assert lists[0] == {**lists[1], "silent": "optional"}
+    assert lists[2] == lists[1]
+
+
+async def test_tools_without_a_word_are_not_announced() -> None:
+    """K1: neither tasks nor anything else is added, and the request passes to the server as it is."""
+    telling = TellingServer(silent=None, never="forbidden")
+    async with serve(telling.server) as site:
+        peer = await site.join()
+        assert peer.welcome["result"].keys() == {"protocolVersion", "capabilities", "serverInfo"}
+        assert "tasks" not in peer.welcome["result"]["capabilities"]
+        assert text_of(answer_of(await peer.send(task_call(peer, "silent")))) == "silent ran"
+        assert (await ask(peer, "tasks/get", taskId=NOBODYS))["error"]["code"] == -32601
+
+
+async def test_a_task_where_it_is_forbidden_and_none_where_it_is_required_are_refused() -> None:
+    """K4: clients of earlier revisions know no tasks, and get the plain answer."""
+    telling = TellingServer(may="optional", must="required", never="forbidden", silent=None)
+    async with serve(telling.server) as site:
+        peer = await site.join()
+        for name in ("never", "silent"):
+            refused = answer_of(await peer.send(task_call(peer, name)))["error"]
+            assert (refused["code"], refused["message"].partition(":")[0]) == (
+                -32601,
+                "This tool does not run as a task",
+            )
+        refused = answer_of(await peer.send(peer.tool("must")))["error"]
+        assert (refused["code"], refused["message"].partition(":")[0]) == (-32601, "This tool runs only as a task")
+        assert text_of(answer_of(await peer.send(peer.tool("may")))) == "may ran"
+        earlier = await site.join("2025-06-18")
+        for message in (earlier.tool("must"), task_call(earlier, "never")):
+            assert text_of(answer_of(await earlier.send(message))).endswith(" ran")
+        task = await begin(peer, "must")
+        assert text_of(await result(peer, task["taskId"])) == "must ran"
+    assert all("task" not in given for given in telling.given[-1:])
+
+
+async def test_a_task_where_nothing_is_declared_is_ignored(shop: ToolServer, tasked: Site) -> None:
+    """K5: the TypeScript client of 1.32 sends one with `tasks/get` and `tasks/result`."""
+    shop.open("g")
+    peer = await tasked.join()
+    task = (await begin(peer, "wait", gate="g"))["taskId"]
+    assert text_of(await ask(peer, "tasks/result", taskId=task, task={})) == "went through g"
+    assert (await ask(peer, "tasks/get", taskId=task, task={}))["result"]["status"] == "completed"
+    assert "tools" in (await ask(peer, "tools/list", task={}))["result"]
+    message = peer.tool("wait", gate="g")
+    message["params"]["task"] = "not an object"
+    assert answer_of(await peer.send(message))["error"]["code"] == -32602  # as the server says
+
+
+async def test_ids_are_the_servers_unique_and_cannot_be_guessed(tasked: Site) -> None:
+    """K7."""
+    peer = await tasked.join()
+    message = task_call(peer, "wait", gate="g", task={"taskId": "mine"})
+    ids = [answer_of(await peer.send({**message, "id": number}))["result"]["task"]["taskId"] for number in range(9)]
+    assert len(set(ids)) == 9
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]{22}", name) for name in ids)
+
+
+async def test_a_task_always_says_its_times_and_how_long_it_is_kept(shop: ToolServer) -> None:
+    """K9, K10: whatever the client asks for, and however old it is."""
+    async with serve(shop.server, tasks=RULES, task_ttl=7_200.0) as site:
+        peer = await site.join()
+        task = await begin(peer, "wait", gate="g", task={"ttl": 1, "pollInterval": 1})
+        shop.open("g")
+        last = await ended(peer, task["taskId"])
+        for view in (task, last):
+            assert view.keys() == {"taskId", "status", "createdAt", "lastUpdatedAt", "ttl", "pollInterval"}
+            assert view["pollInterval"] == 2_000
+            assert 7_200_000 <= view["ttl"] < 7_300_000
+            assert "2020" < view["createdAt"] <= view["lastUpdatedAt"]
+
+
+async def test_get_is_not_an_event_stream(tasked: Site) -> None:
+    """K11: nor are `cancel` and its errors."""
+    peer = await tasked.join()
+    task = (await begin(peer, "wait", gate="g"))["taskId"]
+    for method, name in (("tasks/get", task), ("tasks/get", NOBODYS), ("tasks/cancel", task), ("tasks/list", None)):
+        response = await peer.send(peer.request(method, {"taskId": name}))
+        assert (response.status_code, response.headers["content-type"]) == (200, "application/json")
+        assert response.headers["mcp-session-id"] == peer.session
+
+
+async def test_the_result_is_what_the_request_would_have_returned_or_its_error(shop: ToolServer, tasked: Site) -> None:
+    """K12: also a JSON-RPC error."""
+    peer = await tasked.join()
+    failing = (await begin(peer, "boom", code=-32042))["taskId"]
+    told = await result(peer, failing)
+    plain = (await (await peer.call("boom", code=-32042, id="asks")).rest())[-1]
+    assert (told, told["error"]["code"]) == (plain, -32042)
+    assert (await ended(peer, failing))["statusMessage"] == "boom"
+
+
+async def test_what_a_task_sends_names_it_and_comes_on_the_standalone_stream(shop: ToolServer, tasked: Site) -> None:
+    """K13, K14, K15, K16, K17, K24: progress, log messages, asks and each change of the status."""
+    peer = await tasked.join()
+    standalone = await peer.get()
+    task = (await begin(peer, "quiz", question="Why?", gate="g", token="t"))["taskId"]
+    meta = {RELATED: {"taskId": task}}
+    progress, logged = await standalone.message(), await standalone.message()
+    assert progress["params"] == {"progressToken": "t", "progress": 1.0, "_meta": meta}
+    assert (logged["params"]["data"], logged["params"]["_meta"]) == ("ready?", meta)
+    shop.open("g")
+    asked = await until_heard(standalone, "elicitation/create")
+    assert (asked["params"]["message"], asked["params"]["_meta"]) == ("Why?", meta)
+    told = await until_heard(standalone, "notifications/tasks/status")
+    assert (told["params"]["status"], "_meta" in told["params"]) == ("input_required", False)
+    assert (await state(peer, task))["status"] == "input_required"
+    await peer.answer(asked, {"action": "accept", "content": {"answer": "because"}})
+    statuses = [await until_heard(standalone, "notifications/tasks/status") for _ in range(2)]
+    assert [each["params"]["status"] for each in statuses] == ["working", "completed"]
+    assert {each["params"]["taskId"] for each in statuses} == {task}
+    assert statuses[-1]["params"] == {**(over := await ended(peer, task)), **statuses[-1]["params"]}
+    assert over["status"] == "completed"
+    assert text_of(await result(peer, task)) == "because"
+
+
+async def test_an_ask_without_a_reader_is_asked_on_an_open_request_for_the_result(
+    shop: ToolServer, tasked: Site
+) -> None:
+    """K16: whether the ask or the request comes first."""
+    peer = await tasked.join()
+    first = (await begin(peer, "ask", question="Why?"))["taskId"]
+    while (await state(peer, first))["status"] != "input_required":
+        pass
+    waiting = await peer.post(peer.request("tasks/result", {"taskId": first}))
+    asked = await until_heard(waiting, "elicitation/create")
+    await peer.answer(asked, {"action": "accept", "content": {"answer": "because"}})
+    assert text_of((await waiting.rest())[-1]) == "because"
+    second = (await begin(peer, "quiz", question="How?", gate="g"))["taskId"]
+    waiting = await peer.post(peer.request("tasks/result", {"taskId": second}))
+    await waiting.event()
+    await until(lambda: tasked.app.running.count("tasks/result") == 1)
+    shop.open("g")
+    asked = await until_heard(waiting, "elicitation/create")
+    assert asked["params"]["_meta"] == {RELATED: {"taskId": second}}
+    await peer.answer(asked, {"action": "accept", "content": {"answer": "so"}})
+    assert text_of((await waiting.rest())[-1]) == "so"
+
+
+async def test_progress_comes_until_the_end_and_not_behind_it(shop: ToolServer, tasked: Site) -> None:
+    """K17: the token of the first request lives as long as its task."""
+    peer = await tasked.join()
+    standalone = await peer.get()
+    task = (await begin(peer, "count", n=3, gate="c", pauses=[1], token=5))["taskId"]
+    heard = [await until_heard(standalone, "notifications/progress")]
+    shop.open("c/1")
+    await ended(peer, task)
+    while (message := await standalone.message())["method"] != "notifications/tasks/status":
+        heard.append(message)
+    assert [(each["params"]["progressToken"], each["params"]["progress"]) for each in heard] == [(5, 1), (5, 2), (5, 3)]
+
+
+async def test_a_failed_task_says_the_tools_text(tasked: Site) -> None:
+    """K18: at most 2,000 characters of it."""
+    peer = await tasked.join()
+    task = (await begin(peer, "boom"))["taskId"]
+    over = await ended(peer, task)
+    told = (await result(peer, task))["result"]
+    assert (over["status"], told["isError"]) == ("failed", True)
+    assert over["statusMessage"] == told["content"][0]["text"]
+
+
+async def test_a_foreign_an_unknown_and_an_expired_task_are_one_to_the_byte(shop: ToolServer) -> None:
+    """K21, K22: bound to the principal."""
+    async with serve(shop.server, auth=Guests(), tasks=RULES) as site:
+        ann, bob, gone = [await site.join(token=token) for token in ("ann-1", "bob-1", "bob-2")]
+        task, expired = (await begin(ann, "wait", gate="g"))["taskId"], (await begin(gone, "wait", gate="g"))["taskId"]
+        await gone.delete()
+        for method in ("tasks/get", "tasks/result", "tasks/cancel"):
+            told = [await ask(bob, method, taskId=name) for name in (task, expired, NOBODYS, "\x00", 5, None)]
+            assert told == [told[0]] * len(told)
+            assert told[0]["error"]["code"] == -32602
+        shop.open("g")
+        again = await site.join(token="ann-2")
+        assert text_of(await result(again, task)) == "went through g"
+
+
+async def test_without_a_principal_the_id_is_the_secret_from_any_session(shop: ToolServer, tasked: Site) -> None:
+    """K22: a host that was restarted finds its task, and may cancel it."""
+    first, later = await tasked.join(), await tasked.join()
+    task, other = [(await begin(first, "wait", gate=gate))["taskId"] for gate in "gh"]
+    assert (await ask(later, "tasks/cancel", taskId=other))["result"]["status"] == "cancelled"
+    shop.open("g")
+    assert text_of(await result(later, task)) == "went through g"
+    assert (await ask(later, "tasks/list"))["error"]["code"] == -32601
+
+
+async def test_a_known_caller_lists_its_tasks_page_by_page(shop: ToolServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K2, K23: everything that `tasks/get` finds; those of others are not there."""
+    monkeypatch.setattr("perdure.http.session_tasks.PAGE", 2)
+    async with serve(shop.server, auth=Guests(), tasks=RULES) as site:
+        ann, bob = await site.join(token="ann-1"), await site.join(token="bob-1")
+        tasks = [(await begin(ann, "wait", gate=f"g{number}"))["taskId"] for number in range(5)]
+        await begin(bob, "wait", gate="b")
+        shop.open("g0")
+        await ended(ann, tasks[0])
+        again, found, cursor = await site.join(token="ann-2"), list[Message](), Message()
+        while True:
+            page = (await ask(again, "tasks/list", **cursor))["result"]
+            found += page["tasks"]
+            if "nextCursor" not in page:
+                break
+            assert len(page["tasks"]) == 2
+            cursor = {"cursor": page["nextCursor"]}
+        assert [each["taskId"] for each in found] == tasks
+        assert [each["status"] for each in found] == ["completed"] + 4 * ["working"]
+        assert [{**each, "ttl": 0} for each in found] == [{**await state(ann, each), "ttl": 0} for each in tasks]
+        for bad in ("", "x", 5, "nan~" + NOBODYS, "0x1.0p+1~\x00"):
+            assert (await ask(ann, "tasks/list", cursor=bad))["error"]["code"] == -32602
+
+
+async def test_tasks_count_as_the_calls_of_their_session(shop: ToolServer) -> None:
+    """K25: with the one more, the request is refused, and there is no task."""
+    async with serve(shop.server, tasks=RULES, max_calls=2) as site:
+        peer = await site.join()
+        for _ in range(2):
+            await begin(peer, "wait", gate="g")
+        refused = await peer.send(task_call(peer, "wait", gate="g"))
+        assert (refused.status_code, answer_of(refused)["error"]["code"]) == (429, -31004)
+        shop.open("g")
+        await until(lambda: not site.app.running)
+        assert (await begin(peer, "wait", gate="g"))["status"] == "working"
+
+
+async def test_a_json_server_has_tasks_as_well(shop: ToolServer) -> None:
+    """K6, K12."""
+    async with serve(shop.server, tasks=RULES, json_response=True) as site:
+        peer = await site.join()
+        task = (await begin(peer, "wait", gate="g"))["taskId"]
+        shop.open("g")
+        assert text_of(await result(peer, task)) == "went through g"
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_task_is_followed_fetched_and_cancelled_at_another_node(
+    shop: ToolServer, tmp_path: Path, kind: str
+) -> None:
+    """K12, K19: what it says comes to the reader of the session's home."""
+    opened: Callable[[], Store] = new_stores(kind, tmp_path)
+    async with AsyncExitStack() as stack:
+        shops = (shop, ToolServer())
+        sites = [await stack.enter_async_context(serve(each.server, store=opened(), tasks=RULES)) for each in shops]
+        await until(lambda: all(len(site.app.other_nodes()) == 1 for site in sites))
+        here = await sites[0].join()
+        there = here.through(sites[1])
+        standalone = await here.get()
+        asking = (await begin(there, "ask", question="Why?"))["taskId"]
+        asked = await until_heard(standalone, "elicitation/create")
+        assert asked["params"]["_meta"] == {RELATED: {"taskId": asking}}
+        await here.answer(asked, {"action": "accept", "content": {"answer": "because"}})
+        assert text_of(await result(here, asking)) == "because"
+        first, second = [(await begin(here, "wait", gate=gate))["taskId"] for gate in "gh"]
+        waiting = await there.post(there.request("tasks/result", {"taskId": first}))
+        shop.open("g")
+        assert text_of((await waiting.rest())[-1]) == "went through g"
+        assert (await ended(there, first))["status"] == "completed"
+        await until(lambda: "waiting at h" in shop.seen)
+        assert (await ask(there, "tasks/cancel", taskId=second))["result"]["status"] == "cancelled"
+        await until(lambda: "cancelled at h" in shop.seen)

@@ -47,6 +47,7 @@ _POSITION = re.compile(
     r"([cs])([A-Za-z0-9_-]{22})\.([0-9]{6})\.([0-9]{10})(?:\+([0-9.e+-]{1,24}))?(?:~[A-Za-z0-9_-]{1,32})?"
 )
 _SESSION = re.compile(r"[A-Za-z0-9_-]{43}")
+_STREAM = re.compile(r"[A-Za-z0-9_-]{22}")
 _LISTED = "~"
 _READER = re.compile(rf"{_LISTED}?[A-Za-z0-9_-]+\.[0-9]+\.([0-9]{{1,12}}\.[0-9]{{3}})")
 
@@ -180,6 +181,11 @@ def generations_skipped(random_below: Callable[[int], int]) -> int:
 def parse_session_id(text: object) -> SessionId | None:
     """Read a session id from the wire; `None` if it cannot be an id that Perdure made."""
     return SessionId(text) if isinstance(text, str) and _SESSION.fullmatch(text) else None
+
+
+def parse_stream_id(text: object) -> StreamId | None:
+    """The same of a stream's id."""
+    return StreamId(text) if isinstance(text, str) and _STREAM.fullmatch(text) else None
 
 
 def id_text(raw: bytes) -> str:

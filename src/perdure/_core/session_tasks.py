@@ -6,6 +6,7 @@ the ledger's: its status follows from the row, its open asks and its final answe
 
 import functools
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from perdure._core.durable_calls import (
     response_of,
     status_of,
 )
+from perdure._core.ids import parse_stream_id
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.revisions import REVISIONS
 
@@ -122,6 +124,21 @@ def show_support(page: JsonObject, rules: Mapping[str, TaskSupport]) -> JsonObje
 def wants_task(params: Mapping[str, Any] | None) -> bool:
     """Whether a request asks to run as a task."""
     return params is not None and isinstance(params.get("task"), dict)
+
+
+def cursor(opened: float, task: str) -> str:
+    """The place of a task in the list of its caller's."""
+    return f"{opened.hex()}~{task}"
+
+
+def read_cursor(given: object) -> tuple[float, str] | None:
+    """The place that a cursor names; `None` if it is none."""
+    opened, _, task = given.partition("~") if isinstance(given, str) else ("", "", "")
+    try:
+        place = float.fromhex(opened)
+    except (ValueError, OverflowError):
+        return None
+    return (place, task) if parse_stream_id(task) is not None and math.isfinite(place) else None
 
 
 # --- What is shown

@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import Any
 
 from perdure._core import mail, session_tasks, settling
+from perdure._core.durable_calls import TaskFacts
 from perdure._core.ids import Fence, Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import JsonObject, Request, coerce_id
 from perdure._core.settling import VERDICTS, Occasion, Rerun, Verdict
@@ -521,6 +522,7 @@ class Settler:
                         also = end_of_call(owner, self._context.clock(), _BROKE)
                         with spans.settle(owner.id[:8], stream.id, outcome="cancelled"):
                             stream.append(payload, end=call.ended(CallStep.CANCEL), also=also)
+                        await self._tell_status(owner, call, stream, CallState.CANCELLED, payload)
                         self._context.counters.calls_cancelled += 1
                         self._context.counters.settles_cancelled += 1
                     case Verdict.WAIT:
@@ -532,7 +534,7 @@ class Settler:
                     case Verdict.RERUN | Verdict.FOLLOW | Verdict.BEGIN if session is not None:
                         await self._run(session, call, stream, by, verdict)
                     case _:
-                        self._answer_unknown(owner, call, stream, REASONS.get(by.occasion, DIED))
+                        await self._answer_unknown(owner, call, stream, REASONS.get(by.occasion, DIED))
                 del progress.calls[0]
 
     async def _verdict(self, owner: SessionRecord, call: AbandonedCall, by: SettleRequest) -> Verdict:
@@ -572,7 +574,22 @@ class Settler:
 
     # What becomes of a call
 
-    def _answer_unknown(self, owner: SessionRecord, call: AbandonedCall, stream: Stream, reason: str) -> None:
+    async def _tell_status(
+        self, owner: SessionRecord, call: AbandonedCall, stream: Stream, state: CallState, answer: bytes
+    ) -> None:
+        """Notify the client of a task that has ended without its tool, on the session's standalone stream."""
+        is_task = stream.answered and session_tasks.is_ours(owner.result)
+        if not is_task or call.request is None or not session_tasks.wants_task(call.request.params):
+            return
+        facts = TaskFacts(
+            id=stream.id, created=stream.opened, updated=self._context.clock(), state=state, asks={}, answer=answer
+        )
+        if (session := await self._sessions.load(owner.id)) is not None:
+            with session.in_use():
+                await session.home.caught_up()  # what the task said before comes first
+                self._context.tasks.tell(session.home, facts)
+
+    async def _answer_unknown(self, owner: SessionRecord, call: AbandonedCall, stream: Stream, reason: str) -> None:
         row = call.row
         params = None if call.request is None else call.request.params
         steps = call.outline(self._context.clock())
@@ -580,6 +597,7 @@ class Settler:
         also = end_of_call(owner, self._context.clock(), _BROKE)
         with spans.settle(row.session[:8], row.stream, outcome="unknown"):
             stream.append(payload, end=call.ended(CallStep.SETTLE), also=also)
+        await self._tell_status(owner, call, stream, CallState.SETTLED, payload)
         self._context.counters.calls_settled += 1
         sentence = f"a request was interrupted ({row.method}): {reason}"
         self._context.peers.log_event(logging.WARNING, "call.unknown", sentence, **call.ids)
@@ -621,7 +639,7 @@ class Settler:
             # It would fail in each round, and its client would wait for ever.
             sentence = f"a request cannot run again ({row.method}): {failure!r}"
             log_event(logging.ERROR, "call.poison", sentence, **call.ids)
-            self._answer_unknown(session.record, call, stream, DIED)
+            await self._answer_unknown(session.record, call, stream, DIED)
         else:
             if verdict is Verdict.RERUN:
                 self._context.counters.calls_rerun += 1

@@ -15,7 +15,8 @@ from perdure._core import session_tasks
 from perdure._core.codes import INTERNAL_ERROR
 from perdure._core.durable_calls import CallClient, TaskFacts, TaskSupport
 from perdure._core.jsonrpc import JsonObject, Request, error_payload
-from perdure._core.session_tasks import CANCEL
+from perdure._core.limits import Caller
+from perdure._core.session_tasks import CANCEL, LIST
 from perdure._core.states import CallState
 from perdure.http.access import SessionAccess
 from perdure.runtime.base import Tools
@@ -24,6 +25,9 @@ from perdure.sessions.ledger import encode, encode_answer, name_of
 from perdure.sessions.session import FirstAnswer, Session
 from perdure.sessions.session_tasks import facts_of
 from perdure.store.records import StreamRecord
+
+PAGE = 100
+"""Tasks in one answer to `tasks/list`: each takes some reads of the store."""
 
 CANCEL_SECONDS = 5.0
 """Seconds for which a request waits until its task is cancelled, at whatever node: a tool need not stop for that."""
@@ -57,7 +61,7 @@ class SessionTaskEndpoint:
         match request.method:
             case "tools/call":
                 return await self._call(session, request, http)
-            case "tasks/get" | "tasks/cancel":
+            case "tasks/get" | "tasks/cancel" | "tasks/list":
                 return await self._answer(session, request), None
         return None, None
 
@@ -87,6 +91,8 @@ class SessionTaskEndpoint:
 
     async def _answer(self, session: Session, request: Request) -> bytes:
         params = request.params or {}
+        if request.method == LIST:
+            return await self._list(session, request, params.get("cursor"))
         store, owner = self._context.store, session.record.owner
         found = await find_answered(store, owner, params.get("taskId"))
         if found is None:
@@ -102,6 +108,25 @@ class SessionTaskEndpoint:
             if facts.state is not CallState.CANCELLED:
                 return error_payload(request.id, *session_tasks.OVER)  # its end came first
         return encode_answer(request.id, encode(self._tasks.view(facts, now=self._context.clock())))
+
+    async def _list(self, session: Session, request: Request, cursor: object) -> bytes:
+        """The tasks of a caller that is known, over all its sessions, the oldest first."""
+        store, owner = self._context.store, session.record.owner
+        if not owner:
+            return error_payload(request.id, *session_tasks.NO_LIST)
+        after = (0.0, "") if cursor is None else session_tasks.read_cursor(cursor)
+        if after is None:
+            return error_payload(request.id, *session_tasks.BAD_CURSOR)
+        streams = await store.answered_streams(Caller(owner, ""), after=after, limit=PAGE + 1)
+        tasks: list[JsonObject] = []
+        for stream in streams[:PAGE]:
+            rows = await store.calls(stream.session, stream=stream.id)
+            if len(rows) == 1:  # else it was forgotten meanwhile
+                facts = await facts_of(store, AnsweredCall(stream, rows[0]))
+                tasks.append(self._tasks.view(facts, now=self._context.clock()))
+        last = streams[PAGE - 1] if len(streams) > PAGE else None
+        following = {} if last is None else {"nextCursor": session_tasks.cursor(last.opened, last.id)}
+        return encode_answer(request.id, encode({"tasks": tasks, **following}))
 
     async def _cancel(self, found: AnsweredCall) -> TaskFacts:
         """Cancel a task, wherever it runs or waits, and wait until it is, for some time."""

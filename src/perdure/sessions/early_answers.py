@@ -16,7 +16,7 @@ from perdure._core import early_answers as texts
 from perdure._core import heartbeats, mail
 from perdure._core.codes import REQUEST_CANCELLED
 from perdure._core.envelope import KEY
-from perdure._core.ids import Kind, StreamId
+from perdure._core.ids import Kind, StreamId, parse_stream_id
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.settling import UpstreamCall
 from perdure._core.states import CallState, CallStep, SessionState
@@ -53,7 +53,8 @@ class AnsweredCall(NamedTuple):
 async def find_answered(store: Store, owner: str, wanted: object) -> AnsweredCall | None:
     """A session's call of the owner's own that was answered early. A foreign one is treated as one that does not
     exist."""
-    stream = await stream_by_id(store, StreamId(wanted)) if isinstance(wanted, str) else None
+    named = parse_stream_id(wanted)
+    stream = None if named is None else await stream_by_id(store, named)
     if stream is None or stream.kind is not Kind.CALL or not stream.answered:
         return None
     record = await store.session(stream.session)

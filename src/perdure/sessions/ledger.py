@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
 
+from perdure._core import session_tasks
 from perdure._core.codes import OUTCOME_UNKNOWN, REQUEST_CANCELLED
 from perdure._core.durable_calls import TaskStatus
 from perdure._core.ids import RecordKind
@@ -304,11 +305,15 @@ def log_key(params: object) -> bytes:
     return hashlib.blake2b(encode(params), digest_size=16).digest()
 
 
-def logged_in(payload: bytes) -> bytes | None:
-    """The digest of the log message in an event; `None` if it is another message, or is not JSON."""
+def logged_in(payload: bytes, task: str | None = None) -> bytes | None:
+    """The digest of the log message in an event; `None` if it is another message, or is not JSON. `task`: the one that
+    it must be of."""
     with contextlib.suppress(ValueError):
         if LOG_MESSAGE.encode() in payload and (message := json.loads(payload)).get("method") == LOG_MESSAGE:
-            return log_key(message.get("params"))
+            if task is None:
+                return log_key(message.get("params"))
+            if session_tasks.is_related(message, task):
+                return log_key(session_tasks.without_related(message["params"]))
     return None
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from perdure._core import session_tasks
 from perdure._core.durable_calls import TaskFacts, TaskStatus, TaskSupport
-from perdure._core.ids import StreamId
+from perdure._core.ids import StreamId, parse_stream_id
 from perdure._core.jsonrpc import JsonObject, error_payload
 from perdure._core.states import CallState, CallStep
 from perdure.errors import StoreError
@@ -51,7 +51,7 @@ class SessionTasks:
     def view(self, facts: TaskFacts, *, now: float) -> JsonObject:
         return session_tasks.task_of(facts, now=now, ttl=self._kept)
 
-    def tell(self, home: Home | NoHome, facts: TaskFacts, *, told: TaskStatus) -> TaskStatus:
+    def tell(self, home: Home | NoHome, facts: TaskFacts, *, told: TaskStatus = TaskStatus.WORKING) -> TaskStatus:
         """Notify the client of a task's status, unless it was told so last. Returns the status."""
         view = self.view(facts, now=facts.updated)
         if (status := TaskStatus(view["status"])) is not told:
@@ -86,15 +86,16 @@ class SessionTasks:
 
     async def _result(self, link: RuntimeLink, call: Call) -> bytes:
         """Wait for the end of a task, at whatever node it runs, and however long the store fails meanwhile."""
-        wanted, store = (call.request.params or {}).get("taskId"), link.context.store
-        task = StreamId(wanted) if isinstance(wanted, str) else StreamId("")
+        task, store = parse_stream_id((call.request.params or {}).get("taskId")), link.context.store
         unknown = error_payload(call.request.id, *session_tasks.NOT_FOUND)
+        if task is None:
+            return unknown
         with link.context.waiters.watch(task) as changed:
             try:
                 while True:
                     changed.clear()
                     with contextlib.suppress(StoreError):
-                        found = await find_answered(store, link.keeper.record.owner, wanted)
+                        found = await find_answered(store, link.keeper.record.owner, task)
                         if found is None:
                             return unknown
                         if found.stream.sealed:

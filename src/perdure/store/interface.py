@@ -180,6 +180,10 @@ class Store(Protocol):
     async def streams(self, session: SessionId, *, only_unread: bool = False) -> Sequence[StreamRecord]:
         """A session's streams, the oldest first; or those that count as unread (`Reached`)."""
 
+    async def answered_streams(self, caller: Caller, *, after: tuple[float, str], limit: int) -> Sequence[StreamRecord]:
+        """The streams of calls that were answered before their end (`StreamRecord.answered`), of one caller's sessions
+        that have not ended: `limit` at most of those behind a time and an id, by `opened` and `id`."""
+
     async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
         """Return those of some streams that exist, however many are asked for, each with its retained events after a
         number, `limit` of each at most. A store that cannot read them in one go leaves the events out."""

@@ -126,6 +126,18 @@ class MemoryStore(Store):
         records = [stream.record for stream in self._of_session.get(session, {}).values()]
         return [record for record in records if record.unread or not only_unread]
 
+    async def answered_streams(self, caller: Caller, *, after: tuple[float, str], limit: int) -> Sequence[StreamRecord]:
+        own = [
+            stream.record
+            for session in self._sessions.values()
+            if Caller(session.owner, session.address) == caller
+            and session.kind is RecordKind.SESSION
+            and session.state is not SessionState.ENDED
+            for stream in self._of_session.get(session.id, {}).values()
+        ]
+        found = [record for record in own if record.answered and (record.opened, record.id) > after]
+        return sorted(found, key=lambda record: (record.opened, record.id))[:limit]
+
     async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
         return {stream: Followed(self._streams[stream].record) for stream in after if stream in self._streams}
 

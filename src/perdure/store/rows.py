@@ -206,6 +206,9 @@ class RecordReads(Inspect):
     async def streams(self, session: SessionId, *, only_unread: bool = False) -> Sequence[StreamRecord]:
         return await self._all("unread_streams" if only_unread else "streams_of_session", stream_record, session)
 
+    async def answered_streams(self, caller: Caller, *, after: tuple[float, str], limit: int) -> Sequence[StreamRecord]:
+        return await self._all("answered_streams", stream_record, *self._columns_of(caller), *after, limit)
+
     async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
         return await self._all("streams_of_node", stream_record, node)
 

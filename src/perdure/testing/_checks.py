@@ -677,6 +677,32 @@ class ForgettingChecks(StreamCase):
         if await self.reopen():
             same("after reopening", (await self.record()).answered, 2)
 
+    async def promise_1_the_early_answers_of_a_caller_are_listed_page_by_page(self) -> None:
+        """Of its sessions that have not ended, by time and id; those of other callers, and plain calls, are not."""
+        mine, other = Caller(owner=a_session().owner, address=""), Caller(owner="another", address="")
+        await self.accept(PutSession(record=a_session("theirs", owner="another")))
+        for name, session, opened in (
+            ("b", SESSION, 2.0),
+            ("a", SESSION, 2.0),
+            ("c", SESSION, 1.5),
+            ("d", "theirs", 1.0),
+        ):
+            record, call = a_stream(self.fence, name, session=session, opened=opened), a_call(name, stream=name)
+            await self.accept(OpenStream(record=record, calls=(replace(call, session=SessionId(session)),)))
+            if name != "c":
+                await self.accept(replace(self.append(1, 1, final=True, stream=name), answered=1))
+
+        async def listed(caller: Caller, after: tuple[float, str] = (0.0, ""), limit: int = 9) -> list[str]:
+            return [record.id for record in await self.store.answered_streams(caller, after=after, limit=limit)]
+
+        same("all of one", await listed(mine), ["a", "b"])
+        same("of another", await listed(other), ["d"])
+        same("a page", await listed(mine, limit=1), ["a"])
+        same("the next page", await listed(mine, (2.0, "a")), ["b"])
+        same("after the last", await listed(mine, (2.0, "b")), [])
+        await self.accept(EndSession(session=SESSION, time=3.0, reason="ended"))
+        same("of a session that has ended", await listed(mine), [])
+
     async def promise_7_dropping_and_ending_take_everything(self) -> None:
         await self.open_stream("dropped")
         for stream in ("dropped", STREAM):

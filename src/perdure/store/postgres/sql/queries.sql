@@ -29,6 +29,12 @@ SELECT {stream} FROM perdure.stream WHERE session = $1 ORDER BY key;
 -- unread_streams: a session's calls whose readers were lost before the end, the oldest first
 SELECT {stream} FROM perdure.stream WHERE session = $1 AND unread ORDER BY key;
 
+-- answered_streams: the calls of a caller's sessions that were answered before their end, after a time and an id, the
+-- oldest first
+SELECT {stream t} FROM perdure.session AS s JOIN perdure.stream AS t ON t.session = s.id AND t.answered > 0
+WHERE s.caller = $1 AND s.kind = 'session' AND s.state <> 'ended' AND (t.opened, t.id) > ($2::float8, $3::text)
+ORDER BY t.opened, t.id LIMIT $4;
+
 -- streams_of_node: the streams that a node writes, the oldest first
 SELECT {stream} FROM perdure.written_by_1($1);
 

@@ -82,6 +82,7 @@ CREATE TABLE perdure.stream (
 CREATE INDEX stream_of_session ON perdure.stream (session);
 CREATE INDEX stream_of_node ON perdure.stream (node) WHERE listed;
 CREATE INDEX stream_unread ON perdure.stream (session) WHERE unread;
+CREATE INDEX stream_answered ON perdure.stream (session) WHERE answered > 0;
 CREATE INDEX stream_opened ON perdure.stream (opened, key);
 
 -- Events that are not final answers. They are never deleted: a slot is emptied as a whole once all in it has expired,

@@ -175,6 +175,13 @@ SELECT {stream} FROM stream WHERE session = ? ORDER BY key;
 -- unread_streams: a session's calls whose readers were lost before the end, the oldest first
 SELECT {stream} FROM stream WHERE session = ? AND unread = 1 ORDER BY key;
 
+-- answered_streams: the calls of a caller's sessions that were answered before their end, after a time and an id, the
+-- oldest first
+SELECT {stream t} FROM session AS s INDEXED BY session_of_caller
+JOIN stream AS t INDEXED BY stream_answered ON t.session = s.id AND t.answered > 0
+WHERE s.owner = ? AND s.address = ? AND s.kind = 'session' AND s.state <> 'ended' AND (t.opened, t.id) > (?, ?)
+ORDER BY t.opened, t.id LIMIT ?;
+
 -- streams_of_node: the streams that a node writes, the oldest first: what is listed, and what has open calls
 SELECT {stream} FROM stream WHERE sealed = 0 AND key IN (
     SELECT key FROM stream WHERE node = :node AND listed = 1

@@ -62,6 +62,9 @@ CREATE INDEX stream_of_node ON stream (node) WHERE listed = 1;
 -- Few calls lose their reader and never get another.
 CREATE INDEX stream_unread ON stream (session) WHERE unread = 1;
 
+-- Few calls are answered before they end.
+CREATE INDEX stream_answered ON stream (session) WHERE answered > 0;
+
 CREATE TABLE event (
     stream  INTEGER NOT NULL,
     seq     INTEGER NOT NULL CHECK (seq >= 1),
