@@ -10,18 +10,23 @@ import pytest
 import perdure
 from perdure.settings import Settings
 from perdure.store import SqliteStore
+from tests.support.clients.modern_requests import TASKS, modern
+from tests.support.clients.raw_http import message
 from tests.support.servers.basic_tools import server
 from tests.support.stores.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.anyio
 
-BODY = b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}'
 HEADERS = {
-    b"host": b"127.0.0.1",
-    b"accept": b"application/json, text/event-stream",
-    b"content-type": b"application/json",
-    b"content-length": str(len(BODY)).encode(),
-    b"mcp-session-id": b"A" * 43,
+    "host": "127.0.0.1",
+    "accept": "application/json, text/event-stream",
+    "content-type": "application/json",
+}
+
+#: A message of a session, and a poll of a client without one.
+REQUESTS = {
+    "session": (message("notifications/cancelled", {"requestId": 1}), {"mcp-session-id": "A" * 43}),
+    "2026-07-28": modern("tasks/get", {"taskId": "A" * 43}, capabilities={"extensions": {TASKS: {}}}),
 }
 
 
@@ -38,8 +43,11 @@ class AskedStore(FaultyStore):
         return await super().look(*arguments, **named)
 
 
-async def test_a_request_that_waits_for_a_store_when_the_server_stops_gets_503(tmp_path: Path) -> None:
+@pytest.mark.parametrize("era", REQUESTS)
+async def test_a_request_that_waits_for_a_store_when_the_server_stops_gets_503(era: str, tmp_path: Path) -> None:
     """uvicorn would answer 500 in its place, and its client could not know that another process may answer."""
+    body, named = REQUESTS[era]
+    headers = {**HEADERS, **named, "content-length": str(len(body))}
     store = AskedStore(tmp_path / "log.db")
     app = perdure.asgi(server, store=store, settings=Settings(drain_timeout=0.0, store_timeout=60.0))
     scope = {
@@ -48,13 +56,13 @@ async def test_a_request_that_waits_for_a_store_when_the_server_stops_gets_503(t
         "path": "/mcp",
         "raw_path": b"/mcp",
         "query_string": b"",
-        "headers": list(HEADERS.items()),
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
         "client": ("127.0.0.1", 1),
     }
     sent: list[Any] = []
 
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": BODY, "more_body": False}
+        return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(message: Any) -> None:
         sent.append(message)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure._core.ids import RecordKind
 from perdure._core.revisions import REVISIONS, is_sessionless
@@ -353,17 +353,24 @@ class App:
             return Response(status_code=204, headers=ALLOW if resume is None else ALLOW_POST)
         # The header tells the era, before the body is read.
         version = headers.get(b"mcp-protocol-version")
-        if resume is None and version is not None and version.decode("latin-1") not in REVISIONS:
-            await self._passthrough(version.decode("latin-1"), headers)(scope, receive, send, headers)
-            return None
-        endpoint = self._started()
-        if self._process is not None and not self._process.context.journal.may_show:
-            raise HttpRefusal(Refusal.FROZEN)
+        has_begun = False
+
+        async def noting(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
         try:
+            if resume is None and version is not None and version.decode("latin-1") not in REVISIONS:
+                await self._passthrough(version.decode("latin-1"), headers)(scope, receive, noting, headers)
+                return None
+            endpoint = self._started()
+            if self._process is not None and not self._process.context.journal.may_show:
+                raise HttpRefusal(Refusal.FROZEN)
             return await endpoint(scope, receive, headers, principal_of(scope), resume=resume)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if not self._stopping or task is None:
+            if not self._stopping or has_begun or task is None:
                 raise
             # The ASGI server stops, gives up a request that waits for a failing store, and would answer 500.
             task.uncancel()
