@@ -152,6 +152,10 @@ TOGETHER = "cannot be given together: each says what is served"
         (("--",), "-- COMMAND has no command; write the program and its arguments"),
         (("--stdio", " "), "--stdio has no command; write the program and its arguments"),
         (("--stdio", "a 'b"), "--stdio cannot be split into words: no closing quotation"),
+        (
+            ("ftp://a/mcp",),
+            "TARGET: ftp://a/mcp is not the address of an MCP server: it must begin with http:// or https://",
+        ),
         (("https://a/mcp", "--env", "A=1"), "--env is for a program, and TARGET is a URL"),
         (("https://a/mcp", "--cwd", "x"), "--cwd is for a program, and TARGET is a URL"),
         (("--header", "A: b", "--", "bake"), "--header is for a URL, and -- COMMAND is a program"),

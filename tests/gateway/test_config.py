@@ -404,7 +404,10 @@ FORMS = "${VAR}, ${VAR:-default}, ${env:VAR}, ${header:NAME} and ${principal}"
         ({**PROGRAM, "args": ["${NOT_SET}"]}, f"args {SECRET_NOT_SET}"),
         ({**PROGRAM, "env": {"A": "${env:NOT_SET}"}}, f"env A {SECRET_NOT_SET}"),
         ({**ADDRESS, "headers": {"A": "${TOKEN} ${NOT_SET}"}}, f"header A {SECRET_NOT_SET}"),
-        ({**ADDRESS, "perdure": {"token_env": "NOT_SET"}}, f"token_env {SECRET_NOT_SET}"),
+        (
+            {**ADDRESS, "perdure": {"token_env": "NOT_SET"}},
+            "token_env needs the variable NOT_SET, which is not set; set it",
+        ),
         ({**PROGRAM, "env": {"A": "${input:key}"}}, f"env A has ${{input…}}, which is not known; allowed: {FORMS}"),
         ({**PROGRAM, "args": ["${principal}"]}, "args has ${principal}, which may stand in env and headers only"),
         ({"url": "https://${header:Host}/"}, "url has ${header:Host}, which may stand in env and headers only"),
@@ -418,8 +421,8 @@ FORMS = "${VAR}, ${VAR:-default}, ${env:VAR}, ${header:NAME} and ${principal}"
         ),
         ({"url": "https://b.example:${TOKEN}/mcp"}, "url is not an address such as https://HOST/mcp"),
         (
-            {"url": "ftp://b.example/mcp"},
-            "ftp://b.example/mcp is not the address of an MCP server: it must begin with http:// or https://",
+            {"url": "ftp://b.example/${TOKEN}"},
+            "ftp://b.example/*** is not the address of an MCP server: it must begin with http:// or https://",
         ),
         (
             {"url": "http://b.example/${TOKEN}", "headers": {"X-Key": "${TOKEN}"}},

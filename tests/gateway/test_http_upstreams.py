@@ -21,7 +21,7 @@ from tests.clients.node_clients import HERE as CLIENTS
 from tests.gateway.test_web_sdk import KINDS, SESSIONS, served
 from tests.support.clients.modern_peer import CallPeer, result_of, said
 from tests.support.clients.recording_client import looking
-from tests.support.clients.wire_client import Ended, Message, Peer, Web, Wire, progress_of, text_of
+from tests.support.clients.wire_client import Ended, Message, Peer, Web, Wire, answer_of, progress_of, text_of
 from tests.support.processes.cluster import Cluster, cluster
 from tests.support.processes.node_programs import node_modules, program
 from tests.support.servers.gate_file_tools import diary, open_gate
@@ -242,6 +242,31 @@ async def test_patience_ends() -> None:
         assert answer["error"]["data"]["ran"] is False
         assert answer["error"]["data"]["reason"] == "unreachable"
         assert answer["error"]["data"]["upstream"] == "scripted"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_a_secret_in_an_address_is_masked(is_there: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """In the log, in the answers of requests that could not be served, and in the upstream's health. What to do next
+    stands in the answer."""
+    secret = "s3cret-token"
+    async with scripted_http(token="other") as upstream:
+        url = upstream.url.replace("/mcp", f"/{secret}/mcp?key={secret}")
+        if not is_there:
+            await go_away(upstream)
+        secrets: dict[str, Any] = {"secrets": frozenset({secret}), "patience": 0.3, "era": "session"}
+        async with gateway(url, complaint="wants a token", **secrets) as site:
+            peer = Peer(site)
+            response = await site.request("POST", headers=peer.headers(), body=peer.handshake())
+            error = answer_of(response)["error"]
+            health = site.app.upstream
+            assert health is not None
+            assert error["data"]["reason"] == ("unauthorized" if is_there else "unreachable")
+            told = "does not help until the operator" if is_there else "Send the request again later"
+            assert error["message"].startswith("The server scripted is not available: ")
+            assert told in error["message"]
+            assert secret not in f"{error} {health!r}"
+    assert "/***/mcp" in caplog.text
+    assert secret not in caplog.text
 
 
 async def test_an_upstream_wants_another_token(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def find_servers(ctx: click.Context) -> Servers | None:
         raise click.MissingParameter(ctx=ctx, param=params["target"])
     kind, source = chosen[0]
 
-    is_address = kind == "target" and source.value.startswith(("http://", "https://"))
+    is_address = kind == "target" and "://" in source.value
     is_code = kind == "target" and not is_address
     if is_code and given["check"]:
         raise Misuse(f"--check is for servers that are not Python code; perdure list {source.value} shows this one")

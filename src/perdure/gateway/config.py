@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from perdure._core.jsonc import BadDocument, Members, decode
 from perdure._core.text import did_you_mean
 from perdure.errors import Misuse
-from perdure.gateway.upstream import Auth, Era, HttpUpstream, Program, Text, Texts, Upstream, keys_of
+from perdure.gateway.upstream import MASK, Auth, Era, HttpUpstream, Program, Text, Texts, Upstream, keys_of, masked
 from perdure.settings import NUMBERS, Rule
 
 HOLDERS = ("mcpServers", "servers", "context_servers")
@@ -63,6 +63,7 @@ MADE_HERE = frozenset(
 )
 """Headers that belong to one hop, or to the protocol: the gateway writes them itself."""
 _AUTHORIZATION = "authorization"
+_TOKEN_ENV = "token_env"
 
 _LAUNCHERS = re.compile(r"npx|npm|pnpm|pnpx|bunx?|uvx?|pipx|deno|node|nodejs|python[0-9.]*")
 _SUBCOMMANDS = frozenset({"run", "exec", "x", "dlx", "tool"})
@@ -284,7 +285,7 @@ class _Entry:
         self._around = around
 
     def refuse(self, sentence: str) -> Misuse:
-        return Misuse(f"{self._where}: {sentence}")
+        return Misuse(masked(self.secrets).sub(MASK, f"{self._where}: {sentence}"))
 
     @staticmethod
     def shown(value: object) -> str:
@@ -368,7 +369,7 @@ class _Entry:
             if not isinstance(token_env, str) or not _VARIABLE.fullmatch(token_env):
                 # Not what was seen: it may be the token.
                 raise self.refuse("token_env is not the name of a variable, such as BAKERY_TOKEN")
-            self._variable("token_env", token_env, None)
+            self._variable(_TOKEN_ENV, token_env, None)
         address = HttpUpstream(
             url=url,
             headers=headers,
@@ -450,9 +451,8 @@ class _Entry:
         value = self._around.environ.get(name)
         if value is None or (not value and default is not None):
             if default is None:
-                raise self.refuse(
-                    f"{key} needs the variable {name}, which is not set; set it, or write ${{{name}:-default}}"
-                )
+                remedy = "set it" if key == _TOKEN_ENV else f"set it, or write ${{{name}:-default}}"
+                raise self.refuse(f"{key} needs the variable {name}, which is not set; {remedy}")
             return default
         self.secrets.add(value)
         return value

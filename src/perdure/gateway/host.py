@@ -71,6 +71,7 @@ def reach(upstream: Upstream) -> WebUpstream:
             token=token_provider(address.token_env, address.token_file, os.environ),
             patience=upstream.patience,
             insecure=address.insecure,
+            mask=upstream.mask,
         )
     except NotUsable as refused:
         raise Misuse(f"the upstream {upstream.name} cannot be used: {upstream.mask(str(refused))}") from None

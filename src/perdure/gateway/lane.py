@@ -7,7 +7,7 @@ lives once: after `on_closed` its user opens another.
 
 import asyncio
 import json
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -229,9 +229,33 @@ async def open_lane(
             raise
 
 
+_LATER = "Send the request again later; if it fails again, the operator of the gateway has to look at the server."
+_OPERATOR = "Sending the request again does not help until the operator of the gateway has"
+
+ADVICE: Mapping[Reason, str] = {
+    Reason.NO_PROGRAM: f"{_OPERATOR} installed the program, or corrected its command.",
+    Reason.DIED: _LATER,
+    Reason.NO_HANDSHAKE: _LATER,
+    Reason.VERSION: f"{_OPERATOR} updated the server.",
+    Reason.BACKING_OFF: _LATER,
+    Reason.UNREACHABLE: _LATER,
+    Reason.UNAUTHORIZED: f"{_OPERATOR} given it other credentials for the server.",
+    Reason.FORBIDDEN: f"{_OPERATOR} given it other credentials for the server.",
+    Reason.NOT_FOUND: f"{_OPERATOR} corrected the server's address.",
+    Reason.NOT_MCP: f"{_OPERATOR} corrected the server's command or address.",
+    Reason.SERVER_ERROR: _LATER,
+    Reason.LIMIT: "End a session or a call that is not needed, or send the request again later.",
+}
+"""What a model, or its user, can do next."""
+
+
 def unavailable_error(upstream: str, failure: UpstreamUnavailable) -> bytes:
     """The error of a request that did not run, as JSON."""
     data: JsonObject = {"upstream": upstream, "reason": failure.reason.value, "ran": False}
     if failure.retry_after is not None:
         data["retryAfterMs"] = int(failure.retry_after * 1000)
-    return json.dumps({"code": UPSTREAM_UNAVAILABLE, "message": str(failure), "data": data}).encode()
+    sentence = str(failure)
+    if not sentence[:1].isupper():  # it begins with "it"
+        sentence = f"The server {upstream} is not available: {sentence}"
+    message = f"{sentence}{'' if sentence.endswith(('.', '!', '?')) else '.'} {ADVICE[failure.reason]}"
+    return json.dumps({"code": UPSTREAM_UNAVAILABLE, "message": message, "data": data}).encode()

@@ -6,7 +6,7 @@ variables or headers, because any of them may hold a secret.
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -24,6 +24,16 @@ Auth = Literal["own", "pass"]
 
 MIN_MASKED = 4
 """Characters of the shortest value that is masked: shorter ones (`1`, `on`) are in every other word of a log."""
+
+
+MASK = "***"
+
+
+def masked(secrets: Collection[str]) -> re.Pattern[str]:
+    """A pattern that fits the values that are masked."""
+    # The longest first: one value may be a part of another. Without a value it fits nothing.
+    values = sorted((one for one in secrets if len(one) >= MIN_MASKED), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, values)) or r"(?!)")
 
 
 class CallerLacks(Exception):
@@ -216,13 +226,11 @@ class Upstream:
 
     @cached_property
     def _masked(self) -> re.Pattern[str]:
-        # The longest first: one value may be a part of another. Without a value it fits nothing.
-        values = sorted((one for one in self.secrets if len(one) >= MIN_MASKED), key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, values)) or r"(?!)")
+        return masked(self.secrets)
 
     def mask(self, text: str) -> str:
         """Replace the values that came from variables, in a text that is logged or shown, by `***`."""
-        return self._masked.sub("***", text)
+        return self._masked.sub(MASK, text)
 
     def rerun_rule(self, tool: str) -> str | None:
         """Return the pattern of `rerun` that decides for a tool: its own name, else the longest one that fits."""

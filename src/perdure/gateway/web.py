@@ -119,7 +119,8 @@ class WebUpstream:
     """Holds what all lanes to one HTTP upstream share: connections, credentials, and the log of how it does.
 
     `headers` and the bearer `token` go along with every request; of a client's request only what `for_caller` is given
-    does. `insecure` allows to send them without TLS beyond this machine. Raises `Refused` for what cannot be used.
+    does. `insecure` allows to send them without TLS beyond this machine. `mask` hides secrets in texts that are
+    shown. Raises `Refused` for what cannot be used.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class WebUpstream:
         token: TokenProvider | None = None,
         patience: float = PATIENCE,
         insecure: bool = False,
+        mask: Callable[[str], str] = str,
     ) -> None:
         headers = headers or {}
         _check_headers(headers)
@@ -141,7 +143,7 @@ class WebUpstream:
             raise Refused("insecure", sentence)
         on_401 = "does not accept the given credentials" if has_secrets else "wants a token"
         self._client = client
-        self.endpoint = Endpoint(client, url, on_401=on_401, direct=direct, times=TIMES)
+        self.endpoint = Endpoint(client, url, on_401=on_401, direct=direct, times=TIMES, mask=mask)
         self.limits = ClientLimits(
             patience=Patience(max_time=patience, max_tries=sys.maxsize, first_delay=FIRST_DELAY, max_delay=MAX_DELAY),
             listening=Patience(
@@ -153,7 +155,7 @@ class WebUpstream:
             following=FOLLOWING,
             counts_from_request=True,
         )
-        self.report: Report = ConnectionLog(url, level=logging.WARNING, first_wait=patience)
+        self.report: Report = ConnectionLog(url, level=logging.WARNING, first_wait=patience, mask=mask)
 
     def for_caller(self, headers: Mapping[str, str], token: TokenProvider | None) -> Self:
         """The same upstream over the same connections, with what a caller brings. `token` is asked for each request."""
@@ -350,7 +352,7 @@ class WebLane:
         try:
             begun = await self._link.begin(text, self._route.new_id())
         except Unavailable as away:
-            sentence = f"the upstream cannot be reached: {away}"
+            sentence = f"the server does not answer: {away}"
             raise UpstreamUnavailable(Reason.UNREACHABLE, sentence, retry_after=away.at_least or MAX_DELAY) from away
         except Refused as refused:
             raise _unavailable(refused, is_handshake=True) from refused

@@ -249,7 +249,8 @@ class Endpoint:
 
     `direct`: requests go over it, past the library above it, unless the server redirects or encodes; the client then
     has no other auth than a `Bearer`, and cookies are not kept. `times` are those of such requests. `headers` and
-    `bearer` are of this endpoint alone, beside or in place of those of the client.
+    `bearer` are of this endpoint alone, beside or in place of those of the client. `mask` hides secrets of addresses in
+    sentences.
     """
 
     def __init__(
@@ -262,8 +263,10 @@ class Endpoint:
         times: Times = TIMES,
         headers: Mapping[str, str] | None = None,
         bearer: Bearer | None = None,
+        mask: Callable[[str], str] = str,
     ) -> None:
         self._client = client
+        self._mask = mask
         self._headers = headers or {}
         self._bearer = bearer
         self._address = httpx2.URL(url)
@@ -278,12 +281,13 @@ class Endpoint:
 
     def at(self, url: str) -> Endpoint:
         """Another address of the same server, with the same client and credentials."""
-        return Endpoint(self._client, url, on_401=self._on_401)
+        return Endpoint(self._client, url, on_401=self._on_401, mask=self._mask)
 
     def carrying(self, headers: Mapping[str, str], token: TokenProvider | None, *, on_401: str) -> Endpoint:
         """The same address over the same connections, with headers of its own. `token` is asked for each request."""
         bearer = None if token is None else Bearer(token, keeps=False)
-        how: Any = {"direct": self._direct, "times": self._times, "headers": headers, "bearer": bearer}
+        how: Any = {"direct": self._direct, "times": self._times, "mask": self._mask}
+        how |= {"headers": headers, "bearer": bearer}
         return Endpoint(self._client, self.url, on_401=on_401, **how)
 
     def post(
@@ -324,7 +328,7 @@ class Endpoint:
                 if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
                     # TLS does not fit: trying again cannot help.
                     said = str(getattr(cause, "verify_message", "") or cause.reason)
-                    sentence = f"{shown(self.url)} cannot be trusted: {said[:_MAX_SHOWN]} (TLS)"
+                    sentence = f"{self._mask(shown(self.url))} cannot be trusted: {said[:_MAX_SHOWN]} (TLS)"
                     refusal = Refused("tls", sentence)
                     raise RequestFailed(Failure.UNTRUSTED, sentence, refusal=refusal) from error
                 cause = cause.__cause__ or cause.__context__
@@ -383,7 +387,7 @@ class Endpoint:
 
     def refusal(self, response: HttpResponse) -> Refused:
         """The refusal that a response is which is neither an answer nor a passing trouble."""
-        status, where = response.status, shown(self.url)
+        status, where = response.status, self._mask(shown(self.url))
         if status == 401:
             reason, sentence = "unauthorized", f"{where} {self._on_401} (HTTP 401)"
         elif status == 403:
@@ -392,6 +396,7 @@ class Endpoint:
             hint = "" if httpx2.URL(self.url).path.strip("/") else "; its address has a path, most often /mcp"
             reason, sentence = "not_found", f"there is no MCP server at {where} (HTTP {status}){hint}"
         elif (place := response.redirect) is not None:
+            place = self._mask(place)
             reason, sentence = "moved", f"{where} sends us to {place}, which is not followed: use that address"
         elif status < 300:
             seen = "what is not a response to the request" if response.media == "application/json" else response.media

@@ -39,10 +39,20 @@ class ConnectionLog:
 
     `level` is that of a server that is away. A program that raises an error for some notices `skips` them. Patience for
     a server that has not answered yet is `first_wait` seconds; where there is none, the handshake's error says why.
+    `mask` hides secrets.
     """
 
-    def __init__(self, url: str, *, level: int, first_wait: float, skips: Collection[Notice] = ()) -> None:
-        self._where = shown(url)
+    def __init__(
+        self,
+        url: str,
+        *,
+        level: int,
+        first_wait: float,
+        skips: Collection[Notice] = (),
+        mask: Callable[[str], str] = str,
+    ) -> None:
+        self._where = mask(shown(url))
+        self._mask = mask
         self._level = level
         self._skips = skips
         self._first_wait = first_wait
@@ -53,6 +63,7 @@ class ConnectionLog:
     def __call__(self, notice: Notice, why: str = "", *, reason: str = "") -> None:
         if notice in self._skips:
             return
+        why = self._mask(why)
         match notice:
             case Notice.WAITING if self._last is None and (self._has_answered or self._first_wait):
                 self._last, level = "", self._level
