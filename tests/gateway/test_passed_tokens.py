@@ -75,6 +75,7 @@ class TenantPeer(Peer):
 
 
 async def test_each_caller_reaches_the_upstream_with_its_own_token_and_the_named_header(story: Story) -> None:
+    """G45."""
     ann, bob = story.token("ann"), story.token("bob")
     for token in (ann, bob):
         peer = await TenantPeer(story.site, token=token).initialize()
@@ -115,6 +116,7 @@ async def test_a_newer_token_of_the_session_is_used_also_for_a_call_that_runs(st
 
 
 async def test_without_a_token_the_gateway_asks_for_one_and_tells_where_to_get_it(story: Story) -> None:
+    """G45."""
     response = await Peer(story.site).send({})
     assert (response.status_code, OWN in response.headers["www-authenticate"]) == (401, True)
     metadata = (await story.site.http.get(story.site.url.removesuffix("/mcp") + METADATA)).json()
@@ -123,6 +125,7 @@ async def test_without_a_token_the_gateway_asks_for_one_and_tells_where_to_get_i
 
 
 async def test_a_handshake_with_a_token_that_the_upstream_refuses_is_refused_alike(story: Story) -> None:
+    """G45."""
     story.upstream.refuse(
         "initialize", 401, times=2, headers={"WWW-Authenticate": f'Bearer error="invalid_token", {THEIRS}'}
     )
