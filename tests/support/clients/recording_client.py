@@ -173,10 +173,11 @@ def is_accepted(address: str, request_id: int) -> bool:
 
 
 def assert_answered_once(address: str) -> None:
-    """Every accepted request has one answer, and its stream is sealed (promise 3)."""
+    """Every accepted request has one answer beside its early one, and its stream is sealed (promise 3)."""
     query = """
         SELECT stream.id, stream.sealed, count(*),
-               (SELECT count(*) FROM entry WHERE entry.stream = stream.key AND entry.final = 1)
+               (SELECT count(*) FROM entry
+                WHERE entry.stream = stream.key AND entry.final = 1 AND entry.seq <> stream.answered)
         FROM call JOIN stream ON stream.key = call.stream GROUP BY stream.key
     """
     with looking(address) as rows:
