@@ -163,8 +163,8 @@ class Settings:
     )
     answer_within: tuple[str, ...] = _connection(
         (),
-        "after which time a session's client is answered that its call still runs, `CLIENT=TIME`, `*` for all that are"
-        " not named, 1s to 1h; it gets the result by a tool of its own",
+        "after which time a client without tasks is answered that its call still runs, `CLIENT=TIME`, `*` for all that"
+        " are not named, 1s to 1h; it gets the result by a tool of Perdure's own",
     )
     task_after: float = _connection(
         10.0, "how long a call may take before a client that takes tasks gets a handle in place of the answer", low=0

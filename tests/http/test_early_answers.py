@@ -174,6 +174,48 @@ async def test_a_question_behind_the_early_answer_is_asked_on_a_wait(shop: ToolS
     assert text_of(last) == "because"
 
 
+@pytest.mark.parametrize("version", ["2025-06-18", "2025-11-25"])
+async def test_progress_of_the_tool_comes_under_the_token_of_the_wait(
+    shop: ToolServer, early: Site, version: str
+) -> None:
+    """Of 2025-06-18 the first progress is Perdure's own, and no word of the tool: it gives the client a position."""
+    peer = await early.join(version)
+    quiet = await answered(peer, "wait", gate="q", token="quiet")
+    assert "Last progress" not in text_of(quiet)
+    first = await answered(peer, "count", n=2, gate="g", pauses=[1], token="first")
+    assert text_of(first).endswith("Last progress: 1 of 2.")
+    waiting = await peer.call(WAIT, call=call_in(first), token="mine")
+    shown = [await waiting.message()]
+    if version == "2025-06-18":
+        assert shown.pop()["params"] == {"progressToken": "mine", "progress": 0}
+        assert waiting.last_id
+        shown = [await waiting.message()]
+    assert shown[0]["params"] == {"progressToken": "mine", "progress": 1, "total": 2}
+    shop.open("g/1")
+    assert text_of((await waiting.rest())[-1]) == "counted to 2"
+
+
+async def test_a_known_caller_is_shown_its_calls_of_all_sessions_that_it_has_not_seen_the_end_of(
+    shop: ToolServer,
+) -> None:
+    async with serve(shop.server, auth=Guests(), answer_within=RULE) as site:
+        ann = await site.join(token="ann-1")
+        first = await answered(ann, "wait", gate="g")
+        cut = await ann.call("wait", gate="h")
+        await until(lambda: "waiting at h" in shop.seen)
+        await cut.drop()
+        here, elsewhere = [text_of(await answered(peer, WAIT)) for peer in (ann, await site.join(token="ann-2"))]
+        assert here.count("still running") == 2  # also what has no early answer yet
+        assert [line.rpartition(" ")[2] for line in elsewhere.splitlines()] == [call_in(first)]
+        shop.open("g")
+        shop.open("h")
+        assert text_of(await answered(ann, WAIT, call=call_in(first))) == "went through g"
+        assert call_in(first) not in text_of(await answered(ann, WAIT))
+        lost = text_of(await answered(ann, WAIT)).rpartition(" ")[2]
+        assert text_of(await answered(ann, WAIT, call=lost)) == "went through h"
+        assert text_of(await answered(ann, WAIT)).startswith("No call of yours runs")
+
+
 async def test_a_client_that_resumes_by_itself_is_not_answered_early(shop: ToolServer, early: Site) -> None:
     async with connect(early.url, mode="legacy") as client:
         assert {WAIT, CANCEL}.isdisjoint(tool.name for tool in (await client.list_tools()).tools)

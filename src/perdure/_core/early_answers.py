@@ -6,11 +6,16 @@ Perdure's own then waits for the result. Such a client is shown no output schema
 
 import functools
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from perdure._core.durable_calls import progress_text
+from perdure._core import heartbeats
+from perdure._core.codes import REQUEST_CANCELLED
+from perdure._core.durable_calls import CallClient, progress_text
 from perdure._core.jsonrpc import JsonObject
+from perdure._core.settling import as_progress
+from perdure._core.states import CallState
 from perdure._core.text import format_duration, parse_duration
 
 CALL = "dev.perdure/call"
@@ -25,10 +30,10 @@ LEAST, MOST = 1.0, 3_600.0
 NAME_MOST = 100
 """Characters of a tool's name that a text quotes."""
 
-UNKNOWN_CALL = (
-    "There is no such call, or its result is no longer kept. Check what happened before you call the tool again."
-)
+GIVE_ID = 'Give the id that the answer "still running" contained.'
+"""To a caller that is not known: no list of its calls can be made."""
 STORE_FAILS = "The server cannot look for the call now. Call this again later."
+STOPPING = "The server is stopping. Call this again."
 NOT_NOW = "No process of the server runs the call now, so it cannot be cancelled yet. Call this again later."
 
 
@@ -56,17 +61,28 @@ def parse_answer_rules(rules: Iterable[str]) -> Mapping[str, float]:
 
 def time_for(rules: Mapping[str, float], client_params: bytes) -> float | None:
     """After how many seconds the client of a session is answered; `None` if it waits for its answers."""
-    name, waits = _client(client_params)
-    return None if waits else rules.get(name, rules.get("*"))
+    client = _client(client_params)
+    return None if _resumes(client) else _time(rules, client)
+
+
+def time_at_call(rules: Mapping[str, float], client: CallClient) -> float | None:
+    """The same of a client of 2026-07-28, which may take tasks, or give its calls keys."""
+    return None if client.takes_tasks or client.repeats or _resumes(client) else _time(rules, client)
 
 
 @functools.lru_cache(maxsize=256)
-def _client(params: bytes) -> tuple[str, bool]:
+def _client(params: bytes) -> CallClient:
     said = json.loads(params) if params else {}
-    info, capabilities = said.get("clientInfo"), said.get("capabilities")
-    experimental = capabilities.get("experimental") if isinstance(capabilities, dict) else None
-    name = str(info.get("name", "")) if isinstance(info, dict) else ""
-    return name.lower(), isinstance(experimental, dict) and RESUMES in experimental
+    return CallClient(version="", info=said.get("clientInfo"), capabilities=said.get("capabilities"))
+
+
+def _time(rules: Mapping[str, float], client: CallClient) -> float | None:
+    return rules.get(client.name.lower(), rules.get("*"))
+
+
+def _resumes(client: CallClient) -> bool:
+    experimental = client.capabilities.get("experimental") if isinstance(client.capabilities, Mapping) else None
+    return isinstance(experimental, Mapping) and RESUMES in experimental
 
 
 def as_resuming(params: JsonObject) -> JsonObject:
@@ -87,6 +103,10 @@ def is_cancelled_by_id(params: Mapping[str, Any], call: str) -> bool:
     return isinstance(meta, dict) and meta.get(CALL) == call
 
 
+def names_of(tools: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    return frozenset(str(tool.get("name")) for tool in tools)
+
+
 def own_tools(taken: Collection[str]) -> OwnTools:
     """The names of Perdure's own tools beside those of a server, which keep theirs."""
     return OwnTools(*(_free(name, taken) for name in OwnTools()))
@@ -105,7 +125,9 @@ def listed(page: JsonObject, names: OwnTools, seconds: float) -> JsonObject:
     tools = [_without_schema(tool) for tool in page.get("tools") or []]
     if page.get("nextCursor") is None:
         tools += _own(names, seconds)
-    return {**page, "tools": tools}
+    # At 2026-07-28 a result says who may share it: this one is for clients of one name.
+    scope = {"cacheScope": "private"} if "cacheScope" in page else {}
+    return {**page, **scope, "tools": tools}
 
 
 def _without_schema(tool: Any) -> Any:
@@ -119,8 +141,8 @@ def _own(names: OwnTools, seconds: float) -> list[JsonObject]:
             "name": names.wait,
             "description": "Get the result of an earlier call to a tool of this server that was answered"
             f' "still running". Waits up to {format_duration(seconds)}. Returns that tool\'s result, or says that it'
-            " still runs: then call this again. Without `call` it lists the calls of this session that were answered"
-            " so.",
+            " still runs: then call this again. If a call to this server failed because the connection broke, call this"
+            " without `call` to see what became of it.",
             "inputSchema": {"type": "object", "properties": call},
             "annotations": {"readOnlyHint": True, "idempotentHint": True},
         },
@@ -139,7 +161,7 @@ def still_running(
 ) -> JsonObject:
     """The result that takes the place of a call's own, while the call goes on."""
     name, wait = _quoted(tool), format_duration(seconds)
-    said = progress_text(progress) if progress is not None else ""
+    said = _said(progress) if progress is not None else ""
     last = " It waits for an answer from the user." if asks else f" Last progress: {said}." if said else ""
     text = (
         f"{name} is still running after {age:.0f} s, and goes on. To get its result, call the tool {names.wait} with"
@@ -147,21 +169,41 @@ def still_running(
         f" {name} again for the same thing: that would start a second run.{last}"
     )
     meta = {CALL: {"id": call, "tool": tool, "state": "running"}}
-    return {"content": [{"type": "text", "text": text}], "_meta": meta}
+    return {**_text(text), "_meta": meta}
 
 
-def result_for_model(tool: str, response: JsonObject, *, cancelled: bool) -> JsonObject:
-    """What the wait tool returns of a call that has ended: the tool's own result, or its error as a text, because many
-    hosts show the model nothing of protocol errors."""
-    error = response.get("error")
-    if error is None:
-        result: JsonObject = response["result"]
-        return result
-    if cancelled:
+def _said(progress: JsonObject) -> str:
+    """What a tool has said, which is nothing where the first progress is Perdure's own (`heartbeats.FIRST`)."""
+    value = as_progress(progress.get("progress"))
+    if value is not None and heartbeats.FIRST <= value <= heartbeats.BEHIND_FIRST:
+        progress = {**progress, "progress": 0}
+        if value == heartbeats.FIRST and not progress.get("message"):
+            return ""
+    return progress_text(progress)
+
+
+def error_for_model(tool: str, error: JsonObject) -> JsonObject:
+    """What the wait tool returns of a call that has ended with an error: a text, because many hosts show the model
+    nothing of protocol errors."""
+    if error.get("code") == REQUEST_CANCELLED:
         return failure(f"{_quoted(tool)} was cancelled; it may have done a part of its work.")
     if isinstance(error.get("data"), dict) and error["data"].get("outcome") == "unknown":
         return failure(str(error.get("message")))
     return failure(f"{_quoted(tool)} failed: {error.get('message')} (code {error.get('code')}).")
+
+
+def unanswered_round(tool: str) -> JsonObject:
+    """What it returns of a tool whose last word is a round that only a call of the tool itself can answer."""
+    return failure(f"{_quoted(tool)} has ended with a question that it asks only a call of its own. Call it again.")
+
+
+def unknown_call(kept: float) -> JsonObject:
+    """Of an id that was never given out, of another caller's call, and of one whose time has passed. `kept`: seconds
+    for which results are kept."""
+    return failure(
+        f"There is no such call, or its result is no longer kept ({format_duration(kept)}). Check what happened before"
+        " you call the tool again."
+    )
 
 
 def cancelling(tool: str, *, is_over: bool) -> JsonObject:
@@ -170,20 +212,48 @@ def cancelling(tool: str, *, is_over: bool) -> JsonObject:
         if is_over
         else "is being cancelled; it may have done a part of its work."
     )
-    return {"content": [{"type": "text", "text": f"{_quoted(tool)} {text}"}]}
+    return _text(f"{_quoted(tool)} {text}")
 
 
-def call_list(lines: Iterable[str]) -> JsonObject:
-    text = "\n".join(lines) or "No call of this session was answered early."
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListedCall:
+    """A call that its caller can ask for."""
+
+    tool: str
+    id: str
+    began: float
+    ended: float | None
+    """`None` if it runs."""
+    state: CallState
+    waits: bool = False
+    """It waits for an answer from the user."""
+
+    def line(self, now: float) -> str:
+        took = "" if self.ended is None else f" after {max(0.0, self.ended - self.began):.0f} s"
+        match self.state:
+            case CallState.RUNNING | CallState.WAITING:
+                state = "waits for an answer from the user" if self.waits else "still running"
+            case CallState.ANSWERED:
+                state = f"has ended{took}; its result is kept"
+            case CallState.CANCELLED:
+                state = f"cancelled{took}, may have done a part of its work"
+            case CallState.SETTLED:
+                state = f"interrupted{took}, outcome unknown"
+        return f"{_quoted(self.tool)}, begun {max(0.0, now - self.began):.0f} s ago, {state}: {self.id}"
+
+
+def call_list(calls: Sequence[ListedCall], now: float) -> JsonObject:
+    """What the wait tool returns without an id."""
+    lines = [call.line(now) for call in calls]
+    return _text("\n".join(lines) or "No call of yours runs, or has ended with a result that you have not seen.")
+
+
+def _text(text: str) -> JsonObject:
     return {"content": [{"type": "text", "text": text}]}
 
 
-def call_line(tool: str, call: str, *, age: float, state: str) -> str:
-    return f"{_quoted(tool)}, begun {age:.0f} s ago, {state}: {call}"
-
-
 def failure(text: str) -> JsonObject:
-    return {"content": [{"type": "text", "text": text}], "isError": True}
+    return {**_text(text), "isError": True}
 
 
 def _quoted(tool: str) -> str:

@@ -519,7 +519,9 @@ class Settler:
                         pass
                     case Verdict.CANCEL:
                         payload = cancelled(call.row.request_id, call.outline(self._context.clock()))
-                        also = end_of_call(owner, self._context.clock(), _BROKE)
+                        early = self._context.early
+                        keeps = early is not None and early.keeps(owner)
+                        also = end_of_call(owner, self._context.clock(), _BROKE, keeps=keeps)
                         with spans.settle(owner.id[:8], stream.id, outcome="cancelled"):
                             stream.append(payload, end=call.ended(CallStep.CANCEL), also=also)
                         await self._tell_status(owner, call, stream, CallState.CANCELLED, payload)

@@ -36,6 +36,8 @@ class CallRuntime(LaneUser):
     _task: asyncio.Task[None] | None = None
     _asks: dict[str, AskKey] = field(default_factory=dict)
     _can_be_followed: bool = False
+    _had_key: bool = False
+    """Its client could ask for it when it began."""
 
     def __post_init__(self) -> None:
         told = json.loads(self._record.client_params)
@@ -73,7 +75,7 @@ class CallRuntime(LaneUser):
         self._begin(call, state)
 
     def _begin(self, request: Request, follow: JsonObject | None = None) -> None:
-        self._request = request
+        self._request, self._had_key = request, self._outlet.is_task
         self._task = asyncio.create_task(self._run(request, follow), name="perdure-call")
 
     async def _run(self, request: Request, follow: JsonObject | None) -> None:
@@ -113,8 +115,8 @@ class CallRuntime(LaneUser):
 
     @property
     def passes_round(self) -> bool:
-        """A client that may have a handle is asked as by the call itself."""
-        return not (self._client.takes_tasks and self._outlet.is_task)
+        """A client that may have a handle, or has had an early answer, is asked as by the call itself."""
+        return not (self._outlet.is_task and (self._client.takes_tasks or not self._had_key))
 
     def on_notification(self, method: str, params: JsonObject | None) -> Flow | None:
         request = self._request

@@ -32,8 +32,8 @@ from perdure._core.unknown_outcome import unknown_error
 from perdure.gateway.lane import LOG_MESSAGE, Lost, Reason, Rising, UpstreamUnavailable, unavailable_error
 from perdure.gateway.pool import Gone, LanePool, Refused
 from perdure.gateway.watched_lane import caller_of
-from perdure.runtime.base import Flow
-from perdure.runtime.server import announce_extensions
+from perdure.runtime.base import Flow, Tools
+from perdure.runtime.server import announce_extensions, with_own_tools
 from perdure.runtime.token_check import end_check
 from perdure.settings import Settings
 
@@ -48,10 +48,14 @@ _MOST_TRIES = 5
 """Lanes on which a request is tried that did not run: each of them has had its handshake, and ended."""
 
 
-def manager_of(name: str, pool: LanePool, settings: Settings) -> StreamableHTTPSessionManager:
+def manager_of(name: str, pool: LanePool, tools: Tools, settings: Settings) -> StreamableHTTPSessionManager:
     """The SDK's handler of a server that relays to an upstream."""
     server: Server[Any] = Server(name)
-    server.middleware = [partial(announce_extensions, settings), Relay(name, pool)]
+    server.middleware = [
+        partial(announce_extensions, settings),
+        *with_own_tools(settings, tools),
+        Relay(name, pool),
+    ]
     return StreamableHTTPSessionManager(
         app=server, stateless=True, json_response=settings.json_response, max_request_body_size=settings.max_body
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from starlette.types import Receive, Scope, Send
 
 from perdure.gateway.pool import LanePool
+from perdure.runtime.base import Tools
 from perdure.settings import Settings
 
 if TYPE_CHECKING:
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 class FaceHandler:
     """Implements `SessionlessHandler` by a server that relays to an upstream (`face.py`)."""
 
-    def __init__(self, name: str, pool: LanePool, settings: Settings) -> None:
+    def __init__(self, name: str, pool: LanePool, tools: Tools, settings: Settings) -> None:
         self._name = name
         self._pool = pool
+        self._tools = tools
         self._settings = settings
         self._is_wanted = asyncio.Event()
         self._manager: asyncio.Future[StreamableHTTPSessionManager] = asyncio.get_running_loop().create_future()
@@ -45,7 +47,7 @@ class FaceHandler:
         try:
             from perdure.gateway.face import manager_of
 
-            manager = manager_of(self._name, self._pool, self._settings)
+            manager = manager_of(self._name, self._pool, self._tools, self._settings)
             async with manager.run():
                 self._manager.set_result(manager)
                 await asyncio.Event().wait()

@@ -362,10 +362,11 @@ def host_upstream(upstream: Upstream, settings: Settings, *, children: Children 
                 lanes.server.on_restart.append(runtimes.restart)
             try:
                 changes = UpstreamChanges(pool, answers_within, upstream.needs_caller)
+                upstream_tools = UpstreamTools(pool)
                 yield Started(
                     runtimes=runtimes,
-                    sessionless=FaceHandler(upstream.name, pool, settings),
-                    tools=UpstreamTools(pool),
+                    sessionless=FaceHandler(upstream.name, pool, upstream_tools, settings),
+                    tools=upstream_tools,
                     changes=None if settings.eras == "session" else changes,
                 )
             finally:

@@ -7,12 +7,14 @@ answers. A call with a key is joined by every request that shows the key again, 
 """
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from starlette.types import Receive, Send
 
+from perdure._core import early_answers as texts
 from perdure._core import heartbeats, sse
 from perdure._core.codes import STOPPING
 from perdure._core.durable_calls import (
@@ -40,8 +42,9 @@ from perdure.http.event_stream import Ending, EventStream
 from perdure.http.refusals import HttpRefusal, Refusal
 from perdure.http.request import Headers, ModernRequest, needs_tasks, read_key
 from perdure.runtime.base import Tools
+from perdure.sessions.calls_by_id import CallsById, is_waiting
 from perdure.sessions.durable_calls import DurableCalls, NewCall, TooManyKeys, needs_its_client
-from perdure.sessions.ledger import Call, encode, progress_token, unknown_outcome
+from perdure.sessions.ledger import Call, encode, encode_answer, progress_token, unknown_outcome
 from perdure.sessions.resume import Reader, Start, attach
 from perdure.sessions.session import Session
 from perdure.store.records import Event, SessionRecord
@@ -74,8 +77,20 @@ _NO_ROOM = (Refusal.TOO_MANY_TASKS, Refusal.TOO_MANY_TASKS_IN_ALL, Refusal.TOO_M
 MAX_CLIENT = 64 << 10
 """Bytes of what a client declares of itself with a durable call, as of an `initialize` request."""
 
+WAIT_PREFIX = f"{STATE_PREFIX}wait."
+"""Begins the `requestState` of a wait whose call waits for its client's input."""
+
 _ASK = b'{"jsonrpc":"2.0","id":"ask-'
 """What every ask begins with (`sessions.ledger.encode_ask`): a client of this revision is not asked on a stream."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Late:
+    """What a client gets that does not wait for the answer itself for longer: a handle, or an early answer."""
+
+    after: float
+    early: float | None = None
+    """The seconds of its rule (`answer_within`); `None`: it takes handles."""
 
 
 class CallReader:
@@ -162,6 +177,7 @@ class DurableCallEndpoint:
         self._tools = tools
         self._secret = secret
         self._asks_in_session = asks_in_session
+        self._by_id = CallsById(self._context)
         self._rules = parse_task_rules(access.settings.tasks)
         self._shown: set[CallReader] = set()
         """Requests that wait for the call that they began."""
@@ -204,7 +220,7 @@ class DurableCallEndpoint:
                 self._access.refuse_if_draining()
                 return await self._answer_call(request, response)
             result = await (self._cancel if message.method == CANCEL else self._task)(request)
-            await response.result(message.id, self._stamped({"resultType": "complete", **result}))
+            await response.result(message.id, self._complete(result))
         except FAILURES as failure:
             if not response.has_begun:
                 raise
@@ -282,7 +298,13 @@ class DurableCallEndpoint:
     # Calls
 
     async def _answer_call(self, request: ModernRequest, response: EventStream) -> bool:
-        key = read_key(request)
+        key, late = read_key(request), None
+        name, client, early = str(request.params.get("name")), request.client, self._context.early
+        if key is None and early is not None and (within := early.at_call(client)) is not None:
+            if texts.may_be_own(name) and name in (names := await self._own_tools(request)):
+                await self._serve_own(request, names, within, response)
+                return True
+            late = Late(after=while_good(within, request.http.scope), early=within)
         state = request.params.get("requestState")
         if isinstance(state, str) and state.startswith(STATE_PREFIX):
             # A further round of a call: its client brings the answers to what it was asked.
@@ -292,11 +314,12 @@ class DurableCallEndpoint:
             if record is None or row is None or row.digest != call_digest(request.message.method, begun):
                 raise HttpRefusal(Refusal.BAD_STATE)
             await self._take_responses(record, request)
-            await self._join(request, record, None, response, gone=Refusal.BAD_STATE)
+            await self._join(request, record, late, response, gone=Refusal.BAD_STATE)
             return True
-        name, client = str(request.params.get("name")), request.client
-        if key is None and not client.takes_asks:
-            rule = TaskSupport.NEVER if self._tools.serves_tasks else self._rules.get(name, self._rules.get("*"))
+        rule = self._rules.get(name, self._rules.get("*"))
+        late = None if rule is TaskSupport.NEVER else late
+        if key is None and late is None and not client.takes_asks:
+            rule = TaskSupport.NEVER if self._tools.serves_tasks else rule
             if rule is TaskSupport.NEVER or (rule is TaskSupport.OPTIONAL and not client.takes_tasks):
                 return False  # it needs no log, whatever the server declares of its tool
         tool = await self._tools.tool(name, request.owner, client, request.http)
@@ -306,7 +329,7 @@ class DurableCallEndpoint:
         if support is TaskSupport.REQUIRED and not client.takes_tasks:
             raise needs_tasks()
         as_task = client.takes_tasks and support is not TaskSupport.NEVER
-        if key is None and not as_task and not client.takes_asks:
+        if key is None and not as_task and late is None and not client.takes_asks:
             return False
         arguments = request.params.get("arguments") or {}
         if tool is not None and isinstance(arguments, Mapping):
@@ -315,19 +338,19 @@ class DurableCallEndpoint:
             wrong = validate_mcp_param_headers(tool.get("inputSchema"), arguments, request.http.headers)
             if wrong is not None:
                 raise HttpRefusal(Refusal.NAME_MISMATCH, message=wrong.message)
-        after = while_good(self._settings.task_after, request.http.scope)
-        if support is TaskSupport.REQUIRED:
-            after = min(after, REQUIRED_AFTER)
+        if as_task:
+            after = while_good(self._settings.task_after, request.http.scope)
+            late = Late(after=min(after, REQUIRED_AFTER) if support is TaskSupport.REQUIRED else after)
         try:
-            await self._serve(request, key, after if as_task else None, response)
+            await self._serve(request, key, late, response)
         except HttpRefusal as refused:
             if key is None and not as_task and refused.refusal in _NO_ROOM:
                 return False  # nothing of it need be kept: its tool runs, and cannot ask
             raise
         return True
 
-    async def _serve(self, request: ModernRequest, key: str | None, after: float | None, response: EventStream) -> None:
-        """Begin a call, or join the one with the same key. `after`: when its client gets a handle, if it may."""
+    async def _serve(self, request: ModernRequest, key: str | None, late: Late | None, response: EventStream) -> None:
+        """Begin a call, or join the one with the same key. `late`: `None` if its client waits for the answer."""
         params, client = request.params, request.client
         message, body = request.message, request.body
         if len(body) > MAX_CLIENT and len(encode(client.told)) > MAX_CLIENT:
@@ -351,7 +374,7 @@ class DurableCallEndpoint:
         for _ in range(BEGIN_MOST):
             begun = await self._begin(call)
             if begun is not None:
-                await self._show(request, *begun, after, response)
+                await self._show(request, *begun, late, response)
                 return
             assert call.names is not None, "a call without a key is always new"
             record = await self._calls.find(call.names[0], request.owner)
@@ -360,7 +383,7 @@ class DurableCallEndpoint:
                 if row.digest != call.digest:
                     raise HttpRefusal(Refusal.KEY_TAKEN)
                 self._context.counters.calls_joined += 1
-                await self._join(request, record, after, response)
+                await self._join(request, record, late, response)
                 return
             await self._refuse_given_up(call.names[0], request.owner, call.digest)
         # A record is without a row; without a record the client tries again.
@@ -399,7 +422,7 @@ class DurableCallEndpoint:
     # A call that this request began, and that runs here
 
     async def _show(
-        self, request: ModernRequest, session: Session, call: Call, after: float | None, response: EventStream
+        self, request: ModernRequest, session: Session, call: Call, late: Late | None, response: EventStream
     ) -> None:
         has_key = session.record.is_task
         has_begun, has_token = False, progress_token(request.message) is not None
@@ -415,7 +438,7 @@ class DurableCallEndpoint:
                         session.link.start(call, request.http)
                     self._shown.add(connection)
                     try:
-                        ending = await connection.read(reader, after=after)
+                        ending = await connection.read(reader, after=None if late is None else late.after)
                     finally:
                         self._shown.discard(connection)
                     if ending is Ending.WRITTEN:
@@ -429,25 +452,34 @@ class DurableCallEndpoint:
                     if ending is Ending.LEFT:
                         # The client cancels the call by closing the connection, unless it can ask for it again.
                         if not session.record.is_task:
-                            reason = {"reason": "the client has left"}
-                            session.link.cancel(call.request.id, incarnation=1, params=reason)
+                            await self._cut(session, call)
                         return
-                    if after is not None and await self._give_handle(session, call, response):
+                    is_late = late is not None and (late.early is None or ending is not Ending.ASKED)
+                    if late is not None and is_late and await self._answer_late(request, session, late, response):
                         return
                     if ending is not Ending.LATE:
                         break
-                    after = None  # the store fails, and cannot keep what a handle stands for: wait for the answer
+                    late = None  # the store fails, and cannot keep what a handle stands for: wait for the answer
                 if ending is Ending.ASKED:
                     await session.show_to_client()
                     facts = await self._calls.facts(session.record)
-                    await self._write_round(request, session.record, facts, response)
+                    asks = {} if facts is None else facts.asks
+                    await response.result(call.request.id, self._round(STATE_PREFIX + session.id, asks))
                 else:
                     await self._answer_stopped(request, response, is_kept=has_key)
         finally:
             self._access.sessions.let_go(session)
 
-    async def _give_handle(self, session: Session, call: Call, response: EventStream) -> bool:
-        """Give the client a handle in place of the answer, if the store has what it stands for. Returns whether."""
+    async def _cut(self, session: Session, call: Call) -> None:
+        """Cancel a call whose client has left. Where that can list its calls, it finds what became of this one."""
+        self._context.counters.calls_cut += 1
+        if self._context.early is not None and self._context.early.keeps(session.record):
+            with contextlib.suppress(StoreError):
+                await session.show_to_client()
+        session.link.cancel(call.request.id, incarnation=1, params={"reason": "the client has left"})
+
+    async def _answer_late(self, request: ModernRequest, session: Session, late: Late, response: EventStream) -> bool:
+        """Give the client a handle or an early answer, if the store has what it stands for. Returns whether."""
         try:
             await session.show_to_client()
         except StoreError:
@@ -457,9 +489,29 @@ class DurableCallEndpoint:
         facts = await self._calls.facts(session.record)
         if facts is None:
             raise HttpRefusal(Refusal.NO_TASK)
-        self._context.counters.tasks_handed_out += 1
-        await response.result(call.request.id, self._handle(facts))
+        if late.early is not None and facts.is_over and facts.answer is not None:
+            await response.answer(facts.answer)
+            return True
+        if late.early is None:
+            self._context.counters.tasks_handed_out += 1
+        await response.result(request.message.id, await self._late_result(request, facts, late))
         return True
+
+    async def _late_result(self, request: ModernRequest, facts: TaskFacts, late: Late) -> JsonObject:
+        if late.early is None:
+            return self._handle(facts)
+        self._context.counters.calls_answered_early += 1
+        return self._complete(
+            texts.still_running(
+                str(request.params.get("name")),
+                facts.id,
+                age=self._context.clock() - facts.created,
+                seconds=late.early,
+                names=await self._own_tools(request),
+                progress=facts.progress,
+                asks=bool(facts.asks),
+            )
+        )
 
     # A call that another request began
 
@@ -467,7 +519,7 @@ class DurableCallEndpoint:
         self,
         request: ModernRequest,
         record: SessionRecord,
-        after: float | None,
+        late: Late | None,
         response: EventStream,
         *,
         gone: Refusal = Refusal.STORE_FAILS,
@@ -481,7 +533,8 @@ class DurableCallEndpoint:
         if token is not None and self._settings.heartbeat:
             interval = min(interval, self._settings.heartbeat)
         loop = asyncio.get_running_loop()
-        deadline = None if after is None else loop.time() + after
+        deadline = None if late is None else loop.time() + late.after
+        takes_handle = late is not None and late.early is None
 
         async def write_outcome() -> None:
             silent, is_first = min(FIRST_SIGN, interval), True
@@ -494,10 +547,12 @@ class DurableCallEndpoint:
                     raise HttpRefusal(gone)
                 if facts.is_over and facts.answer is not None:
                     return await response.answer(encode({**json.loads(facts.answer), "id": request.message.id}))
-                if facts.is_over or (deadline is not None and (facts.asks or loop.time() >= deadline)):
+                if facts.is_over or (takes_handle and facts.asks):
                     return await response.result(request.message.id, self._handle(facts))
                 if facts.asks:
-                    return await self._write_round(request, record, facts, response)
+                    return await response.result(request.message.id, self._round(STATE_PREFIX + record.id, facts.asks))
+                if late is not None and deadline is not None and loop.time() >= deadline:
+                    return await response.result(request.message.id, await self._late_result(request, facts, late))
                 age = self._context.clock() - facts.created
                 beat = None if token is None or is_first else heartbeats.beat(token, facts.progress, age)
                 await response.write(sse.KEEP_ALIVE if beat is None else sse.encode_message(beat))
@@ -512,6 +567,109 @@ class DurableCallEndpoint:
                     await self._answer_stopped(request, response, is_kept=True)
         finally:
             self._joined.discard(waiting)
+
+    # Perdure's own tools
+
+    async def _own_tools(self, request: ModernRequest) -> texts.OwnTools:
+        by = request.owner, request.client, request.http
+        # The tools of a server outside this process may not have been read yet.
+        await self._tools.tool(str(request.params.get("name")), *by)
+        return texts.own_tools(texts.names_of(await self._tools.tools(*by)))
+
+    async def _serve_own(
+        self, request: ModernRequest, names: texts.OwnTools, within: float, response: EventStream
+    ) -> None:
+        arguments, calls, owner = request.params.get("arguments"), self._by_id, request.owner
+        wanted = arguments.get("call") if isinstance(arguments, Mapping) else None
+        is_wait = request.params["name"] == names.wait
+        if is_wait and wanted is not None:
+            await self._wait(request, wanted, names, within, response)
+            return
+        try:
+            if is_wait:
+                result = await calls.listed(owner, None) if owner else texts.failure(texts.GIVE_ID)
+            else:
+                found = await calls.find(wanted, owner)
+                result = calls.unknown if found is None else await calls.cancel(found)
+        except StoreError:
+            result = texts.failure(texts.STORE_FAILS)
+        await response.result(request.message.id, self._complete(result))
+
+    async def _wait(
+        self, request: ModernRequest, wanted: object, names: texts.OwnTools, within: float, response: EventStream
+    ) -> None:
+        """Wait for the end of a call of either era. A question of a durable call is a round of the wait."""
+        message, scope, client = request.message, request.http.scope, request.client
+        token, interval = progress_token(message), self._settings.keepalive_interval
+        beats = token is not None and self._settings.heartbeat > 0
+        interval = min(interval, self._settings.heartbeat) if beats else interval
+        answered = await self._answered_by_wait(request, wanted)
+
+        async def outcome() -> bytes:
+            loop, clock = asyncio.get_running_loop(), self._context.clock
+            written, last = loop.time() - interval + FIRST_SIGN, None
+            follow = self._by_id.follow(wanted, request.owner, seconds=while_good(within, scope))
+            async with contextlib.aclosing(follow) as states:
+                async for found in states:
+                    if found is None:
+                        return encode(self._complete(self._by_id.unknown))
+                    if found.stream.sealed:
+                        return await self._by_id.outcome(found, self._tools.server_info)
+                    if is_waiting(found):
+                        self._access.credentials.bring(found.record.id, scope)
+                        await self._calls.run_again(found.record, request.http)
+                    said, age = await self._by_id.said(found), clock() - found.stream.opened
+                    asks = {name: ask for name, ask in said.asks.items() if name not in answered}
+                    if asks and found.is_durable_call and client.takes_asks:
+                        return encode(self._round(WAIT_PREFIX + found.record.id, asks))
+                    is_new = said.progress is not None and (last is None or said.progress != last[1].progress)
+                    last, is_due, beat = (found, said), loop.time() - written >= interval, None
+                    if token is not None and (is_new or (is_due and beats)):
+                        beat = heartbeats.beat(token, said.progress, age)
+                    if beat is not None or is_due:
+                        written = loop.time()
+                        await response.write(sse.KEEP_ALIVE if beat is None else sse.encode_message(beat))
+            assert last is not None, "a call that is followed was found"
+            found, said = last
+            age, asks_now = clock() - found.stream.opened, bool(said.asks)
+            return encode(
+                self._complete(
+                    texts.still_running(
+                        found.row.name,
+                        found.id,
+                        age=age,
+                        seconds=within,
+                        names=names,
+                        progress=said.progress,
+                        asks=asks_now,
+                    )
+                )
+            )
+
+        async def write_outcome() -> None:
+            try:
+                result = await outcome()
+            except StoreError:
+                result = encode(self._complete(texts.failure(texts.STORE_FAILS)))
+            await response.answer(encode_answer(message.id, result))
+
+        waiting = asyncio.create_task(write_outcome())
+        with self._context.work.holding(caller_of(request.owner, scope), request.size):
+            ending = await response.serve(waiting, end=waiting.cancel)
+            if waiting.cancelled() and ending is not Ending.LEFT:
+                await response.result(message.id, self._complete(texts.failure(texts.STOPPING)))
+
+    async def _answered_by_wait(self, request: ModernRequest, wanted: object) -> frozenset[str]:
+        """Take the answers that a further round of a wait brings. Returns their names: the node that asked may not have
+        them yet."""
+        state, responses = request.params.get("requestState"), request.params.get("inputResponses")
+        if state is None:
+            return frozenset()
+        record = await self._calls.find(wanted, request.owner) if state == f"{WAIT_PREFIX}{wanted}" else None
+        if record is None:
+            raise HttpRefusal(Refusal.BAD_STATE)
+        await self._take_responses(record, request)
+        return frozenset(responses) if isinstance(responses, Mapping) else frozenset()
 
     async def _run_again(self, record: SessionRecord, request: ModernRequest) -> None:
         if await self._calls.waits_for_principal(record):
@@ -541,14 +699,12 @@ class DurableCallEndpoint:
 
     # Results
 
-    async def _write_round(
-        self, request: ModernRequest, record: SessionRecord, facts: TaskFacts | None, response: EventStream
-    ) -> None:
-        """Ask a client without tasks what its call wants to know; it comes again with the answers."""
-        result: JsonObject = {"resultType": "input_required", "requestState": STATE_PREFIX + record.id}
-        if facts is not None and facts.asks:
-            result["inputRequests"] = input_requests(facts.asks)
-        await response.result(request.message.id, self._stamped(result))
+    def _round(self, state: str, asks: Mapping[str, bytes]) -> JsonObject:
+        """Asks a client without tasks what its call wants to know; it comes again with the answers."""
+        result: JsonObject = {"resultType": "input_required", "requestState": state}
+        if asks:
+            result["inputRequests"] = input_requests(asks)
+        return self._stamped(result)
 
     async def _answer_stopped(self, request: ModernRequest, response: EventStream, *, is_kept: bool) -> None:
         """The process stops, and the call is left to the next one: only a key finds it there."""
@@ -561,6 +717,9 @@ class DurableCallEndpoint:
 
     def _handle(self, facts: TaskFacts) -> JsonObject:
         return self._stamped({"resultType": "task", **handle_view(self._calls.view(facts))})
+
+    def _complete(self, result: JsonObject) -> JsonObject:
+        return self._stamped({"resultType": "complete", **result})
 
     def _stamped(self, result: JsonObject) -> JsonObject:
         return {**result, "_meta": {**(result.get("_meta") or {}), **self._tools.server_info}}

@@ -29,6 +29,8 @@ from perdure.telemetry.log_records import log_event
 _OWING = (ExchangeState.OWED, ExchangeState.LAST)
 """The server has stopped before the SDK has answered, and answers in its place."""
 
+_UNANSWERED = (ExchangeState.RUNNING, ExchangeState.STREAMING)
+
 
 @dataclass(slots=True, eq=False)
 class PassedOn:
@@ -40,6 +42,8 @@ class PassedOn:
     """It is a subscription, whose only answer is that it is over."""
     task: asyncio.Task[Any] | None = field(default_factory=asyncio.current_task)
     state: ExchangeState = ExchangeState.RUNNING
+    is_cut: bool = False
+    """The client left before the answer was whole."""
 
     @property
     def is_owing(self) -> bool:
@@ -57,6 +61,17 @@ class PassedOn:
             self.advance(ExchangeStep.COMPLETE)
         if not self.is_owing:
             await self.send(message)
+
+    def watching(self, receive: Receive) -> Receive:
+        """A `receive` that notes that the client has left."""
+
+        async def watched() -> Message:
+            message = await receive()
+            if message["type"] == "http.disconnect" and self.state in _UNANSWERED:
+                self.is_cut = True
+            return message
+
+        return watched
 
     def stop(self) -> None:
         """Stop the SDK's handler, if it has not answered; `SdkPassthrough` answers in its place."""
@@ -212,8 +227,10 @@ class SdkPassthrough:
         until = ending_with_token(scope, running.stop) if running.listens else contextlib.nullcontext()
         try:
             with until:
-                await self._manager.handle_request(scope, receive, running.pass_on)
-            if headers.get(b"mcp-method") == b"tools/call":
+                await self._manager.handle_request(scope, running.watching(receive), running.pass_on)
+            if running.is_cut and headers.get(b"mcp-method") == b"tools/call":
+                self._access.context.counters.calls_cut += 1
+            elif headers.get(b"mcp-method") == b"tools/call":
                 name, took = headers.get(b"mcp-name", b"").decode("latin-1"), time.perf_counter() - begun
                 log_event(logging.INFO, "call.answered", f"{name} has answered after {took:.3g} s")
         except asyncio.CancelledError:

@@ -20,7 +20,7 @@ from perdure._core.session_tasks import CANCEL, LIST
 from perdure._core.states import CallState
 from perdure.http.access import SessionAccess
 from perdure.runtime.base import Tools
-from perdure.sessions.early_answers import LOOK_AGAIN, AnsweredCall, cancelled_by_id, find_answered
+from perdure.sessions.calls_by_id import LOOK_AGAIN, AnsweredCall, cancelled_by_id, find_answered
 from perdure.sessions.ledger import encode, encode_answer, name_of
 from perdure.sessions.session import FirstAnswer, Session
 from perdure.sessions.session_tasks import facts_of

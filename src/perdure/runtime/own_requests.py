@@ -39,6 +39,7 @@ from pydantic import ValidationError
 from starlette.requests import Request as HttpRequest
 
 from perdure._core.durable_calls import CallClient
+from perdure._core.early_answers import RESUMES
 from perdure._core.envelope import LISTEN
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.listening import ACKNOWLEDGED, LISTS, URIS, ChangeFilter, read_honoured
@@ -249,7 +250,7 @@ _READ_BY = {
 _INFO = {"name": NAME, "version": "1"}
 _META = {
     PROTOCOL_VERSION_META_KEY: LATEST_MODERN_VERSION,
-    CLIENT_CAPABILITIES_META_KEY: {},
+    CLIENT_CAPABILITIES_META_KEY: {"experimental": {RESUMES: {}}},
     CLIENT_INFO_META_KEY: _INFO,
 }
 

@@ -424,11 +424,13 @@ class CallRuntime(HandlerRuntime):
 
     async def _result(self, request: Request, context: HandlerContext) -> JsonObject:
         """Run a handler, and again for each round in which it wants input. A result that wants input goes to the client
-        as it is, unless the client may have a handle: then the client is asked as by the handler itself."""
+        as it is, unless the client may have a handle, or has had an early answer meanwhile: then the client is asked as
+        by the handler itself."""
+        had_key = self.outlet.is_task
         result = await self._run(request, context)
         for _ in range(MOST_ROUNDS):
             is_round = result.get("resultType") == "input_required"
-            if not (is_round and self._client.takes_tasks and self.outlet.is_task):
+            if not (is_round and self.outlet.is_task and (self._client.takes_tasks or not had_key)):
                 return result
             wanted: JsonObject = result.get("inputRequests") or {}
             answers = await asyncio.gather(

@@ -7,9 +7,9 @@ moved.
 import contextlib
 import copy
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,9 +20,12 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from pydantic import BaseModel
 from starlette.applications import Starlette
 
-from perdure._core.envelope import CALLS, KEPT, TASKS
+from perdure._core.durable_calls import CallClient
+from perdure._core.early_answers import OwnTools, listed, names_of, own_tools, parse_answer_rules, time_at_call
+from perdure._core.envelope import CALLS, CAPABILITIES, CLIENT, KEPT, TASKS, VERSION
 from perdure._core.jsonrpc import JsonObject
 from perdure.errors import BadTarget
+from perdure.runtime.base import CALLER, Tools
 from perdure.runtime.hosted import Hosted, Started, endpoint_of
 from perdure.runtime.own_requests import SdkChanges, ToolCatalog
 from perdure.runtime.request_state import share_request_state
@@ -79,13 +82,14 @@ async def _enter(server: Server[Any], settings: Settings, *, may_be_silent: bool
         sessionless = StreamableHTTPSessionManager(
             app=twin, stateless=True, json_response=settings.json_response, max_request_body_size=settings.max_body
         )
-        twin.middleware = [partial(announce_extensions, settings), *twin.middleware]
+        tools = ToolCatalog(twin, state)
+        twin.middleware = [partial(announce_extensions, settings), *with_own_tools(settings, tools), *twin.middleware]
         runtimes = SdkRuntimes(server, twin, state, can_ask=not settings.json_response)
         changes = SdkChanges(server=twin, lifespan_state=state, may_be_silent=may_be_silent)
         yield Started(
             runtimes=runtimes,
             sessionless=sessionless,
-            tools=ToolCatalog(twin, state),
+            tools=tools,
             state_keys=state_keys,
             changes=None if settings.eras == "session" else changes,
         )
@@ -98,11 +102,41 @@ async def announce_extensions(
     result = await call_next(ctx)
     if ctx.method != "server/discover":
         return result
-    if isinstance(result, BaseModel):  # FastMCP's; as the SDK itself would write it
-        result = result.model_dump(by_alias=True, mode="json", exclude_none=True)
-    if not isinstance(result, dict):
+    if (result := _as_dict(result)) is None or not isinstance(result, dict):
         return result
     capabilities: JsonObject = result.get("capabilities") or {}
     kept = {KEPT: int(min(settings.task_ttl, settings.replay_window) * 1000)}
     extensions = {TASKS: {}, CALLS: kept, **(capabilities.get("extensions") or {})}
     return {**result, "capabilities": {**capabilities, "extensions": extensions}}
+
+
+def _as_dict(result: HandlerResult) -> HandlerResult:
+    # FastMCP's are models; as the SDK itself would write it
+    return result.model_dump(by_alias=True, mode="json", exclude_none=True) if isinstance(result, BaseModel) else result
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolShow:
+    """The middleware that shows a client of 2026-07-28 under a rule of `answer_within` Perdure's own tools."""
+
+    rules: Mapping[str, float]
+    tools: Tools
+
+    async def __call__(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+        result = await call_next(ctx)
+        meta = (ctx.params or {}).get("_meta")
+        if ctx.method != "tools/list" or not isinstance(meta, Mapping) or VERSION not in meta:
+            return result
+        client = CallClient(version=str(meta.get(VERSION)), info=meta.get(CLIENT), capabilities=meta.get(CAPABILITIES))
+        if (within := time_at_call(self.rules, client)) is None or not isinstance(page := _as_dict(result), dict):
+            return result
+        names = OwnTools()
+        if page.get("nextCursor") is None and ctx.request is not None:
+            owner = ctx.request.scope[CALLER].owner
+            names = own_tools(names_of(await self.tools.tools(owner, client, ctx.request)))
+        return listed(page, names, within)
+
+
+def with_own_tools(settings: Settings, tools: Tools) -> list[Any]:
+    """The middleware of a server whose settings have rules of `answer_within`."""
+    return [ToolShow(rules=rules, tools=tools)] if (rules := parse_answer_rules(settings.answer_within)) else []

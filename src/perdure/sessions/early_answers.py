@@ -10,22 +10,21 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from perdure._core import early_answers as texts
-from perdure._core import heartbeats, mail
-from perdure._core.codes import REQUEST_CANCELLED
+from perdure._core import heartbeats
+from perdure._core.durable_calls import CallClient
 from perdure._core.envelope import KEY
-from perdure._core.ids import Kind, StreamId, parse_stream_id
+from perdure._core.ids import StreamId
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.settling import UpstreamCall
-from perdure._core.states import CallState, CallStep, SessionState
-from perdure.errors import NodeGone, StoreError
+from perdure._core.states import CallState, CallStep
+from perdure.errors import StoreError
 from perdure.log.chores import cancel_all
-from perdure.log.peers import mail_to
+from perdure.sessions.calls_by_id import CallsById
 from perdure.sessions.ledger import Call, encode, encode_answer, name_of
-from perdure.store.interface import Store, paged, stream_by_id
-from perdure.store.records import CallRecord, Event, SessionRecord, StreamRecord
+from perdure.store.records import Event, SessionRecord
 
 if TYPE_CHECKING:
     from perdure.sessions.runtime_link import RuntimeLink
@@ -33,54 +32,12 @@ if TYPE_CHECKING:
 IS_READ = UpstreamCall(may_run_again=True)
 """Perdure's own tools change nothing that a second run would change again."""
 
-LOOK_AGAIN = 2.0
-"""Seconds after which a wait reads again, in case it missed a hint."""
-
-LISTED_MOST = 20
-"""Calls that the wait tool lists, the newest: a model reads all of them."""
-
 _RECENT = 16
 """Events at the end of a stream in which the last progress is searched."""
 
 
-class AnsweredCall(NamedTuple):
-    """A call that was answered early."""
-
-    stream: StreamRecord
-    row: CallRecord
-
-
-async def find_answered(store: Store, owner: str, wanted: object) -> AnsweredCall | None:
-    """A session's call of the owner's own that was answered early. A foreign one is treated as one that does not
-    exist."""
-    named = parse_stream_id(wanted)
-    stream = None if named is None else await stream_by_id(store, named)
-    if stream is None or stream.kind is not Kind.CALL or not stream.answered:
-        return None
-    record = await store.session(stream.session)
-    rows = await store.calls(stream.session, stream=stream.id)
-    is_own = record is not None and record.owner == owner
-    if record is None or not is_own or record.state is SessionState.ENDED or len(rows) != 1:
-        return None
-    return AnsweredCall(stream, rows[0])
-
-
-def cancelled_by_id(found: AnsweredCall) -> mail.Cancelled:
-    """Cancels the call itself: its request has an answer."""
-    stream, row = found
-    params = {"requestId": row.request_id, "reason": "it was cancelled by its id", "_meta": {texts.CALL: stream.id}}
-    return mail.Cancelled(session=stream.session, incarnation=row.incarnation, request_id=row.request_id, params=params)
-
-
-async def final_answer(store: Store, stream: StreamRecord) -> Event | None:
-    """The final answer of a call that was answered early."""
-    events = paged(lambda after: store.read(stream.id, after=max(after, stream.answered), limit=1_000))
-    finals = [event async for event in events if event.final]
-    return finals[-1] if finals else None
-
-
 class EarlyAnswers:
-    """The rules of one process, the timers of its calls, and its waits. Calls of 2026-07-28 are not concerned."""
+    """The rules of one process; and in sessions the timers of calls, and waits (for 2026-07-28: the edge)."""
 
     def __init__(self, rules: Mapping[str, float]) -> None:
         self._rules = rules
@@ -96,6 +53,14 @@ class EarlyAnswers:
     def within(self, record: SessionRecord) -> float | None:
         """After how many seconds the client of a session is answered early, if it is."""
         return texts.time_for(self._rules, record.client_params)
+
+    def at_call(self, client: CallClient) -> float | None:
+        """The same for a client of 2026-07-28."""
+        return texts.time_at_call(self._rules, client)
+
+    def keeps(self, record: SessionRecord) -> bool:
+        """Whether a durable call whose connection broke is kept: a rule applies, and its caller can list it."""
+        return bool(record.owner) and self.within(record) is not None
 
     # Calls
 
@@ -165,7 +130,8 @@ class EarlyAnswers:
             progress=next(filter(None, said), None),
             asks=any(ask.call is call for ask in link.asks.open.values()),
         )
-        stream.append(encode_answer(call.request.id, encode(result)), early=True)
+        if stream.append(encode_answer(call.request.id, encode(result)), early=True):
+            link.context.counters.calls_answered_early += 1
 
     async def _names(self, link: RuntimeLink, origin: object) -> texts.OwnTools:
         """The names of Perdure's own tools beside those of the server."""
@@ -191,89 +157,64 @@ class EarlyAnswers:
             link.keep_call(call.number, IS_READ)  # so that it goes on elsewhere if this process dies
             result = await self._result(link, call, names, within)
         except StoreError:
-            result = texts.failure(texts.STORE_FAILS)
+            result = encode(texts.failure(texts.STORE_FAILS))
         finally:
             self._served.pop(call, None)
         link.calls.runtime_done(call.number)
-        if link.calls.answer(call, CallStep.ANSWER, encode_answer(call.request.id, encode(result))):
+        if link.calls.answer(call, CallStep.ANSWER, encode_answer(call.request.id, result)):
             link.context.counters.calls_answered += 1
 
-    async def _result(self, link: RuntimeLink, call: Call, names: texts.OwnTools, within: float) -> JsonObject:
+    async def _result(self, link: RuntimeLink, call: Call, names: texts.OwnTools, within: float) -> bytes:
         given = (call.request.params or {}).get("arguments")
         wanted = given.get("call") if isinstance(given, dict) else None
+        calls, record = CallsById(link.context), link.keeper.record
         if name_of(call.request.params) == names.cancel:
-            return await self._cancel(link, wanted)
-        return await self._list(link) if wanted is None else await self._wait(link, call, wanted, names, within)
-
-    async def _find(self, link: RuntimeLink, wanted: object) -> AnsweredCall | None:
-        return await find_answered(link.context.store, link.keeper.record.owner, wanted)
+            found = await calls.find(wanted, record.owner, session=record.id)
+            return encode(calls.unknown if found is None else await calls.cancel(found))
+        if wanted is None:
+            return encode(await calls.listed(record.owner, record.id))
+        return await self._wait(link, call, calls, wanted, names, within)
 
     async def _wait(
-        self, link: RuntimeLink, call: Call, wanted: object, names: texts.OwnTools, within: float
-    ) -> JsonObject:
+        self, link: RuntimeLink, call: Call, calls: CallsById, wanted: object, names: texts.OwnTools, within: float
+    ) -> bytes:
         """Wait for the end of a call, at whatever node it runs."""
-        context, loop = link.context, asyncio.get_running_loop()
-        deadline = loop.time() + within
-        if (found := await self._find(link, wanted)) is None:
-            return texts.failure(texts.UNKNOWN_CALL)
-        stream_id = found.stream.id
-        self._waits[stream_id] = call
-        link.asks.repeat([name for name, ask in link.asks.open.items() if ask.call and ask.call.stream.id == stream_id])
+        record, last = link.keeper.record, None
+        follow = calls.follow(wanted, record.owner, seconds=within, session=record.id)
         try:
-            with context.waiters.watch(stream_id) as changed:
-                while True:
-                    changed.clear()
-                    if (found := await self._find(link, wanted)) is None:
-                        return texts.failure(texts.UNKNOWN_CALL)
+            async with contextlib.aclosing(follow) as states:
+                async for found in states:
+                    if found is None:
+                        return encode(calls.unknown)
                     if found.stream.sealed:
-                        return await self._outcome(link, found)
-                    if (left := deadline - loop.time()) <= 0 or context.waiters.is_over:
-                        break
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(min(left, LOOK_AGAIN)):
-                            await changed.wait()
+                        return await calls.outcome(found, None)
+                    if last is None:
+                        self._waits[found.stream.id] = call
+                        link.asks.repeat(link.asks.of(found.stream.id))
+                    said = await calls.said(found)
+                    if said.progress is not None and (last is None or said.progress != last[1].progress):
+                        _pass_progress(link, call, said.progress)
+                    last = found, said
         finally:
-            if self._waits.get(stream_id) is call:
-                del self._waits[stream_id]
-        stream, store = found.stream, context.store
-        events = await store.read(stream_id, after=max(0, stream.last - _RECENT), limit=_RECENT)
-        said = [heartbeats.progress_params(event.payload) for event in reversed(events)]
-        return texts.still_running(
-            found.row.name,
-            stream_id,
-            age=context.clock() - stream.opened,
-            seconds=within,
-            names=names,
-            progress=next(filter(None, said), None),
-            asks=any(ask.stream in (stream_id, call.stream.id) for ask in await store.asks(stream.session)),
+            if last is not None and self._waits.get(last[0].stream.id) is call:
+                del self._waits[last[0].stream.id]
+        assert last is not None, "a call that is followed was found"
+        found, said = last
+        return encode(
+            texts.still_running(
+                found.row.name,
+                found.id,
+                age=link.context.clock() - found.stream.opened,
+                seconds=within,
+                names=names,
+                progress=said.progress,
+                asks=bool(said.asks or link.asks.of(found.stream.id)),
+            )
         )
 
-    async def _outcome(self, link: RuntimeLink, found: AnsweredCall) -> JsonObject:
-        if (final := await final_answer(link.context.store, found.stream)) is None:
-            return texts.failure(texts.UNKNOWN_CALL)
-        response = json.loads(final.payload)
-        cancelled = response.get("error", {}).get("code") == REQUEST_CANCELLED
-        return texts.result_for_model(found.row.name, response, cancelled=cancelled)
 
-    async def _list(self, link: RuntimeLink) -> JsonObject:
-        context, session = link.context, link.keeper.record.id
-        streams = [stream for stream in await context.store.streams(session) if stream.answered]
-        newest = sorted(streams, key=lambda stream: stream.opened, reverse=True)[:LISTED_MOST]
-        lines = []
-        for stream in newest:
-            for row in await context.store.calls(session, stream=stream.id):
-                age, state = context.clock() - stream.opened, "has ended" if stream.sealed else "still running"
-                lines.append(texts.call_line(row.name, stream.id, age=age, state=state))
-        return texts.call_list(lines)
-
-    async def _cancel(self, link: RuntimeLink, wanted: object) -> JsonObject:
-        if (found := await self._find(link, wanted)) is None:
-            return texts.failure(texts.UNKNOWN_CALL)
-        row, stream = found.row, found.stream
-        if not stream.sealed:
-            cancelled = cancelled_by_id(found)
-            try:
-                await link.context.journal.write(*mail_to([stream.node], cancelled))
-            except NodeGone:
-                return texts.failure(texts.NOT_NOW)
-        return texts.cancelling(row.name, is_over=stream.sealed)
+def _pass_progress(link: RuntimeLink, wait: Call, progress: JsonObject) -> None:
+    """Show what a tool has said under the token of a wait."""
+    if wait.token is not None:
+        shown = {name: value for name, value in progress.items() if name != "_meta"}
+        link.notify(heartbeats.PROGRESS, {**shown, "progressToken": wait.number}, call=wait.number)

@@ -279,13 +279,15 @@ def cancelled(request_id: int | str, steps: Outline | None = None) -> bytes:
     return error_payload(request_id, REQUEST_CANCELLED, "Request cancelled", data)
 
 
-def end_of_call(record: SessionRecord, now: float, reason: str) -> ChangeSession | EndSession | None:
-    """The change in the record at the end of a durable call: one that its client can ask for stays as it ended, any
-    other is deleted. `None` for a session."""
+def end_of_call(
+    record: SessionRecord, now: float, reason: str, *, keeps: bool = False
+) -> ChangeSession | EndSession | None:
+    """The change in the record at the end of a durable call: one that its client can ask for, or is to find (`keeps`),
+    stays as it ended, any other is deleted. `None` for a session."""
     if record.kind is RecordKind.SESSION:
         return None
-    if record.is_task:
-        return ChangeSession(session=record.id, active=now, state=SessionState.DORMANT)
+    if record.is_task or keeps:
+        return ChangeSession(session=record.id, active=now, state=SessionState.DORMANT, is_task=True)
     return EndSession(session=record.id, time=now, reason=reason)
 
 

@@ -131,6 +131,9 @@ class RuntimeLink:
             self.calls.runtime_done(call.number)
             self._answer_cancelled(call)
             return
+        if call.token is not None and self._begins_with_progress and call.stream.tail.last == 0:
+            first = {"progressToken": self.token_at_client(call), "progress": heartbeats.FIRST}
+            call.stream.append(encode_notification(heartbeats.PROGRESS, first))
         if call.request.method == "tools/call" and (early := self.context.early) is not None:
             call.origin = origin
             if early.take(self, call, origin):
@@ -148,9 +151,6 @@ class RuntimeLink:
             params = {name: value for name, value in params.items() if name != "task"}  # it is none of the server's
         if call.token is not None and params is not None:
             params = {**params, "_meta": {**params["_meta"], "progressToken": call.number}}
-            if self._begins_with_progress and call.stream.tail.last == 0:
-                first = {"progressToken": self.token_at_client(call), "progress": heartbeats.FIRST}
-                call.stream.append(encode_notification(heartbeats.PROGRESS, first))
         request = Request(id=call.number, method=call.request.method, params=params, raw={})
         # The runtime runs the handler in a copy of this context.
         call.origin = origin
@@ -773,6 +773,10 @@ class Asks:
         self._link = link
         self.open: dict[str, Ask] = {}
         """By the present ids at the client."""
+
+    def of(self, stream: StreamId) -> list[str]:
+        """The ids of the asks of the calls that a stream answers."""
+        return [name for name, ask in self.open.items() if ask.call is not None and ask.call.stream.id == stream]
 
     def put(self, name: str, ask: Ask) -> Flow | None:
         """Ask the client. Returns where to wait before more is sent."""

@@ -19,7 +19,7 @@ from perdure._core.jsonrpc import JsonObject, error_payload
 from perdure._core.states import CallState, CallStep
 from perdure.errors import StoreError
 from perdure.log.chores import cancel_all
-from perdure.sessions.early_answers import LOOK_AGAIN, AnsweredCall, final_answer, find_answered
+from perdure.sessions.calls_by_id import LOOK_AGAIN, AnsweredCall, final_answer, find_answered
 from perdure.sessions.ledger import Call, encode, encode_answer, encode_notification
 from perdure.store.interface import Store
 

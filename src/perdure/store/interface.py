@@ -231,6 +231,10 @@ class Store(Protocol):
         """Return the dormant record of a kind, in no use (17), that was inactive for longest, of one caller or of all.
         `delivered`: of one caller's, only those without a stream that counts as unread (`Reached`)."""
 
+    async def newest_of(self, caller: Caller, *, kind: RecordKind, limit: int) -> Sequence[SessionRecord]:
+        """Return the records of a kind of one caller that were active last and have not ended, the last one first; of
+        durable calls only those that their client can ask for."""
+
     async def bytes_of(self, caller: Caller) -> int:
         """Return the bytes kept of one caller's ended durable calls, nearly: answers and `client_params`."""
 

@@ -187,6 +187,11 @@ class MemoryStore(Store):
             wanted = [session for session in wanted if not await self.streams(session.id, only_unread=True)]
         return min(wanted, key=attrgetter("active"), default=None)
 
+    async def newest_of(self, caller: Caller, *, kind: RecordKind, limit: int) -> Sequence[SessionRecord]:
+        own = [s for s in self._sessions.values() if s.kind is kind and caller_of(s) == caller]
+        kept = [s for s in own if s.state is not SessionState.ENDED and (s.is_task or kind is not RecordKind.CALL)]
+        return sorted(kept, key=attrgetter("active"), reverse=True)[:limit]
+
     async def bytes_of(self, caller: Caller) -> int:
         calls = [s for s in self._sessions.values() if s.kind is RecordKind.CALL and s.state is SessionState.DORMANT]
         own = [session for session in calls if caller_of(session) == caller]

@@ -240,6 +240,9 @@ class RecordReads(Inspect):
         values = (*self._columns_of(caller), kind.value, delivered)
         return await self._one("longest_dormant_of", self._session_record, *values)
 
+    async def newest_of(self, caller: Caller, *, kind: RecordKind, limit: int) -> Sequence[SessionRecord]:
+        return await self._all("newest_of", self._session_record, *self._columns_of(caller), kind.value, limit)
+
     async def bytes_of(self, caller: Caller) -> int:
         [size] = await self._all("bytes_of_caller", lambda row: int(row[0]), *self._columns_of(caller))
         return size

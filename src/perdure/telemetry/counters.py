@@ -78,6 +78,10 @@ class Counters:
         "Calls of a dead node that their client cancelled while they waited to be settled.", outcome="cancelled"
     )
     calls_joined: int = _counter("Requests that joined a call which another request had begun, by its key.")
+    calls_answered_early: int = _counter("Calls whose client was answered that they still run (answer_within).")
+    calls_cut: int = _counter(
+        "Calls of 2026-07-28 without handle and key that were cancelled because their client's connection closed."
+    )
     tasks_handed_out: int = _counter("Calls whose client got the handle of a task in place of the answer.")
     answers_given_up: int = _counter(
         "Answers of ended tasks and calls with a key that were given up before their time, for newer ones."

@@ -1355,6 +1355,17 @@ class SingleCallChecks(Case):
         same("bytes", 0 < less < kept, True)
         same("of another", await self.store.bytes_of(Caller("owner", "elsewhere")), 0)
 
+    async def promise_22_the_newest_records_of_a_caller_are_those_that_it_can_ask_for(self) -> None:
+        for number, name in enumerate("abcd"):
+            record = replace(a_single_call(name, active=float(number)), is_task=name != "b")
+            await self.open_call(record, f"of {name}")
+        await self.accept(EndSession(session=SessionId("d"), time=1.0, reason="why"))
+        newest = partial(self.store.newest_of, Caller("owner"), kind=RecordKind.CALL)
+        same("the newest", [record.id for record in await newest(limit=9)], ["c", "a"])
+        same("the newest one", [record.id for record in await newest(limit=1)], ["c"])
+        others = await self.store.newest_of(Caller("owner", "elsewhere"), kind=RecordKind.CALL, limit=9)
+        same("of another", list(others), [])
+
     async def promise_22_a_single_call_is_shown_as_its_pieces_show_it(self) -> None:
         """What is read in one go is what other reads give piece by piece."""
         call = a_single_call()

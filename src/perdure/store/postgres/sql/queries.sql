@@ -140,6 +140,11 @@ ORDER BY active LIMIT 1;
 -- count_states_of: how many records of a kind one caller has in each state, without those that have ended
 SELECT state, count(*) FROM perdure.session WHERE caller = $1 AND kind = $2 AND state <> 'ended' GROUP BY state;
 
+-- newest_of: the records of a kind of one caller that were active last and that their client can ask for
+SELECT {session} FROM perdure.session
+WHERE caller = $1 AND kind = $2 AND state <> 'ended' AND (kind <> 'call' OR is_task)
+ORDER BY active DESC LIMIT $3;
+
 -- bytes_of_caller: the bytes of what is kept of one caller's single calls that have ended
 SELECT coalesce(sum(length(n.client_params)), 0) + coalesce(sum(
     (SELECT coalesce(sum(length(a.payload)), 0) FROM perdure.stream AS s JOIN perdure.answer AS a ON a.stream = s.key

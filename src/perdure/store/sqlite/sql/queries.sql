@@ -258,6 +258,11 @@ WHERE owner = ? AND address = ? AND kind = ? AND state <> 'ended' AND state = 'd
         SELECT 1 FROM stream INDEXED BY stream_unread WHERE stream.session = session.id AND unread = 1))
 ORDER BY active LIMIT 1;
 
+-- newest_of: the records of a kind of one caller that were active last and that their client can ask for
+SELECT {session} FROM session INDEXED BY session_of_caller
+WHERE owner = ? AND address = ? AND kind = ? AND state <> 'ended' AND (kind <> 'call' OR is_task = 1)
+ORDER BY active DESC LIMIT ?;
+
 -- bytes_of_caller: the bytes of what is kept of one caller's single calls that have ended
 SELECT coalesce(sum(length(n.client_params)), 0) + coalesce(sum(
     (SELECT coalesce(sum(length(e.payload)), 0) FROM stream AS s JOIN event AS e ON e.stream = s.key

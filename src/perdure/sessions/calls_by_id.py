@@ -1,0 +1,248 @@
+"""Finds, follows, lists and cancels calls of both eras by the ids that their callers were given.
+
+The id of a session's call is that of its stream, the id of a durable call that of its record. Only the store is read,
+so it does not matter at which node a call runs.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from perdure._core import early_answers as texts
+from perdure._core import heartbeats, mail, splice
+from perdure._core.early_answers import ListedCall
+from perdure._core.envelope import SERVER
+from perdure._core.eras import result_down, result_up
+from perdure._core.ids import Kind, RecordKind, SessionId, parse_session_id, parse_stream_id
+from perdure._core.jsonrpc import JsonObject
+from perdure._core.limits import Caller
+from perdure._core.states import CallState, SessionState
+from perdure.errors import NodeGone
+from perdure.log.peers import mail_to
+from perdure.sessions.context import ServerContext
+from perdure.sessions.ledger import encode
+from perdure.store.interface import Store, paged, stream_by_id
+from perdure.store.records import CallRecord, Event, SessionRecord, StreamRecord
+from perdure.store.steps import Reached
+
+LOOK_AGAIN = 2.0
+"""Seconds after which a wait reads again, in case it missed a hint, and to show progress."""
+
+LISTED_MOST = 20
+"""Calls that are listed, the newest: a model reads all of them. Also sessions and durable calls that are searched."""
+
+_RECENT = 16
+"""Events at the end of a stream in which the last progress is searched."""
+
+
+class AnsweredCall(NamedTuple):
+    """A session's call that was answered early."""
+
+    stream: StreamRecord
+    row: CallRecord
+
+
+class KnownCall(NamedTuple):
+    """A call of a caller's own, as it was read at one moment."""
+
+    record: SessionRecord
+    stream: StreamRecord
+    row: CallRecord
+
+    @property
+    def id(self) -> str:
+        return self.record.id if self.is_durable_call else self.stream.id
+
+    @property
+    def is_durable_call(self) -> bool:
+        return self.record.kind is RecordKind.CALL
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Said:
+    """What a running call has last said."""
+
+    progress: JsonObject | None
+    asks: Mapping[str, bytes]
+    """Its open questions, by their ids."""
+
+
+async def find_answered(store: Store, owner: str, wanted: object) -> AnsweredCall | None:
+    """A session's call of the owner's own that was answered early. A foreign one is treated as one that does not
+    exist."""
+    found = await _find_in_session(store, owner, wanted, None)
+    return None if found is None else AnsweredCall(found.stream, found.row)
+
+
+async def _find_in_session(store: Store, owner: str, wanted: object, session: SessionId | None) -> KnownCall | None:
+    """The same, or any call of this session."""
+    named = parse_stream_id(wanted)
+    stream = None if named is None else await stream_by_id(store, named)
+    if stream is None or stream.kind is not Kind.CALL or not (stream.answered or stream.session == session):
+        return None
+    record = await store.session(stream.session)
+    rows = await store.calls(stream.session, stream=stream.id)
+    if record is None or record.kind is not RecordKind.SESSION or not _is_own(record, owner):
+        return None
+    return KnownCall(record, stream, rows[0]) if len(rows) == 1 and rows[0].method == "tools/call" else None
+
+
+def _is_own(record: SessionRecord, owner: str) -> bool:
+    return record.owner == owner and record.state is not SessionState.ENDED
+
+
+def cancelled_by_id(found: AnsweredCall) -> mail.Cancelled:
+    """Cancels the call itself: its request may have an answer."""
+    stream, row = found
+    params = {"requestId": row.request_id, "reason": "it was cancelled by its id", "_meta": {texts.CALL: stream.id}}
+    return mail.Cancelled(session=stream.session, incarnation=row.incarnation, request_id=row.request_id, params=params)
+
+
+async def final_answer(store: Store, stream: StreamRecord) -> Event | None:
+    """The final answer of a call, which is behind the early one."""
+    events = paged(lambda after: store.read(stream.id, after=max(after, stream.answered), limit=1_000))
+    finals = [event async for event in events if event.final]
+    return finals[-1] if finals else None
+
+
+class CallsById:
+    """The calls on the log. Every method that reads or writes raises `StoreError`."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+
+    @property
+    def unknown(self) -> JsonObject:
+        settings = self._context.settings
+        return texts.unknown_call(min(settings.task_ttl, settings.replay_window))
+
+    # Finding
+
+    async def find(self, wanted: object, owner: str, *, session: SessionId | None = None) -> KnownCall | None:
+        """A call of the caller's own that it was given the id of, or that is in its `session`. A foreign one is treated
+        as one that does not exist."""
+        found = await self._find(wanted, owner, session)
+        if found is None:
+            await self._context.nodes.refuse_while_held()
+            found = await self._find(wanted, owner, session)
+        return found
+
+    async def _find(self, wanted: object, owner: str, session: SessionId | None) -> KnownCall | None:
+        store = self._context.store
+        if (record_id := parse_session_id(wanted)) is None:
+            return await _find_in_session(store, owner, wanted, session)
+        record = await store.session(record_id)
+        if record is None or record.kind is not RecordKind.CALL or not record.is_task or not _is_own(record, owner):
+            return None
+        rows = await store.calls(record_id)
+        stream = await stream_by_id(store, rows[0].stream) if rows else None
+        return None if stream is None else KnownCall(record, stream, rows[0])
+
+    async def follow(
+        self, wanted: object, owner: str, *, seconds: float, session: SessionId | None = None
+    ) -> AsyncGenerator[KnownCall | None]:
+        """Yield a call as it is, and again after each change, until it has ended, the time has passed, or this process
+        stops. `None` if it does not exist."""
+        loop, waiters = asyncio.get_running_loop(), self._context.waiters
+        deadline = loop.time() + seconds
+        found = await self.find(wanted, owner, session=session)
+        if found is None:
+            yield None
+            return
+        with waiters.watch(found.stream.id) as changed:
+            while True:
+                changed.clear()
+                found = await self.find(wanted, owner, session=session)
+                yield found
+                left = deadline - loop.time()
+                if found is None or found.stream.sealed or left <= 0 or waiters.is_over:
+                    return
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(left, LOOK_AGAIN)):
+                        await changed.wait()
+
+    # Describing
+
+    async def said(self, call: KnownCall) -> Said:
+        store, stream = self._context.store, call.stream
+        events = await store.read(stream.id, after=max(0, stream.last - _RECENT), limit=_RECENT)
+        said = (heartbeats.progress_params(event.payload) for event in reversed(events))
+        asks = await store.asks(stream.session)
+        # A question of a session's call may stand on the stream of a wait.
+        own = asks if call.is_durable_call else [ask for ask in asks if ask.stream == stream.id]
+        return Said(progress=next(filter(None, said), None), asks={ask.id: ask.request for ask in own})
+
+    async def outcome(self, call: KnownCall, server_info: JsonObject | None) -> bytes:
+        """The result of a call that has ended, as JSON: its tool's own, or a text. `server_info`: the server's entry in
+        results of 2026-07-28, if the caller speaks that."""
+        stream = call.stream
+        final = await final_answer(self._context.store, stream)
+        response = None if final is None else final.payload.decode()
+        error = None if response is None else splice.cut(response, "error")
+        result = ("" if response is None else splice.cut(response, "result")) or "{}"
+        if response is None:
+            result = encode(self.unknown).decode()
+        elif error is not None:
+            result = encode(texts.error_for_model(call.row.name, splice.decode(error))).decode()
+        elif splice.cut(result, "resultType") == '"input_required"':
+            result = encode(texts.unanswered_round(call.row.name)).decode()
+        self._context.put(Reached(stream=stream.id, generation=stream.generation, through=stream.last))
+        if server_info is not None and splice.cut(result, "resultType") is None:
+            result = result_up("tools/call", result, server_info[SERVER])
+        elif server_info is None and call.is_durable_call:
+            result = result_down("tools/call", result)
+        return result.encode()
+
+    async def listed(self, owner: str, session: SessionId | None) -> JsonObject:
+        """What a known caller's calls came to: those that run, and those that have ended and whose end it has not
+        seen."""
+        store, calls = self._context.store, []
+        records = [] if session is None else [await store.session(session)]
+        if owner:
+            for kind in (RecordKind.SESSION, RecordKind.CALL):
+                records += await store.newest_of(Caller(owner), kind=kind, limit=LISTED_MOST)
+        for record in {record.id: record for record in records if record is not None}.values():
+            asking = {ask.stream for ask in await store.asks(record.id)}
+            for stream in await store.streams(record.id):
+                if stream.kind is not Kind.CALL or (stream.sealed and stream.delivered >= stream.last):
+                    continue
+                rows = [row for row in await store.calls(record.id, stream=stream.id) if row.method == "tools/call"]
+                known = KnownCall(record, stream, rows[0]) if len(rows) == 1 else None
+                if known is None or texts.may_be_own(known.row.name):
+                    continue
+                if not (known.is_durable_call or stream.answered or record.id == session):
+                    continue
+                calls.append(
+                    await self._listed(known, waits=bool(asking) if known.is_durable_call else stream.id in asking)
+                )
+        newest = sorted(calls, key=lambda call: call.began, reverse=True)[:LISTED_MOST]
+        return texts.call_list(newest, self._context.clock())
+
+    async def _listed(self, call: KnownCall, *, waits: bool) -> ListedCall:
+        stream, ended = call.stream, None
+        if stream.sealed:
+            events = await self._context.store.read(stream.id, after=stream.last - 1, limit=1)
+            ended = events[-1].time if events else None
+        return ListedCall(
+            tool=call.row.name, id=call.id, began=stream.opened, ended=ended, state=call.row.state, waits=waits
+        )
+
+    # Acting
+
+    async def cancel(self, call: KnownCall) -> JsonObject:
+        """Cancel a call, at whatever node it runs or waits."""
+        row, stream = call.row, call.stream
+        if not stream.sealed:
+            cancelled = cancelled_by_id(AnsweredCall(stream, row))
+            try:
+                await self._context.journal.write(*mail_to([stream.node], cancelled))
+            except NodeGone:
+                return texts.failure(texts.NOT_NOW)
+        return texts.cancelling(row.name, is_over=stream.sealed)
+
+
+def is_waiting(call: KnownCall) -> bool:
+    """Whether a call runs again only with a request of its principal."""
+    return call.row.state is CallState.WAITING and bool(call.record.owner)
