@@ -3,7 +3,7 @@
 The demo starts `perdure serve examples/hello.py:server` and talks to it over real HTTP. It uses only an HTTP client and
 a decoder of server-sent events, so that you see each step. Then the server stays up for you to try, with a page in
 front of it (`front.py`). With STORE=postgres there are two servers, behind a balancer (`nodes.py`). One scene has a
-server from npm behind the gateway (`npm_server.py`).
+tool of steps (`cake.py`), one a server from npm behind the gateway (`npm_server.py`).
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ from perdure.serve.listener import listen
 from perdure.store.postgres.address import without_password
 
 BAKERY = Path(__file__).with_name("hello.py")
+CAKE = Path(__file__).with_name("cake.py")
 ROOT = BAKERY.parent.parent
 LOAVES = 8
+STEPS = ("mix", "rise", "bake", "ice")
 SEEN_BEFORE_THE_LOSS = 3
 #: Longer than one loaf takes, so that some events are missed.
 RETRY = "1500ms"
@@ -218,7 +220,7 @@ def play(bakery: Bakery, url: str, folder: str, terminal: Terminal) -> list[str]
         terminal.line(f"process {bakery.pid} is started on the same file, and runs the tool again, because it may")
 
     lost += run_a_task(url, kill, terminal) + restart_the_bridge(bakery.url, terminal)
-    return lost + serve_a_program(folder, terminal)
+    return lost + go_on_in_the_middle(folder, terminal) + serve_a_program(folder, terminal)
 
 
 def cut_the_connection(client: Client, terminal: Terminal) -> list[str]:
@@ -256,6 +258,43 @@ def kill_the_server(bakery: Bakery, client: Client, terminal: Terminal, *, name:
     terminal.line("the tool declares that it may run twice, so it runs again; events that were sent are not sent again")
     client.resume()
     return judge(client, terminal)
+
+
+def go_on_in_the_middle(folder: str, terminal: Terminal) -> list[str]:
+    """Play the scene with a tool of four steps, which is killed in the third one; return what was lost."""
+    terminal.step(f"A tool does its work in steps: {', '.join(STEPS)}")
+    bakery, diary = Bakery(f"sqlite:{folder}/steps.db", [f"{CAKE}:server"]), Path(folder, "diary")
+    bakery.start()
+    try:
+        terminal.line(f"perdure serve examples/cake.py:server; ready on {bakery.url}")
+        client = Client(url=bakery.url, terminal=terminal, tool={"name": "cake", "arguments": {"diary": str(diary)}})
+        client.open_session()
+        reading = client.call()
+        for _ in range(SEEN_BEFORE_THE_LOSS):
+            next(reading)
+        while not diary.exists() or len(diary.read_text().splitlines()) < SEEN_BEFORE_THE_LOSS:
+            time.sleep(0.01)
+        first = bakery.kill()
+        with contextlib.suppress(httpx2.TransportError):
+            list(reading)
+        terminal.line(f"process {first} is dead in the step {STEPS[SEEN_BEFORE_THE_LOSS - 1]}", mark="✂")
+        bakery.start()
+        terminal.line(f"process {bakery.pid} is started; finished steps return, and the tool goes on at the third")
+        client.resume()
+        done = [line.split() for line in diary.read_text().splitlines()]
+    finally:
+        bakery.stop()
+    for name, pid in done:
+        terminal.line(f"{name:<5} done by process {pid}", mark="•")
+    wanted = [*((name, str(first)) for name in STEPS[:3]), *((name, str(bakery.pid)) for name in STEPS[2:])]
+    lost = losses(client.events, client.request_id, len(STEPS))
+    if [(name, pid) for name, pid in done] != wanted:
+        lost.append(f"steps were done as {done}")
+    for loss in lost:
+        terminal.line(loss, mark="✗")
+    if not lost:
+        terminal.line("the two steps before the kill were done once, the call has its result", mark="✓")
+    return lost
 
 
 def serve_a_program(folder: str, terminal: Terminal) -> list[str]:

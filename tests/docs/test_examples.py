@@ -81,6 +81,7 @@ def test_the_scene_loses_nothing_and_says_so_without_colours_in_a_pipe() -> None
     assert (process.returncode, errors) == (0, "")
     assert "\033" not in said
     said, program = said.split("A server from npm")
+    said, steps = said.split("A tool does its work in steps")
     calls, desktop = said.split("A desktop host starts")
     calls, task = calls.split("A stock client")
     cut, killed = calls.split("It calls again")
@@ -96,6 +97,8 @@ def test_the_scene_loses_nothing_and_says_so_without_colours_in_a_pipe() -> None
     assert re.findall(r"loaf (\d) of 5", desktop) == list("12")
     assert desktop.index("✂ process") < desktop.index("the bridge says: Session resumed successfully")
     assert "✓ the same session, and the call has run to its end\n" in desktop
+    assert re.findall(r"(\w+) +done by process", steps) == ["mix", "rise", "bake", "bake", "ice"]
+    assert steps.index("is dead in the step bake") < steps.index("the result: a cake") < steps.index("✓")
     check_program(program)
 
 
