@@ -19,11 +19,12 @@ from typing import Any
 import pytest
 
 import perdure
+from tests.support.clients.modern_peer import CallPeer, result_of
 from tests.support.clients.recording_client import assert_answered_once, assert_sound, looking
 from tests.support.clients.task_client import CAN_BE_ASKED, OUTCOME_UNKNOWN, Balancer, Message, TaskClient, said
 from tests.support.processes.cluster import cluster
-from tests.support.processes.crash_points import Point, at
-from tests.support.processes.serving import Served, serving
+from tests.support.processes.crash_points import POSTGRES_WRITER, STEPS, Point, at
+from tests.support.processes.serving import Served, die_at, serving
 from tests.support.servers.in_process import until
 from tests.support.servers.step_tools import Script, effects
 from tests.support.stores.postgres import store_url
@@ -200,6 +201,10 @@ async def test_a_death_in_a_sleep_does_not_count(story: Story) -> None:
         server = await story.start()
     assert str(said(await story.outcome(task))).split(" ")[::2] == ["one", "two"]
     assert story.effects == {"one": 1, "two": 1}
+    [(begun, ends)] = story.rows("SELECT began, ended FROM tool_step WHERE kind = 'sleep'")
+    [(woken,)] = story.rows("SELECT began FROM tool_step WHERE name = 'two'")
+    assert ends - begun == pytest.approx(15)
+    assert woken >= ends
 
 
 async def test_a_hinted_tool_runs_an_open_step_again(story: Story) -> None:
@@ -330,19 +335,22 @@ async def test_ten_tasks_at_once_are_killed_at_random_fifty_times(story: Story) 
 
 TOOL_STEPS = "perdure.sessions.tool_steps"
 WRITES = ("the end of price", "the begin of charge", "the end of charge", "the end of mail")
+BEFORE = at(TOOL_STEPS, "ToolSteps._step", "enter")
+WITHIN = at(STEPS, "StreamSteps.put_tool_step", "leave")
+WITHIN_POSTGRES = at(POSTGRES_WRITER, "_refusals", "enter")  # it is made, and the process does not know
+BEHIND = at(TOOL_STEPS, "ToolSteps._put", "enter")
 MOMENTS = {
-    "before the commit of": at(TOOL_STEPS, "ToolSteps._step", "enter"),
-    "in the commit of": at("perdure.store.sqlite.steps", "StreamSteps.put_tool_step", "leave"),
-    "behind the commit of": at(TOOL_STEPS, "ToolSteps._put", "enter"),
+    "": {"before the commit of": BEFORE, "in the commit of": WITHIN, "behind the commit of": BEHIND},
+    "postgres": {"before the commit of": BEFORE, "in the commit of": WITHIN_POSTGRES, "behind the commit of": BEHIND},
 }
 
 
 def moments() -> Iterator[Any]:
     """The two commits of an unmarked step are in every run."""
     for number, write in enumerate(WRITES, 1):
-        for moment, point in MOMENTS.items():
-            marks = () if "charge" in write else (pytest.mark.long,)
-            for store in ("",) if ON_POSTGRES or moment == "in the commit of" else ("", "postgres"):
+        for store, found in MOMENTS.items():
+            for moment, point in found.items():
+                marks = () if "charge" in write else (pytest.mark.long,)
                 yield pytest.param(store, replace(point, nth=number), id=f"{moment} {write} {store}", marks=marks)
 
 
@@ -363,6 +371,72 @@ async def test_a_process_dies_at_a_moment_of_a_step(story: Story, point: Point) 
         assert str(said(view)).split(" ")[::2] == ["price", "charge", "mail"]
         assert min(story.effects.values()) == 1
     assert story.effects["charge"] <= 1
+    story.judge()
+
+
+ASKING: Script = [{"ask": "Why?"}, {"sleep": 0}, {"step": "one"}]
+"""The answer is its first row, the sleep its second one."""
+
+LINK, SETTLER = "perdure.sessions.runtime_link", "perdure.cluster.settler"
+ASKED_AGAIN = {
+    "before the commit of an answer": at(TOOL_STEPS, "ToolSteps.answered", "enter"),
+    "in the commit of an answer": WITHIN,
+}
+ASKED_ONCE = {
+    "between an answer and the tool": at(LINK, "Asks._hand_over", "enter"),
+    "before the commit of a sleep": replace(BEFORE, nth=2),
+    "in the commit of a sleep": replace(WITHIN, nth=2),
+    "behind the commit of a sleep": replace(BEHIND, nth=2),
+    "before the commit of the call's answer": at("perdure.sessions.ledger", "Calls.answer", "enter"),
+    "in the commit of the call's answer": at(STEPS, "StreamSteps.append", "within"),
+}
+
+
+@pytest.mark.parametrize(
+    ("point", "times"),
+    [
+        pytest.param(point, times, id=name, marks=() if "between" in name else pytest.mark.long)
+        for points, times in ((ASKED_AGAIN, 2), (ASKED_ONCE, 1))
+        for name, point in points.items()
+    ],
+)
+@pytest.mark.skipif(ON_POSTGRES, reason="its points are those of a SQLite file")
+async def test_a_process_dies_at_a_moment_of_a_question_of_a_sleep_or_of_the_answer(
+    story: Story, point: Point, times: int
+) -> None:
+    """A question is asked again only if its answer was not accepted."""
+    server = await story.start(point=point)
+    task = await story.begin(script=ASKING, opens=False)
+    await server.arm()
+    story.open("begin")
+    polling = asyncio.create_task(story.outcome(task))
+    assert await server.has_died()
+    await story.start()
+    words = str(said(await polling)).split(" ")
+    assert words[:2] == [f"answer-{times}", "one"]
+    assert story.asked == ["Why?"] * times
+    assert story.effects == {"one": 1}
+    story.judge()
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(at(SETTLER, "Settler._abandoned", "enter", armed=True), id="claimed", marks=pytest.mark.long),
+        pytest.param(at(SETTLER, "Settler._run", "enter", armed=True), id="read"),
+        pytest.param(at(LINK, "RuntimeLink.start_again", "enter", armed=True), id="counted", marks=pytest.mark.long),
+    ],
+)
+@on_both
+async def test_a_process_dies_as_it_takes_a_call_over(story: Story, point: Point) -> None:
+    """It has claimed the stream, read the steps, or counted the run; the third process goes on all the same."""
+    server = await story.start()
+    task = await story.begin(script=SHOP, die=["after charge"])
+    assert await server.has_died()
+    assert await die_at(point, STEP_TOOLS, "--store", story.address, "--task-after", "0s")
+    await story.start()
+    assert str(said(await story.outcome(task))).split(" ")[::2] == ["price", "charge", "mail"]
+    assert story.effects == {"price": 1, "charge": 1, "mail": 1}
     story.judge()
 
 
@@ -397,6 +471,49 @@ async def test_an_answer_in_the_mail_of_a_dead_node_counts(story: Story) -> None
     assert "result" in response
     await first.kill()
     assert str(said(await story.outcome(task))).split(" ")[:2] == ["so", "one"]  # and not what it says a second time
+
+
+@pytest.mark.parametrize(
+    "address", [""] if ON_POSTGRES else ["", pytest.param("postgres", marks=pytest.mark.long)], indirect=True
+)
+async def test_a_principal_may_take_as_long_as_its_task_is_kept(story: Story) -> None:
+    """A call that only has to go on waits on after `session_grace`, in which another one is given up. The request of
+    another principal does not run it."""
+    tokens, gate = story.folder / "tokens", story.gate("go")
+    tokens.write_text("alice:alice-0123456789\nbob:bob-0123456789ab\n")
+    tokens.chmod(0o600)
+    options = ("--tokens", str(tokens), "--session-grace", "1s")
+    server = await story.start(*options)
+
+    def peer(token: str) -> CallPeer:
+        return CallPeer(port=server.port, headers={"authorization": f"Bearer {token}"}, capabilities=CAN_BE_ASKED)
+
+    def states() -> list[str]:
+        return [state for (state,) in story.rows("SELECT state FROM call ORDER BY name, request_id")]
+
+    story.open("begin")
+    tasks = []
+    scripts: list[tuple[str, Script]] = [
+        ("play", [{"step": "one"}, {"gate": gate}]),
+        ("play", [{"gate": gate}, {"step": "two"}]),
+        ("play_again", [{"gate": gate}]),
+    ]
+    alice = peer("alice-0123456789")
+    for tool, script in scripts:
+        arguments = {"script": script, "folder": str(story.folder)}
+        tasks.append(result_of(await alice.call(tool, arguments))["taskId"])
+    await story.next_of("SELECT 1 FROM tool_step WHERE state = 'ended'")
+    await server.kill()
+    server = await story.start(*options)
+    await until(lambda: states() == ["waiting", "waiting", "settled"])
+    assert (await peer("bob-0123456789ab").rpc("tasks/get", {"taskId": tasks[0]})).status == 400
+    assert states() == ["waiting", "waiting", "settled"]
+    story.open("go")
+    alice = peer("alice-0123456789")
+    done = [said(await alice.until_over(task)) for task in tasks]
+    assert [done[0].split(" ")[0], done[1].split(" ")[0], done[2]] == ["one", "two", OUTCOME_UNKNOWN]
+    assert story.effects == {"one": 1, "two": 1}
+    story.judge()
 
 
 @pytest.mark.parametrize(

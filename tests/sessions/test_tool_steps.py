@@ -12,7 +12,7 @@ import datetime
 import math
 import threading
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,16 @@ from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BaseModel
 
 import perdure
-from perdure._core.ids import parse_position
+from perdure._core.ids import SessionId, parse_position
 from perdure._core.tool_steps import MOST_NAME, MOST_STEPS, MOST_VALUE, MOST_VALUES
 from perdure.errors import Misuse, StepLimit
-from tests.support.clients.task_client import CAN_BE_ASKED, Balancer, TaskClient, said
+from perdure.store import SqliteStore
+from perdure.store.interface import Store
+from perdure.store.records import ToolStepRecord
+from tests.support.clients.task_client import CAN_BE_ASKED, OUTCOME_UNKNOWN, Balancer, TaskClient, said
 from tests.support.servers.in_process import serve, until
 from tests.support.stores.faulty_store import Fault, FaultyStore
+from tests.support.stores.lost_tail import LOST, Losing
 from tests.support.stores.shared import SharedStore
 
 pytestmark = pytest.mark.anyio
@@ -393,3 +397,64 @@ async def test_a_cancelled_call_tells_what_was_finished(tmp_path: Path) -> None:
             ("a", "ended", b""),
             ("b", "open", b""),
         ]
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize("stops", [False, True])
+async def test_a_store_that_lost_a_finished_step_does_not_let_it_run_again_silently(
+    kind: str, stops: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The call goes on where it runs. After the end of that process it is answered that something was lost."""
+    losing, got = Losing(kind, tmp_path), list[str]()
+    store, begun, goes = FaultyStore(losing.store), asyncio.Event(), asyncio.Event()
+
+    async def body() -> None:
+        begun.set()
+        await goes.wait()
+        for name in ("a", "b", "c"):
+            if name == "b":
+                store.writes = Fault.RAISES
+            got.append(await perdure.step(name, effect, name, again=True))
+
+    tool = Tool(body, runs=2 if stops else 1)
+    settings: dict[str, Any] = {"task_after": 0.0, "store_timeout": 0.5, "complaint": LOST}
+    async with serve(tool.server, store=store, drain_timeout=0.0, **settings) as site:
+        client = TaskClient(balancer=Balancer(ports=[site.port]))
+        task = await client.task("do")
+        await begun.wait()
+        lose = losing.remember()
+        goes.set()
+        await until(lambda: got and store.writes is Fault.RAISES)
+        asked = store.asked
+        await until(lambda: store.asked > asked + 2)  # it is known here that the store fails
+        lose()
+        store.works()
+        await until(lambda: tool.has_run(1))
+        [lost] = [step for step in await steps_in(store, task) if step.name == "lost"]
+        assert (lost.state.value, lost.again) == ("open", False)
+        if not stops:
+            assert said(await client.outcome(task)) == "done"
+    assert [record for record in caplog.records if getattr(record, "action", "") == "step.lost"]
+    assert got == ["a 5", "b 5", "c 5"]
+    if stops and kind == "sqlite":
+        async with serve(tool.server, store=SqliteStore(str(losing.path))) as site:
+            client = TaskClient(balancer=Balancer(ports=[site.port]))
+            view = await client.outcome(task)
+            assert said(view) == OUTCOME_UNKNOWN
+            assert view["error"]["data"]["steps"]["open"] == ["lost"]
+    assert len(got) == 3
+
+
+async def steps_in(store: Store, task: str) -> Sequence[ToolStepRecord]:
+    [stream] = await store.streams(SessionId(task))
+    return await store.tool_steps(stream.id)
+
+
+async def test_a_step_may_have_any_name(tmp_path: Path) -> None:
+    """Also one that no encoding has, or that a terminal would act on."""
+    names = ("\ud800", "\x00", "\u202e", "' \" \\", "é")
+
+    async def body() -> list[str]:
+        return [await perdure.step(name, effect, "x") for name in names]
+
+    assert await in_each_run(body, tmp_path / "log.db") == [["x 5"] * 5] * 2
