@@ -6,17 +6,17 @@ from __future__ import annotations
 import asyncio
 import os
 
-from dbos import DBOS, SetWorkflowID
+from dbos import DBOS, SetWorkflowID  # type: ignore[import-not-found]
 
 from tests.support.peers.shop import STEPS, die_at, effect
 
 
-@DBOS.step()
+@DBOS.step()  # type: ignore[untyped-decorator]
 async def step(name: str) -> str:
     return effect(name)
 
 
-@DBOS.workflow()
+@DBOS.workflow()  # type: ignore[untyped-decorator]
 async def order() -> str:
     values = []
     for name in STEPS:
