@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +78,16 @@ class NodeClient(StockClient):
             self._calls[call].answer, self._calls[call].code, self._calls[call].data = answer, code, data
 
 
-@asynccontextmanager
-async def node_client(script: str, url: str, *, mode: str = "legacy") -> AsyncIterator[StockClient]:
+def node_client(script: str, url: str, *, mode: str = "legacy") -> AbstractAsyncContextManager[StockClient]:
     """`mode`: how version 2 negotiates the revision, `legacy`, `auto` or the one that it is pinned to."""
+    return script_client(str(program("node")), str(HERE / script), url, mode)
+
+
+@asynccontextmanager
+async def script_client(*command: str) -> AsyncIterator[StockClient]:
+    """A client in a process of its own."""
     process = await asyncio.create_subprocess_exec(
-        program("node"), HERE / script, url, mode, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     client = NodeClient(process)
     async with AsyncExitStack() as stack:
@@ -90,7 +95,7 @@ async def node_client(script: str, url: str, *, mode: str = "legacy") -> AsyncIt
         listening.create_task(client.listen())
         stack.push_async_callback(_end, process)
         await client.until(lambda: bool(client.protocol) or client.ended)
-        assert client.protocol, f"{script} ended before it was connected: {client.errors}"
+        assert client.protocol, f"{command[1]} ended before it was connected: {client.errors}"
         yield client
 
 
