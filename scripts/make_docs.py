@@ -339,9 +339,12 @@ def _mermaid(moves: Mapping[Any, Mapping[Any, Any]], first: enum.Enum) -> str:
 
 def revisions(_: str) -> str:
     said = {True: "yes", False: "no"}
-    rows = [[r.version, said[r.batches], said[r.primes], said[r.closes_early]] for r in REVISIONS.values()]
-    rows.append([f"{FIRST_SESSIONLESS} and later", "no sessions", "no sessions", "no sessions"])
-    return table(("revision", "batches", "priming event and `retry`", "a tool may close its connection early"), rows)
+    rows = [
+        [r.version, said[r.batches], said[r.primes], said[r.closes_early], said[r.tasks]] for r in REVISIONS.values()
+    ]
+    rows.append([f"{FIRST_SESSIONLESS} and later", *["no sessions"] * 4])
+    early = "a tool may close its connection early"
+    return table(("revision", "batches", "priming event and `retry`", early, "tasks in sessions"), rows)
 
 
 def delivery(_: str) -> str:

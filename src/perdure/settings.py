@@ -159,7 +159,7 @@ class Settings:
     tasks: tuple[str, ...] = _connection(
         (),
         "which tools run as tasks, `NAME=required|optional|never`, `*` for all that are not named; without it, as the"
-        " tool says of itself, else optional",
+        " tool says of itself, else optional; in sessions of 2025-11-25 else never",
     )
     answer_within: tuple[str, ...] = _connection(
         (),

@@ -1,6 +1,6 @@
 """The official Python SDK 1.x, whose experimental client runs tools as tasks of 2025-11-25.
 
-It takes calls as JSON lines on stdin, and prints what it sees as JSON lines (see stock.py), in an environment of its own.
+It takes calls as JSON lines on stdin, and prints what it sees the same way (see stock.py), in its own environment.
 """
 
 # mypy: ignore-errors
