@@ -5,7 +5,7 @@ import inspect
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -66,6 +66,15 @@ def pytest_collection_finish() -> None:
     """What is there now stays for ever: not looking at it makes the collection at a test's end ten times as fast."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """So does what the tests of a module have imported and leave behind."""
+    yield
+    if nextitem is None or nextitem.parent is not item.parent:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture
