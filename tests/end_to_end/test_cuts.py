@@ -198,7 +198,7 @@ def assert_consecutive(ids: Sequence[str], *, after: str = "") -> None:
         before = position.seq
 
 
-@pytest.fixture(params=[pytest.param("memory", marks=pytest.mark.long), "sqlite", "process"])
+@pytest.fixture(params=[*(pytest.param(store, marks=pytest.mark.long) for store in ("memory", "sqlite")), "process"])
 async def chatty(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Peer]:
     """A server in this event loop, on each store; and one as users run it, in a process of its own on uvloop."""
     sqlite = f"sqlite:{tmp_path / 'log.db'}"

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perdure._core.jsonc import BOM, BadDocument
@@ -94,7 +94,6 @@ def servers_of(text: str) -> tuple[Any, Any]:
     return {name: held for name, held in value.items() if name != KEY}, value.get(KEY, {})
 
 
-@settings(max_examples=60, deadline=None)
 @given(text=configurations())
 @example(text="")
 @example(text="\ufeff")

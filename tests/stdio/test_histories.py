@@ -248,9 +248,7 @@ def place() -> Iterator[Place]:
         made.end()
 
 
-@settings(
-    max_examples=60, phases=[Phase.explicit, Phase.reuse, Phase.generate], suppress_health_check=list(HealthCheck)
-)
+@settings(phases=[Phase.explicit, Phase.reuse, Phase.generate], suppress_health_check=list(HealthCheck))
 @given(history=st.lists(_deeds, min_size=16, max_size=24))
 def test_no_instance_ever_gets_a_wrong_session(place: Place, history: list[tuple[Any, ...]]) -> None:
     place.run(history)

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from perdure.store.sqlite import SqliteStore
+from tests.conftest import EXAMPLES
 from tests.store.machine import store_machine
 from tests.support.stores import memory_files
 
@@ -25,4 +26,4 @@ def folder() -> Iterator[Path]:
 @pytest.mark.timeout(400)
 def test_histories_on_sqlite_show_what_the_model_shows(folder: Path) -> None:
     machine = store_machine(lambda name: SqliteStore(str(folder / name)))
-    run_state_machine_as_test(machine, settings=settings(max_examples=20, stateful_step_count=30))
+    run_state_machine_as_test(machine, settings=settings(max_examples=EXAMPLES // 2, stateful_step_count=30))

@@ -22,7 +22,7 @@ from perdure.testing._values import SESSION, all_events
 
 pytestmark = pytest.mark.anyio
 
-KILLS = 15
+KILLS = 10
 
 
 @dataclass
