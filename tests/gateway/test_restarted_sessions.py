@@ -370,6 +370,20 @@ async def test_limits_of_processes(tmp_path: Path) -> None:
         assert await text_of_call(second, {"say": "me too"}) == "me too"
 
 
+@pytest.mark.parametrize(("limit", "status"), [("max_processes", 503), ("max_caller_processes", 429)])
+async def test_a_burst_of_sessions_is_refused_beyond_the_limit(tmp_path: Path, limit: str, status: int) -> None:
+    """No session is opened whose process would have no room."""
+    limits: dict[str, Any] = {limit: 2}
+    async with gateway(tmp_path, **limits) as served:
+        peers = [Peer(served.site) for _ in range(10)]
+        answers = await asyncio.gather(
+            *(served.site.request("POST", headers=peer.headers(), body=peer.handshake()) for peer in peers)
+        )
+        assert sorted(answer.status_code for answer in answers) == [200, 200, *[status] * 8]
+        assert sum("mcp-session-id" in answer.headers for answer in answers) == 2
+        assert served.site.app.counters.sessions_opened == 2
+
+
 async def test_limits_of_one_callers_processes(tmp_path: Path) -> None:
     async with gateway(tmp_path, max_caller_processes=1) as served:
         peer = await served.join()

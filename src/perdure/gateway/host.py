@@ -125,7 +125,7 @@ class UpstreamLanes:
         if self.seats is None:
             return nullcontext()
         if (sharer := self._sharer(caller)) is None:
-            return self.seats.reserving(caller)
+            return self.seats.reserving(caller, holds=True)
         return self.shared.admitting(sharer.owner, self.seats.reserving(sharer))
 
     def make_for_session(self, receiver: SessionReceiver, record: SessionRecord, origin: object) -> Lane:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -29,6 +29,9 @@ def caller_of(request: Any) -> Caller:
     return caller
 
 
+HELD_SECONDS = 10.0
+"""How long a seat is kept for a session that has opened: its lane takes it at once, unless the machine is busy."""
+
 MakeRoom = Callable[[Caller | None], Awaitable[bool]]
 """Ends a lane that is not used, of that caller or any. Returns whether there was one."""
 
@@ -49,10 +52,12 @@ class Seats:
     make_room: MakeRoom
     _taken: Counter[Caller] = field(default_factory=Counter)
     _reserved: Counter[Caller] = field(default_factory=Counter)
+    _held: defaultdict[Caller, deque[asyncio.TimerHandle]] = field(default_factory=lambda: defaultdict(deque))
+    """Reservations whose blocks have ended."""
 
     @asynccontextmanager
-    async def reserving(self, caller: Caller) -> AsyncIterator[None]:
-        """Keep a seat free during a block. Raises `TooManyProcesses`."""
+    async def reserving(self, caller: Caller, *, holds: bool = False) -> AsyncIterator[None]:
+        """Keep a seat free during a block; `holds`: and after it, until a lane takes it. Raises `TooManyProcesses`."""
         if (full := await self._lacks(caller)) is not None:
             of_caller = full is Full.FOR_CALLER
             limit = self.each if of_caller else self.children.program.max_processes
@@ -60,12 +65,30 @@ class Seats:
         self._reserved[caller] += 1
         try:
             yield
-        finally:
-            self._reserved -= Counter({caller: 1})
+        except BaseException:
+            self._give_up(caller)
+            raise
+        if holds:
+            timer = asyncio.get_running_loop().call_later(HELD_SECONDS, self._let_go, caller)
+            self._held[caller].append(timer)
+        else:
+            self._give_up(caller)
+
+    def _let_go(self, caller: Caller) -> None:
+        """Give up the oldest seat that was held."""
+        if held := self._held.get(caller):
+            held.popleft().cancel()
+            if not held:
+                del self._held[caller]
+            self._give_up(caller)
+
+    def _give_up(self, caller: Caller) -> None:
+        self._reserved -= Counter({caller: 1})
 
     async def take(self, caller: Caller) -> None:
         """Take a seat for a lane. Raises `UpstreamUnavailable` if the caller has too many; that all have too many is
         seen at the start of the process."""
+        self._let_go(caller)
         if await self._lacks(caller) is Full.FOR_CALLER:
             sentence = f"You have {self.each} processes of the server {self.name}, your limit (max_caller_processes)."
             raise UpstreamUnavailable(Reason.LIMIT, sentence)
