@@ -151,6 +151,9 @@ class RuntimeLink:
             params = {name: value for name, value in params.items() if name != "task"}  # it is none of the server's
         if call.token is not None and params is not None:
             params = {**params, "_meta": {**params["_meta"], "progressToken": call.number}}
+        elif params is not None and isinstance(meta := params.get("_meta"), dict) and "progressToken" in meta:
+            # It is no token. A server that took `true` for one would report under the number of another call.
+            params = {**params, "_meta": {name: value for name, value in meta.items() if name != "progressToken"}}
         request = Request(id=call.number, method=call.request.method, params=params, raw={})
         # The runtime runs the handler in a copy of this context.
         call.origin = origin
