@@ -22,6 +22,7 @@ from pydantic import AnyUrl
 from perdure._core.issuers import LEEWAY
 from tests.support.clients.raw_http import Peer, SessionPeer, bearer, message, text_of
 from tests.support.processes.serving import Served, serving
+from tests.support.proxies.cutting_proxy import cutting_proxy
 from tests.support.servers import scripted_stdio
 from tests.support.servers.authorization_server import AuthorizationServer, authorization_server
 from tests.support.servers.in_process import until
@@ -151,25 +152,34 @@ async def test_one_login_is_good_for_all_servers_behind_one_gateway(
 async def test_a_restart_in_the_middle_of_a_login_does_not_disturb_it(
     issuer: AuthorizationServer, tmp_path: Path
 ) -> None:
-    """Nothing of a login is kept by the server: its metadata is the same at the next process."""
-    port = free_port()
+    """Nothing of a login is kept by the servers: it begins at two nodes, and ends at the one that stayed and a new
+    process, where every connection is at the next of them."""
+    ports = free_port(), free_port()
     half_way, go_on = asyncio.Event(), asyncio.Event()
 
     async def wait() -> None:
         half_way.set()
         await go_on.wait()
 
-    async def use() -> str:
-        async with logged_in(f"http://127.0.0.1:{port}/mcp", Browser(wait)) as client:
-            return await count(client)
+    async def use(url: str) -> list[str]:
+        async with logged_in(url, browser) as client:
+            return [await count(client) for _ in range(3)]
 
-    async with started(issuer, tmp_path, port=port) as served:
-        user = asyncio.create_task(use())
-        await half_way.wait()
-        await served.kill()
-    async with started(issuer, tmp_path, port=port):
-        go_on.set()
-        assert await user == COUNTED
+    browser = Browser(wait)
+    async with (
+        cutting_proxy(*ports) as proxy,
+        started(issuer, tmp_path, audience=proxy.url, port=ports[0]) as stays,
+    ):
+        async with started(issuer, tmp_path, audience=proxy.url, port=ports[1]) as served:
+            user = asyncio.create_task(use(proxy.url))
+            await half_way.wait()
+            await served.kill()
+            proxy.cut()
+        async with started(issuer, tmp_path, audience=proxy.url, port=ports[1]):
+            go_on.set()
+            assert await user == [COUNTED] * 3
+        await stays.kill()  # it would wait for what the other one may have left
+    assert browser.logins == 1
 
 
 async def test_a_call_that_outlives_its_token_goes_on_with_the_next_one(
