@@ -17,19 +17,24 @@ import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 from mcp.server.auth.provider import TokenVerifier
+from mcp.server.lowlevel import Server
+from mcp.server.mcpserver import MCPServer
 from starlette.types import ASGIApp
 
 import perdure
 from perdure import App, Settings
+from perdure.gateway.host import host_upstream
 from perdure.serve.connection import Connection
 from perdure.serve.listener import listen
 from perdure.store import MemoryStore
 from perdure.store.interface import Store
 from tests.support.clients.wire_client import Web
+from tests.support.servers.behind_gateway import IS_EVERYWHERE, upstream_over_stdio
 from tests.support.stores.shared import SharedStore
 
 #: Bytes that the system may keep of what we send, for tests of clients that do not read.
@@ -59,6 +64,7 @@ async def serve(
     path: str = "/mcp",
     small_buffers: bool = False,
     complaint: str | None = None,
+    behind_gateway: bool = IS_EVERYWHERE,
     **settings: Any,
 ) -> AsyncIterator[Site]:
     """Serve an MCP server; settings by their names. `complaint` is a pattern of errors that the test expects.
@@ -72,8 +78,12 @@ async def serve(
         if store is None:
             stays = os.environ.get("PERDURE_TEST_STORE") in ("sqlite", "postgres")
             store = SharedStore(f"{folder}/log.db") if stays else MemoryStore()
-        app = perdure.asgi(server, store=store, settings=Settings(**settings), auth=auth, path=path)
-        async with under_uvicorn(app, small_buffers=small_buffers, complaint=complaint) as port:
+        async with contextlib.AsyncExitStack() as stack:
+            if behind_gateway and isinstance(server, MCPServer | Server):
+                upstream = await stack.enter_async_context(upstream_over_stdio(server, Path(folder)))
+                server = host_upstream(upstream, Settings(**settings))
+            app = perdure.asgi(server, store=store, settings=Settings(**settings), auth=auth, path=path)
+            port = await stack.enter_async_context(under_uvicorn(app, small_buffers=small_buffers, complaint=complaint))
             site = Site(app, store, port)
             try:
                 yield site
