@@ -14,11 +14,14 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import Server
 
 from perdure._core.ids import new_stream_id
+from perdure.store import MemoryStore
 from perdure.store.interface import Store
 from tests.http.test_heartbeats import new_stores
 from tests.support.clients.wire_client import Message, Peer, Wire, answer_of, text_of
+from tests.support.servers.fastmcp_asking_tools import server as fastmcp_tools
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import Guests, ToolServer
+from tests.support.stores.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.anyio
 
@@ -378,6 +381,41 @@ async def test_tasks_count_as_the_calls_of_their_session(shop: ToolServer) -> No
         shop.open("g")
         await until(lambda: not site.app.running)
         assert (await begin(peer, "wait", gate="g"))["status"] == "working"
+
+
+async def test_an_outage_is_not_an_unknown_task(shop: ToolServer) -> None:
+    """K21: hosts take -32602 for a task that is gone. An open request for a result waits for the store."""
+    store = FaultyStore(MemoryStore())
+    async with serve(shop.server, store=store, tasks=RULES, complaint="") as site:
+        peer = await site.join()
+        task = (await begin(peer, "wait", gate="g"))["taskId"]
+        waiting = await peer.post(peer.request("tasks/result", {"taskId": task}))
+        await waiting.event()
+        store.reads = Fault.RAISES
+        for method in ("tasks/get", "tasks/cancel"):
+            assert (await ask(peer, method, taskId=task))["error"]["code"] == -31005
+        store.works()
+        store.writes = Fault.RAISES
+        refused = answer_of(await peer.send(task_call(peer, "wait", gate="g")))["error"]
+        assert refused["code"] == -31005
+        assert (await state(peer, task))["status"] == "working"
+        store.works()
+        shop.open("g")
+        assert text_of((await waiting.rest())[-1]) == "went through g"
+
+
+async def test_a_fastmcp_server_has_tasks_as_well() -> None:
+    """K1, K6, K16."""
+    async with serve(fastmcp_tools, tasks=("ask_each=required",)) as site:
+        peer = await site.join()
+        tools = {tool["name"]: tool for tool in (await ask(peer, "tools/list"))["result"]["tools"]}
+        assert tools["ask_each"]["execution"]["taskSupport"] == "required"
+        standalone = await peer.get()
+        task = (await begin(peer, "ask_each", questions=["Why?"]))["taskId"]
+        asked = await until_heard(standalone, "elicitation/create")
+        assert asked["params"]["_meta"][RELATED] == {"taskId": task}
+        await peer.answer(asked, {"action": "accept", "content": {"answer": "because"}})
+        assert text_of(await result(peer, task)) == "because"
 
 
 async def test_a_json_server_has_tasks_as_well(shop: ToolServer) -> None:

@@ -66,20 +66,33 @@ def capability(*, lists: bool) -> JsonObject:
     return {**({"list": {}} if lists else {}), "cancel": {}, "requests": {"tools": {"call": {}}}}
 
 
-def announce(result: bytes, tasks: JsonObject) -> bytes:
-    """Add the capability to an `initialize` result. A server that declares tasks itself keeps its own."""
-    said: JsonObject = json.loads(result)
-    revision, capabilities = REVISIONS.get(str(said.get("protocolVersion"))), said.get("capabilities") or {}
-    if revision is None or not revision.tasks or "tasks" in capabilities or "tools" not in capabilities:
+def announce(result: bytes, tasks: JsonObject | None) -> bytes:
+    """Add the capability to an `initialize` result. A server that declares tasks itself keeps its own; also one that is
+    behind another Perdure, whose mark is not this one's."""
+    if tasks is None and OURS.encode() not in result:
         return result
-    meta = {**(said.get("_meta") or {}), OURS: {}}
-    said |= {"capabilities": {**capabilities, "tasks": tasks}, "_meta": meta}
-    return json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()
+    said: JsonObject = json.loads(result)
+    meta = {name: value for name, value in (said.pop("_meta", None) or {}).items() if name != OURS}
+    revision, capabilities = REVISIONS.get(str(said.get("protocolVersion"))), said.get("capabilities") or {}
+    knows = revision is not None and revision.tasks and "tools" in capabilities
+    if tasks is not None and knows and "tasks" not in capabilities:
+        said["capabilities"], meta[OURS] = {**capabilities, "tasks": tasks}, {}
+    if meta:
+        said["_meta"] = meta
+    return json.dumps(said, separators=(",", ":")).encode()
 
 
 def announce_again(before: bytes, result: bytes) -> bytes:
     """A later result of the same session, whose client knows the first."""
-    return announce(result, json.loads(before)["capabilities"]["tasks"]) if is_ours(before) else result
+    return announce(result, json.loads(before)["capabilities"]["tasks"] if is_ours(before) else None)
+
+
+def as_declared(result: bytes) -> JsonObject:
+    """A recorded `initialize` result as the server gave it."""
+    said: JsonObject = json.loads(result)
+    if is_ours(result):
+        said["capabilities"] = {name: value for name, value in said["capabilities"].items() if name != "tasks"}
+    return said
 
 
 @functools.lru_cache(maxsize=256)

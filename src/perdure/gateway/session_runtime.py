@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from perdure._core import splice, sticky
+from perdure._core import session_tasks, splice, sticky
 from perdure._core.codes import REQUEST_CANCELLED
 from perdure._core.eras import LEVELS
 from perdure._core.handshakes import LISTS, capabilities_in, front_result, front_version, lost_capabilities
@@ -158,7 +158,7 @@ class SessionRuntime(SessionReceiver):
         record = self._record
         if record.version:
             self._client_params = json.loads(record.client_params)
-            self._capabilities = capabilities_in(json.loads(record.result))
+            self._capabilities = capabilities_in(session_tasks.as_declared(record.result))
             self._initialized = record.initialized
             if self._is_subscribed or (self._outlet.is_home and self._state is not None):
                 self._open()

@@ -421,7 +421,7 @@ class RuntimeLink:
             if self.context.early is not None:
                 body = self.context.early.show(self, found, body)
             body = self.context.tasks.show(self, body)
-        elif method == "initialize" and self.announces is not None and not failed:
+        elif method == "initialize" and not failed:
             body = session_tasks.announce(body, self.announces)
         also = self._end_step(found, None if failed else body)
         answer = encode_answer(found.request.id, body, failed=failed)

@@ -1,0 +1,75 @@
+"""Tasks of 2025-11-25 behind a gateway: its own for tools that a rule names, and those of an upstream that has some."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perdure import Settings
+from perdure.gateway.host import host_upstream
+from perdure.gateway.upstream import HttpUpstream, Upstream
+from tests.gateway.gateways import gateway
+from tests.http.test_session_tasks import RULES, ask, begin, ended, result, until_heard
+from tests.support.clients.wire_client import text_of
+from tests.support.servers.in_process import serve, until
+from tests.support.servers.tool_server import ToolServer
+
+pytestmark = pytest.mark.anyio
+
+NAMED = {"tasks": ("plain=optional", "idempotent=optional")}
+
+
+async def test_a_tool_that_a_rule_names_runs_as_a_task_over_the_death_of_its_process(tmp_path: Path) -> None:
+    """K1, K3, K8: its session goes on, and the server does not hear of the task."""
+    gate = tmp_path / "gate"
+    async with gateway(tmp_path, serving=NAMED) as served:
+        peer = await served.join()
+        assert peer.welcome["result"]["capabilities"]["tasks"]["requests"] == {"tools": {"call": {}}}
+        shown = {tool["name"]: tool.get("execution") for tool in (await ask(peer, "tools/list"))["result"]["tools"]}
+        assert shown == {
+            "plain": {"taskSupport": "optional"},
+            "idempotent": {"taskSupport": "optional"},
+            "read_only": None,
+        }
+        standalone = await peer.get()
+        steps = [{"progress": 1}, {"wait": str(gate)}]
+        again, once = [(await begin(peer, tool, do=steps, token=tool))["taskId"] for tool in ("idempotent", "plain")]
+        for _ in range(2):
+            await until_heard(standalone, "notifications/progress")
+        await served.has_run(2)
+        await served.kill()
+        assert (await result(peer, once))["error"]["code"] == -31001
+        gate.touch()
+        assert text_of(await result(peer, again)) == "done"
+        assert (await ended(peer, once))["status"] == "failed"
+        assert sorted(served.runs) == ["idempotent", "idempotent", "plain"]
+        assert (
+            text_of(await result(peer, (await begin(peer, "plain", do=[{"say": "still here"}]))["taskId"]))
+            == "still here"
+        )
+
+
+async def test_an_upstream_that_declares_tasks_keeps_its_own() -> None:
+    """K1: also where a rule of the gateway names its tools; here it is another Perdure."""
+    shop = ToolServer()
+    async with serve(shop.server, tasks=RULES) as behind:
+        upstream = Upstream(name="shop", address=HttpUpstream(url=behind.url), era="session")
+        named = {"tasks": ("wait=required",)}
+        async with serve(host_upstream(upstream, Settings(**named)), **named) as site:
+            peer = await site.join()
+            assert peer.welcome["result"]["capabilities"]["tasks"] == {
+                "cancel": {},
+                "requests": {"tools": {"call": {}}},
+            }
+            assert "_meta" not in peer.welcome["result"]
+            standalone = await peer.get()
+            task = (await begin(peer, "wait", gate="g"))["taskId"]
+            await until(lambda: shop.seen == ["waiting at g"])
+            mine = await behind.join()
+            assert (await ask(mine, "tasks/get", taskId=task))["result"]["status"] == "working"
+            assert (await ask(peer, "tasks/get", taskId=task))["result"]["taskId"] == task
+            shop.open("g")
+            told = await until_heard(standalone, "notifications/tasks/status")
+            assert (told["params"]["taskId"], told["params"]["status"]) == (task, "completed")
+            assert text_of(await result(peer, task)) == "went through g"
