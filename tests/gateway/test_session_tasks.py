@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from tests.http.test_session_tasks import RULES, ask, begin, ended, result, unti
 from tests.support.clients.wire_client import text_of
 from tests.support.servers.in_process import serve, until
 from tests.support.servers.tool_server import ToolServer
+from tests.support.stores.shared import SharedStore
 
 pytestmark = pytest.mark.anyio
 
@@ -27,11 +30,8 @@ async def test_a_tool_that_a_rule_names_runs_as_a_task_over_the_death_of_its_pro
         peer = await served.join()
         assert peer.welcome["result"]["capabilities"]["tasks"]["requests"] == {"tools": {"call": {}}}
         shown = {tool["name"]: tool.get("execution") for tool in (await ask(peer, "tools/list"))["result"]["tools"]}
-        assert shown == {
-            "plain": {"taskSupport": "optional"},
-            "idempotent": {"taskSupport": "optional"},
-            "read_only": None,
-        }
+        optional = {"taskSupport": "optional"}
+        assert shown == {"plain": optional, "idempotent": optional, "read_only": None}
         standalone = await peer.get()
         steps = [{"progress": 1}, {"wait": str(gate)}]
         again, once = [(await begin(peer, tool, do=steps, token=tool))["taskId"] for tool in ("idempotent", "plain")]
@@ -44,10 +44,8 @@ async def test_a_tool_that_a_rule_names_runs_as_a_task_over_the_death_of_its_pro
         assert text_of(await result(peer, again)) == "done"
         assert (await ended(peer, once))["status"] == "failed"
         assert sorted(served.runs) == ["idempotent", "idempotent", "plain"]
-        assert (
-            text_of(await result(peer, (await begin(peer, "plain", do=[{"say": "still here"}]))["taskId"]))
-            == "still here"
-        )
+        later = (await begin(peer, "plain", do=[{"say": "still here"}]))["taskId"]
+        assert text_of(await result(peer, later)) == "still here"
 
 
 async def test_an_upstream_that_declares_tasks_keeps_its_own() -> None:
@@ -55,7 +53,7 @@ async def test_an_upstream_that_declares_tasks_keeps_its_own() -> None:
     shop = ToolServer()
     async with serve(shop.server, tasks=RULES) as behind:
         upstream = Upstream(name="shop", address=HttpUpstream(url=behind.url), era="session")
-        named = {"tasks": ("wait=required",)}
+        named: dict[str, Any] = {"tasks": ("wait=required",)}
         async with serve(host_upstream(upstream, Settings(**named)), **named) as site:
             peer = await site.join()
             assert peer.welcome["result"]["capabilities"]["tasks"] == {
@@ -73,3 +71,20 @@ async def test_an_upstream_that_declares_tasks_keeps_its_own() -> None:
             told = await until_heard(standalone, "notifications/tasks/status")
             assert (told["params"]["taskId"], told["params"]["status"]) == (task, "completed")
             assert text_of(await result(peer, task)) == "went through g"
+
+
+async def test_a_task_that_another_node_takes_runs_in_the_one_process_of_its_session(tmp_path: Path) -> None:
+    """K6: row and early answer are written where the request comes, and the tool runs at the home."""
+    async with AsyncExitStack() as stack:
+        here, there = [
+            await stack.enter_async_context(
+                gateway(tmp_path, serving={**NAMED, "store": SharedStore(tmp_path / "log.db")})
+            )
+            for _ in range(2)
+        ]
+        peer = await here.join()
+        pid = await peer.result("read_only", do=[{"pid": True}])
+        other = peer.through(there.site)
+        task = (await begin(other, "plain", do=[{"progress": 1}, {"pid": True}]))["taskId"]
+        assert [text_of(await result(each, task)) for each in (other, peer)] == [pid, pid]
+        assert (await ended(other, task))["status"] == "completed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -22,6 +23,7 @@ from tests.support.servers.fastmcp_asking_tools import server as fastmcp_tools
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import Guests, ToolServer
 from tests.support.stores.faulty_store import Fault, FaultyStore
+from tests.support.stores.outages import FAILS
 
 pytestmark = pytest.mark.anyio
 
@@ -383,10 +385,25 @@ async def test_tasks_count_as_the_calls_of_their_session(shop: ToolServer) -> No
         assert (await begin(peer, "wait", gate="g"))["status"] == "working"
 
 
+async def test_a_task_has_the_time_of_tasks_when_its_server_stops(shop: ToolServer) -> None:
+    """K8: a plain call beside it is answered at once, of unknown outcome."""
+    async with serve(shop.server, tasks=RULES, drain_timeout=0.0, task_drain=3_600.0) as site:
+        peer = await site.join()
+        task = (await begin(peer, "wait", gate="g"))["taskId"]
+        plain = await peer.call("wait", gate="h")
+        await until(lambda: len(shop.seen) == 2)
+        stopping = asyncio.create_task(site.app.drain())
+        assert (await plain.rest())[-1]["error"]["code"] == -31001
+        assert (await state(peer, task))["status"] == "working"
+        shop.open("g")
+        await stopping
+        assert (await state(peer, task))["status"] == "completed"
+
+
 async def test_an_outage_is_not_an_unknown_task(shop: ToolServer) -> None:
     """K21: hosts take -32602 for a task that is gone. An open request for a result waits for the store."""
     store = FaultyStore(MemoryStore())
-    async with serve(shop.server, store=store, tasks=RULES, complaint="") as site:
+    async with serve(shop.server, store=store, tasks=RULES, complaint=FAILS) as site:
         peer = await site.join()
         task = (await begin(peer, "wait", gate="g"))["taskId"]
         waiting = await peer.post(peer.request("tasks/result", {"taskId": task}))
