@@ -35,7 +35,7 @@ from perdure._core.ids import SessionId
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState
 from perdure.admin.queries import find
-from perdure.http.app import CALL_KEYS
+from perdure.assembly import CALL_KEYS
 from perdure.store import Inspect, existing_store
 from perdure.store.interface import streams_by_id
 from perdure.store.records import CallSnapshot, StreamRecord

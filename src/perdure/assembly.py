@@ -29,14 +29,20 @@ from perdure.runtime.base import Runtimes, ServerChanges
 from perdure.sessions.context import CallWaiters, ServerContext
 from perdure.sessions.early_answers import EarlyAnswers
 from perdure.sessions.housekeeping import Housekeeping
+from perdure.sessions.keyed_calls import KeyedCalls
 from perdure.sessions.listening import Listening
 from perdure.sessions.registry import SessionRegistry, ToolHints, has_tasks, numbers
 from perdure.sessions.session_tasks import SessionTasks
 from perdure.settings import Settings
+from perdure.store import notes
 from perdure.store.interface import Liveness, Store
 from perdure.telemetry import prometheus as metrics
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.log_records import PeerLog, log_event
+
+CALL_KEYS = "call-keys"
+CALL_KEY_BYTES = 32
+"""The name and the length of the secret of which the ids of calls with a key are made."""
 
 _DRAIN_POLL = 0.05
 """Seconds until a stop that waits for running calls checks them again."""
@@ -156,6 +162,7 @@ async def running(
         if context.early is not None:
             stack.push_async_callback(context.early.aclose)
         stack.push_async_callback(context.tasks.aclose)
+        stack.push_async_callback(context.keyed.aclose)
         sessions = SessionRegistry(context)
         stack.push_async_callback(sessions.aclose)
         settler = Settler(context, sessions)
@@ -197,6 +204,7 @@ async def _build(
     random = secrets.token_bytes
     node = new_node_id(random)
     fence = await store.join(node)
+    secret = await notes.keep(store, CALL_KEYS, random(CALL_KEY_BYTES))
     liveness = store.liveness(node, lease=settings.lease, monotonic=time.monotonic)
     journal = Journal(
         store, settings, counters, claim=liveness.node_claim, lapses=store.lapses, on_holding=liveness.hold
@@ -242,6 +250,7 @@ async def _build(
         running=Quota(sys.maxsize, each=settings.max_principal_calls),  # in all, `max_work` bounds them
         early=EarlyAnswers(rules) if (rules := parse_answer_rules(settings.answer_within)) else None,
         tasks=SessionTasks(parse_task_rules(settings.tasks), kept=min(settings.task_ttl, settings.replay_window)),
+        keyed=KeyedCalls(secret, store.clock),
         peers=peers,
     )
     return context, readers, liveness

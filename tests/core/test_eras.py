@@ -342,3 +342,12 @@ def test_every_method_of_the_sdks_tables_has_its_place() -> None:
     assert eras.CACHEABLE == sdk.CACHEABLE_METHODS
     notices = of("2025-11-25", sdk.CLIENT_NOTIFICATIONS) - of(MODERN, sdk.CLIENT_NOTIFICATIONS)
     assert notices == eras.REMOVED_NOTIFICATIONS
+
+
+def test_the_key_of_a_call_stays_at_the_gateway() -> None:
+    """Callers whom the gateway tells apart may be one to the server."""
+    for meta, kept in (({KEY: "k", "mine": 1}, {"_meta": {"mine": 1}}), ({KEY: "k"}, {}), ({"mine": 1}, None)):
+        params = {"name": "pay", "_meta": meta}
+        expected = params if kept is None else {"name": "pay", **kept}
+        assert eras.request_along(params) == eras.request_up(params) == expected
+    assert eras.request_along(None) is None

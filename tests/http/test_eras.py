@@ -171,13 +171,3 @@ async def test_an_initialize_with_a_session_version_header_opens_a_session(site:
     response = await site.request("POST", headers=peer.headers(), body=peer.handshake())
     assert response.status_code == 200
     assert response.headers["mcp-session-id"]
-
-
-async def test_a_key_is_refused_in_a_session_and_never_ignored(shop: ToolServer, site: Site) -> None:
-    """A client that was led to a session, and believes that its key makes two requests one call, would run it twice."""
-    peer = await site.join()
-    params = {"name": "count", "arguments": {"n": 1}, "_meta": {"dev.perdure/key": "order-7"}}
-    response = await site.request("POST", headers=peer.headers(), body=peer.request("tools/call", params))
-    assert (response.status_code, response.json()["error"]["code"]) == (400, -32602)
-    assert "2026-07-28" in response.json()["error"]["message"]
-    assert await peer.result("count", n=1) == "counted to 1"

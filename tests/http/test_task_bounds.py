@@ -13,7 +13,7 @@ import pytest
 from perdure._core.envelope import KEY
 from perdure._core.ids import RecordKind, StreamId
 from perdure._core.limits import Caller
-from perdure.sessions import call_quota, durable_calls, housekeeping
+from perdure.sessions import call_quota, durable_calls, housekeeping, keyed_calls
 from perdure.store import MemoryStore
 from perdure.store.interface import Inspect
 from perdure.store.records import Followed, SessionRecord
@@ -247,7 +247,7 @@ async def test_what_was_delivered_whole_is_given_up_first(tmp_path: Path, store:
 async def test_where_no_more_keys_may_be_kept_calls_are_refused_and_none_runs_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(durable_calls, "MAX_KEYS", 30)
+    monkeypatch.setattr(keyed_calls, "MAX_KEYS", 30)
     store = MemoryStore()
     async with live(server=server, store=store, auth=Names(), max_principal_tasks=2) as served:
         alice, bob = (CallPeer(port=served.port, headers=bearer(name)) for name in ("alice", "bob"))

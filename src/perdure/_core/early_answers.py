@@ -70,6 +70,11 @@ def time_at_call(rules: Mapping[str, float], client: CallClient) -> float | None
     return None if client.takes_tasks or client.repeats or _resumes(client) else _time(rules, client)
 
 
+def resumes(client_params: bytes) -> bool:
+    """Whether the client of a session waits by itself, and sends again what breaks, as Perdure's own do."""
+    return _resumes(_client(client_params))
+
+
 @functools.lru_cache(maxsize=256)
 def _client(params: bytes) -> CallClient:
     said = json.loads(params) if params else {}

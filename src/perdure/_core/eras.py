@@ -14,7 +14,7 @@ capabilities, and `_meta`. Results are translated as texts, because numbers may 
 
 import enum
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -263,12 +263,22 @@ def discover_result(initialized: Mapping[str, Any]) -> JsonObject:
 
 def request_up(params: Mapping[str, Any] | None) -> JsonObject | None:
     """The params of a request of 2026-07-28 without their envelope; `None` if nothing else was in them."""
+    return _without_meta(params, (*_ENVELOPE, KEY)) or None
+
+
+def request_along(params: JsonObject | None) -> JsonObject | None:
+    """The params of a request of a session, for a server with sessions: the key of a call is the gateway's, because
+    callers whom the gateway tells apart may be one to the server."""
+    return params if KEY not in _mapping((params or {}).get("_meta")) else _without_meta(params, (KEY,))
+
+
+def _without_meta(params: Mapping[str, Any] | None, names: Collection[str]) -> JsonObject:
     kept = dict(params or {})
     if isinstance(meta := kept.get("_meta"), Mapping):
-        kept["_meta"] = {name: value for name, value in meta.items() if name not in _ENVELOPE}
+        kept["_meta"] = {name: value for name, value in meta.items() if name not in names}
         if not kept["_meta"]:
             del kept["_meta"]
-    return kept or None
+    return kept
 
 
 def result_up(method: str, text: str, server_info: Mapping[str, Any]) -> str:

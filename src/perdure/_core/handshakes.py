@@ -1,13 +1,24 @@
 """Decides what the handshake of a session is to its client, and to the servers behind the gateway that answer it."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
+from perdure._core.envelope import CALLS, KEPT
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.revisions import LATEST_SESSION, REVISIONS
 
 LISTS = {name: f"notifications/{name}/list_changed" for name in ("tools", "prompts", "resources")}
 """Capabilities that are lists, each with the notification that it has changed."""
+
+
+def announce_keys(result: bytes, kept_seconds: float) -> bytes:
+    """An `initialize` result, as JSON, that says how long the server keeps the keys of calls. Clients of 2026-07-28
+    read the same in `server/discover`; a session has no place for it but an experimental capability."""
+    found = json.loads(result)
+    capabilities = found.get("capabilities") or {}
+    experimental = {**(capabilities.get("experimental") or {}), CALLS: {KEPT: int(kept_seconds * 1000)}}
+    return json.dumps({**found, "capabilities": {**capabilities, "experimental": experimental}}).encode()
 
 
 def front_version(requested: object) -> str:
@@ -35,8 +46,9 @@ def front_result(result: Mapping[str, Any], version: str) -> JsonObject:
 
 
 def lost_capabilities(before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The names of capabilities (`capabilities_in`) that were declared before and are not now."""
-    lost = sorted(before.keys() - now.keys())
+    """The names of capabilities (`capabilities_in`) that were declared before and are not now. The client is held to no
+    experiment, and what the gateway itself has declared there is none of the upstream's."""
+    lost = sorted(before.keys() - now.keys() - {"experimental"})
     if "resources" in before and "resources" in now:
         is_lost = before["resources"].get("subscribe") and not now["resources"].get("subscribe")
         lost += ["resources.subscribe"] if is_lost else []

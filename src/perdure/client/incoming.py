@@ -21,7 +21,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse, RequestId
 from pydantic import ValidationError
 
-from perdure._core.codes import INTERNAL_ERROR, OUTCOME_UNKNOWN, POSITION_LOST, UNREACHABLE
+from perdure._core.codes import ANSWER_GIVEN_UP, INTERNAL_ERROR, OUTCOME_UNKNOWN, POSITION_LOST, UNREACHABLE
 from perdure._core.losses import GAP, Gap, read_gap
 from perdure.client.memory import Ask, Memory
 from perdure.errors import EventsLost, OutcomeUnknown, Unreachable
@@ -198,7 +198,7 @@ def named(error: MCPError, tool: str | None = None, arguments: Mapping[str, Any]
     """
     if error.code == UNREACHABLE:
         return Unreachable(error.message, error.data)
-    if tool is not None and error.code in (OUTCOME_UNKNOWN, POSITION_LOST):
+    if tool is not None and error.code in (OUTCOME_UNKNOWN, POSITION_LOST, ANSWER_GIVEN_UP):
         data = error.data if isinstance(error.data, Mapping) else {}
         message = error.message if error.code == OUTCOME_UNKNOWN else ""
         return OutcomeUnknown(tool, arguments, str(data.get("reason") or error.message), error.data, message)

@@ -45,6 +45,9 @@ class Place:
 class Running(Place, ToolCall):
     """A call of a session."""
 
+    began: float = 0.0
+    """When the call was first sent, by this machine's clock."""
+
 
 @dataclass(kw_only=True)
 class Ask:

@@ -11,6 +11,7 @@ server is not asked.
 
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -26,14 +27,15 @@ from pydantic import ValidationError
 
 from perdure._core.codes import NO_SERVER, UNREACHABLE
 from perdure._core.early_answers import as_resuming
+from perdure._core.envelope import KEY
 from perdure._core.losses import Gap
 from perdure._core.sticky import METHODS as STICKY
 from perdure.client.incoming import CallbackLimit, Incoming, OnGap, answer_of, encoded
 from perdure.client.memory import Memory, Running
 from perdure.client.pending import PendingCall
 from perdure.client.transport import Answer, Exchange
-from perdure.remote.call import Call, OutgoingRequest, Sender, unknown
-from perdure.remote.durable_calls import may_run_twice
+from perdure.remote.call import Call, OutgoingRequest, Sender, params_body, unknown
+from perdure.remote.durable_calls import Offers, may_run_twice, new_key, offers_in
 from perdure.remote.endpoint import Endpoint, Handshake, Refused, Unavailable
 from perdure.remote.link import Link
 from perdure.remote.message import encode, error
@@ -157,6 +159,11 @@ class SessionEra:
                 continue
             await self.incoming.deliver(question)
 
+    def _is_keyed(self, running: Running) -> bool:
+        """Whether the server knows a call by its key, if it comes again."""
+        key, offers = (running.params.get("_meta") or {}).get(KEY), _offers(self.handshake)
+        return isinstance(key, str) and offers.keys and time.time() - running.began < offers.kept_seconds
+
     def _pending_call(self, running: Running, version: str) -> PendingCall:
         async def cancel() -> None:
             if running.id in self._memory.state.calls:
@@ -181,11 +188,14 @@ class SessionEra:
 
             call.when_seen(mark)
 
+        is_keyed = self._is_keyed(running)
+        body = params_body("tools/call", running.params) if is_keyed else None
         return Call(
             self._link.route,
-            OutgoingRequest(method="tools/call", name=call.tool, body=None),
+            OutgoingRequest(method="tools/call", name=call.tool, body=body, is_keyed=is_keyed),
             link=self._link,
-            request_id=call.id,
+            # The server may still have the request under its first id, and ids never repeat within a session.
+            request_id=call.id if running.position or not is_keyed else self._link.route.new_id(),
             take=call.take,
             move=move,
             position=running.position,
@@ -205,8 +215,12 @@ class SessionEra:
             params = request["params"]
             request["params"] = {**params, "_meta": {**params["_meta"], "progressToken": wire_id}}
             self.incoming.tokens[wire_id] = message.id
-        running = Running(id=wire_id, params=request.get("params") or {})
         is_tool = message.method == "tools/call"
+        if is_tool and _offers(self.handshake).keys:
+            params = request.get("params") or {}
+            request["params"] = {**params, "_meta": {KEY: new_key(), **(params.get("_meta") or {})}}
+        running = Running(id=wire_id, params=request.get("params") or {}, began=time.time())
+        is_keyed = is_tool and self._is_keyed(running)
 
         def move(position: str | None, retry: int | None) -> None:
             # Without a position the next process could not continue the call.
@@ -217,12 +231,21 @@ class SessionEra:
 
         may_run_again = partial(may_run_twice, running.tool, self._tool_page) if is_tool and self._reruns else None
 
+        token = wire_id
+
         def body(request_id: str) -> bytes:
+            nonlocal token
+            if request_id != token and self.incoming.tokens.pop(token, None) is not None:
+                # As at 2026-07-28: what the server reports of an earlier attempt is not shown beside this one.
+                request["params"]["_meta"]["progressToken"] = token = request_id
+                self.incoming.tokens[token] = message.id
             return encode({**request, "id": request_id}).encode()
 
         call = Call(
             self._link.route,
-            OutgoingRequest(method=message.method, name=running.tool, body=body, may_run_again=may_run_again),
+            OutgoingRequest(
+                method=message.method, name=running.tool, body=body, is_keyed=is_keyed, may_run_again=may_run_again
+            ),
             link=self._link,
             request_id=wire_id,
             take=lambda found: self.incoming.take(found, wire_id, running.tool or None),
@@ -234,13 +257,19 @@ class SessionEra:
 
         def cancel(notification: JSONRPCNotification) -> None:
             """Cancel the call under the id that the server knows."""
-            self.incoming.tokens.pop(wire_id, None)
+            self.incoming.tokens.pop(token, None)
             self._memory.end(wire_id)
             said = encoded(notification)
             self.start(self.send, {**said, "params": {**said["params"], "requestId": call.id}})
 
+        async def answer() -> Answer:
+            try:
+                return await self._answer(message, call)
+            finally:
+                self.incoming.tokens.pop(token, None)
+
         return Exchange(
-            run=partial(self._answer, message, call),
+            run=answer,
             forget=partial(self._memory.end, wire_id),
             cancel=cancel,
             scope=call.scope,
@@ -256,7 +285,6 @@ class SessionEra:
     async def _answer(self, message: JSONRPCRequest, call: Call) -> Answer:
         await self._is_ready.wait()
         answer = answer_of(await call.answer(), message.id)
-        self.incoming.tokens.pop(call.first_id, None)
         if isinstance(answer, JSONRPCResponse) and message.method in STICKY:
             self._memory.state.stick(message.method, message.params or {})
             self._memory.changed()
@@ -310,6 +338,10 @@ def _why_not(recorded: Handshake, request: dict[str, Any]) -> str | None:
     if any(recorded.request.get(key) != request.get(key) for key in ("protocolVersion", "capabilities")):
         return "the client now has other capabilities"
     return None if _read(recorded) is not None else "its handshake cannot be read"
+
+
+def _offers(handshake: Handshake | None) -> Offers:
+    return Offers() if handshake is None else offers_in(handshake.result, "experimental")
 
 
 def _read(handshake: Handshake) -> types.InitializeResult | None:

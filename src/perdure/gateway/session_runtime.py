@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from perdure._core import session_tasks, splice, sticky
 from perdure._core.codes import REQUEST_CANCELLED
-from perdure._core.eras import LEVELS
+from perdure._core.eras import LEVELS, request_along
 from perdure._core.handshakes import LISTS, capabilities_in, front_result, front_version, lost_capabilities
 from perdure._core.jsonrpc import Envelope, JsonObject, Notification, Request, Response
 from perdure._core.revisions import is_sessionless
@@ -228,13 +228,13 @@ class SessionRuntime(SessionReceiver):
             return  # cancelled while it waited
         running.is_sent, self._is_cancelled = True, False
         if running.follow is not None:
-            lane.follow(number, message.method, message.params, running.follow)
+            lane.follow(number, message.method, request_along(message.params), running.follow)
             return
         if message.method == "tools/call":
             running.may_run_again = self._lanes.tools.may_run_again(str((message.params or {}).get("name")))
             if running.may_run_again is not None:  # it may not have been known when the call was accepted
                 self._outlet.keep_call(number, UpstreamCall(may_run_again=running.may_run_again))
-        lane.request(number, message.method, message.params)
+        lane.request(number, message.method, request_along(message.params))
 
     def _may_run_again(self, running: _Running) -> bool | None:
         if running.request.method != "tools/call" or running.may_run_again is not None:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -44,7 +43,7 @@ from perdure.runtime.token_check import TOKEN_CHECK, TokenCheck
 from perdure.sessions.ledger import name_of
 from perdure.sessions.registry import SessionInfo, busy_calls, has_tasks, numbers
 from perdure.settings import Settings
-from perdure.store import notes, open_store, without_password
+from perdure.store import open_store, without_password
 from perdure.store.interface import Store, survey_of
 from perdure.store.owner import Owner, claim_for
 from perdure.store.records import NodeRecord, Survey
@@ -58,10 +57,6 @@ if TYPE_CHECKING:
     from mcp.server.auth.settings import AuthSettings
 
     from perdure.http.authentication import Authentication
-
-CALL_KEYS = "call-keys"
-CALL_KEY_BYTES = 32
-"""The name and the length of the secret of which the ids of calls with a key are made."""
 
 _ENTERED = "perdure.entered"
 """In the scope of a request that needs the endpoint's authentication: the path that it was sent to."""
@@ -156,8 +151,7 @@ class App:
                 await keys.load(store, clock)
                 await stack.enter_async_context(doing(partial(keys.renew, store, clock)))
             self._process = process
-            secret = await notes.keep(process.context.store, CALL_KEYS, secrets.token_bytes(CALL_KEY_BYTES))
-            self._endpoint = Endpoint(process, started, call_secret=secret, is_draining=lambda: self._draining)
+            self._endpoint = Endpoint(process, started, is_draining=lambda: self._draining)
             try:
                 yield
             finally:

@@ -43,10 +43,12 @@ from perdure.http.refusals import HttpRefusal, Refusal
 from perdure.http.request import Headers, ModernRequest, needs_tasks, read_key
 from perdure.runtime.base import Tools
 from perdure.sessions.calls_by_id import CallsById, is_waiting
-from perdure.sessions.durable_calls import DurableCalls, NewCall, TooManyKeys, needs_its_client
+from perdure.sessions.durable_calls import DurableCalls, NewCall, needs_its_client
+from perdure.sessions.keyed_calls import TooManyKeys
 from perdure.sessions.ledger import Call, encode, encode_answer, progress_token, unknown_outcome
 from perdure.sessions.resume import Reader, Start, attach
 from perdure.sessions.session import Session
+from perdure.store.interface import stream_by_id
 from perdure.store.records import Event, SessionRecord
 
 TASK_METHODS = frozenset({b"tasks/get", b"tasks/update", b"tasks/cancel"})
@@ -164,18 +166,15 @@ class DurableCallEndpoint:
         access: SessionAccess,
         calls: DurableCalls,
         tools: Tools,
-        secret: bytes,
         *,
         asks_in_session: bool,
     ) -> None:
-        """`secret`: the store's, the same for all nodes. `asks_in_session`: tools of this server ask in a session
-        alone."""
+        """`asks_in_session`: tools of this server ask in a session alone."""
         self._access = access
         self._context = access.context
         self._settings = access.settings
         self._calls = calls
         self._tools = tools
-        self._secret = secret
         self._asks_in_session = asks_in_session
         self._by_id = CallsById(self._context)
         self._rules = parse_task_rules(access.settings.tasks)
@@ -385,13 +384,14 @@ class DurableCallEndpoint:
                 self._context.counters.calls_joined += 1
                 await self._join(request, record, late, response)
                 return
+            await self._refuse_in_session(request, call.names[1])
             await self._refuse_given_up(call.names[0], request.owner, call.digest)
         # A record is without a row; without a record the client tries again.
         raise HttpRefusal(Refusal.STORE_FAILS if record is None else Refusal.ANSWER_GIVEN_UP)
 
     def _names(self, request: ModernRequest, key: str) -> tuple[SessionId, StreamId]:
         state = request.params.get("requestState")
-        return key_names(self._secret, request.owner, key, state if isinstance(state, str) else None)
+        return key_names(self._context.keyed.secret, request.owner, key, state if isinstance(state, str) else None)
 
     async def _begin(self, call: NewCall) -> tuple[Session, Call] | None:
         """Accept a call, which then runs in the same turn of the event loop, or `None` if its key is taken."""
@@ -687,6 +687,15 @@ class DurableCallEndpoint:
             raise HttpRefusal(Refusal.TOO_MANY_RESPONSES, limit=MAX_RESPONSES, seen=len(responses))
         await self._calls.answer(record, responses, request.http)
         await self._calls.wait_answered(record, responses.keys())
+
+    async def _refuse_in_session(self, request: ModernRequest, stream: StreamId) -> None:
+        """Refuse if the call of a key was begun in a session, and its answer is, or will be, there."""
+        found = await stream_by_id(self._context.store, stream)
+        if found is not None:
+            rows = await self._context.store.calls(found.session, stream=stream)
+            digest = call_digest(request.message.method, request.params)
+            is_same = all(row.digest == digest for row in rows)
+            raise HttpRefusal(Refusal.KEY_OF_SESSION if is_same else Refusal.KEY_TAKEN)
 
     async def _refuse_given_up(self, text: object, owner: str, digest: bytes | None = None) -> None:
         """Refuse if the answer of a caller's own call was given up. `digest`: of the request, if it is a call."""

@@ -14,26 +14,36 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope
 
 from perdure._core import sticky
-from perdure._core.envelope import CALLS, KEY
+from perdure._core.durable_calls import MAX_KEY, is_key
 from perdure._core.ids import Kind, NodeId, parse_position
 from perdure._core.jsonrpc import Batch, Envelope, Notification, Request
 from perdure._core.limits import Caller, weigh
 from perdure._core.losses import numbers_of
 from perdure._core.states import SessionState, SessionStep
 from perdure.assembly import ServerProcess
-from perdure.errors import IdTaken, NodeGone, SessionEnded, StaleRecord, TooManyCalls, TooManyProcesses, TooManySessions
+from perdure.errors import (
+    IdTaken,
+    NodeGone,
+    SessionEnded,
+    StaleFence,
+    StaleRecord,
+    TooManyCalls,
+    TooManyProcesses,
+    TooManySessions,
+)
 from perdure.http.access import FAILURES, SessionAccess
 from perdure.http.credentials import caller_of
-from perdure.http.durable_calls import DurableCallEndpoint
+from perdure.http.durable_calls import BEGIN_MOST, DurableCallEndpoint
 from perdure.http.event_stream import EventStreamResponse
 from perdure.http.listening import ListeningHandler
 from perdure.http.refusals import HttpRefusal, Refusal, json_answer
-from perdure.http.request import REQUEST_ID, Headers, parse, replayed, require_accept, require_json
+from perdure.http.request import KEY_MEMBER, REQUEST_ID, Headers, parse, replayed, require_accept, require_json
 from perdure.http.resume_tokens import ResumeTokenEndpoint
 from perdure.http.sdk_passthrough import SdkPassthrough
 from perdure.http.session_tasks import SessionTaskEndpoint
 from perdure.runtime.hosted import Started
 from perdure.sessions.durable_calls import DurableCalls
+from perdure.sessions.keyed_calls import AnswerGone, CallKey, KeyTaken, TooManyKeys, has_key, key_in
 from perdure.sessions.ledger import Call, Duplicate
 from perdure.sessions.resume import NothingMore, ReplayOff, Resume, Start, Stream, attach, read_answers
 from perdure.sessions.session import FirstAnswer, Intake, Session
@@ -69,15 +79,7 @@ MAX_NOTIFICATIONS = 1_000
 class Endpoint:
     """Answers requests. Raises one of `FAILURES` for a request that it refuses."""
 
-    def __init__(
-        self,
-        process: ServerProcess,
-        started: Started,
-        *,
-        call_secret: bytes,
-        is_draining: Callable[[], bool],
-    ) -> None:
-        """`call_secret`: of the store; the ids of calls with a key are made with it."""
+    def __init__(self, process: ServerProcess, started: Started, *, is_draining: Callable[[], bool]) -> None:
         self._access = access = SessionAccess(process, is_draining)
         self._post = PostHandler(access, SessionTaskEndpoint(access, started.tools))
         self._resume = ResumeTokenEndpoint(access)
@@ -85,7 +87,7 @@ class Endpoint:
         if started.sessionless is not None and started.tools is not None:
             calls, listening = DurableCalls(process.context, process.sessions, access.waiting), None
             asks = started.asks_in_session
-            durable_calls = DurableCallEndpoint(access, calls, started.tools, call_secret, asks_in_session=asks)
+            durable_calls = DurableCallEndpoint(access, calls, started.tools, asks_in_session=asks)
             if process.listening is not None:
                 tasks = None if started.tools.serves_tasks else calls
                 listening = ListeningHandler(access, process.listening, tasks)
@@ -223,7 +225,7 @@ class PostHandler:
         node = await session.runner() if requests else None
         if node is not None:
             return await self._hand_over(session, parsed, body, http, node, size=size, seen=seen, first=first)
-        calls = await self._accept(session, requests, body, size, seen, first) if requests else []
+        calls = await self._accept(session, requests, body, http, size, seen, first) if requests else []
         if calls:
             size = 0  # it is counted with the calls
         waiting = iter(calls)
@@ -257,7 +259,7 @@ class PostHandler:
             return await intake.hand_over(bodies, node, most_calls=most, seen=seen, first=first)
 
         try:
-            stream = await self._write(session, requests, body, size, write)
+            stream = await self._write(session, requests, body, size, write, http)
         except NodeGone:  # no node is the home: this one becomes it
             return await self._take(session, parsed, body, http)
         with stream.pinned():
@@ -271,6 +273,7 @@ class PostHandler:
         session: Session,
         requests: Sequence[Request],
         body: bytes,
+        http: HttpRequest,
         size: int,
         seen: int | None,
         first: FirstAnswer | None,
@@ -281,18 +284,68 @@ class PostHandler:
                 await session.home.take()
             return await intake.accept(bodies, most_calls=most, seen=seen, first=first)
 
-        return await self._write(session, requests, body, size, write)
+        return await self._write(session, requests, body, size, write, http)
 
     async def _write(
-        self, session: Session, requests: Sequence[Request], body: bytes, size: int, write: _Write[W]
+        self,
+        session: Session,
+        requests: Sequence[Request],
+        body: bytes,
+        size: int,
+        write: _Write[W],
+        http: HttpRequest,
+    ) -> W:
+        """Write requests by `write`. One whose key belongs to a call is joined to it."""
+        given = [request for request in requests if request.method == "tools/call" and has_key(request.params)]
+        if not given:
+            return await self._write_rows(session, requests, body, size, write)
+        if len(requests) > 1:
+            raise HttpRefusal(Refusal.KEY_IN_BATCH, where=KEY_MEMBER)
+        [request], owner, keyed = requests, session.record.owner, self._context.keyed
+        if not is_key(key := key_in(request.params)):
+            raise HttpRefusal(Refusal.BAD_KEY, where=KEY_MEMBER, limit=MAX_KEY, seen=repr(key))
+        async with keyed.one_at_a_time(keyed.names(owner, key)[1]):
+            for _ in range(BEGIN_MOST):
+                try:
+                    found = await keyed.look(self._context, owner, request.method, request.params or {})
+                    if found.is_taken:
+                        self._context.counters.calls_joined += 1
+                        await self._run_again(found, http)
+                    else:
+                        await keyed.check_room(self._context, session.link.calls.caller)
+                    return await self._write_rows(session, requests, body, size, write, key=found)
+                except StaleFence:
+                    continue  # another node has begun the call in this moment
+                except KeyTaken:
+                    raise HttpRefusal(Refusal.KEY_TAKEN) from None
+                except AnswerGone:
+                    self._context.counters.keys_given_up += 1
+                    raise HttpRefusal(Refusal.ANSWER_GIVEN_UP) from None
+                except TooManyKeys as full:
+                    raise HttpRefusal(Refusal.TOO_MANY_KEYS, limit=full.limit) from None
+        raise HttpRefusal(Refusal.STORE_FAILS)
+
+    async def _run_again(self, key: CallKey, http: HttpRequest) -> None:
+        """Resume the call of a key if it waits for its principal: the request that is joined to it brings the
+        credentials."""
+        session = None if key.waits_in is None else await self._access.sessions.load(key.waits_in)
+        if session is not None:
+            with session.in_use():
+                self._access.credentials.bring(session.id, http.scope)
+                await self._access.waiting.resume(session, http)
+
+    async def _write_rows(
+        self,
+        session: Session,
+        requests: Sequence[Request],
+        body: bytes,
+        size: int,
+        write: _Write[W],
+        key: CallKey | None = None,
     ) -> W:
         """Check the limits, and write requests by `write`, under numbers whose ids are free."""
         settings, calls = self._settings, session.link.calls
         self._check_room(calls.caller, is_read=all(request.method == READ_AFTER_ANSWER for request in requests))
-        for request in requests:
-            meta = (request.params or {}).get("_meta") if request.method == "tools/call" else None
-            if isinstance(meta, dict) and KEY in meta:
-                raise HttpRefusal(Refusal.KEY_IN_SESSION, where=f"_meta[{KEY!r}]", extension=CALLS)
         if calls.load + len(requests) > settings.max_calls:
             raise HttpRefusal(Refusal.TOO_MANY_CALLS, limit=settings.max_calls)
         self._access.refuse_calls(calls.caller, len(requests))
@@ -305,7 +358,7 @@ class PostHandler:
         in_use: int | str = ""
         for number in numbers_of(record.incarnation):
             try:
-                with Intake(session, requests, incarnation=number, size=size) as intake:
+                with Intake(session, requests, incarnation=number, size=size, key=key) as intake:
                     # What runs here was counted above; what runs in other processes only the store can count.
                     return await write(intake, bodies, settings.max_calls if self._context.store.shared else None)
             except IdTaken as taken:

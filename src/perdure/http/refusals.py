@@ -134,19 +134,19 @@ class Refusal(enum.Enum):
         INVALID_PARAMS,
         "{where} must be a string of 1 to {limit} characters, none of them a control character, not {seen}",
     )
-    KEY_IN_SESSION = (
-        400,
-        INVALID_PARAMS,
-        "Calls in a session have no keys, and {where} would be ignored: leave it out, or speak 2026-07-28 and declare"
-        " the extension {extension}",
-    )
+    KEY_IN_BATCH = (400, INVALID_PARAMS, "A request with {where} must be sent alone, and not in a batch")
     KEYS_DIFFER = (400, INVALID_PARAMS, "{where} and {other} name different keys")
+    KEY_OF_SESSION = (
+        400,
+        KEY_TAKEN,
+        "The key belongs to a call of yours that was begun in a session: send the request in a session, any of yours",
+    )
     KEY_TAKEN = (400, KEY_TAKEN, "The key belongs to another call of yours, with another tool or other arguments")
     ANSWER_GIVEN_UP = (
         400,
         ANSWER_GIVEN_UP,
         "This call has ended, and does not run again; its answer was given up for newer ones of yours"
-        " (max_principal_tasks, or 256 MiB of answers)",
+        " (max_principal_tasks, max_answers, or 256 MiB of answers), or with its session",
     )
     NO_KEY = (400, INVALID_PARAMS, "No call of yours has this key")
     NO_TASK = (400, INVALID_PARAMS, "Task not found: it is not one of yours, or it has expired")

@@ -28,6 +28,9 @@ PACE_BYTES = 10_000
 _JSON_KINDS = frozenset({b"*/*", b"application/*", b"application/json"})
 _EVENT_KINDS = frozenset({b"*/*", b"text/*", b"text/event-stream"})
 
+KEY_MEMBER = f"_meta[{KEY!r}]"
+"""Where a request has its key, as a refusal calls it."""
+
 REQUEST_ID = "perdure.request_id"
 """In the scope of a request whose message was read: the id that a refusal answers."""
 
@@ -238,7 +241,7 @@ def needs_tasks() -> HttpRefusal:
 def read_key(request: ModernRequest) -> str | None:
     """The key of a call, from its `_meta` or its header."""
     meta = request.params.get("_meta") or {}
-    given = {f"_meta[{KEY!r}]": meta[KEY]} if KEY in meta else {}
+    given = {KEY_MEMBER: meta[KEY]} if KEY in meta else {}
     headers = request.http.headers.getlist(KEY_HEADER)
     if len(headers) > 1:  # a gateway may have added another one
         raise HttpRefusal(Refusal.REPEATED_HEADER, count=len(headers), name=KEY_HEADER)

@@ -1,9 +1,11 @@
 """A call takes one request to its one answer; a sender sends what has none.
 
 A request is sent until the server has taken it. In a session it is then read until it is answered; without one
-(2026-07-28) a broken response cannot be read on, so reads, the requests of tasks and calls with a key are sent again. A
-tool's call without a key that may have arrived is sent again only if its tool says that it may run twice; otherwise its
-outcome is unknown. What each response and each failure means for a request stands in one table, `_core/delivery.py`.
+(2026-07-28) a broken response cannot be read on, so reads, the requests of tasks and calls with a key are sent again.
+In a session a call with a key is sent again where it has no position, but not in another session: a server that has
+lost a session may have lost the key as well. A tool's call without a key that may have arrived is sent again only if
+its tool says that it may run twice; otherwise its outcome is unknown. What each response and each failure means for a
+request stands in one table, `_core/delivery.py`.
 """
 
 import asyncio
@@ -159,6 +161,9 @@ class Call:
         self.handshake = handshake or (None if link is None else link.handshake)
         """The session that it was sent in last."""
         self._is_bound = handshake is not None
+        was_sent = may_have_arrived or position is not None
+        self._sent_in = self.handshake.session if self.handshake is not None and was_sent else None
+        """The session in which the server has its key, if it may have arrived."""
         self.refusal: Refused | None = None
         """What the last response is, unless it is an event stream or the expected answer."""
         self._was_renewed = False
@@ -236,6 +241,10 @@ class Call:
         if link is not None and stream.position is None and not self._is_bound:
             await link.settled()
             self.handshake = link.handshake
+            if self._request.is_keyed:
+                if self._may_have_arrived and not self._is_known_by_key and self._sent_in is not None:
+                    return await self._conclude(Meaning.UNKNOWN, "its session is gone")
+                self._sent_in = None if link.handshake is None else link.handshake.session
         attempt = self._attempted()
         if stream.position is not None or self._body is None:
             self.departed.set()
@@ -267,6 +276,13 @@ class Call:
             meaning, stream.trouble = Meaning.UNREACHABLE, why
         return await self._conclude(meaning, why, refusal, at_least=found.at_least)
 
+    @property
+    def _is_known_by_key(self) -> bool:
+        """Whether the server runs it once, however often it comes: in a session, only while that is the same one."""
+        if self._link is None or not self._request.is_keyed:
+            return self._request.is_keyed
+        return self._link.handshake is not None and self._link.handshake.session == self._sent_in
+
     def _on_response(self, meaning: Meaning, status: int) -> None:
         if meaning not in _WAITS or status == 429:
             self.departed.set()  # where there are too many at once, those in front must be able to end
@@ -275,7 +291,7 @@ class Call:
             self._route.report(Notice.REACHED)
         request = self._request
         is_last = self._link is not None and not (self.is_repeatable and request.restarts)
-        is_last = is_last and request.may_run_again is None
+        is_last = is_last and request.may_run_again is None and not request.is_keyed
         if meaning is Meaning.FOLLOW and is_last:
             self._body = None  # it will not be sent again, and may be large
 
@@ -285,6 +301,8 @@ class Call:
         trouble = await link.renew(self.handshake)
         if is_read(attempt):
             return await self._conclude(of_failure(attempt, Failure.SESSION_REPLACED), "its session is gone")
+        if trouble is None and self._may_have_arrived and self._request.is_keyed and self._runs == 1:
+            return await self._conclude(Meaning.UNKNOWN, "its session is gone")
         if trouble is None:
             # Another one, that was begun for an earlier request or by another process, may be gone as well by now.
             self._was_renewed = is_newest and link.handshake is not None and not link.handshake.is_adopted
@@ -309,8 +327,13 @@ class Call:
         self, meaning: Meaning, why: str, refusal: Refused | None = None, *, at_least: float | None = None
     ) -> Ended | None:
         """How the request ends with this attempt; None if another one follows."""
-        if meaning in (Meaning.UNKNOWN, Meaning.RESTART) and not (self._request.is_keyed or self.is_repeatable):
-            meaning = Meaning.RESTART if await self._runs_again() else Meaning.UNKNOWN
+        if meaning in (Meaning.UNKNOWN, Meaning.RESTART) and not self.is_repeatable:
+            if self._is_known_by_key:
+                meaning = meaning if self._link is None else Meaning.RESTART
+            elif await self._runs_again():
+                meaning, self._sent_in = Meaning.RESTART, None
+            else:
+                meaning = Meaning.UNKNOWN
         if meaning is Meaning.RESTART and not self._request.restarts:
             meaning = Meaning.UNKNOWN
         if meaning not in (Meaning.AGAIN, Meaning.RESTART):

@@ -115,10 +115,11 @@ class Offers:
     """How long the server keeps a key."""
 
 
-def offers_in(discovered: Mapping[str, Any]) -> Offers:
-    """What the result of `server/discover` announces."""
+def offers_in(discovered: Mapping[str, Any], member: str = "extensions") -> Offers:
+    """What the result of `server/discover` announces; or that of `initialize`, among its `experimental`
+    capabilities."""
     capabilities = discovered.get("capabilities")
-    found = capabilities.get("extensions") if isinstance(capabilities, Mapping) else None
+    found = capabilities.get(member) if isinstance(capabilities, Mapping) else None
     extensions: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
     keys = extensions.get(CALLS)
     kept = keys.get(KEPT) if isinstance(keys, Mapping) else None

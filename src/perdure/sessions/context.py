@@ -26,6 +26,7 @@ from perdure.telemetry.log_records import PeerLog
 
 if TYPE_CHECKING:
     from perdure.sessions.early_answers import EarlyAnswers
+    from perdure.sessions.keyed_calls import KeyedCalls
     from perdure.sessions.session_tasks import SessionTasks
 
 
@@ -104,6 +105,8 @@ class ServerContext:
     early: EarlyAnswers | None
     """The rules for clients that are answered before their calls end, if there are any."""
     tasks: SessionTasks
+    keyed: KeyedCalls
+    """The calls of sessions that have a key."""
     peers: PeerLog
     """Logs what peers cause, at a limited rate."""
     change_listeners: list[Callable[[str, Mapping[str, Any] | None], None]] = field(default_factory=list)

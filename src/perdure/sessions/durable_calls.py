@@ -43,13 +43,6 @@ ROOM_SHARE = 100
 MAX_ANSWER_BYTES = 256 << 20
 """Bytes of answers that are kept of one caller, nearly. Beyond, the answers that ended first are given up."""
 
-MAX_KEYS = 10_000_000
-"""Keys that are kept of calls whose answers were given up, about 300 bytes each on disk, until `task_ttl` has passed.
-Beyond, new calls are refused: to forget a key before its time would let its call run twice."""
-
-KEY_SHARE = 10
-"""A caller may have a tenth of all keys, so that no caller uses up the room of all others."""
-
 MAKE_ROOM_MOST = 32
 """Times that calls are given up for a new one before it is refused: requests at other nodes may take the room each
 time."""
@@ -79,13 +72,6 @@ class NewCall:
     """Bytes of memory that it takes, estimated."""
 
 
-class TooManyKeys(Exception):
-    """As many keys are kept as may be, so no answer of a call can be given up."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-
-
 class WaitingCalls(Protocol):
     """The calls that wait for their principal at this node (`cluster.settler`)."""
 
@@ -109,8 +95,6 @@ class DurableCalls:
         self._tasks = CallQuota(settings.max_tasks, clock)
         self._own_tasks = CallQuota(settings.max_principal_tasks, clock)
         self._own_bytes = CallQuota(settings.max_principal_tasks, clock)
-        self._keys = CallQuota(MAX_KEYS, clock)
-        self._own_keys = CallQuota(MAX_KEYS // KEY_SHARE, clock)
 
     # Beginning
 
@@ -148,9 +132,11 @@ class DurableCalls:
             return await self._begin(new, session_id)
         if session_id in self._beginning or self._sessions.held(session_id) is not None:
             return None  # in this moment
-        begun = self._beginning[session_id] = asyncio.get_running_loop().create_future()
+        begun, keyed = asyncio.get_running_loop().create_future(), self._context.keyed
+        self._beginning[session_id] = begun
         try:
-            return await self._begin(new, session_id)
+            async with keyed.one_at_a_time(new.names[1]):
+                return None if keyed.is_running(new.names[1]) else await self._begin(new, session_id)
         except (StaleFence, StaleRecord):
             return None
         finally:
@@ -218,10 +204,7 @@ class DurableCalls:
             record = record or await store.longest_dormant(caller, kind=RecordKind.CALL, delivered=False)
             if record is None:
                 return done > 0
-            if not await self._own_keys.has_room(caller, lambda: self._count_keys(caller)):
-                raise TooManyKeys(self._own_keys.limit)
-            if not await self._keys.has_room(ALL, self._count_keys):
-                raise TooManyKeys(self._own_keys.limit)
+            await self._context.keyed.check_room(self._context, caller)
             if not await self._give_up(record):
                 return done > 0
         return True
@@ -239,9 +222,6 @@ class DurableCalls:
         sentence = "a call whose client was asked something was given up for newer ones of its caller"
         self._context.peers.log_event(logging.WARNING, "round.given_up", sentence, session=record.id[:8])
         return True
-
-    async def _count_keys(self, caller: Caller | None = None) -> int:
-        return sum((await self._context.store.count_states(RecordKind.KEY, caller)).values())
 
     async def _give_up(self, record: SessionRecord) -> bool:
         """Delete the answer of a call that has ended, unless a node uses it, and keep its key for as long as the answer

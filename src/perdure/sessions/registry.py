@@ -117,7 +117,8 @@ class SessionRegistry(StreamOwner):
         if not self.streams.release(stream):
             return
         session = self._by_id.get(stream.session)
-        if session is None or session.record.is_task or stream.answered:
+        has_key = self._context.keyed.on_settled(stream.id)
+        if session is None or session.record.is_task or stream.answered or has_key:
             self._context.waiters.tell(stream.id)  # a request may wait for its end
         if session is not None:
             session.on_call_settled(stream)

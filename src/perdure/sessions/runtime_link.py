@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 from perdure._core import heartbeats, session_tasks, settling, sticky
 from perdure._core.codes import CLIENT_AWAY, REQUEST_CANCELLED
 from perdure._core.durable_calls import TaskFacts
-from perdure._core.early_answers import OwnTools, is_cancelled_by_id
+from perdure._core.early_answers import OwnTools, is_cancelled_by_id, resumes
+from perdure._core.handshakes import announce_keys
 from perdure._core.ids import NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import Envelope, JsonObject, Notification, Request, Response, coerce_id, error_payload
 from perdure._core.limits import Caller
@@ -134,13 +135,14 @@ class RuntimeLink:
         if call.token is not None and self._begins_with_progress and call.stream.tail.last == 0:
             first = {"progressToken": self.token_at_client(call), "progress": heartbeats.FIRST}
             call.stream.append(encode_notification(heartbeats.PROGRESS, first))
-        if call.request.method == "tools/call" and (early := self.context.early) is not None:
-            call.origin = origin
-            if early.take(self, call, origin):
-                return
         if call.stream.answered:
             call.is_task = self.serves_tasks and session_tasks.wants_task(call.request.params)
-        elif call.request.method == session_tasks.RESULT and self.serves_tasks:
+        if call.request.method == "tools/call":
+            call.origin = origin
+            early = self.context.early
+            if self.context.keyed.take(self, call) or (early is not None and early.take(self, call, origin)):
+                return
+        elif not call.stream.answered and call.request.method == session_tasks.RESULT and self.serves_tasks:
             self.context.tasks.serve(self, call)
             return
         self.pass_to_runtime(call, origin, follows=follows)
@@ -220,7 +222,7 @@ class RuntimeLink:
             return True  # its request has an answer, and the call goes on until it is cancelled by its id
         if call.request.method != "initialize":
             self._answer_cancelled(call)
-            self._stop(call, params)
+            self._stop(call, params, cancels=True)
         return True
 
     def stop_calls(self, stream: Stream) -> None:
@@ -228,9 +230,10 @@ class RuntimeLink:
         for call in self.calls.forget(stream):
             self._stop(call, {"reason": "taken over by another node"})
 
-    def _stop(self, call: Call, params: dict[str, Any]) -> None:
-        early = self.context.early
-        if (early is not None and early.stop(call)) or self.context.tasks.stop(call):
+    def _stop(self, call: Call, params: dict[str, Any], *, cancels: bool = False) -> None:
+        context, early = self.context, self.context.early
+        is_own = context.keyed.stop(self, call, cancels=cancels) or context.tasks.stop(call)
+        if is_own or (early is not None and early.stop(call)):
             self.calls.runtime_done(call.number)
             return
         if self.runtime.is_loaded:
@@ -248,6 +251,7 @@ class RuntimeLink:
         """The change in the record at the end of a call, to be written together with the answer. `result`: that of a
         successful call."""
         keeper, method = self.keeper, call.request.method
+        self.context.keyed.on_answered(self, call)
         end = end_of_call(keeper.record, self.context.clock(), "answered")
         if isinstance(end, ChangeSession):
             return keeper.change(end)
@@ -422,7 +426,7 @@ class RuntimeLink:
                 body = self.context.early.show(self, found, body)
             body = self.context.tasks.show(self, body)
         elif method == "initialize" and not failed:
-            body = session_tasks.announce(body, self.announces)
+            body = session_tasks.announce(self._with_keys(body), self.announces)
         also = self._end_step(found, None if failed else body)
         answer = encode_answer(found.request.id, body, failed=failed)
         self.calls.answer(found, CallStep.ANSWER, answer, also)
@@ -533,8 +537,15 @@ class RuntimeLink:
     def sticky(self) -> Sequence[bytes]:
         return self.keeper.record.sticky
 
+    def _with_keys(self, result: bytes) -> bytes:
+        """The result of the handshake as the client sees it: one that sends again what breaks learns of keys."""
+        if not resumes(self.keeper.record.client_params):
+            return result
+        settings = self.context.settings
+        return announce_keys(result, min(settings.task_ttl, settings.replay_window))
+
     def replace_result(self, result: bytes) -> None:
-        result = session_tasks.announce_again(self.keeper.record.result, result)
+        result = session_tasks.announce_again(self.keeper.record.result, self._with_keys(result))
         if self.keeper.record.state is not SessionState.ENDED and self.keeper.record.result != result:
             self.keeper.update(result=share(result))
 
@@ -612,6 +623,7 @@ class RuntimeLink:
         """The session has ended: answer its running calls, and drop the runtime."""
         for call in self.calls.all_running():
             self.calls.answer(call, CallStep.CANCEL, error_payload(call.request.id, REQUEST_CANCELLED, reason))
+            self.context.keyed.stop(self, call, cancels=False)
             if self.context.early is not None:
                 self.context.early.stop(call)
             self.context.tasks.stop(call)

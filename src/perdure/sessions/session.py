@@ -24,6 +24,7 @@ from perdure.log.stream import Stream, Streams
 from perdure.sessions.context import ServerContext, Stamp
 from perdure.sessions.early_answers import IS_READ
 from perdure.sessions.home import Home, NoHome
+from perdure.sessions.keyed_calls import CallKey
 from perdure.sessions.ledger import Call, kept_name, name_of, progress_token, request_of
 from perdure.sessions.orphans import Orphans
 from perdure.sessions.record_keeper import RecordKeeper
@@ -394,10 +395,17 @@ class Intake:
     in which they came; the session may move to a later one meanwhile."""
 
     def __init__(
-        self, session: Session, requests: Sequence[Request], *, incarnation: int | None = None, size: int = 0
+        self,
+        session: Session,
+        requests: Sequence[Request],
+        *,
+        incarnation: int | None = None,
+        size: int = 0,
+        key: CallKey | None = None,
     ) -> None:
-        """`size`: the bytes of memory that the requests take together."""
+        """`size`: the bytes of memory that the requests take together. `key`: of the one request, in a session."""
         self._session = session
+        self._key = key
         self._requests = requests
         self._incarnation = session.record.incarnation if incarnation is None else incarnation
         self._keys = [(self._incarnation, coerce_id(request.id)) for request in requests]
@@ -428,7 +436,9 @@ class Intake:
         record has another revision by now. `stream_id`: the stream's id where it is made of a key; raise `StaleFence`
         if the stream exists. `digest`: of the request. `first`: the answer that the request gets at once, in the same
         commit, while the call goes on."""
-        session, context = self._session, self._session.context
+        session, context, own = self._session, self._session.context, self._own_key
+        if own is not None:
+            stream_id, digest = own.stream, own.digest
         stream = context.new_stream(session.id, Kind.CALL)
         if stream_id is not None:
             stream = replace(stream, id=stream_id)
@@ -458,13 +468,17 @@ class Intake:
         """Write the rows and the stream for another node, which is mailed in the same commit and runs the requests.
         Until it does, the rows say that they wait. Returns the stream, which is followed here; the caller pins it in
         the same turn of the event loop."""
-        session, context = self._session, self._session.context
+        session, context, own = self._session, self._session.context, self._own_key
         stream = replace(context.new_stream(session.id, Kind.CALL), node=node)
-        rows = self._rows(stream.id, bodies, state=CallState.WAITING)
-        opened = OpenStream(record=stream, calls=rows, most_calls=most_calls, seen=seen)
+        if own is not None:
+            stream = replace(stream, id=own.stream)
+        digest, unique = b"" if own is None else own.digest, own is not None
+        rows = self._rows(stream.id, bodies, digest=digest, state=CallState.WAITING)
+        opened = OpenStream(record=stream, calls=rows, most_calls=most_calls, seen=seen, unique=unique)
         answered = self._first(stream, first)
         posts = mail_to([node], mail.HandedOver(session=session.id, stream=stream.id))
-        await self._write(opened, *answered, *posts, stream=stream.id, may_be_held=not answered)
+        may_be_held = not (answered or unique)
+        await self._write(opened, *answered, *posts, stream=stream.id, may_be_held=may_be_held, unique=unique)
         return session.call_streams.follow(replace(stream, last=1, answered=1) if answered else stream)
 
     def _first(self, stream: StreamRecord, first: FirstAnswer | None) -> Sequence[Append]:
@@ -473,6 +487,11 @@ class Intake:
             return ()
         event = Event(1, stream.opened, first(stream), True)
         return (Append(stream=stream.id, fence=stream.fence, events=(event,), answered=1),)
+
+    @property
+    def _own_key(self) -> CallKey | None:
+        """The key of which the stream's id is made: that of the first request that gives it."""
+        return None if self._key is None or self._key.is_taken else self._key
 
     def _rows(
         self,
@@ -512,6 +531,8 @@ class Intake:
             if not unique:  # else it may be another writer's
                 context.put(DropStream(stream=stream))  # it may have been written all the same
             raise
+        if (own := self._own_key) is not None:
+            context.keyed.keep(context, session.record, own)
         context.counters.call_streams += 1
         context.counters.calls_accepted += len(self._requests)
 
@@ -519,6 +540,8 @@ class Intake:
         """Whether the request's tool may run again, if the runtime knows that now: it may be gone when it is asked."""
         if request.method != "tools/call":
             return NOTHING_KEPT
+        if self._key is not None and self._key.is_taken:
+            return IS_READ
         session = self._session
         name = name_of(request.params) or ""
         if name in (session.link.own_tools or ()):
