@@ -33,6 +33,7 @@ import anyio
 
 from perdure._core.codes import INVALID_PARAMS, LIMIT_REACHED, REQUEST_CANCELLED, UNSUPPORTED_VERSION
 from perdure._core.delivery import Meaning
+from perdure._core.early_answers import as_resuming
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.polling import METHOD_NOT_FOUND
 from perdure._core.reconnect import Patience
@@ -297,6 +298,7 @@ class WebLane:
         return state if self._position is None else {**state, "position": self._position}
 
     async def open(self, client_params: JsonObject, state: JsonObject | None = None) -> Opened:
+        client_params = as_resuming(client_params)  # its calls are waited for, whatever rules the upstream has
         if state:
             with contextlib.suppress(ValueError):  # of a release that recorded something else: another session is begun
                 return self._adopt(client_params, state)
