@@ -45,6 +45,9 @@ SEEN_BEFORE_THE_LOSS = 3
 RETRY = "1500ms"
 #: Shorter than the tool takes, so that a client that declares tasks gets a handle.
 TASK_AFTER = "1s"
+#: A host without tasks that ends long calls, and how soon it is answered: before its tool ends.
+IMPATIENT = "impatient"
+ANSWER_WITHIN = "1s"
 #: Seconds. Events that come this soon after the server has answered, or after one that was missed, were waiting. A loaf
 #: takes longer.
 AT_ONCE = 0.15
@@ -54,12 +57,7 @@ OPERATE = {"name": "trigger-long-running-operation", "arguments": {"duration": 0
 
 JSON_AND_SSE = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
 VERSION = "2025-11-25"
-INITIALIZE = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "initialize",
-    "params": {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": {"name": "demo", "version": "1"}},
-}
+PARAMS = {"protocolVersion": VERSION, "capabilities": {}}
 INITIALIZED = {"jsonrpc": "2.0", "method": "notifications/initialized"}
 
 CURL = """\
@@ -134,8 +132,10 @@ class Client:
     began: float = field(default_factory=time.monotonic)
     request_id: int = 1
 
-    def open_session(self) -> str:
-        response = self.http.post(self.url, json=INITIALIZE, headers=JSON_AND_SSE).raise_for_status()
+    def open_session(self, name: str = "demo") -> str:
+        params = {**PARAMS, "clientInfo": {"name": name, "version": "1"}}
+        request = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
+        response = self.http.post(self.url, json=request, headers=JSON_AND_SSE).raise_for_status()
         session = response.headers["Mcp-Session-Id"]
         self.headers = {"Mcp-Session-Id": session, "MCP-Protocol-Version": VERSION}
         self.http.post(self.url, json=INITIALIZED, headers=JSON_AND_SSE | self.headers).raise_for_status()
@@ -219,7 +219,8 @@ def play(bakery: Bakery, url: str, folder: str, terminal: Terminal) -> list[str]
         bakery.start()
         terminal.line(f"process {bakery.pid} is started on the same file, and runs the tool again, because it may")
 
-    lost += run_a_task(url, kill, terminal) + restart_the_bridge(bakery.url, terminal)
+    lost += run_a_task(url, kill, terminal) + answer_early(url, terminal)
+    lost += restart_the_bridge(bakery.url, terminal)
     return lost + go_on_in_the_middle(folder, terminal) + serve_a_program(folder, terminal)
 
 
@@ -295,6 +296,29 @@ def go_on_in_the_middle(folder: str, terminal: Terminal) -> list[str]:
     if not lost:
         terminal.line("the two steps before the kill were done once, the call has its result", mark="✓")
     return lost
+
+
+def answer_early(url: str, terminal: Terminal) -> list[str]:
+    """Play the scene with a host that knows no tasks and ends long calls; return what was lost."""
+    terminal.step(f"A host that knows no tasks calls bake(loaves={LOAVES}); a rule answers it within {ANSWER_WITHIN}")
+    client = Client(url=url, terminal=terminal)
+    client.open_session(IMPATIENT)
+    list(client.call())
+    result = json.loads(client.events[-1].data)["result"]
+    call = result.get("_meta", {}).get("dev.perdure/call")
+    if call is None:
+        terminal.line("the host was not answered in time", mark="✗")
+        return ["the early answer did not come"]
+    terminal.line("so the host's own limit is never met; its model calls the tool that it was told of")
+    while call is not None:
+        client.tool = {"name": "perdure_wait_for_result", "arguments": {"call": call["id"]}}
+        list(client.call())
+        result = json.loads(client.events[-1].data)["result"]
+        call = result.get("_meta", {}).get("dev.perdure/call")
+    if result["content"][0]["text"] != f"{LOAVES} loaves, still warm.":
+        return ["the result of the call that was answered early did not come"]
+    terminal.line("the tool ran once, to its end, and each request was answered in time", mark="✓")
+    return []
 
 
 def serve_a_program(folder: str, terminal: Terminal) -> list[str]:
@@ -419,6 +443,7 @@ class Bakery:
         command = [sys.executable, "-m", "perdure", "serve", "--port", str(self.port)]
         # Otherwise it would warn that the previous process died, in the middle of the scene.
         options = ["--store", self._store, "--retry", RETRY, "--task-after", TASK_AFTER, "--log-level", "error"]
+        options += ["--answer-within", f"{IMPATIENT}={ANSWER_WITHIN}"]
         self._process = subprocess.Popen(
             [*command, *options, *self._target], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
         )

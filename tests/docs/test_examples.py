@@ -91,6 +91,9 @@ def test_the_scene_loses_nothing_and_says_so_without_colours_in_a_pipe() -> None
     assert "was missed  loaf 4 of 8" in cut
     assert killed.count("8 loaves, still warm.") == 1
     assert said.count("✓ no: 8 of 8 progress events, each once and in order, and the result\n") == 2
+    task, early = task.split("A host that knows no tasks")
+    assert early.index("still running after 1 s") < early.index("the result: 8 loaves, still warm.")
+    assert "✓ the tool ran once, to its end, and each request was answered in time\n" in early
     check_task(task)
     [killed_one], [started] = re.findall(r"process (\d+) is dead", task), re.findall(r"process (\d+) is started", task)
     assert killed_one != started
