@@ -91,7 +91,7 @@ async def test_a_session_and_its_running_call_go_on_while_the_code_changes(tmp_p
         assert await taste(client) == "of the other recipe"
         (tmp_path / "baked").touch()
         assert (await call).content[0].text == "the first recipe"  # type: ignore[union-attr]
-        assert told == [1, 2]
+        assert [number for number in told if number.is_integer()] == [1, 2]  # on a busy machine heartbeats come, too
         assert (await client.call_tool("bake", {})).content[0].text == "the other recipe"  # type: ignore[union-attr]
         assert sum(READY.search(line) is not None for line in served.output) == 1
 

@@ -26,7 +26,6 @@ KEPT = {
         "basic_tools",
         "gate_file_tools",
         "gated_tools",
-        "notice_board",
         "round_tools",
         "silent_tool",
         "slow_tools",
