@@ -1,5 +1,5 @@
-"""Random tools, made of steps, sleeps, questions and tasks at once, die at random commits. Each ends with the values
-that its runs have seen, or names what is unknown.
+"""Random tools, made of steps, sleeps, questions, loops and tasks at once, die at random commits. Each ends with the
+values that its runs have seen, or names what is unknown.
 
 The steps, their log and the store are real. A death is simulated: from a chosen commit on, which is done or is not,
 a run writes nothing more.
@@ -44,7 +44,7 @@ numbers = itertools.count()
 
 
 class Act(NamedTuple):
-    """What a tool does next: `again`, `check`, `once` and `fails` are steps."""
+    """What a tool does next: `again`, `check`, `once` and `fails` are steps, `loop` does its part twice."""
 
     how: str
     name: str = ""
@@ -114,6 +114,8 @@ class History:
     keys: dict[str, set[object]] = field(default_factory=dict)
     seen: dict[str, str] = field(default_factory=dict)
     attempt: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    """How often each name has come in this run."""
 
     @classmethod
     async def begin(cls, store: Store, fence: Fence) -> History:
@@ -137,6 +139,7 @@ class History:
     async def run(self, process: Process, tool: Tool) -> list[str]:
         """Run the tool, in a task of its own as a handler runs."""
         self.attempt += 1
+        self.counts = Counter()
         stream: Any = SimpleNamespace(id=self.stream, fence=process.fence, session=SessionId(self.stream))
         request = Request(id=1, method="tools/call", params={}, raw={})
         call = Call(number=1, request=request, key=(1, 1), sent_in=1, token=None, stream=stream, attempt=self.attempt)
@@ -155,6 +158,11 @@ class History:
         assert self.seen.setdefault(name, value) == value
         return value
 
+    def labelled(self, act: Act) -> Act:
+        """The second of a name is another one."""
+        self.counts[act.name] += 1
+        return act._replace(name=label(act.name, self.counts[act.name]))
+
     async def effect(self, act: Act) -> str:
         self.effects[act.name] += 1
         self.keys.setdefault(act.name, set()).add(perdure.step_key())
@@ -170,7 +178,11 @@ class History:
                 case "sleep":
                     await perdure.sleep(0, name=act.name)
                 case "ask":
-                    values.append(self.know(act.name, await self.ask(log, act.name)))
+                    name = self.labelled(act).name
+                    values.append(self.know(name, await self.ask(log, act.name, name)))
+                case "loop":
+                    for _ in range(LOOPS):
+                        values += await self.play(log, act.parts[0])
                 case "gather":
                     parts = [asyncio.create_task(self.play(log, part)) for part in act.parts]
                     try:
@@ -180,23 +192,24 @@ class History:
                             part.cancel()
                         await asyncio.gather(*parts, return_exceptions=True)
                 case _:
-                    values.append(self.know(act.name, await self.step(act)))
+                    one = self.labelled(act)
+                    values.append(self.know(one.name, await self.step(act.name, one)))
         return values
 
-    async def step(self, act: Act) -> str:
+    async def step(self, name: str, act: Act) -> str:
         async def check() -> str | Any:
             return f"{act.name} was done" if self.effects[act.name] else perdure.NOT_DONE
 
         try:
             return await perdure.step(
-                act.name, self.effect, act, again=act.how == "again", check=check if act.how == "check" else None
+                name, self.effect, act, again=act.how == "again", check=check if act.how == "check" else None
             )
         except ValueError as failure:
             return str(failure)
 
-    async def ask(self, log: ToolSteps, name: str) -> str:
+    async def ask(self, log: ToolSteps, question: str, name: str) -> str:
         """As the runtime's link asks a client, which answers at once."""
-        place = log.ask("elicitation/create", {"message": name}, own=is_own_task())
+        place = log.ask("elicitation/create", {"message": question}, own=is_own_task())
         assert place is not None
         if place.recorded is not None and place.recorded.state is not ToolStepState.OPEN:
             return place.recorded.value.decode()
@@ -205,8 +218,29 @@ class History:
         return f'{{"result":{self.effects[name]}}}'
 
 
+LOOPS = 2
+
+
+def label(name: str, nth: int) -> str:
+    return name if nth == 1 else f"{name} #{nth}"
+
+
 def flat(tool: Tool) -> list[Act]:
-    return [each for act in tool for each in (flat(tuple(itertools.chain(*act.parts))) if act.parts else [act])]
+    """All that a tool does, each under its own label."""
+
+    def acts(tool: Tool) -> list[Act]:
+        found: list[Act] = []
+        for act in tool:
+            within = acts(tuple(itertools.chain(*act.parts))) if act.parts else [act]
+            found += within * (LOOPS if act.how == "loop" else 1)
+        return found
+
+    counts = Counter[str]()
+    done = acts(tool)
+    for at, act in enumerate(done):
+        counts[act.name] += 1
+        done[at] = act._replace(name=label(act.name, counts[act.name]))
+    return done
 
 
 def named(tool: Tool, names: Any) -> Tool:
@@ -220,7 +254,13 @@ def named(tool: Tool, names: Any) -> Tool:
 acts = st.sampled_from(["again", "check", "once", "fails", "sleep", "ask"]).map(Act)
 parts = st.lists(st.lists(acts, min_size=1, max_size=3).map(tuple), min_size=2, max_size=4).map(tuple)
 tools = (
-    st.lists(acts | parts.map(lambda each: Act("gather", parts=each)), min_size=1, max_size=6)
+    st.lists(
+        acts
+        | parts.map(lambda each: Act("gather", parts=each))
+        | parts.map(lambda each: Act("loop", parts=(*each[:1],))),
+        min_size=1,
+        max_size=6,
+    )
     .map(tuple)
     .map(lambda tool: named(tool, itertools.count()))
 )
