@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Token
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -42,6 +42,7 @@ _MOST_CHARS = 128
 """Of a header that a client made up; positions of ours are shorter."""
 
 _tracer = get_tracer("perdure")
+_NO_SPAN = nullcontext()
 
 
 class TracedReader(Protocol):
@@ -181,8 +182,10 @@ def ask(method: str, ask_id: str, meta: dict[str, Any]) -> Iterator[None]:
         yield
 
 
-def tool_step(label: str) -> AbstractContextManager[Span]:
-    """The span of a step of a tool, below that of its handler. One that is recorded has none."""
+def tool_step(label: str) -> AbstractContextManager[object]:
+    """The span of a step of a tool, below that of its handler. A step that returns has none."""
+    if not get_current_span().is_recording():
+        return _NO_SPAN
     return _tracer.start_as_current_span("perdure.step", attributes={"perdure.step": label})
 
 

@@ -185,10 +185,9 @@ class StreamSteps:
 
     def put_tool_step(self, step: steps.PutToolStep) -> StepRejected | None:
         key = self._key(step.stream)
-        if (refused := self._not_written(key, step)) is not None:
-            return refused
-        self._cursor.execute(_PUT_TOOL_STEP, (key, *rows.tool_step_row(step.record)))
-        return None
+        self._cursor.execute(_PUT_TOOL_STEP, (key, *rows.tool_step_row(step.record), step.fence))
+        # Where nothing was written, the call or the step may have ended, which is no refusal.
+        return None if self._cursor.rowcount == 1 else self._not_written(key, step)
 
     def release(self, step: steps.Release) -> StepRejected | None:
         key = self._key(step.stream)

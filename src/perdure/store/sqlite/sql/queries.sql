@@ -107,11 +107,12 @@ WHERE stream = ? AND incarnation = ? AND request_id = ? AND state IN ('running',
 UPDATE call SET state = ?, attempt = ?, progress = ?, upstream = coalesce(?, upstream)
 WHERE stream = ? AND incarnation = ? AND request_id = ? AND state IN ('running', 'waiting');
 
--- put_tool_step: a step of a tool whose call has not ended, or the end of one that has none
+-- put_tool_step: a step of a tool whose call has not ended, or the end of one that has none, if the fence is the stream's
 INSERT INTO tool_step (stream, incarnation, request_id, number, kind, name, state, again, own, attempt, began, ended, value)
 SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13
-WHERE EXISTS (SELECT 1 FROM call
-    WHERE stream = ?1 AND incarnation = ?2 AND request_id = ?3 AND state IN ('running', 'waiting'))
+WHERE EXISTS (SELECT 1 FROM call AS c JOIN stream AS s ON s.key = c.stream
+    WHERE c.stream = ?1 AND c.incarnation = ?2 AND c.request_id = ?3 AND c.state IN ('running', 'waiting')
+      AND s.fence = ?14 AND s.sealed = 0 AND s.node != '')
 ON CONFLICT (stream, incarnation, request_id, number) DO UPDATE SET
     kind = excluded.kind, name = excluded.name, state = excluded.state, again = excluded.again, own = excluded.own,
     attempt = excluded.attempt, began = excluded.began, ended = excluded.ended, value = excluded.value
