@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import mcp_types as types
 import pytest
 from mcp.client.session import ClientSession
 from mcp.client.streamable_http import streamable_http_client
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel.server import Server
+from mcp.shared.exceptions import MCPError
 
 from perdure import connect
 from perdure._core.ids import new_stream_id
+from perdure._core.retention import Cutoffs
 from perdure.errors import BadSetting
 from perdure.settings import Settings
 from perdure.store.interface import Store
@@ -118,6 +125,69 @@ async def test_errors_and_cancellations_are_told_to_the_model(shop: ToolServer, 
     assert told["content"][0]["text"] == '"wait" was cancelled; it may have done a part of its work.'
     assert shop.seen == ["waiting at g", "cancelled at g"]
     assert "has ended already" in text_of(await answered(peer, CANCEL, call=call_in(first)))
+
+
+async def test_the_wait_gives_any_result_unchanged_and_a_protocol_error_as_a_text() -> None:
+    """Images, `structuredContent`, `_meta` and `isError` are the tool's own."""
+    release = asyncio.Event()
+    image = types.ImageContent(data="aGk=", mime_type="image/png")
+    given = types.CallToolResult(
+        content=[image], structured_content={"n": 2**60}, is_error=True, _meta={"shop/rest": [1, None]}
+    )
+
+    async def call_tool(_: ServerRequestContext[Any], params: types.CallToolRequestParams) -> types.CallToolResult:
+        if params.name != "quick":
+            await release.wait()
+        if params.name == "broken":
+            raise MCPError(code=-32050, message="no flour")
+        return given
+
+    async with serve(Server("odd", on_call_tool=call_tool), answer_within=RULE) as site:
+        peer = await site.join()
+        first = [await answered(peer, name) for name in ("picture", "broken")]
+        release.set()
+        picture, broken = [(await answered(peer, WAIT, call=call_in(answer)))["result"] for answer in first]
+        assert picture == (await answered(peer, "quick"))["result"]
+        assert (broken["isError"], broken["content"][0]["text"]) == (True, '"broken" failed: no flour (code -32050).')
+
+
+async def test_a_resume_before_the_early_answer_gets_it_and_the_end_and_its_call_is_no_orphan(
+    shop: ToolServer, early: Site
+) -> None:
+    peer = await early.join()
+    call = await peer.call("wait", gate="g", id="mine")
+    await call.event()
+    position = call.last_id
+    *_, first = await call.rest()
+    standalone = await peer.get()
+    assert await (await peer.get(position)).rest() == [first]
+    again = await peer.reattach()
+    shop.open("g")
+    assert text_of(await answered(again, WAIT, call=call_in(first))) == "went through g"
+    await standalone.drop()
+    listening = await again.get()
+    await again.result("announce", n=1)
+    assert (await listening.message())["method"] == "notifications/resources/updated"  # no word of an orphan before it
+
+
+async def test_a_request_in_a_batch_is_never_answered_early(shop: ToolServer, early: Site) -> None:
+    peer = await early.join("2025-03-26")
+    wire = await peer.post([peer.tool("wait", gate="g", id=number) for number in (1, 2)])
+    await until(lambda: len(shop.seen) == 2)
+    await asyncio.sleep(1.1)  # a rule that applied would have answered
+    shop.open("g")
+    assert [text_of(answer) for answer in await wire.rest()] == ["went through g"] * 2
+
+
+async def test_an_id_whose_result_is_no_longer_kept_is_an_unknown_one(shop: ToolServer, early: Site) -> None:
+    peer = await early.join()
+    first = await answered(peer, "wait", gate="g")
+    shop.open("g")
+    assert text_of(await answered(peer, WAIT, call=call_in(first))) == "went through g"
+    await early.store.sweep(Cutoffs(events=math.inf, answers=math.inf))
+    told = [await answered(peer, WAIT, id=1, call=call) for call in (call_in(first), "nothing")]
+    assert told[0] == told[1]
+    assert text_of(told[0]).startswith("There is no such call, or its result is no longer kept (1d). Check what")
 
 
 async def test_cancelling_a_wait_does_not_cancel_its_call(shop: ToolServer, early: Site) -> None:
