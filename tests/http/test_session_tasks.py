@@ -14,6 +14,7 @@ import pytest
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import Server
 
+from perdure._core.envelope import KEY
 from perdure._core.ids import new_stream_id
 from perdure.store import MemoryStore
 from perdure.store.interface import Store
@@ -433,6 +434,21 @@ async def test_a_fastmcp_server_has_tasks_as_well() -> None:
         assert asked["params"]["_meta"][RELATED] == {"taskId": task}
         await peer.answer(asked, {"action": "accept", "content": {"answer": "because"}})
         assert text_of(await result(peer, task)) == "because"
+
+
+async def test_two_tasks_with_one_key_are_one_call(shop: ToolServer, tasked: Site) -> None:
+    """K6, K12: each is a task of its own, and ends with the call's one answer."""
+    peer = await tasked.join()
+    tasks = []
+    for _ in range(2):
+        message = task_call(peer, "wait", gate="g")
+        message["params"]["_meta"] = {KEY: "order-7"}
+        tasks.append(answer_of(await peer.send(message))["result"]["task"]["taskId"])
+    assert len(set(tasks)) == 2
+    shop.open("g")
+    assert [text_of(await result(peer, task)) for task in tasks] == ["went through g"] * 2
+    assert [(await ended(peer, task))["status"] for task in tasks] == ["completed"] * 2
+    assert shop.seen == ["waiting at g"]
 
 
 async def test_a_json_server_has_tasks_as_well(shop: ToolServer) -> None:
