@@ -77,7 +77,7 @@ def running(kind: str, folder: Path, log: Log, *, cores: str, settings: dict[str
         if kind in (HTTP, FASTMCP_HTTP):
             behind = stack.enter_context(launch.running("sdk", folder, log, cores=cores))
             upstream = [f"http://127.0.0.1:{behind.port}{behind.path}"]
-        port = _free_port()
+        port = free_port()
         errors = folder / f"stderr-{kind}"
         yield stack.enter_context(
             _started(kind, command_of(kind, upstream, port, log, settings), port, log, errors, cores)
@@ -139,7 +139,7 @@ def _wait_for(port: int, child: subprocess.Popen[bytes], errors: Path) -> None:
     raise UnavailableError(f"it does not listen: {last_line(errors)}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
