@@ -179,7 +179,7 @@ class GatewaySoak:
             "args": ["-I", "-S", *words],
             "env": {MARK: str(self._folder)},
             # Half of the sessions are not ended by their clients, and a caller may have sixteen processes.
-            "process_idle": IDLE,
+            "perdure": {"process_idle": IDLE},
         }
         web = {"type": "http", "url": f"http://127.0.0.1:{self._upstream_port}/mcp"}
         file = self._folder / "mcp.json"

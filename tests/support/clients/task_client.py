@@ -68,14 +68,15 @@ class TaskClient:
             return response_in(exchange, await exchange.answer())
 
     async def insist(self, method: str, params: Message) -> Message:
-        """Send a request until a node answers it."""
+        """Send a request until a node answers it. One that stops says so by its status or, where it had begun to
+        answer, by its last word."""
         while True:
             try:
                 response = await self.ask(method, params)
             except Broken:
                 pass
             else:
-                if response["status"] != 503:
+                if response["status"] != 503 and response.get("error", {}).get("code") != STOPPING:
                     return response
             await asyncio.sleep(PAUSE)
 
