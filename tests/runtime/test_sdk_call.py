@@ -37,6 +37,8 @@ Asked = tuple[str, str, dict[str, Any] | None]
 class Notes:
     """An outlet that writes down what comes, in place of a session."""
 
+    is_task = False
+
     def __init__(self) -> None:
         self.answers: dict[int, tuple[dict[str, Any], bool]] = {}
         self.notices: list[tuple[str, dict[str, Any] | None, int | None]] = []
