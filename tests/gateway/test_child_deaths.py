@@ -179,7 +179,7 @@ async def test_a_program_that_is_not_there(tmp_path: Path) -> None:
 
 async def test_a_crash_loop_is_slowed(tmp_path: Path) -> None:
     """Each of many clients gets its answer, and together they start a few processes. G26."""
-    async with gateway(tmp_path, "exit=1", patience=1.0) as served:
+    async with gateway(tmp_path, "exit=1", patience=1.0, max_caller_processes=64) as served:
 
         async def knock() -> str:
             reason: str = (await refused_handshake(served))[1]["data"]["reason"]
