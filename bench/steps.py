@@ -26,7 +26,7 @@ import uvicorn
 from mcp.server.mcpserver import MCPServer
 
 import perdure
-from perdure._core.tool_steps import Course
+from perdure._core.tool_steps import StepHistory
 from perdure.store import SqliteStore
 from perdure.store.steps import OpenStream, PutSession
 from perdure.testing import _values as values
@@ -121,7 +121,7 @@ async def read_back(path: Path) -> float:
             [values.a_put_tool_step(fence, n, value=json.dumps(VALUE).encode()) for n in range(1, 1_001)]
         )
         begin = time.process_time()
-        assert len(Course(await store.tool_steps(values.STREAM)).marks) == 1_000
+        assert len(StepHistory(await store.tool_steps(values.STREAM)).marks) == 1_000
         return (time.process_time() - begin) * 1e3
 
 

@@ -28,7 +28,7 @@ import anyio.to_thread
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from perdure._core.states import ToolStepState, ToolStepStep
-from perdure._core.tool_steps import RESUMABLE_META, Place, ToolStepKind
+from perdure._core.tool_steps import RESUMABLE_META, StepPlace, ToolStepKind
 from perdure.errors import Misuse, StepFailed, StepLimit
 from perdure.telemetry import tracing as spans
 
@@ -58,14 +58,14 @@ class StepLog(Protocol):
     thread: int | None
     """The thread of a synchronous tool, as of its first step."""
 
-    async def begin(self, kind: ToolStepKind, name: str, *, own: bool, writes: bool, again: bool) -> Place:
+    async def begin(self, kind: ToolStepKind, name: str, *, own: bool, writes: bool, again: bool) -> StepPlace:
         """Begin a step, or find it recorded. `own`: in the tool's own task. `writes`: record that it begins. Raises
         `PerdureError`."""
 
-    async def end(self, place: Place, step: ToolStepStep, value: bytes) -> None:
+    async def end(self, place: StepPlace, step: ToolStepStep, value: bytes) -> None:
         """Record the end of a step, and wait until the store has it."""
 
-    def leave(self, place: Place, *, again: bool) -> None:
+    def leave(self, place: StepPlace, *, again: bool) -> None:
         """A step was cut short: it stays open."""
 
     async def sleep(self, seconds: float, name: str, *, own: bool) -> None: ...
@@ -73,7 +73,7 @@ class StepLog(Protocol):
     def too_large(self, size: int) -> str:
         """Why a value of that size is not kept; empty if it is."""
 
-    def key_of(self, place: Place) -> uuid.UUID: ...
+    def key_of(self, place: StepPlace) -> uuid.UUID: ...
 
 
 call_steps: ContextVar[Callable[[], StepLog] | None] = ContextVar("perdure_call_steps", default=None)
@@ -87,7 +87,7 @@ class _Running(NamedTuple):
     """The step that the code runs in."""
 
     log: StepLog | None
-    place: Place | None
+    place: StepPlace | None
     random: uuid.UUID | None
 
 
@@ -244,7 +244,7 @@ def _worker_thread() -> int | None:
 
 async def _begin_in_thread(
     open_log: Callable[[], StepLog], name: str, thread: int | None, *, again: bool, check: bool
-) -> tuple[StepLog, Place]:
+) -> tuple[StepLog, StepPlace]:
     """Begin a step of a synchronous tool. Its own thread is the first worker thread in which it does a step."""
     log = open_log()
     log.thread = log.thread or thread

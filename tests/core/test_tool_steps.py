@@ -13,12 +13,12 @@ from perdure._core.tool_steps import (
     MOST_STEPS,
     MOST_VALUE,
     MOST_VALUES,
-    Course,
     Mark,
-    Place,
-    Refusal,
+    StepHistory,
+    StepPlace,
+    StepProblem,
+    StepRefusal,
     ToolStepKind,
-    Why,
     is_resumable,
 )
 
@@ -40,51 +40,51 @@ class Row:
     value: bytes = b""
 
 
-def begun(course: Course, name: str, *, own: bool = True, kind: ToolStepKind = STEP) -> Place:
+def begun(course: StepHistory, name: str, *, own: bool = True, kind: ToolStepKind = STEP) -> StepPlace:
     place = course.begin(kind, name, own=own)
-    assert isinstance(place, Place), place
+    assert isinstance(place, StepPlace), place
     course.leave(place)
     return place
 
 
-def refused(course: Course, name: str, *, own: bool = True) -> Refusal:
+def refused(course: StepHistory, name: str, *, own: bool = True) -> StepRefusal:
     refusal = course.begin(STEP, name, own=own)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, StepRefusal)
     return refusal
 
 
 def test_recorded_steps_return_in_their_order_and_new_ones_follow() -> None:
-    course = Course([Row(2, "b"), Row(1, "a")])
+    course = StepHistory([Row(2, "b"), Row(1, "a")])
     places = [begun(course, name) for name in ("a", "b", "c")]
     assert [place.number for place in places] == [1, 2, 3]
     assert [place.recorded is None for place in places] == [False, False, True]
 
 
 def test_the_second_of_a_name_is_another_step() -> None:
-    course = Course([Row(1, "mail"), Row(2, "mail")])
+    course = StepHistory([Row(1, "mail"), Row(2, "mail")])
     labels = [(place.label, place.number) for place in (begun(course, "mail") for _ in range(3))]
     assert labels == [("mail", 1), ("mail #2", 2), ("mail #3", 3)]
 
 
 def test_another_step_than_the_recorded_one_is_a_mismatch_from_then_on() -> None:
-    course = Course([Row(1, "a"), Row(2, "b")])
+    course = StepHistory([Row(1, "a"), Row(2, "b")])
     refusal = refused(course, "c")
-    assert refusal == Refusal(Why.MISMATCH, course.mismatch)
+    assert refusal == StepRefusal(StepProblem.MISMATCH, course.mismatch)
     assert course.mismatch.startswith("this call had done 'a' as its step 1, and now begins 'c': the tool has changed")
-    assert refused(course, "a").why is Why.MISMATCH
+    assert refused(course, "a").why is StepProblem.MISMATCH
 
 
 def test_a_recorded_step_before_its_turn_is_a_mismatch() -> None:
-    assert refused(Course([Row(1, "a"), Row(2, "b")]), "b").why is Why.MISMATCH
+    assert refused(StepHistory([Row(1, "a"), Row(2, "b")]), "b").why is StepProblem.MISMATCH
 
 
 def test_a_question_is_not_shown_by_its_digest() -> None:
-    course = Course([Row(1, "0123abcd", ASK)])
+    course = StepHistory([Row(1, "0123abcd", ASK)])
     assert "had done a question as its step 1, and now begins 'a'" in refused(course, "a").sentence
 
 
 def test_steps_of_other_tasks_come_in_any_order() -> None:
-    course = Course([Row(1, "begin"), *(Row(n, f"{n}", own=False) for n in range(2, 6))])
+    course = StepHistory([Row(1, "begin"), *(Row(n, f"{n}", own=False) for n in range(2, 6))])
     begun(course, "begin")
     for name in ("4", "new", "2", "5", "3"):
         begun(course, name, own=False)
@@ -93,39 +93,39 @@ def test_steps_of_other_tasks_come_in_any_order() -> None:
 
 
 def test_recorded_steps_that_do_not_come_are_known() -> None:
-    course = Course([Row(1, "a"), Row(2, "b", own=False)])
+    course = StepHistory([Row(1, "a"), Row(2, "b", own=False)])
     begun(course, "a")
     assert course.unused == ["b"]
 
 
 def test_two_steps_of_one_name_at_once_are_refused() -> None:
-    course = Course()
+    course = StepHistory()
     place = course.begin(STEP, "a", own=False)
-    assert isinstance(place, Place)
-    assert refused(course, "a").why is Why.MISUSE
+    assert isinstance(place, StepPlace)
+    assert refused(course, "a").why is StepProblem.MISUSE
     course.leave(place)
     assert begun(course, "a").label == "a #2"
 
 
 @pytest.mark.parametrize(("name", "fits"), [("x" * MOST_NAME, True), ("x" * (MOST_NAME + 1), False), ("", False)])
 def test_a_name_has_its_limit(name: str, fits: bool) -> None:
-    assert isinstance(Course().begin(STEP, name, own=True), Place) is fits
+    assert isinstance(StepHistory().begin(STEP, name, own=True), StepPlace) is fits
 
 
 def test_the_step_beyond_the_limit_is_refused_and_recorded_ones_are_not() -> None:
-    course = Course(Row(number, "a") for number in range(1, MOST_STEPS))
+    course = StepHistory(Row(number, "a") for number in range(1, MOST_STEPS))
     for _ in range(MOST_STEPS):
         begun(course, "a")
-    assert refused(course, "a").why is Why.LIMIT
+    assert refused(course, "a").why is StepProblem.LIMIT
 
 
 @pytest.mark.parametrize(("size", "fits"), [(MOST_VALUE, True), (MOST_VALUE + 1, False)])
 def test_a_value_has_its_limit(size: int, fits: bool) -> None:
-    assert (Course().too_large(size) == "") is fits
+    assert (StepHistory().too_large(size) == "") is fits
 
 
 def test_all_values_together_have_their_limit() -> None:
-    course = Course()
+    course = StepHistory()
     course.put(1, Mark(STEP, "a", ENDED, False, 1, 0.0), MOST_VALUES - 10)
     assert course.too_large(10) == ""
     assert "16,777,216" in course.too_large(11)
@@ -139,20 +139,20 @@ def test_the_outline_tells_what_has_finished_and_what_is_open() -> None:
         Row(4, "0123abcd", ASK),
         Row(5, "a", state=OPEN, ended=None),
     ]
-    assert Course(rows).outline(now=49.0) == {"finished": ["a", "b"], "open": ["nap", "a #2"]}
-    assert Course(rows).outline(now=50.0) == {"finished": ["a", "b", "nap"], "open": ["a #2"]}
-    assert (Course(rows).sleeps(49.0), Course(rows).sleeps(50.0)) == (True, False)
+    assert StepHistory(rows).outline(now=49.0) == {"finished": ["a", "b"], "open": ["nap", "a #2"]}
+    assert StepHistory(rows).outline(now=50.0) == {"finished": ["a", "b", "nap"], "open": ["a #2"]}
+    assert (StepHistory(rows).sleeps(49.0), StepHistory(rows).sleeps(50.0)) == (True, False)
 
 
 @pytest.mark.parametrize(
     ("state", "again", "unknown"), [(OPEN, False, True), (OPEN, True, False), (ENDED, False, False)]
 )
 def test_only_an_open_step_that_may_not_run_again_is_unknown(state: ToolStepState, again: bool, unknown: bool) -> None:
-    assert Course([Row(1, "a", state=state, again=again)]).is_unknown is unknown
+    assert StepHistory([Row(1, "a", state=state, again=again)]).is_unknown is unknown
 
 
 def test_runs_are_counted_from_the_last_one_in_which_a_step_ended() -> None:
-    progressed = Course([Row(1, "a", attempt=3), Row(2, "b", state=OPEN, attempt=5)]).progressed
+    progressed = StepHistory([Row(1, "a", attempt=3), Row(2, "b", state=OPEN, attempt=5)]).progressed
     assert progressed == 3
     judged = [
         rerun("tools/call", attempt=attempt, occasion=Occasion.NODE_DIED, progressed=progressed)

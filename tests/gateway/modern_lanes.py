@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.reconnect import Patience
 from perdure._core.sse import MAX_EVENT_BYTES
-from perdure.gateway.child import Program
+from perdure.gateway.child import ChildProgram
 from perdure.gateway.children import Children, Reaper
 from perdure.gateway.lane import AskKey, Lost, Opened, RequestKey
 from perdure.gateway.modern_lane import ModernLane
@@ -161,7 +161,7 @@ async def children_of(argv: Sequence[str], **limits: Any) -> AsyncIterator[Child
     """The processes of one program, which end with the block."""
     reaper = Reaper()
     env = {"PYTHONPATH": python_path()}
-    children = Children(Program(name="upstream", argv=tuple(argv), env=env, **limits), reaper=reaper)
+    children = Children(ChildProgram(name="upstream", argv=tuple(argv), env=env, **limits), reaper=reaper)
     try:
         yield children
     finally:

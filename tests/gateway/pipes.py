@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from perdure._core.jsonrpc import JsonObject
-from perdure.gateway.child import Program
+from perdure.gateway.child import ChildProgram
 from perdure.gateway.children import Children, Reaper
 from perdure.gateway.lane import AskKey, Lost, RequestKey
 from perdure.gateway.pipe import PipeLane
@@ -26,16 +26,16 @@ CLIENT: JsonObject = {
 }
 
 
-def scripted(*settings: str, **more: Any) -> Program:
+def scripted(*settings: str, **more: Any) -> ChildProgram:
     """The scripted server as a program; its settings are words, all else are the program's."""
     given = {"name": "scripted", "grace": 1.0, "start_timeout": 30.0, **more}
     argv = (sys.executable, "-I", "-S", scripted_stdio.__file__, *settings)
     env = {MARK: os.environ.get(MARK, str(os.getpid())), **given.pop("env", {})}
-    return Program(**{"argv": argv, "env": env, **given})
+    return ChildProgram(**{"argv": argv, "env": env, **given})
 
 
 @asynccontextmanager
-async def children_of(program: Program) -> AsyncIterator[Children]:
+async def children_of(program: ChildProgram) -> AsyncIterator[Children]:
     reaper = Reaper()
     children = Children(program, reaper=reaper)
     try:
@@ -117,7 +117,7 @@ class Lane(PipeLane):
 
 
 @asynccontextmanager
-async def lane_to(program: Program, **options: Any) -> AsyncIterator[Lane]:
+async def lane_to(program: ChildProgram, **options: Any) -> AsyncIterator[Lane]:
     """An open lane."""
     async with children_of(program) as children:
         lane = Lane(children, **options)

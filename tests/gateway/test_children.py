@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from perdure.gateway.child import STDERR_BYTES, Child, Program, format_status
+from perdure.gateway.child import STDERR_BYTES, Child, ChildProgram, format_status
 from perdure.gateway.children import Children, Reaper
 from perdure.gateway.lane import Reason, UpstreamUnavailable
 from tests.gateway.pipes import CLIENT, Lane, children_of, lane_to, scripted
@@ -32,7 +32,7 @@ def refusal(children: Children) -> UpstreamUnavailable:
 # Environment
 
 
-def environment(program: Program, **inherited: str) -> dict[str, str]:
+def environment(program: ChildProgram, **inherited: str) -> dict[str, str]:
     return program.environment(inherited)
 
 
@@ -51,7 +51,7 @@ GATEWAY = {
 
 
 def test_a_child_finds_the_short_list_proxies_without_passwords_and_what_is_configured() -> None:
-    program = Program(name="x", argv=("x",), env={"TOKEN": "t", "LC_ALL": "C"})
+    program = ChildProgram(name="x", argv=("x",), env={"TOKEN": "t", "LC_ALL": "C"})
     assert environment(program, **GATEWAY) == {
         "PATH": "/bin",
         "HOME": "/home/x",
@@ -64,7 +64,7 @@ def test_a_child_finds_the_short_list_proxies_without_passwords_and_what_is_conf
 
 
 def test_a_child_that_inherits_finds_everything_but_the_gateways_own_variables() -> None:
-    program = Program(name="x", argv=("x",), inherit_env=True)
+    program = ChildProgram(name="x", argv=("x",), inherit_env=True)
     assert environment(program, **GATEWAY) == {k: v for k, v in GATEWAY.items() if k != "PERDURE_TOKENS"}
 
 
@@ -90,11 +90,11 @@ async def test_environment_of_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_command_that_no_system_can_run_is_refused_by_name(bad: dict[str, object], wrong: str) -> None:
     with pytest.raises(ValueError, match=f"'files'.*{wrong}|{wrong}.*'files'"):
-        Program(name="files", **bad)  # type: ignore[arg-type]
+        ChildProgram(name="files", **bad)  # type: ignore[arg-type]
 
 
 def test_a_program_shows_no_secret() -> None:
-    assert "s3cret" not in repr(Program(name="x", argv=("x", "--token", "s3cret"), env={"T": "s3cret"}))
+    assert "s3cret" not in repr(ChildProgram(name="x", argv=("x", "--token", "s3cret"), env={"T": "s3cret"}))
 
 
 # Starting

@@ -25,7 +25,7 @@ import perdure
 from perdure._core.ids import Fence, SessionId, StreamId
 from perdure._core.jsonrpc import Request
 from perdure._core.states import ToolStepState
-from perdure._core.tool_steps import Course
+from perdure._core.tool_steps import StepHistory
 from perdure.sessions.ledger import Call
 from perdure.sessions.tool_steps import ToolSteps, course_of
 from perdure.steps import call_steps, handler_task, is_own_task
@@ -133,7 +133,7 @@ class History:
         assert claimed is not None
         self.fence = claimed.fence
 
-    async def course(self) -> Course:
+    async def course(self) -> StepHistory:
         return course_of(await self.store.tool_steps(self.stream), 1, 1)
 
     async def run(self, process: Process, tool: Tool) -> list[str]:

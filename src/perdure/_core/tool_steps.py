@@ -78,7 +78,7 @@ class Mark(NamedTuple):
         return not TOOL_STEP[self.state] and (self.ended is None or self.ended <= now)
 
 
-class Place(NamedTuple):
+class StepPlace(NamedTuple):
     """A step that begins in this run."""
 
     number: int
@@ -90,23 +90,23 @@ class Place(NamedTuple):
     """As an earlier run has left it."""
 
 
-class Why(enum.Enum):
+class StepProblem(enum.Enum):
     MISUSE = "misuse"
     LIMIT = "limit"
     MISMATCH = "mismatch"
 
 
-class Refusal(NamedTuple):
+class StepRefusal(NamedTuple):
     """A step that does not begin, and the reason for the tool's author."""
 
-    why: Why
+    why: StepProblem
     sentence: str
 
 
 Key = tuple[ToolStepKind, str, int]
 
 
-class Course:
+class StepHistory:
     """The steps of one call, in this run and in those before it."""
 
     __slots__ = ("_counts", "_next", "_own", "_recorded", "_under_way", "marks", "mismatch", "size")
@@ -137,15 +137,17 @@ class Course:
             self.put(record.number, mark, len(record.value))
         self._next = max(self.marks, default=0) + 1
 
-    def begin(self, kind: ToolStepKind, name: str, *, own: bool) -> Place | Refusal:
+    def begin(self, kind: ToolStepKind, name: str, *, own: bool) -> StepPlace | StepRefusal:
         """Begin a step, in the tool's own task or in another one."""
         if self.mismatch:
-            return Refusal(Why.MISMATCH, self.mismatch)
+            return StepRefusal(StepProblem.MISMATCH, self.mismatch)
         if not isinstance(name, str) or not 0 < len(name) <= MOST_NAME:
-            return Refusal(Why.MISUSE, f"the name of a step is a text of 1 to {MOST_NAME} characters, not {name!r:.50}")
+            return StepRefusal(
+                StepProblem.MISUSE, f"the name of a step is a text of 1 to {MOST_NAME} characters, not {name!r:.50}"
+            )
         if (kind, name) in self._under_way:
             sentence = f"two steps with the name {name!r} run at the same time; give each its own name"
-            return Refusal(Why.MISUSE, sentence)
+            return StepRefusal(StepProblem.MISUSE, sentence)
         nth = self._counts[kind, name] + 1
         key, label = (kind, name, nth), _label(kind, name, nth)
         recorded = self._recorded.get(key)
@@ -156,10 +158,10 @@ class Course:
                 f"this call had done {_quoted(expected.kind, done)} as its step {expected.number}, and now begins "
                 f"{_quoted(kind, label)}: the tool has changed, or is not deterministic outside its steps"
             )
-            return Refusal(Why.MISMATCH, self.mismatch)
+            return StepRefusal(StepProblem.MISMATCH, self.mismatch)
         number = self._next if recorded is None else recorded.number
         if number > MOST_STEPS and recorded is None:
-            return Refusal(Why.LIMIT, f"a call may do {MOST_STEPS:,} steps, questions included")
+            return StepRefusal(StepProblem.LIMIT, f"a call may do {MOST_STEPS:,} steps, questions included")
         self._counts[kind, name] = nth
         if recorded is None:
             self._next += 1
@@ -169,9 +171,9 @@ class Course:
                 self._own.remove(key)
         if kind is not ToolStepKind.ASK:
             self._under_way.add((kind, name))
-        return Place(number, kind, name, label, own, recorded)
+        return StepPlace(number, kind, name, label, own, recorded)
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: StepPlace) -> None:
         """A step runs no longer: it has ended, or was cut short."""
         self._under_way.discard((place.kind, place.name))
 

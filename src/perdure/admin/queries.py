@@ -18,7 +18,7 @@ from perdure._core.ids import Kind, NodeId, RecordKind, SessionId, StreamId, rea
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.principals import is_called, readable
 from perdure._core.states import SESSION, CallState, IllegalStep, SessionState, SessionStep, advance
-from perdure._core.tool_steps import Course
+from perdure._core.tool_steps import StepHistory
 from perdure.errors import Misuse
 from perdure.store.interface import Inspect, Store, stream_by_id
 from perdure.store.notes import chain_of
@@ -361,7 +361,7 @@ def _steps_of(call: CallRecord, tool_steps: Sequence[ToolStepRecord]) -> list[Js
     """Return the steps of a call's tool, without their values. The `ended` of a sleep may be in the future."""
     key = call.stream, call.incarnation, call.request_id
     records = [step for step in tool_steps if (step.stream, step.incarnation, step.request_id) == key]
-    marks = Course(records).marks
+    marks = StepHistory(records).marks
     return [
         {"name": marks[step.number].label, **_picked(step, "kind", "state", "attempt", "began", "ended")}
         for step in records

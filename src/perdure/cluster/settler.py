@@ -24,7 +24,7 @@ from perdure._core.ids import Fence, Kind, NodeId, RecordKind, SessionId, Stream
 from perdure._core.jsonrpc import JsonObject, Request, coerce_id
 from perdure._core.settling import VERDICTS, Occasion, Rerun, Verdict
 from perdure._core.states import CALL, SESSION, CallState, CallStep, SessionState, SessionStep, advance
-from perdure._core.tool_steps import Course, ToolStepKind
+from perdure._core.tool_steps import StepHistory, ToolStepKind
 from perdure._core.unknown_outcome import Outline
 from perdure.errors import HeldElsewhere, IdTaken, SessionEnded, StaleFence, StoreError, StoreUnavailable
 from perdure.log.chores import Chores
@@ -60,7 +60,7 @@ CallKey = tuple[SessionId, int, int | str]
 @dataclass(frozen=True, kw_only=True)
 class AbandonedCall:
     row: CallRecord
-    course: Course = field(default_factory=Course)
+    course: StepHistory = field(default_factory=StepHistory)
     """The steps that its tool has done."""
     asked: bool = False
     """Its client had a question to answer."""

@@ -14,7 +14,7 @@ from perdure._core import splice
 from perdure._core.handshakes import LISTS, capabilities_in
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.listening import ChangeFilter
-from perdure.gateway.pool import OWN, LanePool, Refused
+from perdure.gateway.pool import OWN, LanePool, RequestRefused
 from perdure.gateway.tool_list import MAX_PAGES
 from perdure.gateway.watched_lane import NO_CALLER
 from perdure.runtime.base import NoListening
@@ -53,7 +53,7 @@ class UpstreamChanges:
             with lane.hearing(lambda method, params: heard.put_nowait((method, params))):
                 if declared.get("resources", {}).get("subscribe"):
                     for uri in set(uris) - lane.subscribed:
-                        with contextlib.suppress(Refused):  # a resource that does not exist
+                        with contextlib.suppress(RequestRefused):  # a resource that does not exist
                             await lane.call("resources/subscribe", {"uri": uri})
                             lane.subscribed.add(uri)
                 subscribed = {uri: None for uri in uris if uri in lane.subscribed}
@@ -78,7 +78,7 @@ class UpstreamChanges:
                 while len(seen) < MAX_PAGES:
                     try:
                         page = splice.decode((await lane.call(request, params)).decode())
-                    except Refused:  # many servers have no templates
+                    except RequestRefused:  # many servers have no templates
                         page = {}
                     cursor = page.get("nextCursor")
                     page.pop("_meta", None)

@@ -50,7 +50,7 @@ OWN_PREFIX = "PERDURE_"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
+class ChildProgram:
     """The program of an upstream, and the limits of its processes."""
 
     name: str
@@ -111,7 +111,9 @@ class Child:
     Its output is read from `read` on, to its end. A process that has closed its output or its input is ended.
     """
 
-    def __init__(self, program: Program, *, on_exit: Callable[[Child], None], on_gone: Callable[[Child], None]) -> None:
+    def __init__(
+        self, program: ChildProgram, *, on_exit: Callable[[Child], None], on_gone: Callable[[Child], None]
+    ) -> None:
         """Start it; `on_exit` is called when the process has ended, `on_gone` when its group has. Raises `OSError`."""
         self._program = program
         self._on_exit = on_exit
@@ -391,7 +393,7 @@ class Input:
 class _ErrorLog:
     """Logs a program's stderr by line, as much of it as `STDERR_BYTES` allow in a second."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: ChildProgram) -> None:
         self._program = program
         self._cutter = Cutter(STDERR_LINE_BYTES)
         self._since = 0.0

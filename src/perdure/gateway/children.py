@@ -19,7 +19,7 @@ from perdure._core.lines import EDGE_BYTES
 from perdure._core.text import format_size
 from perdure.errors import Misuse
 from perdure.gateway import reaper
-from perdure.gateway.child import Child, Program
+from perdure.gateway.child import Child, ChildProgram
 from perdure.gateway.lane import Reason, UpstreamUnavailable
 from perdure.gateway.memory import memory_of
 from perdure.gateway.upstream import Upstream
@@ -41,10 +41,10 @@ _SCARCE = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 _REAPER_SECONDS = reaper.GRACE + 5.0
 
 
-def program_of(upstream: Upstream) -> Program:
+def program_of(upstream: Upstream) -> ChildProgram:
     program = upstream.program
     assert program is not None
-    return Program(
+    return ChildProgram(
         name=upstream.name,
         argv=program.argv,
         env={} if upstream.needs_caller else upstream.values_for({}, ""),
@@ -127,7 +127,7 @@ class Children:
 
     def __init__(
         self,
-        program: Program,
+        program: ChildProgram,
         *,
         reaper: Reaper,
         pauses: Pauses = PAUSES,
@@ -183,7 +183,7 @@ class Children:
         """Seconds until a process that was told to end is gone, unless the kernel keeps it."""
         return 3 * self.program.grace + 1.0
 
-    def start(self, program: Program | None = None) -> Child:
+    def start(self, program: ChildProgram | None = None) -> Child:
         """A process that was not greeted yet: a spare, or a new one. `program`: with the variables of one caller.
         Raises `UpstreamUnavailable`."""
         if program is not None:
@@ -254,7 +254,7 @@ class Children:
         if self.program.warm and self._filling is None and not self._is_closed:
             self._filling = asyncio.get_running_loop().call_later(self.pause, self.warm_up)
 
-    def _start(self, program: Program | None = None) -> Child:
+    def _start(self, program: ChildProgram | None = None) -> Child:
         program, name = program or self.program, self.program.name
         if self._is_closed:
             raise UpstreamUnavailable(Reason.LIMIT, f"The gateway is stopping, and starts {name} no more.")

@@ -30,7 +30,7 @@ from perdure._core.jsonrpc import JsonObject
 from perdure._core.settling import READS
 from perdure._core.unknown_outcome import unknown_error
 from perdure.gateway.lane import LOG_MESSAGE, Lost, Reason, Rising, UpstreamUnavailable, unavailable_error
-from perdure.gateway.pool import Gone, LanePool, Refused
+from perdure.gateway.pool import Gone, LanePool, RequestRefused
 from perdure.gateway.watched_lane import caller_of
 from perdure.runtime.base import Flow, Tools
 from perdure.runtime.server import announce_extensions, with_own_tools
@@ -84,7 +84,7 @@ class Relay:
                 return await self._relay(ctx, outgoing)
             except UpstreamUnavailable as failure:
                 raise self._unavailable(ctx, failure, str(failure), has_run=bool(runs)) from None
-            except Refused as refused:
+            except RequestRefused as refused:
                 raise _error(refused.error) from None
             except Gone as gone:
                 lost = gone.lost

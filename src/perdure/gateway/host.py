@@ -28,7 +28,7 @@ from perdure.gateway.modern_lane import ModernLane, PassesRound
 from perdure.gateway.modern_wire import HttpWire, PipeWire
 from perdure.gateway.passports import Passport, Passports, session_passport
 from perdure.gateway.pipe import PING_SECONDS, PipeLane
-from perdure.gateway.pool import OWN, UNUSED_SECONDS, Gone, LanePool, PooledLane, Refused, list_tools
+from perdure.gateway.pool import OWN, UNUSED_SECONDS, Gone, LanePool, PooledLane, RequestRefused, list_tools
 from perdure.gateway.session_runtime import LaneMaker, SessionRuntime
 from perdure.gateway.shared_lane import SharedLane, SharedLanes
 from perdure.gateway.tool_list import ToolList
@@ -313,7 +313,7 @@ class UpstreamTools:
         try:
             async with self._pool.lane(caller_of(origin), client, origin):
                 pass
-        except (UpstreamUnavailable, Refused, Gone):
+        except (UpstreamUnavailable, RequestRefused, Gone):
             pass  # the call itself is answered with the reason
 
 

@@ -15,7 +15,7 @@ from perdure._core.jsonrpc import JsonObject
 from perdure._core.polling import METHOD_NOT_FOUND
 from perdure._core.reconnect import Patience
 from perdure._core.revisions import FIRST_SESSIONLESS
-from perdure.gateway.child import Program
+from perdure.gateway.child import ChildProgram
 from perdure.gateway.children import Children
 from perdure.gateway.lane import AskKey, Lost, Reason, RequestKey, UpstreamUnavailable
 from perdure.gateway.pipe import PipeLane
@@ -160,7 +160,7 @@ class _Sent:
 class PipeWire:
     """Requests as lines to a child process, on the lane of a pipe, whose receiver this is."""
 
-    def __init__(self, children: Children, program: Program | None = None) -> None:
+    def __init__(self, children: Children, program: ChildProgram | None = None) -> None:
         """`program`: with the variables of one caller."""
         self._lane = PipeLane(children, self, greeting=DISCOVER, program=program)
         self._keys = count(1)

@@ -24,7 +24,7 @@ from perdure._core.jsonrpc import JsonObject, RequestId
 from perdure._core.lines import EDGE_BYTES, MAX_LINE_BYTES, Line, TooLong
 from perdure._core.revisions import REVISIONS
 from perdure._core.text import format_size
-from perdure.gateway.child import Child, Program
+from perdure.gateway.child import Child, ChildProgram
 from perdure.gateway.children import Children
 from perdure.gateway.lane import AskKey, Lost, Opened, Reason, Receiver, RequestKey, UpstreamUnavailable
 from perdure.runtime.base import Flow
@@ -99,7 +99,7 @@ class PipeLane:
         *,
         ping_seconds: float = PING_SECONDS,
         greeting: str = INITIALIZE,
-        program: Program | None = None,
+        program: ChildProgram | None = None,
     ) -> None:
         """`greeting`: the request of the handshake. The answer to another one is returned as it came. `program`: with
         the variables of one caller."""

@@ -66,7 +66,7 @@ class LaneUser(Protocol):
     def on_position(self, state: JsonObject) -> None: ...
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The upstream answered a request with an error."""
 
     def __init__(self, error: JsonObject) -> None:
@@ -161,7 +161,7 @@ class PooledLane(SessionReceiver):
     async def call(
         self, method: str, params: JsonObject | None, on_notification: OnNotification | None = None
     ) -> bytes:
-        """Send a request and wait for its result. Raises `Refused` or `Gone`."""
+        """Send a request and wait for its result. Raises `RequestRefused` or `Gone`."""
         user = _Waiter(asyncio.get_running_loop().create_future(), on_notification)
         key = self.request(user, method, params)
         try:
@@ -278,7 +278,9 @@ class _Waiter:
 
     def on_answer(self, body: bytes, *, failed: bool) -> None:
         if not self.result.done():
-            self.result.set_exception(Refused(splice.decode(body.decode()))) if failed else self.result.set_result(body)
+            self.result.set_exception(
+                RequestRefused(splice.decode(body.decode()))
+            ) if failed else self.result.set_result(body)
 
     def on_lost(self, lost: Lost) -> None:
         if not self.result.done():
@@ -381,7 +383,7 @@ class LanePool:
         self.server_info = pooled.result.get("serverInfo") or {}
         lane.notify("notifications/initialized", None)
         if (self.tools.tools is None or self.tools.is_stale) and "tools" in capabilities_in(pooled.result):
-            with contextlib.suppress(Refused, Gone, TimeoutError):
+            with contextlib.suppress(RequestRefused, Gone, TimeoutError):
                 async with asyncio.timeout(LIST_SECONDS):
                     self.tools.learn(await list_tools(pooled))
 
@@ -413,7 +415,7 @@ class LanePool:
     async def _list_again(self, lane: PooledLane) -> None:
         await asyncio.sleep(RELIST_SECONDS)  # a server may report a change with each list
         self._is_listing = False
-        with contextlib.suppress(Refused, Gone):
+        with contextlib.suppress(RequestRefused, Gone):
             self.tools.learn(await list_tools(lane))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -461,7 +463,7 @@ class LanePool:
 
 
 async def list_tools(lane: PooledLane) -> list[JsonObject]:
-    """Read all tools of an upstream. Raises `Refused` or `Gone`."""
+    """Read all tools of an upstream. Raises `RequestRefused` or `Gone`."""
     pages, params = ToolPages(), None
     while True:
         cursor = pages.add(splice.decode((await lane.call("tools/list", params)).decode()))

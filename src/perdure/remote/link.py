@@ -43,7 +43,7 @@ class Begun:
     """0 on an event stream."""
 
 
-class Program(Protocol):
+class LinkClient(Protocol):
     """The client above a link. It takes what the standalone stream brings, and has its say in renewals."""
 
     async def take(self, message: Message) -> None:
@@ -152,7 +152,7 @@ class Link:
     def __init__(
         self,
         route: Route,
-        program: Program,
+        program: LinkClient,
         *,
         listening_seconds: float,
         checks: bool = False,

@@ -31,7 +31,7 @@ from perdure._core.losses import Visits
 from perdure._core.revisions import REVISIONS
 from perdure._core.settling import NOTHING_KEPT, Occasion, UpstreamCall, Verdict
 from perdure._core.states import SESSION, CallState, CallStep, SessionState, SessionStep, ToolStepState, advance
-from perdure._core.tool_steps import Course, Place
+from perdure._core.tool_steps import StepHistory, StepPlace
 from perdure.errors import Misuse, PerdureError, StoreError
 from perdure.log.journal import Steps
 from perdure.log.stream import Stream, Streams
@@ -188,7 +188,7 @@ class RuntimeLink:
         attempt: int,
         progress: float | None,
         logged: Counter[bytes],
-        course: Course,
+        course: StepHistory,
         upstream: UpstreamCall = NOTHING_KEPT,
         follows: bool = False,
         repeats: bool = False,
@@ -440,7 +440,7 @@ class RuntimeLink:
             sentence = f"{name_of(found.request.params)} {said} after {took:.3g} s"
             log_event(logging.INFO, "call.answered", sentence, **ids)
 
-    def _does_as_before(self, call: Call, course: Course) -> bool:
+    def _does_as_before(self, call: Call, course: StepHistory) -> bool:
         """Whether a tool that has returned did what its earlier runs had done. If not, its call is answered so,
         whatever it returned: the SDK turns errors of tools into results, and tools catch them."""
         if course.mismatch:
@@ -759,7 +759,7 @@ class Ask(NamedTuple):
     call: Call | None
     on: StreamId = StreamId("")
     """The stream on which the client is asked."""
-    place: Place | None = None
+    place: StepPlace | None = None
     """Its place among the steps of its tool; `None`: its answer is not recorded."""
     steps: ToolSteps | None = None
     """Of the tool that asks."""
@@ -838,7 +838,7 @@ class Asks:
         return True
 
     async def _record(
-        self, name: str, ask: Ask, steps: ToolSteps, place: Place, response: Response, origin: object
+        self, name: str, ask: Ask, steps: ToolSteps, place: StepPlace, response: Response, origin: object
     ) -> None:
         link = self._link
         close = CloseAsk(session=link.keeper.record.id, id=name)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from perdure._core.ids import StreamId
 from perdure._core.states import TOOL_STEP, CallState, ToolStepState, ToolStepStep, advance
-from perdure._core.tool_steps import LOST, Course, Mark, Place, Refusal, ToolStepKind, Why
+from perdure._core.tool_steps import LOST, Mark, StepHistory, StepPlace, StepProblem, StepRefusal, ToolStepKind
 from perdure._core.unknown_outcome import Outline
 from perdure.errors import Misuse, PerdureError, StaleFence, StepLimit, StepMismatch, StoreUnavailable
 from perdure.sessions.ledger import encode
@@ -40,10 +40,10 @@ _KEYS = uuid.UUID("6a0c7f0e-3f0b-5d0b-9c43-2d6f6b1a7d11")
 
 CALL_ENDED = "the call of this step has ended; a step begins while its tool runs"
 
-_ERRORS: dict[Why, type[PerdureError]] = {
-    Why.MISUSE: Misuse,
-    Why.LIMIT: StepLimit,
-    Why.MISMATCH: StepMismatch,
+_ERRORS: dict[StepProblem, type[PerdureError]] = {
+    StepProblem.MISUSE: Misuse,
+    StepProblem.LIMIT: StepLimit,
+    StepProblem.MISMATCH: StepMismatch,
 }
 
 
@@ -52,12 +52,12 @@ class ToolSteps:
 
     __slots__ = ("_active", "_context", "_doubts", "_idle", "call", "course", "thread")
 
-    def __init__(self, context: ServerContext, call: Call, course: Course | None = None) -> None:
+    def __init__(self, context: ServerContext, call: Call, course: StepHistory | None = None) -> None:
         self._context = context
         self.call = call
         self._doubts = context.journal.doubts
         """The journal's, when the store was last known to have all that is recorded."""
-        self.course = course or Course()
+        self.course = course or StepHistory()
         self._active = 0
         """How many steps run."""
         self._idle = 0
@@ -79,7 +79,7 @@ class ToolSteps:
 
     # `perdure.steps.StepLog`
 
-    async def begin(self, kind: ToolStepKind, name: str, *, own: bool, writes: bool, again: bool) -> Place:
+    async def begin(self, kind: ToolStepKind, name: str, *, own: bool, writes: bool, again: bool) -> StepPlace:
         await self._pass_boundary()
         place = self._enter(kind, name, own=own)
         if place.recorded is not None and place.recorded.state is not ToolStepState.OPEN:
@@ -93,7 +93,7 @@ class ToolSteps:
         self._active += 1
         return place
 
-    async def end(self, place: Place, step: ToolStepStep, value: bytes) -> None:
+    async def end(self, place: StepPlace, step: ToolStepStep, value: bytes) -> None:
         state = advance(TOOL_STEP, ToolStepState.OPEN, step)
         try:
             await self._record(place, state, again=False, value=value)
@@ -105,7 +105,7 @@ class ToolSteps:
         else:
             counters.tool_steps_failed += 1
 
-    def leave(self, place: Place, *, again: bool) -> None:
+    def leave(self, place: StepPlace, *, again: bool) -> None:
         self._leave(place)
         is_done = place.recorded is not None or place.number in self.course.marks
         if not is_done and self.call.state is CallState.RUNNING:
@@ -137,20 +137,20 @@ class ToolSteps:
     def too_large(self, size: int) -> str:
         return self.course.too_large(size)
 
-    def key_of(self, place: Place) -> uuid.UUID:
+    def key_of(self, place: StepPlace) -> uuid.UUID:
         call = self.call
         return uuid.uuid5(_KEYS, f"{call.stream.id} {call.incarnation} {encode(call.request.id)!r} {place.label!a}")
 
     # Questions
 
-    def ask(self, method: str, params: dict[str, Any] | None, *, own: bool) -> Place | None:
+    def ask(self, method: str, params: dict[str, Any] | None, *, own: bool) -> StepPlace | None:
         """Enter a question to the client; `None` if the call has so many steps that the answer is not recorded. Raises
         `StepMismatch`."""
         with contextlib.suppress(StepLimit):
             return self._enter(ToolStepKind.ASK, ask_name(method, params), own=own)
         return None
 
-    async def answered(self, place: Place, response: dict[str, Any], *also: Step) -> None:
+    async def answered(self, place: StepPlace, response: dict[str, Any], *also: Step) -> None:
         """Record the client's answer, in one commit with other steps, and wait until the store has it."""
         state, value = recorded_answer(response)
         if self.too_large(len(value)):
@@ -158,7 +158,7 @@ class ToolSteps:
         await self._record(place, state, again=True, value=value, also=also)
         self._context.counters.tool_steps_answered += 1
 
-    def unanswered(self, place: Place) -> Sequence[Step]:
+    def unanswered(self, place: StepPlace) -> Sequence[Step]:
         """What notes that the tool waits for an answer no longer, and goes on: the next run asks again."""
         if self.call.state is not CallState.RUNNING or place.number in self.course.marks:
             return ()
@@ -168,15 +168,15 @@ class ToolSteps:
 
     # The store
 
-    def _leave(self, place: Place) -> None:
+    def _leave(self, place: StepPlace) -> None:
         self._active -= 1
         self.course.leave(place)
 
-    def _enter(self, kind: ToolStepKind, name: str, *, own: bool) -> Place:
+    def _enter(self, kind: ToolStepKind, name: str, *, own: bool) -> StepPlace:
         place = self.course.begin(kind, name, own=own)
-        if not isinstance(place, Refusal):
+        if not isinstance(place, StepRefusal):
             return place
-        if place.why is Why.MISMATCH:
+        if place.why is StepProblem.MISMATCH:
             self._context.counters.tool_step_mismatches += 1
             ids = {"stream": self.call.stream.id, "call": self.call.request.id}
             log_event(logging.ERROR, "step.mismatch", place.sentence, session=self.call.stream.session, **ids)
@@ -214,14 +214,14 @@ class ToolSteps:
         key = self.call.incarnation, self.call.request.id
         stored = {row.number: row.state for row in rows if (row.incarnation, row.request_id) == key}
         if any(stored.get(number) is not mark.state for number, mark in self.course.marks.items()):
-            place = Place(self.course.new_number(), ToolStepKind.STEP, LOST, LOST, False, None)
+            place = StepPlace(self.course.new_number(), ToolStepKind.STEP, LOST, LOST, False, None)
             await self._record(place, ToolStepState.OPEN, again=False)
             sentence = "the store has lost steps of a call: it goes on here, and not after the end of this process"
             log_event(logging.ERROR, "step.lost", sentence, session=self.call.stream.session, stream=stream)
 
     async def _record(
         self,
-        place: Place,
+        place: StepPlace,
         state: ToolStepState,
         *,
         again: bool,
@@ -246,7 +246,7 @@ class ToolSteps:
         self._put(place, step.record)
 
     def _step(
-        self, place: Place, state: ToolStepState, *, again: bool, value: bytes = b"", ended: float | None = None
+        self, place: StepPlace, state: ToolStepState, *, again: bool, value: bytes = b"", ended: float | None = None
     ) -> PutToolStep:
         call, now = self.call, self._context.clock()
         recorded = place.recorded
@@ -269,14 +269,16 @@ class ToolSteps:
         )
         return PutToolStep(fence=call.stream.fence, record=record)
 
-    def _put(self, place: Place, record: ToolStepRecord) -> None:
+    def _put(self, place: StepPlace, record: ToolStepRecord) -> None:
         mark = Mark(place.kind, place.label, record.state, record.again, record.attempt, record.ended)
         self.course.put(place.number, mark, len(record.value))
 
 
-def course_of(records: Sequence[ToolStepRecord], incarnation: int, request_id: int | str) -> Course:
+def course_of(records: Sequence[ToolStepRecord], incarnation: int, request_id: int | str) -> StepHistory:
     """The course of one call, out of all tool steps of its stream."""
-    return Course(record for record in records if (record.incarnation, record.request_id) == (incarnation, request_id))
+    return StepHistory(
+        record for record in records if (record.incarnation, record.request_id) == (incarnation, request_id)
+    )
 
 
 def ask_name(method: str, params: dict[str, Any] | None) -> str:
