@@ -50,7 +50,7 @@ async def play(host: Host, installed: Path, scenario: Scenario, folder: Path) ->
             "stdio": scenario.is_stdio,
             "outcome": outcome(tools[-1], shown, has_ended=has_ended),
             "began": here.runs(),
-            "shown": (shown or "")[:500],
+            "shown": (shown or "").replace(str(folder), "FOLDER")[:500],
             "caller": here.caller(),
         }
 
