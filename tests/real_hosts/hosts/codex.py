@@ -40,13 +40,10 @@ def again(place: Place) -> Start:
     return Start([str(place.installed / "codex"), "exec", "resume", "--last", *FREE, PROMPT])
 
 
-NO_POSITION = "resumes only behind an event with an id, and a silent call of 2025-06-18 has none"
-
 HOST = Host(
     name="Codex CLI",
     registry="npm",
     packages={"@openai/codex": "0.169.0"},
     start=start,
     again=again,
-    own_limits={"cut_silent": NO_POSITION, "kill_no_hint": NO_POSITION},
 )
