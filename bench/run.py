@@ -20,8 +20,7 @@ from typing import Any
 import asyncpg
 import uvloop
 
-from bench import gateways, machine, measures, plot, postgres, report
-from bench import single_calls as single
+from bench import gateways, machine, measures, modern_calls, plot, postgres, report
 from bench.launch import Log, SqliteFile, Target, UnavailableError, files, last_line, running
 from bench.received import BrokenAnswerError
 
@@ -245,7 +244,7 @@ async def idle(run: Run, nodes: Sequence[Target]) -> measures.Figures:
         return await measures.idle_node(nodes, sessions=8, seconds=run.plan.idle_seconds, count=count)
 
 
-def single_calls(run: Run) -> None:
+def calls_of_2026(run: Run) -> None:
     """Calls of 2026-07-28: as the SDK's own handler serves them, with the same call of a session in the same round; and
     on the log, where a candidate has that."""
     s, eight = run.plan.seconds, measures.CONNECTIONS
@@ -254,18 +253,18 @@ def single_calls(run: Run) -> None:
         for kind in (*SHARED, "sdk-memory"):
             plain: dict[str, Measure] = {
                 "calls_session": lambda t: measures.calls_per_second(t, connections=eight, seconds=s, keep_alive=True),
-                "calls_single": lambda t: single.calls_per_second(t, connections=eight, seconds=s),
+                "calls_single": lambda t: modern_calls.calls_per_second(t, connections=eight, seconds=s),
             }
             on_log: dict[str, Measure] = {
-                "calls_durable": lambda t: single.calls_per_second(t, connections=eight, seconds=s, tasks=True),
-                "calls_keyed": lambda t: single.calls_per_second(t, connections=eight, seconds=s, keyed=True),
-                "polls_ended": lambda t: single.polls_per_second(t, connections=eight, seconds=s, running=False),
-                "polls_running": lambda t: single.polls_per_second(t, connections=eight, seconds=s, running=True),
+                "calls_durable": lambda t: modern_calls.calls_per_second(t, connections=eight, seconds=s, tasks=True),
+                "calls_keyed": lambda t: modern_calls.calls_per_second(t, connections=eight, seconds=s, keyed=True),
+                "polls_ended": lambda t: modern_calls.polls_per_second(t, connections=eight, seconds=s, running=False),
+                "polls_running": lambda t: modern_calls.polls_per_second(t, connections=eight, seconds=s, running=True),
             }
             wanted, settings = (plain | on_log, NO_HOLD) if kind in SHARED else (plain, {})
             run.with_server(kind, wanted, settings=settings)
         for kind in SHARED:
-            run.with_server(kind, {"task_end": lambda t: single.end_seen(t, times=20)}, settings=SOON)
+            run.with_server(kind, {"task_end": lambda t: modern_calls.end_seen(t, times=20)}, settings=SOON)
 
 
 def memory(run: Run) -> None:
@@ -324,7 +323,7 @@ PARTS: dict[str, Callable[[Run], None]] = {
     "both": both_cores,
     "memory": memory,
     "nodes": nodes,
-    "single": single_calls,
+    "single": calls_of_2026,
     "growth": growth,
     "gateways": in_front,
 }

@@ -23,7 +23,7 @@ from typing import Any
 
 import perdure
 from bench import tool_server
-from bench.single_calls import MODERN, TASKS
+from bench.modern_calls import MODERN, TASKS
 
 ROOT = str(Path(perdure.__file__).parent) + "/"
 TIMES = 5

@@ -253,7 +253,7 @@ async def first_call(served: Served, store: Inspect) -> tuple[bytes, CallSnapsho
     assert said(result_of(answer)) == ANSWER, answer
     secret = (await store.notes(CALL_KEYS))[CALL_KEYS]
     session, stream = key_names(secret, "", "first", None)
-    kept = await store.single_call(session, recent=1)
+    kept = await store.durable_call(session, recent=1)
     assert kept is not None
     digest = call_digest("tools/call", {"name": TOOL, "arguments": ARGUMENTS, "_meta": {KEY: "first"}})
     assert kept.call is not None

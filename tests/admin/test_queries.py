@@ -198,7 +198,7 @@ def test_a_session_is_as_active_as_its_newest_event() -> None:
     assert show_object(**{**PARTS, "usage": later})["active"] == NOW - 1
 
 
-# Single calls
+# Durable calls
 
 TASK = dataclasses.replace(
     RECORD,

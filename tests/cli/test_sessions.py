@@ -694,7 +694,7 @@ async def test_a_session_that_has_ended_is_not_followed_for_long(sqlite_server: 
     assert await lines(sqlite_server.folder, "tail", ID) == [f"session {ID} has ended: replay window passed"]
 
 
-# Tasks and other single calls
+# Tasks and other durable calls
 
 
 WAITING = """

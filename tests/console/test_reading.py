@@ -273,7 +273,7 @@ async def test_a_node_that_holds_what_is_not_written_is_told(console: Console, f
 
 def test_the_password_of_a_database_is_not_shown() -> None:
     assert (
-        StoreView("postgresql://perdure:secret@db.example/log").upkeep.shown
+        StoreView("postgresql://perdure:secret@db.example/log").maintenance.shown
         == "postgresql://perdure:***@db.example/log"
     )
 

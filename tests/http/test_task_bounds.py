@@ -1,4 +1,4 @@
-"""What single calls and tasks may make a process keep and do is bounded, and each bound has a name (promise 6)."""
+"""What durable calls and tasks may make a process keep and do is bounded, and each bound has a name (promise 6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runtime of a single call, with the real SDK server behind it: what its tools say, ask and answer."""
+"""The runtime of a durable call, with the real SDK server behind it: what its tools say, ask and answer."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def running(
     notes = Notes()
     async with host(server, Settings(), path="/mcp").start() as started:
         runtime = started.runtimes.load(record(capabilities or {}, version), notes)  # type: ignore[arg-type]
-        assert isinstance(runtime, CallRuntime), "a record of a single call has this runtime"
+        assert isinstance(runtime, CallRuntime), "a record of a durable call has this runtime"
         try:
             yield runtime, notes
         finally:

@@ -167,7 +167,7 @@ class FillsHoles(MemoryStore):
 
 
 class CountsCallsAsSessions(MemoryStore):
-    """Sessions and single calls take each other's room."""
+    """Sessions and durable calls take each other's room."""
 
     def _put_session(self, step: PutSession) -> StepRejected | None:
         if step.limits is None:
@@ -454,7 +454,7 @@ class TakesStepsOfAnyWriter(MemoryStore):
         (CountsBeforehand, "promise 14 of many that come at once"),
         (LooksAtNoRevision, "promise 21 a call is refused"),
         (KeepsTheRevision, "promise 21 whatever changes"),
-        (CountsCallsAsSessions, "promise 22 single calls and sessions"),
+        (CountsCallsAsSessions, "promise 22 durable calls and sessions"),
         (ForgetsTheDigest, "a call keeps its name and what stands for its request"),
         (ChangesWhateverIsThere, "promise 13 of several"),
         (KeepsNotesOfEndedSessions, "promise 13 a note of a session ends"),

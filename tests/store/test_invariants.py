@@ -24,9 +24,9 @@ from perdure.testing._values import (
     OTHER,
     SESSION,
     a_call,
+    a_durable_call,
     a_reader,
     a_session,
-    a_single_call,
     a_stream,
     an_append,
     an_ask,
@@ -51,7 +51,7 @@ async def fill(store: Store) -> None:
         PutSession(record=a_session()),
         OpenStream(record=a_stream(fence, HOME, kind=Kind.STANDALONE)),
         PutSession(record=an_ended_session("gone", active=5.0, ended="client deleted")),
-        PutSession(record=a_single_call("single")),
+        PutSession(record=a_durable_call("single")),
         OpenStream(record=a_stream(fence, "task", session="single"), calls=(a_call(stream="task", session="single"),)),
     )
     for name, opened in (("old", 0.0), ("trimmed", 1_000.0), ("whole", 1_000.0)):
@@ -133,13 +133,13 @@ FAULTS: dict[str, tuple[str, set[str]]] = {
     "a wrong count": ("UPDATE tally SET ended = 7", {"tally"}),
     "an ended session without a reason": ("UPDATE session SET ended = '' WHERE id = 'gone'", {"ended"}),
     "an ended session with a result": ("UPDATE session SET result = '{}' WHERE id = 'gone'", {"ended"}),
-    "a single call that has ended": (
+    "a durable call that has ended": (
         "UPDATE session SET state = 'ended' WHERE id = 'single'; UPDATE tally SET open = 1, ended = 1",
-        {"single_calls", "ownerless", "ended"},
+        {"durable_calls", "ownerless", "ended"},
     ),
-    "a single call with two streams": (
+    "a durable call with two streams": (
         "UPDATE stream SET session = 'single' WHERE id = 'old'; UPDATE call SET session = 'single' WHERE stream = @old",
-        {"single_calls"},
+        {"durable_calls"},
     ),
 }
 

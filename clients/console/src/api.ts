@@ -26,7 +26,7 @@ export interface NodeFacts {
   readers: number | null;
 }
 
-export interface SingleCall {
+export interface DurableCall {
   method: string;
   name: string | null;
   state: string;
@@ -46,7 +46,7 @@ export interface Listed {
   calls: number;
   streams: number;
   home: string | null;
-  call: SingleCall | null;
+  call: DurableCall | null;
 }
 
 export interface SessionPage {
@@ -71,7 +71,7 @@ export interface ToolStep {
   ended: number | null;
 }
 
-export interface CallRow extends SingleCall {
+export interface CallRow extends DurableCall {
   request_id: number | string;
   progress: number | null;
   stream: string;

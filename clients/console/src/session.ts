@@ -183,7 +183,7 @@ export class SessionView implements View {
     this.hasEnded = true;
     this.feed?.close();
     this.follower.stop();
-    // The console tells it of a single call as soon as its answer is there.
+    // The console tells it of a durable call as soon as its answer is there.
     const isOver = this.record?.facts.kind === 'session';
     if (this.record && isOver) {
       this.tell(`This session has ended: ${reason}. What was read of it before stays on this page.`);

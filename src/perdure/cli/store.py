@@ -50,20 +50,21 @@ def init(address: str, prints: bool, grant: str | None) -> None:
 
     --print makes no connection.
     """
-    upkeep = maintenance_of(address)
+    maintenance = maintenance_of(address)
     if prints:
-        click.echo(upkeep.script(0, grant=grant))
+        click.echo(maintenance.script(0, grant=grant))
         return
 
     async def work() -> str:
-        version = await upkeep.version()
-        if 0 < version < upkeep.latest:
+        version = await maintenance.version()
+        if 0 < version < maintenance.latest:
             raise Misuse(
-                f"{upkeep.shown} has a store already, of version {version}; `perdure store migrate` brings it to"
-                f" version {upkeep.latest}"
+                f"{maintenance.shown} has a store already, of version {version}; `perdure store migrate` brings it to"
+                f" version {maintenance.latest}"
             )
-        await upkeep.make(grant=grant)
-        return f"{upkeep.shown} {'has a store already, of' if version else 'is made, in'} version {upkeep.latest}"
+        await maintenance.make(grant=grant)
+        outcome = "has a store already, of" if version else "is made, in"
+        return f"{maintenance.shown} {outcome} version {maintenance.latest}"
 
     click.echo(asyncio.run(work()))
 
@@ -74,18 +75,19 @@ def init(address: str, prints: bool, grant: str | None) -> None:
 @click.option("--grant", metavar="ROLE", help=_GRANT_HELP)
 def migrate(address: str, prints: bool, grant: str | None) -> None:
     """Bring a store of an older release to the version of this release. A store of this version stays as it is."""
-    upkeep = maintenance_of(address)
+    maintenance = maintenance_of(address)
 
     async def work() -> str:
-        version = await upkeep.version()
+        version = await maintenance.version()
         if version == 0:
-            raise Misuse(f"{upkeep.shown} has no store; `perdure store init` makes one")
+            raise Misuse(f"{maintenance.shown} has no store; `perdure store init` makes one")
         if prints:
-            return upkeep.script(version, grant=grant) if version < upkeep.latest else "-- there is nothing to do"
-        await upkeep.make(grant=grant)
-        if version == upkeep.latest:
-            return f"{upkeep.shown} has version {version} already"
-        return f"{upkeep.shown} is migrated from version {version} to {upkeep.latest}"
+            is_old = version < maintenance.latest
+            return maintenance.script(version, grant=grant) if is_old else "-- there is nothing to do"
+        await maintenance.make(grant=grant)
+        if version == maintenance.latest:
+            return f"{maintenance.shown} has version {version} already"
+        return f"{maintenance.shown} is migrated from version {version} to {maintenance.latest}"
 
     click.echo(asyncio.run(work()))
 
@@ -111,17 +113,17 @@ def restored(address: str) -> None:
     `perdure backup` has made needs no mark. A database that was restored does (pg_restore, a point in time), and so
     does a file that was copied by other means.
     """
-    upkeep = maintenance_of(address)
+    maintenance = maintenance_of(address)
 
     async def work() -> None:
-        if await upkeep.version() == 0:
-            raise StoreError(f"{upkeep.shown} has no store that could have been put back")
-        if living := [node[:8] for node in await upkeep.living()]:
-            raise StoreError(f"{upkeep.shown} is in use by node {', '.join(living)}; stop its servers first")
-        await upkeep.put_back()
+        if await maintenance.version() == 0:
+            raise StoreError(f"{maintenance.shown} has no store that could have been put back")
+        if living := [node[:8] for node in await maintenance.living()]:
+            raise StoreError(f"{maintenance.shown} is in use by node {', '.join(living)}; stop its servers first")
+        await maintenance.put_back()
 
     asyncio.run(work())
-    click.echo(f"{upkeep.shown} begins again: positions from after the copy are answered as lost")
+    click.echo(f"{maintenance.shown} begins again: positions from after the copy are answered as lost")
 
 
 @store.command(short_help="Let another server own a store.")
@@ -156,7 +158,7 @@ def backup(target: str, store: str, no_check: bool, as_json: bool) -> None:
     To restore it: stop the servers, move the store's file and its log (-wal) away, put the copy in its place, and start
     the servers.
     """
-    upkeep = maintenance_of(store)
+    maintenance = maintenance_of(store)
     began = shown = time.monotonic()
 
     def on_copied(done: int, total: int) -> None:
@@ -165,16 +167,16 @@ def backup(target: str, store: str, no_check: bool, as_json: bool) -> None:
             shown = time.monotonic()
             click.echo(f"\r{f'copied {_size(done)} of {_size(total)}':<60}", nl=False, err=True)
 
-    made = upkeep.back_up(target.removeprefix("sqlite:"), checks=not no_check, on_copied=on_copied)
+    made = maintenance.back_up(target.removeprefix("sqlite:"), checks=not no_check, on_copied=on_copied)
     if shown > began:
         click.echo(f"\r{'':<60}\r", nl=False, err=True)
     counts = {} if made.verdict is None else made.verdict.counts
     if as_json:
         seconds = round(time.monotonic() - began, 3)
-        facts = {"store": upkeep.shown, "file": made.path, "bytes": made.bytes, "seconds": seconds}
+        facts = {"store": maintenance.shown, "file": made.path, "bytes": made.bytes, "seconds": seconds}
         click.echo(json.dumps({**facts, "checked": made.verdict is not None, **counts}))
         return
-    click.echo(f"{upkeep.shown} is copied to {made.path}: {_size(made.bytes)}")
+    click.echo(f"{maintenance.shown} is copied to {made.path}: {_size(made.bytes)}")
     click.echo(f"checked: {_counted(counts)}, no faults" if counts else "not checked")
 
 
@@ -194,19 +196,19 @@ def check_contents(store: str, as_json: bool) -> int:
 def _check(address: str, *, as_json: bool, with_contents: bool) -> int:
     # The facts hold what would be logged.
     logging.getLogger("perdure").addHandler(logging.NullHandler())
-    upkeep = maintenance_of(address)
+    maintenance = maintenance_of(address)
 
     async def work() -> tuple[Sequence[Fact], CheckResult | None]:
-        facts = await upkeep.check()
-        is_readable = any(fact.name == "version" and fact.value == upkeep.latest for fact in facts)
-        return facts, await upkeep.verify() if with_contents and is_readable else None
+        facts = await maintenance.check()
+        is_readable = any(fact.name == "version" and fact.value == maintenance.latest for fact in facts)
+        return facts, await maintenance.verify() if with_contents and is_readable else None
 
     facts, verdict = asyncio.run(work())
     problems = [fact.problem for fact in facts if fact.problem]
     faults = () if verdict is None else verdict.faults
     name, is_good = "sound" if with_contents else "fit", not problems and not faults
     if as_json:
-        found: dict[str, Any] = {"store": upkeep.shown, name: is_good, **{fact.name: fact.value for fact in facts}}
+        found: dict[str, Any] = {"store": maintenance.shown, name: is_good, **{fact.name: fact.value for fact in facts}}
         if verdict is not None:
             found |= {"counts": verdict.counts, "unnamed": list(verdict.unnamed)}
         found["problems"] = problems
@@ -216,7 +218,7 @@ def _check(address: str, *, as_json: bool, with_contents: bool) -> int:
             ]
         click.echo(json.dumps(found))
         return 0 if is_good else UNFIT
-    click.echo(f"{'store':<8}  {upkeep.shown}")
+    click.echo(f"{'store':<8}  {maintenance.shown}")
     for fact in facts:
         click.echo(f"{fact.name:<8}  {fact.says or fact.value}")
     for problem in problems:

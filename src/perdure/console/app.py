@@ -27,7 +27,7 @@ from perdure._core.text import printable
 from perdure.admin.queries import NoSuchSession, end_session, find
 from perdure.console.auth import AuthMiddleware, Ticket
 from perdure.console.http import MAX_VIEWS, LiveResponse, encode_json, number_of, refuse, refuse_unknown
-from perdure.console.overview import Health, NodeWatch, Ticker
+from perdure.console.overview import NodeWatch, StoreStatus, Ticker
 from perdure.console.sessions import (
     DEFAULT_EVENTS,
     MAX_BEGINNING,
@@ -67,7 +67,7 @@ class Console:
         self.view = StoreView(address)
         self.list = SessionList(self.view)
         self.nodes = NodeWatch(self.view, self.list)
-        self.health = Health(self.view, self.list, self.nodes, allow_end=allow_end)
+        self.store_status = StoreStatus(self.view, self.list, self.nodes, allow_end=allow_end)
         self.sessions = SessionView(self.view)
         self.ticker = Ticker(self.list, self.nodes)
         self.views = asyncio.Semaphore(MAX_VIEWS)
@@ -79,7 +79,7 @@ class Console:
             yield
 
     async def store(self, request: Request) -> JsonObject:
-        return await self.health.object()
+        return await self.store_status.object()
 
     async def list_nodes(self, request: Request) -> JsonObject:
         return {"nodes": await self.nodes.objects()}
@@ -107,7 +107,7 @@ class Console:
             raise Forbidden("this console only reads; start it with --allow-end to end sessions")
         session = await self._id(request)
         async with self.view.writing() as store:
-            said = await end_session(store, session, now=time.time(), living=self.view.upkeep.living)
+            said = await end_session(store, session, now=time.time(), living=self.view.maintenance.living)
         return {"said": said}
 
     async def follow_session(self, request: Request) -> Response:

@@ -75,7 +75,7 @@ class NodeWatch:
     async def _read(self) -> Sequence[NodeState]:
         """Return the nodes that have joined and are not buried."""
         store = await self._view.current()
-        living = set(await self._view.upkeep.living())
+        living = set(await self._view.maintenance.living())
         found = {
             record.id: NodeState(
                 record=record, numbers=read_facts(record), alive=record.id in living and not has_left(record)
@@ -93,7 +93,7 @@ class NodeWatch:
         """Return the nodes as the page shows them: living ones first, then dead ones, then those that are gone."""
         nodes = await self.nodes()
         calls = (await self._sessions.snapshot()).calls
-        holders = await self._view.upkeep.holders() or ()  # a node whose store fails cannot write that into it
+        holders = await self._view.maintenance.holders() or ()  # a node whose store fails cannot write that into it
         shown = [_node_object(node, "alive" if node.alive else "dead") for node in nodes]
         for node in shown:
             node["calls"] = sum(call.node == node["id"] for call in calls)
@@ -105,7 +105,7 @@ class NodeWatch:
     async def is_degraded(self) -> bool | None:
         """Whether a node goes on from memory because the store fails, as far as nodes report it; `None` if no node
         does."""
-        holders = await self._view.upkeep.holders()
+        holders = await self._view.maintenance.holders()
         reported = [node.numbers.degraded for node in await self.nodes() if node.alive]
         if holders or any(reported):
             return True
@@ -131,10 +131,10 @@ def _node_object(node: NodeState, state: str, gone: float | None = None) -> Json
     }
 
 
-# --- Health -----------------------------------------------------------------------------------------------------------
+# --- The store --------------------------------------------------------------------------------------------------------
 
 
-class Health:
+class StoreStatus:
     """Measures and checks the store while a page is open."""
 
     def __init__(self, view: StoreView, sessions: SessionList, nodes: NodeWatch, *, allow_end: bool) -> None:
@@ -146,14 +146,14 @@ class Health:
 
     async def _read(self) -> tuple[Extent, list[str]]:
         store = await self._view.current()
-        facts = await self._view.upkeep.check()
+        facts = await self._view.maintenance.check()
         return await store.extent(), [fact.problem for fact in facts if fact.problem]
 
     async def object(self) -> JsonObject:
         snapshot = await self._sessions.snapshot()
         extent, problems = await self._cached.get()
         return {
-            "store": self._view.upkeep.shown,
+            "store": self._view.maintenance.shown,
             "version": version("perdure"),
             "allow_end": self._allow_end,
             "degraded": await self._nodes.is_degraded(),

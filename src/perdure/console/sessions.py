@@ -100,7 +100,7 @@ class StoreView:
         self._address = address
         self._store: Inspect | None = None
         self._turn = asyncio.Lock()
-        self.upkeep = maintenance_of(address)
+        self.maintenance = maintenance_of(address)
 
     async def current(self) -> Inspect:
         """Return the store, open. Raises `StoreError` if it does not exist or cannot be read.

@@ -83,7 +83,7 @@ class App:
             raise Misuse(f"path is {path!r}, where {BESIDE[self.path]}")
         self._settings = settings
         self._resume_actions = resume_paths(self.path) if settings.broker else {}
-        self._entrances = {self.path, *self._resume_actions, *([METRICS] if settings.metrics else [])}
+        self._paths = {self.path, *self._resume_actions, *([METRICS] if settings.metrics else [])}
         """The endpoint's path, and the paths beside it that need its authentication."""
         self._store = open_store(store, busy_timeout=settings.store_timeout) if isinstance(store, str) else store
         self._store_address = without_password(store) if isinstance(store, str) else "ADDRESS"
@@ -279,7 +279,7 @@ class App:
             await health_answer(*self.health())(scope, receive, send)
         elif self._auth is not None and self._auth.metadata is not None and path == self._auth.metadata_path:
             await self._serve_beside(self._auth.metadata, scope, receive, send)
-        elif path in self._entrances:
+        elif path in self._paths:
             scope[_ENTERED] = path
             if path != self.path:  # so that the server's own router finds its way to the endpoint
                 inside = scope["path"].rstrip("/").removesuffix(path) + self.path

@@ -72,8 +72,8 @@ class NewCall:
     """Bytes of memory that it takes, estimated."""
 
 
-class WaitingCalls(Protocol):
-    """The calls that wait for their principal at this node (`cluster.settler`)."""
+class CallResumer(Protocol):
+    """Resumes or cancels calls that wait for their principal at this node (`cluster.settler.WaitingCalls`)."""
 
     async def resume(self, session: Session, origin: object) -> None: ...
 
@@ -83,7 +83,7 @@ class WaitingCalls(Protocol):
 class DurableCalls:
     """The durable calls on the log, whichever node runs them. Every method that reads or writes raises `StoreError`."""
 
-    def __init__(self, context: ServerContext, sessions: SessionRegistry, waiting: WaitingCalls) -> None:
+    def __init__(self, context: ServerContext, sessions: SessionRegistry, waiting: CallResumer) -> None:
         self._context = context
         self._sessions = sessions
         self._waiting = waiting
@@ -269,7 +269,7 @@ class DurableCalls:
         held = self._sessions.held(session_id)
         if held is not None and _is_call_of(owner, held.record) and (facts := self._held_facts(session_id)) is not None:
             return held.record, facts
-        kept = await self._context.store.single_call(session_id, recent=_RECENT)
+        kept = await self._context.store.durable_call(session_id, recent=_RECENT)
         if kept is not None and kept.call is not None and _is_call_of(owner, kept.record):
             return kept.record, _facts(kept, kept.call)
         # It may be held at another node, or in another form here.
@@ -294,7 +294,7 @@ class DurableCalls:
         """The state of a call at this moment: what this process holds of it counts before the store."""
         if (held := self._held_facts(record.id)) is not None:
             return held
-        kept = await self._context.store.single_call(record.id, recent=_RECENT)
+        kept = await self._context.store.durable_call(record.id, recent=_RECENT)
         return None if kept is None or kept.call is None else _facts(kept, kept.call)
 
     def _held_facts(self, session_id: SessionId) -> TaskFacts | None:

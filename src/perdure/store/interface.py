@@ -66,7 +66,7 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
     always new refuses it also while messages wait for the session's standalone stream and the opener is that stream's
     writer: it appends them first.
 22. **A call is not a session.** Records have a kind. Each kind is counted, limited and given up apart from the others,
-    and a record that is no session's leaves nothing when it ends. The limit of a caller's single calls is kept nearly:
+    and a record that is no session's leaves nothing when it ends. The limit of a caller's durable calls is kept nearly:
     calls that are committed at the same moment may not count each other.
 23. **Steps stay with their call.** A `PutToolStep` shows a fence, and is refused as a `PutCall` is (2). A tool step
     that has ended keeps its first end. Tool steps are deleted with their stream. A `CallEnd` with `stepped` empties
@@ -309,7 +309,7 @@ class Store(Protocol):
         record = await self.session(session)
         return None if record is None else Loaded(record, await stream_by_id(self, record.standalone))
 
-    async def single_call(self, session: SessionId, *, recent: int) -> CallSnapshot | None:
+    async def durable_call(self, session: SessionId, *, recent: int) -> CallSnapshot | None:
         """Return a record and its one call, with its asks and `recent` newest events; an ended one with its answer
         alone. Events beyond `READ_BYTES` may be left out. Of a session, the record alone. A store on a network reads it
         in one go."""

@@ -53,7 +53,9 @@ INVARIANTS: Mapping[str, Invariant] = {
     "notes": Invariant(says="every note of a session belongs to one that has not ended", promise=13),
     "tally": Invariant(says="the counted sessions are those that are there", promise=14),
     "ended": Invariant(says="of a session that has ended only its record is left, with the reason", promise=14),
-    "single_calls": Invariant(says="a durable call has one stream, and leaves no record when it has ended", promise=22),
+    "durable_calls": Invariant(
+        says="a durable call has one stream, and leaves no record when it has ended", promise=22
+    ),
 }
 
 

@@ -257,7 +257,7 @@ class MemoryStore(Store):
             case steps.SendMail():
                 node = self._nodes.get(step.node)
                 if node is None or len(node.mail) >= MAX_MAIL:
-                    return refusal(step, Why.NOBODY if node is None else Why.FULL)
+                    return refusal(step, Why.NO_NODE if node is None else Why.FULL)
                 self._put_mail(step.node, step.message)
             case steps.MailReceived() if node := self._nodes.get(step.node):
                 node.mail = [mail for mail in node.mail if mail.key > step.through]
@@ -441,7 +441,7 @@ class MemoryStore(Store):
         if not new:
             return None
         if row.record.node not in self._nodes:
-            return refusal(step, Why.NOBODY)
+            return refusal(step, Why.NO_NODE)
         if step.first > last + 1:
             return refusal(step, Why.BEHIND, last)
         size = sum(map(len, [*new, *(payload for _, payload in row.forwarded)]))

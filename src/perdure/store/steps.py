@@ -330,7 +330,7 @@ class Why(StrEnum):
     """So many sessions of the caller are open."""
     ALL = "all"
     """So many sessions are open."""
-    NOBODY = "nobody"
+    NO_NODE = "no_node"
     """The node is not there, or no node writes the stream."""
     FULL = "full"
     """Too many messages wait for the node; or so many, for the stream."""
@@ -369,11 +369,11 @@ def refusal(step: Any, why: Why, what: object = "") -> StepRejected:
             return Behind(f"message {step.first - 1} for stream {step.stream} is not there", last=int(str(what)))
         case Why.GONE, Forward():
             return SessionEnded(f"stream {step.stream} is not there")
-        case Why.NOBODY, Forward():
+        case Why.NO_NODE, Forward():
             return NodeGone(f"no node writes stream {step.stream}")
         case Why.FULL, Forward():
             return MailFull(f"{what} messages wait for stream {step.stream}")
-        case Why.NOBODY, SendMail():
+        case Why.NO_NODE, SendMail():
             return NodeGone(f"there is no node {step.node}")
         case Why.FULL, SendMail():
             return MailFull(f"{MAX_MAIL} messages wait for node {step.node}")

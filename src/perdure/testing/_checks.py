@@ -77,11 +77,11 @@ from perdure.testing._values import (
     SESSION,
     STREAM,
     a_call,
+    a_durable_call,
     a_put_call,
     a_put_tool_step,
     a_reader,
     a_session,
-    a_single_call,
     a_sticky,
     a_stream,
     a_tool_step,
@@ -1268,24 +1268,24 @@ THIRD = NodeId("third")
 LEASE = 15.0
 
 
-class SingleCallChecks(Case):
+class DurableCallChecks(Case):
     """What is promised of requests that have no session of their own."""
 
-    async def promise_22_single_calls_and_sessions_are_counted_and_limited_apart(self) -> None:
+    async def promise_22_durable_calls_and_sessions_are_counted_and_limited_apart(self) -> None:
         limits = SessionLimits(total=1, caller=1), SessionLimits(total=None, caller=1)
-        for make, limit in zip((a_session, a_single_call), limits, strict=True):
+        for make, limit in zip((a_session, a_durable_call), limits, strict=True):
             record = make(f"first {make.__name__}", owner="alice")
             await self.accept(PutSession(record=record, limits=limit))
             same("the record", await self.store.session(record.id), record)
             second = PutSession(record=make(f"second {make.__name__}", owner="alice"), limits=limit)
             too_many(await self.put(second), of_caller=True)
-        await self.accept(PutSession(record=a_single_call("c3", owner="bob"), limits=limits[1]))
+        await self.accept(PutSession(record=a_durable_call("c3", owner="bob"), limits=limits[1]))
         too_many(await self.put(PutSession(record=a_session("s3", owner="bob"), limits=limits[0])), of_caller=False)
         for kind, count in ((RecordKind.SESSION, 1), (RecordKind.CALL, 2)):
             same(f"each {kind.value}", dict(await self.store.count_states(kind)), {SessionState.ACTIVE: count})
 
-    async def promise_22_a_single_call_that_ends_leaves_no_record(self) -> None:
-        opened = await self.open_call(call := a_single_call())
+    async def promise_22_a_durable_call_that_ends_leaves_no_record(self) -> None:
+        opened = await self.open_call(call := a_durable_call())
         end = EndSession(session=call.id, time=1.0, reason="why")
         await self.accept(end)
         await self.accept(end)
@@ -1294,9 +1294,9 @@ class SingleCallChecks(Case):
         same("how many", dict(await self.store.count_states(RecordKind.CALL)), {})
         refused(await self.put(opened), 0, why=SessionEnded)
 
-    async def promise_22_a_single_call_is_given_up_and_swept_by_its_own_time(self) -> None:
+    async def promise_22_a_durable_call_is_given_up_and_swept_by_its_own_time(self) -> None:
         old, young = (
-            a_single_call(name, state=SessionState.DORMANT, active=at) for name, at in (("o", 5.0), ("y", 9.0))
+            a_durable_call(name, state=SessionState.DORMANT, active=at) for name, at in (("o", 5.0), ("y", 9.0))
         )
         session = a_session("s", state=SessionState.DORMANT, active=1.0)
         await self.accept(*(PutSession(record=record) for record in (old, young, session)))
@@ -1309,14 +1309,14 @@ class SingleCallChecks(Case):
         same("what is left", await self.left("s", "o", "y"), ["y"])
 
     async def promise_22_records_that_are_no_sessions_are_counted_apart_and_leave_nothing(self) -> None:
-        others = [replace(a_single_call(name), kind=RecordKind.KEY) for name in ("k", "l")]
-        await self.accept(*(PutSession(record=record) for record in (a_single_call("c"), *others)))
+        others = [replace(a_durable_call(name), kind=RecordKind.KEY) for name in ("k", "l")]
+        await self.accept(*(PutSession(record=record) for record in (a_durable_call("c"), *others)))
         for record in others:
             same("the record", await self.store.session(record.id), record)
             same("how many", dict(await self.store.count_states(record.kind)), {record.state: 2})
             same("of the caller", dict(await self.store.count_states(record.kind, Caller("owner"))), {record.state: 2})
             same("of another", dict(await self.store.count_states(record.kind, Caller("owner", "elsewhere"))), {})
-            same("as a call", (await self.store.single_call(record.id, recent=1)), CallSnapshot(record, None))
+            same("as a call", (await self.store.durable_call(record.id, recent=1)), CallSnapshot(record, None))
         same("the calls", dict(await self.store.count_states(RecordKind.CALL)), {SessionState.ACTIVE: 1})
         await self.accept(EndSession(session=others[0].id, time=1.0, reason="why"))
         same("what is left", await self.left("c", "k", "l"), ["c", "l"])
@@ -1325,7 +1325,7 @@ class SingleCallChecks(Case):
 
     async def promise_22_a_call_that_was_given_up_leaves_its_key(self) -> None:
         """In one commit; a request with the same key opens no stream after it (21)."""
-        opened = await self.open_call(call := a_single_call(state=SessionState.DORMANT), seen=0, unique=True)
+        opened = await self.open_call(call := a_durable_call(state=SessionState.DORMANT), seen=0, unique=True)
         key = replace(call, kind=RecordKind.KEY, digest=b"digest", result=b"", client_params=b"", revision=1)
         end = EndSession(session=call.id, time=1.0, reason="why", unused_since=call.active)
         await self.accept(end, PutSession(record=key))
@@ -1339,7 +1339,7 @@ class SingleCallChecks(Case):
 
     async def promise_22_the_calls_of_a_caller_that_were_delivered_are_found_first(self) -> None:
         for name, at in (("a", 1.0), ("b", 2.0)):
-            await self.open_call(a_single_call(name, state=SessionState.DORMANT, active=at), f"of {name}")
+            await self.open_call(a_durable_call(name, state=SessionState.DORMANT, active=at), f"of {name}")
             await self.accept(self.answer(stream=f"of {name}"))
         longest = partial(self.store.longest_dormant, Caller("owner"), kind=RecordKind.CALL)
         unread = Reached(stream=StreamId("of a"), generation=1, through=0, unread=True)
@@ -1357,7 +1357,7 @@ class SingleCallChecks(Case):
 
     async def promise_22_the_newest_records_of_a_caller_are_those_that_it_can_ask_for(self) -> None:
         for number, name in enumerate("abcd"):
-            record = replace(a_single_call(name, active=float(number)), is_task=name != "b")
+            record = replace(a_durable_call(name, active=float(number)), is_task=name != "b")
             await self.open_call(record, f"of {name}")
         await self.accept(EndSession(session=SessionId("d"), time=1.0, reason="why"))
         newest = partial(self.store.newest_of, Caller("owner"), kind=RecordKind.CALL)
@@ -1366,13 +1366,13 @@ class SingleCallChecks(Case):
         others = await self.store.newest_of(Caller("owner", "elsewhere"), kind=RecordKind.CALL, limit=9)
         same("of another", list(others), [])
 
-    async def promise_22_a_single_call_is_shown_as_its_pieces_show_it(self) -> None:
+    async def promise_22_a_durable_call_is_shown_as_its_pieces_show_it(self) -> None:
         """What is read in one go is what other reads give piece by piece."""
-        call = a_single_call()
+        call = a_durable_call()
         row = a_call(session=call.id)
 
         async def shows(what: str, wanted: CallSnapshot | None, id_: SessionId = call.id) -> None:
-            seen = await self.store.single_call(id_, recent=3)
+            seen = await self.store.durable_call(id_, recent=3)
             same(what, seen and seen._replace(recent=tuple(seen.recent), asks=tuple(seen.asks)), wanted)
 
         await shows("a call that does not exist", None)
@@ -1388,7 +1388,7 @@ class SingleCallChecks(Case):
         await shows("a call that has ended", CallSnapshot(call, ended, answer.events, ()))
 
     async def a_call_keeps_its_name_and_what_stands_for_its_request_when_it_has_ended(self) -> None:
-        call = a_single_call()
+        call = a_durable_call()
         row = replace(a_call(session=call.id), digest=bytes(range(32)), name="\ud800 bake", upstream=b"there")
         await self.accept(PutSession(record=call))
         await self.accept(OpenStream(record=a_stream(self.fence, session=call.id), calls=(row,)))
@@ -1408,8 +1408,8 @@ class InspectChecks(Case):
     async def the_newest_records_are_outlined_and_found_by_their_ids(self) -> None:
         if (inspect := self._inspect()) is None:
             return
-        task = a_single_call("ab", owner="\ud83d bob", active=9.5)
-        ended = a_single_call("c", state=SessionState.DORMANT, active=8.5)
+        task = a_durable_call("ab", owner="\ud83d bob", active=9.5)
+        ended = a_durable_call("c", state=SessionState.DORMANT, active=8.5)
         over = an_ended_session("ac", active=7.5, ended="over")
         records = [task, ended, over, a_session("b", active=6.5), a_session("a", owner="alice", active=6.5)]
         records.append(a_session("d", state=SessionState.DORMANT, active=5.5))

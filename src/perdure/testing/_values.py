@@ -55,7 +55,7 @@ def an_ended_session(id_: str = SESSION, *, active: float, ended: str) -> Sessio
     return replace(record, ended=ended, client_params=b"", result=b"", sticky=())
 
 
-def a_single_call(
+def a_durable_call(
     id_: str = "call", *, active: float = 0.0, state: SessionState = SessionState.ACTIVE, owner: str = "owner"
 ) -> SessionRecord:
     """A request of a revision without sessions."""

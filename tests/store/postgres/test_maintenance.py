@@ -9,7 +9,7 @@ from perdure.errors import StoreError
 from perdure.store import existing_store, maintenance_of, open_store
 from perdure.store.postgres import layout
 from perdure.store.postgres.maintenance import RECENTLY
-from perdure.store.postgres.wakeups import CROWD
+from perdure.store.postgres.wakeups import MANY_NODES
 from perdure.testing._values import NODE, OTHER
 from tests.support.stores.postgres import connection, new_schema, store_url
 
@@ -38,18 +38,18 @@ async def test_an_older_schema_is_told_printed_and_migrated(request: pytest.Fixt
     url = store_url(schema)
     await maintenance_of(url).make(grant=None)
     request.getfixturevalue("next_release")
-    upkeep = maintenance_of(url)
-    assert (await upkeep.version(), upkeep.latest) == (OLD, OLD + 1)
-    [problem] = [fact.problem for fact in await upkeep.check() if fact.problem]
+    maintenance = maintenance_of(url)
+    assert (await maintenance.version(), maintenance.latest) == (OLD, OLD + 1)
+    [problem] = [fact.problem for fact in await maintenance.check() if fact.problem]
     assert problem == f"it is older: `perdure store migrate` brings it to version {OLD + 1}"
     with pytest.raises(StoreError, match=f"has version {OLD}, written by an older release.*`perdure store migrate`"):
         await existing_store(url, writes=False).open()
-    script = upkeep.script(OLD, grant=None)
+    script = maintenance.script(OLD, grant=None)
     assert f"CREATE TABLE {schema}.more" in script
     assert f"CREATE TABLE {schema}.session" not in script
-    await upkeep.make(grant=None)
-    assert await upkeep.version() == OLD + 1
-    assert not any(fact.problem for fact in await upkeep.check())
+    await maintenance.make(grant=None)
+    assert await maintenance.version() == OLD + 1
+    assert not any(fact.problem for fact in await maintenance.check())
 
 
 async def test_a_role_that_may_not_migrate_is_told_the_command(request: pytest.FixtureRequest) -> None:
@@ -67,13 +67,13 @@ async def test_a_role_that_may_not_migrate_is_told_the_command(request: pytest.F
 
 async def test_a_node_lives_while_its_lock_is_held(request: pytest.FixtureRequest) -> None:
     url = store_url()
-    upkeep = maintenance_of(url)
+    maintenance = maintenance_of(url)
     async with open_store(url) as store:
         await store.join(NODE)
         await store.join(OTHER)
         await store.leave(OTHER)
-        assert list(await upkeep.living()) == [NODE]
-    assert list(await upkeep.living()) == []
+        assert list(await maintenance.living()) == [NODE]
+    assert list(await maintenance.living()) == []
 
 
 @pytest.mark.parametrize(("seconds", "lives"), [(RECENTLY - 20, True), (RECENTLY + 1, False)])
@@ -87,8 +87,8 @@ async def test_a_node_without_a_lock_lives_if_it_showed_a_beat_lately(seconds: f
         assert list(await maintenance_of(url).living()) == ([NODE] if lives else [])
 
 
-@pytest.mark.parametrize(("count", "wakeups"), [(CROWD, "notifications"), (CROWD + 1, "polling")])
-async def test_beyond_a_crowd_servers_poll(count: int, wakeups: str) -> None:
+@pytest.mark.parametrize(("count", "wakeups"), [(MANY_NODES, "notifications"), (MANY_NODES + 1, "polling")])
+async def test_servers_poll_where_there_are_many_nodes(count: int, wakeups: str) -> None:
     url = store_url()
     async with open_store(url) as store:
         for number in range(count):

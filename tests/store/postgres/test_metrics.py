@@ -17,7 +17,7 @@ from perdure.store.postgres import store as postgres_store
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.store import READERS, PostgresStore
 from perdure.store.postgres.sweep import SLOTS
-from perdure.store.postgres.wakeups import CROWD
+from perdure.store.postgres.wakeups import MANY_NODES
 from perdure.store.steps import OpenStream, PutSession
 from perdure.telemetry.prometheus import METRICS
 from perdure.testing._values import NODE, STREAM, a_session, a_stream, an_append, dead_nodes, some_events
@@ -176,13 +176,13 @@ async def test_connections_that_are_lost_are_counted(operator: Operator) -> None
         await until(works)
 
 
-async def test_a_node_in_a_crowd_tells_that_it_polls() -> None:
+async def test_one_of_many_nodes_reports_that_it_polls() -> None:
     async with PostgresStore(store_url(), timeout=BUSY_SECONDS) as store:
         await store.join(NODE)
         mine = store.liveness(NODE, lease=1_000.0, monotonic=lambda: 0.0)
         await dead_nodes(mine)
         assert figures(store)["polls"] == 0
-        for number in range(CROWD):
+        for number in range(MANY_NODES):
             await store.join(NodeId(f"node-{number}"))
         await dead_nodes(mine)
         assert figures(store)["polls"] == 1

@@ -84,9 +84,9 @@ async def test_an_operator_who_may_not_open_the_file_is_told_so(as_somebody: Pat
     async with SqliteStore(str(path)):
         pass
     os.chmod(as_somebody / place, 0o500 if place == "." else 0)
-    upkeep = maintenance_of(f"sqlite:{path}")
+    maintenance = maintenance_of(f"sqlite:{path}")
     with pytest.raises(StoreUnavailable, match=f"; this user may not read and write {as_somebody / place}: "):
-        await upkeep.check()
+        await maintenance.check()
 
 
 async def test_a_file_in_a_folder_that_may_only_be_read_is_refused_at_once(as_somebody: Path) -> None:

@@ -17,7 +17,7 @@ from perdure.store.postgres import layout
 from perdure.store.postgres.address import parse_address, without_password
 from perdure.store.postgres.connections import Connection, Connections, Connector, named
 from perdure.store.postgres.listen_connection import delivers_notifications
-from perdure.store.postgres.wakeups import CROWD
+from perdure.store.postgres.wakeups import MANY_NODES
 from perdure.store.time_limit import TimeLimit
 
 RECENTLY = 60.0
@@ -150,8 +150,8 @@ class PostgresMaintenance:
             await readers.aclose()
         if not has_notifications:
             says = "polling: a pooler keeps notifications back; name a direct connection with ?listen="
-        elif nodes > CROWD:
-            says = f"polling: there are more than {CROWD} nodes"
+        elif nodes > MANY_NODES:
+            says = f"polling: there are more than {MANY_NODES} nodes"
         else:
             return Fact(name="wakeups", value="notifications")
         return Fact(name="wakeups", value="polling", says=says)

@@ -76,9 +76,9 @@ class PostgresReads(RecordReads):
 
         return await self._one("load_session", loaded, session)
 
-    async def single_call(self, session: SessionId, *, recent: int) -> CallSnapshot | None:
+    async def durable_call(self, session: SessionId, *, recent: int) -> CallSnapshot | None:
         """Events and asks come as columns, as in `_followed`."""
-        found = await self._readers.fetch(self._queries["single_call"], session, min(recent, MAX_READ), READ_BYTES)
+        found = await self._readers.fetch(self._queries["durable_call"], session, min(recent, MAX_READ), READ_BYTES)
         if not found:
             return None
         row = found[0]

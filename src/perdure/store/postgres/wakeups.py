@@ -23,12 +23,12 @@ APART = 0.01
 MAX_PAYLOAD = 7_900
 """Bytes in a notification (PostgreSQL takes 8,000). A node with more streams to read reads everything."""
 
-CROWD = 16
+MANY_NODES = 16
 """Nodes beyond which polling costs less: PostgreSQL up to 18 wakes every listening connection for each notification."""
 
 LINGER = 1.5
-"""Seconds for which a node both polls and notifies after the number of nodes has crossed `CROWD`: other nodes may not
-have noticed yet. Nodes count each other twice a second."""
+"""Seconds for which a node both polls and notifies after the number of nodes has crossed `MANY_NODES`: other nodes may
+not have noticed yet. Nodes count each other twice a second."""
 
 POLL = 0.05
 """Seconds between two polls. One costs about 15 µs of the server."""
@@ -51,15 +51,15 @@ class PostgresHints:
         self._outgoing: dict[NodeId, Hinted] = {}
         self._sending: asyncio.Task[None] | None = None
         self._polling: asyncio.Task[None] | None = None
-        self._is_crowded = False
+        self._has_many_nodes = False
         self._changed = -math.inf
-        """When `_is_crowded` changed last, by the monotonic clock."""
+        """When `_has_many_nodes` changed last, by the monotonic clock."""
         self.sent = self.received = 0
         """Hints to other processes, and from them."""
 
     @property
     def polls(self) -> bool:
-        return not self._listener.has_notifications or self._is_crowded or self._lingers
+        return not self._listener.has_notifications or self._has_many_nodes or self._lingers
 
     @property
     def _lingers(self) -> bool:
@@ -67,9 +67,9 @@ class PostgresHints:
 
     def count(self, nodes: int) -> None:
         """Note how many nodes have joined."""
-        is_crowded = nodes > CROWD
-        if is_crowded != self._is_crowded:
-            self._is_crowded, self._changed = is_crowded, time.monotonic()
+        has_many_nodes = nodes > MANY_NODES
+        if has_many_nodes != self._has_many_nodes:
+            self._has_many_nodes, self._changed = has_many_nodes, time.monotonic()
         self.start_polling()
 
     def start_polling(self) -> None:
@@ -146,7 +146,7 @@ class PostgresHints:
                     payload = " ".join([HINT, *(hints[node] or ())])
                     is_short = len(payload.encode()) <= MAX_PAYLOAD
                     words.append((self._listener.channel(node), payload if is_short else HINT))
-                if not words or (self._is_crowded and not self._lingers):
+                if not words or (self._has_many_nodes and not self._lingers):
                     continue
                 began = time.monotonic()
                 try:

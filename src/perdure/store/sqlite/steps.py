@@ -225,7 +225,7 @@ class StreamSteps:
         if not new:
             return None
         if not is_written:
-            return refusal(step, Why.NOBODY)
+            return refusal(step, Why.NO_NODE)
         if step.first > last + 1:
             return refusal(step, Why.BEHIND, last)
         count, size = cursor.execute(_SQL["count_forwarded"], (key,)).fetchone()
@@ -352,7 +352,7 @@ class StepWriter:
         if self._cursor.execute(_SQL["much_mail"], (step.node, MAX_MAIL - 1)).fetchone() is not None:
             return refusal(step, Why.FULL)
         self._cursor.execute(_SQL["post_mail"], (next_key(self._cursor, "mail"), step.message, step.node))
-        return None if self._cursor.rowcount == 1 else refusal(step, Why.NOBODY)
+        return None if self._cursor.rowcount == 1 else refusal(step, Why.NO_NODE)
 
     # Changes that are not steps
 

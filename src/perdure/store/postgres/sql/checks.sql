@@ -141,10 +141,10 @@ SELECT 'session ' || left(id, 8) || ' has ended, and its record ' || CASE
     WHEN ended = '' THEN 'does not say why' ELSE 'holds what only an open one needs' END
 FROM perdure.session WHERE state = 'ended' AND (ended = '' OR length(result) > 0 OR cardinality(sticky) > 0);
 
--- single_calls: records of single calls that have ended, or have several calls
-SELECT 'single call ' || left(id, 8) || ' has ended, and its record exists'
+-- durable_calls: records of durable calls that have ended, or have several calls
+SELECT 'durable call ' || left(id, 8) || ' has ended, and its record exists'
 FROM perdure.session WHERE kind <> 'session' AND state = 'ended'
 UNION ALL
-SELECT 'single call ' || left(n.id, 8) || ' has ' || count(*) || ' streams'
+SELECT 'durable call ' || left(n.id, 8) || ' has ' || count(*) || ' streams'
 FROM perdure.session AS n JOIN perdure.stream AS s ON s.session = n.id
 WHERE n.kind = 'call' AND s.kind = 'c' GROUP BY n.id HAVING count(*) > 1;

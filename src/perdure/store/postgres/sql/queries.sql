@@ -76,7 +76,7 @@ SELECT {session n} FROM unnest($1::text[]) AS w (id) JOIN perdure.session AS n O
 SELECT {session n}, {stream s}
 FROM perdure.session AS n LEFT JOIN perdure.stream AS s ON s.id = n.standalone WHERE n.id = $1;
 
--- single_call: one record and its one call, with the newest events of its stream and what it asks
+-- durable_call: one record and its one call, with the newest events of its stream and what it asks
 SELECT {session n},
        c.session, c.incarnation, c.request_id, c.stream_id, c.method, c.request, c.principal, c.attempt,
        c.progress, c.state, c.digest, c.name, c.upstream, e.seqs, e.times, e.payloads, e.finals,
@@ -145,7 +145,7 @@ SELECT {session} FROM perdure.session
 WHERE caller = $1 AND kind = $2 AND state <> 'ended' AND (kind <> 'call' OR is_task)
 ORDER BY active DESC LIMIT $3;
 
--- bytes_of_caller: the bytes of what is kept of one caller's single calls that have ended
+-- bytes_of_caller: the bytes of what is kept of one caller's durable calls that have ended
 SELECT coalesce(sum(length(n.client_params)), 0) + coalesce(sum(
     (SELECT coalesce(sum(length(a.payload)), 0) FROM perdure.stream AS s JOIN perdure.answer AS a ON a.stream = s.key
      WHERE s.session = n.id AND a.seq > s.forgotten)), 0)
@@ -316,7 +316,7 @@ ORDER BY opened, key LIMIT $4;
 -- expire_streams: forget those of some streams that are over
 SELECT perdure.expire_streams_1($1, $2);
 
--- stale_sessions: some sessions and single calls that were not used since their times, which are given too. They are found
+-- stale_sessions: some sessions and durable calls that were not used since their times, which are given too. They are found
 -- by their last activity: reading all of them would take longer the more there are
 SELECT id, since FROM (
     SELECT id, $2::float8 AS since FROM perdure.session

@@ -322,7 +322,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Single calls are not counted: each would wait for the row of all others.
+-- Durable calls are not counted: each would wait for the row of all others.
 CREATE TRIGGER session_new AFTER INSERT ON perdure.session
 FOR EACH ROW WHEN (NEW.kind = 'session') EXECUTE FUNCTION perdure.count_sessions();
 
@@ -458,7 +458,7 @@ BEGIN
         ORDER BY active LIMIT (SELECT greatest(0, least(100, ended - most)) FROM perdure.tally));
 END $$;
 
--- Put messages for the writer of a stream after those that wait. Returns 'gone', 'nobody', 'behind'
+-- Put messages for the writer of a stream after those that wait. Returns 'gone', 'no_node', 'behind'
 -- or 'full' with a number.
 CREATE FUNCTION perdure.forward_1(
     stream_ text, node_ text, sender_ text, first bigint, payloads bytea[], most int, most_bytes bigint
@@ -483,7 +483,7 @@ BEGIN
         RETURN NULL;
     END IF;
     IF NOT EXISTS (SELECT 1 FROM perdure.node WHERE id = s.node) THEN
-        RETURN ARRAY['nobody', '0'];
+        RETURN ARRAY['no_node', '0'];
     END IF;
     IF first > known + 1 THEN
         RETURN ARRAY['behind', known::text];
@@ -520,7 +520,7 @@ BEGIN
         FROM unnest(places, nodes, messages) AS m (place, node, message) GROUP BY node ORDER BY node
     LOOP
         SELECT most - waiting, perdure.next_key_1(last) INTO room, first FROM perdure.mailbox WHERE node = box.node FOR UPDATE;
-        why := CASE WHEN FOUND THEN 'full' ELSE 'nobody' END;
+        why := CASE WHEN FOUND THEN 'full' ELSE 'no_node' END;
         room := greatest(0, least(coalesce(room, 0), cardinality(box.places)));
         FOR p IN room + 1 .. cardinality(box.places) LOOP
             refused := refused || ARRAY[box.places[p]::text, why, box.node];

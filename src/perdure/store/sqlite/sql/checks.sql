@@ -145,10 +145,10 @@ SELECT 'session ' || substr(id, 1, 8) || ' has ended, and its record ' || CASE
     WHEN ended = '' THEN 'does not say why' ELSE 'holds what only an open one needs' END
 FROM session WHERE state = 'ended' AND (ended = '' OR length(result) > 0 OR sticky <> '[]');
 
--- single_calls: records of single calls that have ended, or have several calls
-SELECT 'single call ' || substr(id, 1, 8) || ' has ended, and its record is there'
+-- durable_calls: records of durable calls that have ended, or have several calls
+SELECT 'durable call ' || substr(id, 1, 8) || ' has ended, and its record is there'
 FROM session WHERE kind <> 'session' AND state = 'ended'
 UNION ALL
-SELECT 'single call ' || substr(n.id, 1, 8) || ' has ' || count(*) || ' streams'
+SELECT 'durable call ' || substr(n.id, 1, 8) || ' has ' || count(*) || ' streams'
 FROM session AS n JOIN stream AS s ON s.session = n.id
 WHERE n.kind = 'call' AND s.kind = 'c' GROUP BY n.id HAVING count(*) > 1;

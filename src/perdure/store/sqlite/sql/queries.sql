@@ -264,7 +264,7 @@ SELECT {session} FROM session INDEXED BY session_of_caller
 WHERE owner = ? AND address = ? AND kind = ? AND state <> 'ended' AND (kind <> 'call' OR is_task = 1)
 ORDER BY active DESC LIMIT ?;
 
--- bytes_of_caller: the bytes of what is kept of one caller's single calls that have ended
+-- bytes_of_caller: the bytes of what is kept of one caller's durable calls that have ended
 SELECT coalesce(sum(length(n.client_params)), 0) + coalesce(sum(
     (SELECT coalesce(sum(length(e.payload)), 0) FROM stream AS s JOIN event AS e ON e.stream = s.key
      WHERE s.session = n.id)), 0)
@@ -437,7 +437,7 @@ DELETE FROM mail WHERE node = ?;
 SELECT max(key) FROM (SELECT key FROM stream WHERE key > :after ORDER BY key LIMIT :look);
 
 -- stale_streams: streams between two keys that hold something expired, as far as their oldest events show (what was
--- sealed with its first event, as most single calls are, has an answer and nothing else)
+-- sealed with its first event, as most durable calls are, has an answer and nothing else)
 SELECT s.key FROM stream AS s
 WHERE s.key > :after AND s.key <= :through AND (
     (s.sealed = 0 OR s.last > 1)
@@ -464,7 +464,7 @@ WHERE key = :stream AND opened < :answers
 SELECT 1 FROM session
 WHERE id = ? AND active <= ? AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id);
 
--- stale_sessions: sessions and single calls that were not used for long, and are not in use. Those that rest or have
+-- stale_sessions: sessions and durable calls that were not used for long, and are not in use. Those that rest or have
 -- ended, which are the most, are found by their time
 SELECT id FROM (
     SELECT id FROM session INDEXED BY session_dormant

@@ -1,4 +1,4 @@
-"""Many nodes on one server: beyond a number of them each looks for news, instead of being told of each by all."""
+"""Many nodes on one server: beyond `MANY_NODES` each node polls, and hints stop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perdure.store.postgres import wakeups
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.listen_connection import channel_of
 from perdure.store.postgres.store import PostgresStore
-from perdure.store.postgres.wakeups import APART, CROWD, POLL
+from perdure.store.postgres.wakeups import APART, MANY_NODES, POLL
 from perdure.store.steps import PutSession
 from perdure.testing._values import OTHER, a_session, dead_nodes
 from tests.support.servers.in_process import until
@@ -33,22 +33,22 @@ def a_name(number: int) -> NodeId:
     return NodeId(f"node-{number}")
 
 
-class Crowd:
-    """Nodes in a few stores, each of which is a process to the server; and an ear that counts what is said to one."""
+class ManyNodes:
+    """Nodes in a few stores, each a process to the server; and a connection that counts the hints to one node."""
 
-    def __init__(self, url: str, stores: Sequence[PostgresStore], ear: asyncpg.Connection[asyncpg.Record]) -> None:
+    def __init__(self, url: str, stores: Sequence[PostgresStore], listener: asyncpg.Connection[asyncpg.Record]) -> None:
         self.stores = stores
-        self._ear = ear
+        self._listener = listener
         self._channel = channel_of(parse_address(url).schema, OTHER)
         self.said: list[str] = []
         self.told: list[Sequence[StreamId]] = []
 
-    async def open(self, nodes: int) -> None:
-        for number in range(nodes - 1):
+    async def open(self, count: int) -> None:
+        for number in range(count - 1):
             await self.stores[number % (PROCESSES - 1)].join(a_name(number))
         await self.stores[-1].join(OTHER)
         self.stores[-1].subscribe(OTHER, lambda streams: self.told.append(streams))
-        await self._ear.add_listener(self._channel, lambda *heard: self.said.append(str(heard[-1])))
+        await self._listener.add_listener(self._channel, lambda *heard: self.said.append(str(heard[-1])))
 
     async def look(self) -> None:
         """Every process counts the nodes, as it does twice a second."""
@@ -63,7 +63,7 @@ class Crowd:
         await asyncio.sleep(2 * APART)  # by then it is on its way
         await self.look()  # on the same connections, behind it
         while "over" not in self.said:
-            await self._ear.execute("SELECT pg_notify($1, 'over')", self._channel)
+            await self._listener.execute("SELECT pg_notify($1, 'over')", self._channel)
             await asyncio.sleep(0.01)
         return "h grown" in self.said
 
@@ -81,16 +81,16 @@ class Crowd:
 
 
 @contextlib.asynccontextmanager
-async def gathered(nodes: int) -> AsyncIterator[Crowd]:
+async def gathered(count: int) -> AsyncIterator[ManyNodes]:
     url = store_url()
     async with AsyncExitStack() as stack:
         stores = [await stack.enter_async_context(PostgresStore(url, timeout=BUSY_SECONDS)) for _ in range(PROCESSES)]
-        ear = await asyncpg.connect(server_url().partition("?")[0])
-        stack.push_async_callback(ear.close)
-        crowd = Crowd(url, stores, ear)
-        await crowd.open(nodes)
-        await crowd.look()
-        yield crowd
+        listener = await asyncpg.connect(server_url().partition("?")[0])
+        stack.push_async_callback(listener.close)
+        nodes = ManyNodes(url, stores, listener)
+        await nodes.open(count)
+        await nodes.look()
+        yield nodes
 
 
 MORE = NodeId("one more")
@@ -101,32 +101,32 @@ async def test_nodes_look_for_themselves_while_there_are_many_and_listen_again_w
 ) -> None:
     """Promise 8, on both sides of the limit. A word that is said to one node wakes all that listen."""
     monkeypatch.setattr(wakeups, "LINGER", 0.0)
-    async with gathered(CROWD) as crowd:
-        assert await crowd.is_told()
-        assert await crowd.looks_no_more()
-        await crowd.stores[0].join(MORE)
-        await crowd.look()
+    async with gathered(MANY_NODES) as nodes:
+        assert await nodes.is_told()
+        assert await nodes.looks_no_more()
+        await nodes.stores[0].join(MORE)
+        await nodes.look()
         for _ in range(3):
-            assert not await crowd.is_told()
-            await crowd.learns()
-        await crowd.stores[0].leave(MORE)
-        await crowd.look()
-        assert await crowd.is_told()
-        await until(crowd.looks_no_more)
+            assert not await nodes.is_told()
+            await nodes.learns()
+        await nodes.stores[0].leave(MORE)
+        await nodes.look()
+        assert await nodes.is_told()
+        await until(nodes.looks_no_more)
 
 
 async def test_nodes_do_both_for_a_while_because_others_notice_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Promise 8: no wake-up is lost between one that does not tell any more and one that does not look yet."""
     monkeypatch.setattr(wakeups, "LINGER", 600.0)
-    async with gathered(CROWD) as crowd:
-        await crowd.stores[0].join(MORE)
-        await crowd.look()
-        assert await crowd.is_told()
-        await crowd.learns()
-        await crowd.stores[0].leave(MORE)
-        await crowd.look()
-        assert await crowd.is_told()
-        await crowd.learns()
+    async with gathered(MANY_NODES) as nodes:
+        await nodes.stores[0].join(MORE)
+        await nodes.look()
+        assert await nodes.is_told()
+        await nodes.learns()
+        await nodes.stores[0].leave(MORE)
+        await nodes.look()
+        assert await nodes.is_told()
+        await nodes.learns()
 
 
 async def test_a_word_that_this_release_does_not_know_changes_nothing() -> None:

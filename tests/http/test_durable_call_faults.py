@@ -260,9 +260,9 @@ class Counting(FaultyStore):
         self.questions.append("session")
         return await super().session(session)
 
-    async def single_call(self, session: SessionId, *, recent: int) -> CallSnapshot | None:
-        self.questions.append("single_call")
-        return await super().single_call(session, recent=recent)
+    async def durable_call(self, session: SessionId, *, recent: int) -> CallSnapshot | None:
+        self.questions.append("durable_call")
+        return await super().durable_call(session, recent=recent)
 
 
 async def test_a_foreign_call_is_answered_as_one_that_is_not_there_after_the_same_work(shop: ToolServer) -> None:
