@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure._core.heartbeats import SHARE, beat, beat_value, progress_params, raised
+from perdure._core.heartbeats import SHARE, Hearing, beat, beat_value, encode_progress, progress_params, raised, rising
 
 AGES = st.floats(0, 10 * 86_400)
 SAID = st.floats(-1e12, 1e12)
@@ -32,6 +33,34 @@ def test_what_a_tool_says_behind_beats_is_above_them(said: float, reported: floa
     payload = raised({"progressToken": 1, "progress": reported}, said, age + 15)
     value = reported if payload is None else params_of(payload)["progress"]
     assert value > shown
+
+
+GAPS = st.lists(st.tuples(st.floats(0, 40), st.one_of(st.none(), st.floats(-100, 100))), max_size=20)
+
+
+@given(GAPS)
+def test_whatever_a_tool_says_nothing_falls_below_a_beat_before_it(gaps: list[tuple[float, float | None]]) -> None:
+    """`None`: another message, such as a log message. After 15 s without an event there is a beat. What the tool takes
+    back itself goes out as it is."""
+    hearing, now, highest_beat = Hearing(opened=0, silence=15, time=0), 0.0, -math.inf
+    since = -math.inf
+    for gap, value in gaps:
+        if gap >= 16:
+            value_of_beat = params_of(beat(1, hearing.said, now + 15))["progress"]
+            assert value_of_beat > highest_beat
+            highest_beat, since = value_of_beat, -math.inf
+        now += gap
+        payload = b"{}" if value is None else encode_progress({"progressToken": 1, "progress": value})
+        if shown := progress_params(hearing.hear([(now, payload)])):
+            assert shown["progress"] > highest_beat or shown["progress"] <= since
+            since = max(since, shown["progress"])
+
+
+def test_a_tool_that_falls_back_has_the_highest_value_and_its_last_words() -> None:
+    last = {"progress": 5, "total": 40, "message": "reading again"}
+    assert rising({"progress": 10, "message": "reading"}, last) == {**last, "progress": 10}
+    assert rising(last, None) is last
+    assert rising(None, last) is last
 
 
 def test_a_beat_says_what_the_tool_said_last() -> None:

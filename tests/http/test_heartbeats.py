@@ -53,10 +53,12 @@ def talker(gates: ToolServer) -> MCPServer:
     server = MCPServer("talker", log_level="WARNING")
 
     @server.tool()
-    async def talk(values: list[float], gate: str, ctx: Context) -> str:
-        """Before each value, wait at the gate."""
+    async def talk(values: list[float], gate: str, ctx: Context, notes: int = 0) -> str:
+        """Before each value, wait at the gate, and log notes."""
         for place, value in enumerate(values):
             await gates.gates[f"{gate}/{place}"].wait()
+            for number in range(notes):
+                await gates.log(f"note {number}", ctx)
             await ctx.report_progress(value, 10, f"value {place}")
         await gates.gates[gate].wait()
         return "talked"
@@ -145,6 +147,37 @@ async def test_what_a_tool_says_behind_a_beat_arrives_with_its_text_and_a_higher
         shop.open("g")
         assert again == own
         assert text_of((await replayed.rest())[-1]) == "talked"
+
+
+async def test_beats_never_fall_whatever_the_tool_says(shop: ToolServer) -> None:
+    """It falls back to 5, and says that again behind a silence that a log message has ended."""
+    async with serve(talker(shop), heartbeat=BEAT) as site:
+        peer = await site.join()
+        call = await peer.call("talk", values=[10, 5, 5, 4], gate="g", notes=20, token=1)
+        primed = await call.event()
+        shop.open("g/0")
+        shop.open("g/1")
+        own: list[Message] = []
+
+        async def heard(of: Wire, last: str) -> list[Message]:
+            said = []
+            while not said or said[-1].get("message") != last:
+                if (message := await of.message())["method"] == "notifications/progress":
+                    said.append(message["params"])
+                    own.extend(said[-1:] if of.seen[-1].id else [])
+            return said
+
+        said = [(await heard(call, "value 1"))[0], *await beats(call, 2)]
+        shop.open("g/2")
+        said += [*await heard(call, "value 2"), *await beats(call, 2)]
+        shop.open("g/3")
+        said += await heard(call, "value 3")
+        assert are_rising(said)
+        assert [round(each["progress"], 3) for each in own] == [10, 5, 10, 10]
+        before, own = own, []
+        await heard(await peer.get(primed.id), "value 3")
+        assert own == before
+        shop.open("g")
 
 
 async def test_a_call_of_2026_07_28_has_beats_and_so_has_one_that_joined_it(shop: ToolServer) -> None:

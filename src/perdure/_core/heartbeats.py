@@ -7,6 +7,8 @@ over resumes and at every node, and stays within a millionth of what the tool sa
 
 import json
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from perdure._core.jsonrpc import JsonObject
@@ -53,6 +55,46 @@ def raised(params: JsonObject, said: float, seconds: float) -> bytes | None:
         return None
     value = beat_value(max(said, reported), max(0.0, seconds))
     return encode_progress({**params, **_within(params, value)}) if value < math.inf else None
+
+
+def rising(before: JsonObject | None, said: JsonObject | None) -> JsonObject | None:
+    """What a tool has said last, with the highest progress of this and of what it said before."""
+    if before is None or said is None:
+        return said or before
+    values = as_progress(before.get("progress")), as_progress(said.get("progress"))
+    return {**said, "progress": max([value for value in values if value is not None], default=None)}
+
+
+@dataclass(kw_only=True)
+class Hearing:
+    """What a client has heard of the progress of one call, event by event."""
+
+    opened: float
+    silence: float
+    """Seconds without an event after which it may have been sent a beat."""
+    time: float
+    """Of the last event."""
+    said: JsonObject | None = None
+    """The tool's last words, with its highest progress."""
+    is_beaten: bool = False
+    """There may have been beats that are above all that the tool has said."""
+
+    def hear(self, events: Iterable[tuple[float, bytes]]) -> bytes:
+        """Take the next events, by their times. Returns the last one as the client is shown it: what is not above the
+        beats that may have been before it has a value that is."""
+        shown = b""
+        for time, payload in events:
+            shown = payload
+            self.is_beaten = self.is_beaten or time - self.time >= self.silence
+            self.time = time
+            if (params := progress_params(payload)) is None:
+                continue
+            if self.is_beaten:
+                self.said = self.said or {"progress": FIRST}
+                above = raised(params, as_progress(self.said["progress"]) or 0.0, time - self.opened)
+                shown, self.is_beaten = above or payload, above is not None
+            self.said = rising(self.said, params)
+        return shown
 
 
 def progress_params(payload: bytes) -> JsonObject | None:

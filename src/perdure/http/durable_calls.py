@@ -537,7 +537,7 @@ class DurableCallEndpoint:
         takes_handle = late is not None and late.early is None
 
         async def write_outcome() -> None:
-            silent, is_first = min(FIRST_SIGN, interval), True
+            silent, is_first, heard = min(FIRST_SIGN, interval), True, None
             while True:
                 seconds = silent if deadline is None else max(0.0, min(silent, deadline - loop.time()))
                 await self._run_again(record, request)
@@ -554,7 +554,8 @@ class DurableCallEndpoint:
                 if late is not None and deadline is not None and loop.time() >= deadline:
                     return await response.result(request.message.id, await self._late_result(request, facts, late))
                 age = self._context.clock() - facts.created
-                beat = None if token is None or is_first else heartbeats.beat(token, facts.progress, age)
+                heard = heartbeats.rising(heard, facts.progress)
+                beat = None if token is None or is_first else heartbeats.beat(token, heard, age)
                 await response.write(sse.KEEP_ALIVE if beat is None else sse.encode_message(beat))
                 silent, is_first = interval, not self._settings.heartbeat
 
@@ -607,7 +608,7 @@ class DurableCallEndpoint:
 
         async def outcome() -> bytes:
             loop, clock = asyncio.get_running_loop(), self._context.clock
-            written, last = loop.time() - interval + FIRST_SIGN, None
+            written, last, heard = loop.time() - interval + FIRST_SIGN, None, None
             follow = self._by_id.follow(wanted, request.owner, seconds=while_good(within, scope))
             async with contextlib.aclosing(follow) as states:
                 async for found in states:
@@ -624,8 +625,9 @@ class DurableCallEndpoint:
                         return encode(self._round(WAIT_PREFIX + found.record.id, asks))
                     is_new = said.progress is not None and (last is None or said.progress != last[1].progress)
                     last, is_due, beat = (found, said), loop.time() - written >= interval, None
+                    heard = heartbeats.rising(heard, said.progress)
                     if token is not None and (is_new or (is_due and beats)):
-                        beat = heartbeats.beat(token, said.progress, age)
+                        beat = heartbeats.beat(token, heard, age)
                     if beat is not None or is_due:
                         written = loop.time()
                         await response.write(sse.KEEP_ALIVE if beat is None else sse.encode_message(beat))

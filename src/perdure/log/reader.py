@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from perdure._core import heartbeats, settling, sse
 from perdure._core.ids import Kind
-from perdure._core.jsonrpc import JsonObject
 from perdure._core.limits import Caller
 from perdure._core.states import READER, ReaderState, ReaderStep, advance
 from perdure.errors import StoreUnavailable
@@ -66,8 +65,9 @@ class Connection(Protocol):
 BATCH = 256
 """Events that are read and written together, within `READ_BYTES`, as the store reads them: nothing is read twice."""
 
-_LOOK_BACK = 16
-"""Events in which the last progress is searched: what follows it are questions, which are few, or log messages."""
+_LOOK_BACK = BATCH
+"""Events in which the highest progress is searched, behind a silence: what follows it are questions, which are few, or
+log messages."""
 
 _CLOSE_SECONDS = 1.0
 """Seconds for the last write to a connection that is ended: its socket may be dead."""
@@ -118,6 +118,8 @@ class Reader:
     _writing_since: float | None = None
     _heard: float = field(init=False)
     """The time of the last event that was written; of the stream's opening before the first."""
+    _hearing: heartbeats.Hearing | None = None
+    """What the client has heard of the call's progress, as long as it may have been sent beats above that."""
     _silent_since: float = field(init=False)
     """When the client was last shown an event or a beat, by the store's clock."""
     _beat_is_due: bool = False
@@ -284,8 +286,8 @@ class Reader:
         cursor, size, frame = self.cursor, 0, self.frame
         heard, silence = self._heard, self._hub.heartbeat if self.beats else math.inf
         for event in events:  # as many as fit into one write
-            if event.time - heard >= silence:
-                event = await self._raised(event)
+            if self._hearing is not None or event.time - heard >= silence:
+                event = await self._above_beats(event)
             heard = event.time
             if event.seq != cursor + 1:
                 frames.append(self._gap(cursor + 1, event.seq - 1))
@@ -341,32 +343,36 @@ class Reader:
         """Write progress that the log does not have, and no position: a client that comes again misses nothing."""
         hub, stream = self._hub, self.stream
         token = await self._history.progress_token(stream)
-        said = next(iter(await self._said_before(self.cursor + 1)), None)
+        if self._hearing is None:
+            self._hearing = await self._listen(self.cursor + 1)
+        self._hearing.is_beaten = True
         self._silent_since = now = hub.clock()
-        payload = None if token is None else heartbeats.beat(token, said, now - stream.opened)
+        payload = None if token is None else heartbeats.beat(token, self._hearing.said, now - stream.opened)
         if payload is not None and self.cursor >= stream.tail.last:
             written = self.last_write
             await self._send(sse.encode_message(payload), last=False)
             self.last_write = written  # comments come as ever: by two in a row clients learn how often
 
-    async def _raised(self, event: Event) -> Event:
+    async def _above_beats(self, event: Event) -> Event:
         """An event behind a silence, in which beats may have been sent: its progress must be above them."""
-        if (params := heartbeats.progress_params(event.payload)) is None or not self.stream.has_one_call:
+        if not self.stream.has_one_call:
             return event
-        if event.seq > 1 and self._heard == -math.inf:  # the first event of a reader that begins further on
-            before = await self.stream.read(after=event.seq - 2, limit=1)
-            if before and before[0].seq < event.seq and event.time - before[0].time < self._hub.heartbeat:
-                return event
-        said = [settling.as_progress(said["progress"]) for said in await self._said_before(event.seq)]
-        highest = max([value for value in said if value is not None], default=0.0)
-        payload = heartbeats.raised(params, highest, event.time - self.stream.opened)
-        return event if payload is None else event._replace(payload=payload)
+        if self._hearing is None:
+            self._hearing = await self._listen(event.seq)
+        payload = self._hearing.hear([(event.time, event.payload)])
+        if not self._hearing.is_beaten:
+            self._hearing = None
+        return event if payload is event.payload else event._replace(payload=payload)
 
-    async def _said_before(self, seq: int) -> list[JsonObject]:
-        """The progress that the call has reported shortly before an event, the last first."""
-        events = await self.stream.read(after=max(0, seq - 1 - _LOOK_BACK), limit=_LOOK_BACK)
-        said = [heartbeats.progress_params(event.payload) for event in reversed(events) if event.seq < seq]
-        return [params for params in said if params is not None]
+    async def _listen(self, seq: int) -> heartbeats.Hearing:
+        """What was heard before an event, as far as that is not long ago."""
+        stream = self.stream
+        events = await stream.read(after=max(0, seq - 1 - _LOOK_BACK), limit=_LOOK_BACK)
+        before = [(event.time, event.payload) for event in events if event.seq < seq]
+        first = before[0][0] if seq - 1 > _LOOK_BACK and before else stream.opened
+        hearing = heartbeats.Hearing(opened=stream.opened, silence=self._hub.heartbeat, time=first)
+        hearing.hear(before)
+        return hearing
 
     def _note_progress(self, event: Event, *, is_held: bool) -> bool:
         """Keep the progress of a held event for later positions, until the log is beyond it. Returns whether the event
