@@ -30,12 +30,13 @@ from perdure._core.ids import (
 from perdure._core.states import CallState
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.serve.token_file import FileTokens
+from perdure.sessions.early_answers import OWN_CALL
 from perdure.store.interface import stream_by_id, streams_by_id
 from perdure.store.records import AskRecord, CallRecord, Event, StreamRecord
 from perdure.store.steps import Append, Forward, OpenAsk, OpenStream, PutCall, PutSession, Refusals, SendMail, Step
 from perdure.testing._values import dead_nodes
 from tests.cluster.held_reads import HeldReads
-from tests.support.clients.wire_client import LATEST, Message, Peer, progress_of, text_of
+from tests.support.clients.wire_client import LATEST, Message, Peer, answer_of, progress_of, text_of
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.stores.dead_node import DeadNode, Left, Library, life_of, logged_by_call, progress_of_call
 from tests.support.stores.faulty_store import Fault, FaultyStore
@@ -187,6 +188,26 @@ async def test_what_died_twice_does_not_run_a_third_time(house: House) -> None:
     await settle(ghost, site)
     assert_unknown((await read(peer, left))[-1], name="put")
     assert shop.seen == []
+
+
+async def test_what_only_waits_for_another_call_goes_on_however_often_its_process_died(house: House) -> None:
+    """And where it died before the call was marked as Perdure's own. A tool of the server's keeps its own word."""
+    site, shop, peer, ghost = await house.scene(answer_within=("*=5s",), tasks=("wait=optional",))
+    begun = peer.tool("wait", gate="g")
+    begun["params"]["task"] = {}
+    task = answer_of(await peer.send(begun))["result"]["task"]["taskId"]
+    wait = partial(peer.tool, "perdure_wait_for_result", call=task)
+    lefts = [
+        await ghost.take(peer.session, wait()),
+        await ghost.take(peer.session, wait(), attempt=2, upstream=OWN_CALL),
+        await ghost.take(peer.session, peer.request("tasks/result", {"taskId": task}), attempt=2),
+    ]
+    other = await ghost.take(peer.session, peer.tool("perdure_wait", call=task))
+    await settle(ghost, site)
+    assert_unknown((await read(peer, other))[-1], name="perdure_wait")
+    shop.open("g")
+    assert [text_of((await read(peer, left))[-1]) for left in lefts] == ["went through g"] * 3
+    assert shop.seen == ["waiting at g"]
 
 
 async def test_a_batch_is_settled_call_by_call_and_sealed_once(house: House) -> None:

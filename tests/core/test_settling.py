@@ -10,12 +10,16 @@ import pytest
 from perdure._core.settling import (
     MOST_ATTEMPTS,
     MOST_RUNS,
+    MOST_STEPPED_RUNS,
+    NOTHING_KEPT,
     READS,
     VERDICTS,
     Occasion,
     Rerun,
+    UpstreamCall,
     Verdict,
     as_progress,
+    decode_kept,
     may_run_again,
     progress_in,
     rerun,
@@ -32,6 +36,28 @@ def test_a_read_and_a_sticky_request_run_again_once_after_a_death(method: str) -
 def test_a_tool_is_for_the_server_to_judge_and_not_a_second_time() -> None:
     assert rerun("tools/call", attempt=1, occasion=Occasion.NODE_DIED) is Rerun.ASK
     assert rerun("tools/call", attempt=MOST_ATTEMPTS, occasion=Occasion.NODE_DIED) is Rerun.NO
+
+
+OWN = UpstreamCall(may_run_again=True, own=True)
+
+
+@pytest.mark.parametrize(("method", "kept"), [("tasks/result", NOTHING_KEPT), ("tools/call", OWN)])
+def test_what_only_waits_for_another_call_is_not_why_its_processes_died(method: str, kept: UpstreamCall) -> None:
+    """Within the limit of all calls. A server that dies of it, outside the process, is not started for it for ever."""
+    judged = [
+        rerun(method, attempt=attempt, occasion=occasion, kept=decode_kept(kept.encode()))
+        for occasion, attempt in (
+            (Occasion.NODE_DIED, MOST_ATTEMPTS),
+            (Occasion.NODE_DIED, MOST_STEPPED_RUNS - 1),
+            (Occasion.NODE_DIED, MOST_STEPPED_RUNS),
+            (Occasion.UPSTREAM_DIED, MOST_ATTEMPTS),
+        )
+    ]
+    assert judged == [Rerun.YES, Rerun.YES, Rerun.NO, Rerun.NO]
+
+
+def test_what_an_earlier_release_kept_of_a_call_is_read() -> None:
+    assert decode_kept(b'{"rerun":true,"follow":null}') == UpstreamCall(may_run_again=True)
 
 
 @pytest.mark.parametrize("occasion", [Occasion.NODE_LEFT, Occasion.PRINCIPAL_BACK])

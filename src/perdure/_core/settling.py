@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from perdure._core import session_tasks
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.sticky import METHODS as STICKY
 
@@ -136,11 +137,13 @@ class UpstreamCall:
     """Whether its tool said so when the call began; `None` if that is not known."""
     follow: JsonObject | None = None
     """How the server can be asked for its answer."""
+    own: bool = False
+    """Perdure itself answers it, with what became of another call: no process dies because of it."""
 
     def encode(self) -> bytes:
         if self == NOTHING_KEPT:
             return b""
-        kept = {"rerun": self.may_run_again, "follow": self.follow}
+        kept = {"rerun": self.may_run_again, "follow": self.follow, **({"own": True} if self.own else {})}
         return json.dumps(kept, separators=(",", ":")).encode()
 
 
@@ -151,7 +154,12 @@ def decode_kept(kept: bytes) -> UpstreamCall:
     if not kept:
         return NOTHING_KEPT
     found = json.loads(kept)
-    return UpstreamCall(may_run_again=found["rerun"], follow=found["follow"])
+    return UpstreamCall(may_run_again=found["rerun"], follow=found["follow"], own=found.get("own", False))
+
+
+def is_wait(method: str, kept: UpstreamCall) -> bool:
+    """Whether a request only waits for what becomes of another call: the end of its process is not due to it."""
+    return kept.own or method == session_tasks.RESULT
 
 
 def rerun(
@@ -169,7 +177,9 @@ def rerun(
     if kept.follow is not None:
         return Rerun.FOLLOW
     is_death = occasion in (Occasion.NODE_DIED, Occasion.UPSTREAM_DIED)
-    if attempt - progressed >= (MOST_ATTEMPTS if is_death else MOST_RUNS) or max(attempt, claims) >= MOST_STEPPED_RUNS:
+    waits = is_wait(method, kept) and occasion is not Occasion.UPSTREAM_DIED
+    is_suspect = not waits and attempt - progressed >= (MOST_ATTEMPTS if is_death else MOST_RUNS)
+    if is_suspect or max(attempt, claims) >= MOST_STEPPED_RUNS:
         return Rerun.NO
     if method in READS or method in STICKY or method in TASK_READS:
         return Rerun.YES

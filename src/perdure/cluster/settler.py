@@ -86,7 +86,8 @@ class AbandonedCall:
     def stands(self, now: float) -> bool:
         """Whether it did nothing but wait when its process ended. Then that end was not due to it, and does not
         count."""
-        return self.asked or self.row.method == session_tasks.RESULT or self.course.sleeps(now)
+        waits = settling.is_wait(self.row.method, settling.decode_kept(self.row.upstream))
+        return waits or self.asked or self.course.sleeps(now)
 
     def ended(self, step: CallStep) -> CallEnd:
         row, state, stepped = self.row, advance(CALL, self.row.state, step), bool(self.course.marks)

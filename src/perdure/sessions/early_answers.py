@@ -29,7 +29,7 @@ from perdure.store.records import Event, SessionRecord
 if TYPE_CHECKING:
     from perdure.sessions.runtime_link import RuntimeLink
 
-IS_READ = UpstreamCall(may_run_again=True)
+OWN_CALL = UpstreamCall(may_run_again=True, own=True)
 """Perdure's own tools change nothing that a second run would change again."""
 
 _RECENT = 16
@@ -154,7 +154,7 @@ class EarlyAnswers:
                 del self._served[call]
                 link.pass_to_runtime(call, origin)
                 return
-            link.keep_call(call.number, IS_READ)  # so that it goes on elsewhere if this process dies
+            link.keep_call(call.number, OWN_CALL)  # so that it goes on elsewhere if this process dies
             result = await self._result(link, call, names, within)
         except StoreError:
             result = encode(texts.failure(texts.STORE_FAILS))

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from perdure._core.early_answers import own_tools
 from perdure._core.ids import Kind, RecordKind, SessionId, new_session_id, parse_session_id
 from perdure._core.jsonrpc import JsonObject, Request
 from perdure._core.limits import Caller
@@ -505,17 +506,18 @@ class ToolHints:
 
     def __init__(self, context: ServerContext) -> None:
         self._runtimes = context.runtimes
+        self._early = context.early
         self._known: Mapping[str, JsonObject] | None = None
         """As callers without credentials see them."""
 
     async def ask(self, record: SessionRecord, request: Request, origin: object) -> Rerun:
         """Whether the tool of a session's request may run again."""
         if origin is not None:
-            return _of_tool(request, await self._list(record, origin))
+            return self._of_tool(record, request, await self._list(record, origin))
         if self._known is None:  # asked once: a server that does not answer is not waited for with each call
             self._known = {}
             self._known = await self._list(record, None)
-        return _of_tool(request, self._known)
+        return self._of_tool(record, request, self._known)
 
     async def _list(self, record: SessionRecord, origin: object) -> Mapping[str, JsonObject]:
         try:
@@ -537,7 +539,7 @@ class ToolHints:
         for session, call in running_calls(sessions):
             if but_tasks and (session.record.is_task or call.is_task):
                 continue
-            may, steps = self._may_go_on(call), call.steps
+            may, steps = self._may_go_on(session, call), call.steps
             if may is Rerun.STEPS and steps is not None and steps.course.is_unknown:
                 may = Rerun.NO
             if not outlived or may not in (Rerun.YES, Rerun.STEPS, Rerun.FOLLOW):
@@ -545,20 +547,23 @@ class ToolHints:
 
     def leave_at_steps(self, sessions: SessionRegistry) -> None:
         """Let the calls of tools that go on behind their steps begin no other one here."""
-        for _, call in running_calls(sessions):
-            call.leaves = self._may_go_on(call) is Rerun.STEPS
+        for session, call in running_calls(sessions):
+            call.leaves = self._may_go_on(session, call) is Rerun.STEPS
 
-    def _may_go_on(self, call: Call) -> Rerun:
+    def _may_go_on(self, session: Session, call: Call) -> Rerun:
         method, kept = call.request.method, call.upstream
         progressed = 0 if call.steps is None else call.steps.course.progressed
         may = rerun(method, attempt=call.attempt, occasion=Occasion.NODE_LEFT, kept=kept, progressed=progressed)
-        return _of_tool(call.request, self._known or {}) if may is Rerun.ASK else may
+        return self._of_tool(session.record, call.request, self._known or {}) if may is Rerun.ASK else may
 
-
-def _of_tool(request: Request, tools: Mapping[str, JsonObject]) -> Rerun:
-    if (tool := tools.get(str((request.params or {}).get("name")))) is None:
-        return Rerun.HIDDEN
-    return Rerun.YES if may_run_again(tool) else Rerun.STEPS if is_resumable(tool) else Rerun.NO
+    def _of_tool(self, record: SessionRecord, request: Request, tools: Mapping[str, JsonObject]) -> Rerun:
+        name = str((request.params or {}).get("name"))
+        if (tool := tools.get(name)) is not None:
+            return Rerun.YES if may_run_again(tool) else Rerun.STEPS if is_resumable(tool) else Rerun.NO
+        # One of Perdure's own may not have been marked as such before its process died. Of a server that lists nothing
+        # it is not known which names are its own.
+        is_own = self._early is not None and self._early.within(record) is not None and name in own_tools(tools)
+        return Rerun.YES if is_own and tools else Rerun.HIDDEN
 
 
 def numbers(context: ServerContext, sessions: SessionRegistry) -> Snapshot:

@@ -22,7 +22,7 @@ from perdure.errors import NodeGone, PerdureError, SessionEnded, StoreError, Sto
 from perdure.log.peers import mail_to
 from perdure.log.stream import Stream, Streams
 from perdure.sessions.context import ServerContext, Stamp
-from perdure.sessions.early_answers import IS_READ
+from perdure.sessions.early_answers import OWN_CALL
 from perdure.sessions.home import Home, NoHome
 from perdure.sessions.keyed_calls import CallKey
 from perdure.sessions.ledger import Call, kept_name, name_of, progress_token, request_of
@@ -541,10 +541,10 @@ class Intake:
         if request.method != "tools/call":
             return NOTHING_KEPT
         if self._key is not None and self._key.is_taken:
-            return IS_READ
+            return OWN_CALL
         session = self._session
         name = name_of(request.params) or ""
         if name in (session.link.own_tools or ()):
-            return IS_READ
+            return OWN_CALL
         may = session.context.runtimes.may_run_again(session.record, name)
         return NOTHING_KEPT if may is None else UpstreamCall(may_run_again=may)

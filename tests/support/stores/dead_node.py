@@ -15,6 +15,7 @@ from mcp.server.mcpserver import Context
 from mcp_types import LoggingMessageNotification, LoggingMessageNotificationParams, ToolAnnotations
 
 from perdure._core.ids import Fence, Kind, NodeId, Position, SessionId, StreamId, new_node_id, new_stream_id
+from perdure._core.settling import NOTHING_KEPT, UpstreamCall
 from perdure._core.states import CallState
 from perdure.assembly import ServerProcess
 from perdure.log.remote_readers import RemoteReaders
@@ -58,6 +59,7 @@ class DeadNode:
         asked: Sequence[str] = (),
         attempt: int = 1,
         state: CallState = CallState.RUNNING,
+        upstream: UpstreamCall = NOTHING_KEPT,
     ) -> Left:
         """Take on the requests of one POST; `said` went to their stream, and `asked` are asks that wait."""
         owner = await self.store.session(SessionId(session))
@@ -81,6 +83,7 @@ class DeadNode:
                 principal=owner.owner,
                 attempt=attempt,
                 state=state,
+                upstream=upstream.encode(),
             )
             for request in requests
         )
