@@ -107,7 +107,7 @@ class ServerProcess:
 
     def end(self, *, but_tasks: bool = False) -> None:
         """End what runs: calls that may run again are left to the next process, the others get their answer.
-        `but_tasks`: those that their clients can ask for again, as tasks or by a key, run on."""
+        `but_tasks`: those that their clients can ask for again (`has_tasks`) run on."""
         outlived = self._is_outlived
         self.tools.end_calls(self.sessions, "the server is stopping", outlived=outlived, but_tasks=but_tasks)
         self.context.hub.end_all()

@@ -134,8 +134,8 @@ class Settings:
     )
     task_drain: float = _connection(
         0.0,
-        "how long tasks, and calls with a key, may take to finish when the server stops, if that is longer than"
-        " `drain_timeout`",
+        "how long tasks, calls with a key, and calls behind an early answer may take to finish when the server stops,"
+        " if that is longer than `drain_timeout`",
         low=0,
     )
     json_response: bool = _connection(False, "answer POSTs with one JSON body in place of an event stream")

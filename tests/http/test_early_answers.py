@@ -19,8 +19,9 @@ from mcp.server.lowlevel.server import Server
 from mcp.shared.exceptions import MCPError
 
 from perdure import connect
-from perdure._core.ids import new_stream_id
+from perdure._core.ids import SessionId, new_stream_id, parse_stream_id
 from perdure._core.retention import Cutoffs
+from perdure._core.states import CallState
 from perdure.errors import BadSetting
 from perdure.settings import Settings
 from perdure.store.interface import Store
@@ -198,6 +199,21 @@ async def test_cancelling_a_wait_does_not_cancel_its_call(shop: ToolServer, earl
     assert (await waiting.rest())[-1]["error"]["code"] == -32800
     shop.open("g")
     assert text_of(await answered(peer, WAIT, call=call_in(first))) == "went through g"
+
+
+async def test_a_call_behind_its_early_answer_has_the_time_of_tasks_when_its_server_stops(shop: ToolServer) -> None:
+    """Its client can ask for it again. A call of a batch has no early answer, and ends at once."""
+    async with serve(shop.server, answer_within=RULE, drain_timeout=0.0, task_drain=3_600.0) as site:
+        peer, batching = await site.join(), await site.join("2025-03-26")
+        first = await answered(peer, "wait", gate="g")
+        batch = await batching.post([batching.tool("wait", gate="h")])
+        await until(lambda: len(shop.seen) == 2)
+        stopping = asyncio.create_task(site.app.drain())
+        assert (await batch.rest())[-1]["error"]["code"] == -31001
+        shop.open("g")
+        await stopping
+        [row] = await site.store.calls(SessionId(peer.session), stream=parse_stream_id(call_in(first)))
+        assert row.state is CallState.ANSWERED
 
 
 async def test_a_foreign_id_is_an_unknown_id_to_the_byte(shop: ToolServer) -> None:

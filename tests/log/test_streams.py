@@ -131,6 +131,22 @@ async def test_a_call_that_another_node_has_claimed_is_followed_by_the_same_obje
     assert shelf.owner.lost == [[]]
 
 
+@pytest.mark.parametrize("again", [HERE, THERE])
+async def test_an_early_answer_that_was_not_written_goes_with_the_claim(shelf: Shelf, again: NodeId) -> None:
+    """Readers go on behind it, also where this node claims the call once more."""
+    stream = shelf.streams.write(await shelf.opened(), owed=1)
+    stream.append(b"one")
+    await until(lambda: stream.tail.durable == 1)
+    with stream.pinned():
+        await shelf.claimed(THERE)
+        stream.append(b"early", early=True)
+        if again == THERE:
+            await until(lambda: stream.writer is None)
+        else:
+            shelf.streams.write(await shelf.claimed(HERE), owed=1)
+        assert stream.answered == 0
+
+
 @pytest.mark.parametrize("writer", [HERE, THERE])
 async def test_a_claim_with_a_lower_end_says_that_the_store_has_lost_what_came_behind_it(
     shelf: Shelf, writer: NodeId

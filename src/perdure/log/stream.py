@@ -346,6 +346,8 @@ class Stream:
 
     def _on_writer_lost(self, unwritten: Sequence[Event], *, shown: int) -> None:
         self.writer = None
+        if self.answered > self.tail.durable:
+            self.answered = 0  # it was not written, and what has its number is another event
         is_call = self.kind is Kind.CALL
         self.writing = advance(WRITING, self.writing, WritingStep.LOSE_CALL if is_call else WritingStep.LOSE_HOME)
         if is_call and self.readers.reader is not None:
@@ -355,6 +357,7 @@ class Stream:
     def claim(self, record: StreamRecord, *, owed: int = 0, calls: Sequence[CallRecord] = ()) -> None:
         """Become the writer, also where this node was the writer before."""
         self._set_node(record)
+        self.answered = record.answered  # also where the one of an earlier claim was not written
         self.writing = advance(WRITING, self.writing, WritingStep.CLAIM)
         tail, readers = self.tail, self.readers
         tail.reset(record.last)

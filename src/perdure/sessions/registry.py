@@ -495,9 +495,13 @@ def busy_calls(sessions: SessionRegistry) -> list[tuple[Session, Call]]:
 
 
 def has_tasks(sessions: SessionRegistry) -> bool:
-    """Whether a call runs here that its client can ask for again, as a task or by its key, and that a stop waits
-    for."""
-    return any(session.record.is_task or call.is_task for session, call in busy_calls(sessions))
+    """Whether a call runs here that its client can ask for again, as a task, by its key, or by the id in its early
+    answer, and that a stop waits for."""
+    return any(_is_kept(session, call) for session, call in busy_calls(sessions))
+
+
+def _is_kept(session: Session, call: Call) -> bool:
+    return session.record.is_task or call.stream.answered > 0
 
 
 class ToolHints:
@@ -537,7 +541,7 @@ class ToolHints:
         """Leave calls that may run again to the next process, and answer the others. `outlived`: there may be a next
         process, because the store outlives this one. `but_tasks`: let calls run on that clients can ask for again."""
         for session, call in running_calls(sessions):
-            if but_tasks and (session.record.is_task or call.is_task):
+            if but_tasks and _is_kept(session, call):
                 continue
             may, steps = self._may_go_on(session, call), call.steps
             if may is Rerun.STEPS and steps is not None and steps.course.is_unknown:
