@@ -19,18 +19,21 @@ from mcp.server.lowlevel.server import Server
 from mcp.shared.exceptions import MCPError
 
 from perdure import connect
+from perdure._core.envelope import KEY
 from perdure._core.ids import SessionId, new_stream_id, parse_stream_id
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState
 from perdure.errors import BadSetting
 from perdure.settings import Settings
+from perdure.store import MemoryStore
 from perdure.store.interface import Store
 from tests.http.test_heartbeats import new_stores
-from tests.support.clients.wire_client import Message, Peer, Web, text_of
+from tests.support.clients.wire_client import Message, Peer, Web, answer_of, text_of
 from tests.support.processes.serving import serving
 from tests.support.servers.gate_file_tools import diary, open_gate
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import Guests, ToolServer
+from tests.support.stores.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.anyio
 
@@ -382,3 +385,29 @@ async def test_the_stock_python_client_validates_nothing(shop: ToolServer, early
         assert found is not None
         last = await client.call_tool(WAIT, {"call": found[1]})
         assert "went through g" in str(last.content)
+
+
+async def test_a_wait_is_answered_whatever_fails_meanwhile(shop: ToolServer) -> None:
+    """So are a request for a task's result and one that was joined to a call; none keeps its place of `max_calls`."""
+    store = FaultyStore(MemoryStore())
+    bug = "a store with a bug"
+    options: dict[str, Any] = {"answer_within": ("*=1h",), "tasks": ("wait=optional",), "max_calls": 5}
+    async with serve(shop.server, store=store, complaint=bug, **options) as site:
+        peer = await site.join()
+        begun, keyed = peer.tool("wait", gate="g"), peer.tool("wait", gate="h")
+        begun["params"]["task"], keyed["params"]["_meta"] = {}, {KEY: "order-7"}
+        task = answer_of(await peer.send(begun))["result"]["task"]["taskId"]
+        call = await peer.post(keyed)
+        waiting = [
+            await peer.call(WAIT, call=task),
+            await peer.post(peer.request("tasks/result", {"taskId": task})),
+            await peer.post({**keyed, "id": "again"}),
+        ]
+        await until(lambda: len(shop.seen) == 2)
+        store.reads = Fault.BREAKS
+        shop.open("g")
+        shop.open("h")
+        assert [(await wire.rest())[-1]["error"]["code"] for wire in waiting] == [-32603] * 3
+        store.works()
+        assert text_of((await call.rest())[-1]) == "went through h"
+        await until(lambda: not site.app.running)

@@ -160,7 +160,7 @@ async def test_beats_never_fall_whatever_the_tool_says(shop: ToolServer) -> None
         own: list[Message] = []
 
         async def heard(of: Wire, last: str) -> list[Message]:
-            said = []
+            said: list[Message] = []
             while not said or said[-1].get("message") != last:
                 if (message := await of.message())["method"] == "notifications/progress":
                     said.append(message["params"])

@@ -19,7 +19,7 @@ from perdure._core.envelope import KEY
 from perdure._core.ids import StreamId
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.settling import UpstreamCall
-from perdure._core.states import CallState, CallStep
+from perdure._core.states import CallState
 from perdure.errors import StoreError
 from perdure.log.chores import cancel_all
 from perdure.sessions.calls_by_id import CallsById
@@ -72,7 +72,9 @@ class EarlyAnswers:
             return False
         params = call.request.params or {}
         if texts.may_be_own(params.get("name")):
-            self._served[call] = asyncio.create_task(self._serve(link, call, origin, within))
+            serving = link.answer_here(call, self._serve(link, call, origin, within))
+            self._served[call] = task = asyncio.create_task(serving)
+            task.add_done_callback(lambda _: self._served.pop(call, None))
             return True
         meta = params.get("_meta")
         has_key = isinstance(meta, dict) and KEY in meta
@@ -147,22 +149,18 @@ class EarlyAnswers:
 
     # Perdure's own tools
 
-    async def _serve(self, link: RuntimeLink, call: Call, origin: object, within: float) -> None:
+    async def _serve(self, link: RuntimeLink, call: Call, origin: object, within: float) -> bytes | None:
+        names, name = await self._names(link, origin), name_of(call.request.params)
+        if name not in names:
+            del self._served[call]
+            link.pass_to_runtime(call, origin)
+            return None
         try:
-            names, name = await self._names(link, origin), name_of(call.request.params)
-            if name not in names:
-                del self._served[call]
-                link.pass_to_runtime(call, origin)
-                return
             link.keep_call(call.number, OWN_CALL)  # so that it goes on elsewhere if this process dies
             result = await self._result(link, call, names, within)
         except StoreError:
             result = encode(texts.failure(texts.STORE_FAILS))
-        finally:
-            self._served.pop(call, None)
-        link.calls.runtime_done(call.number)
-        if link.calls.answer(call, CallStep.ANSWER, encode_answer(call.request.id, result)):
-            link.context.counters.calls_answered += 1
+        return encode_answer(call.request.id, result)
 
     async def _result(self, link: RuntimeLink, call: Call, names: texts.OwnTools, within: float) -> bytes:
         given = (call.request.params or {}).get("arguments")

@@ -25,7 +25,7 @@ from perdure._core.durable_calls import call_digest, key_names
 from perdure._core.envelope import KEY
 from perdure._core.ids import RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import error_payload
-from perdure._core.states import CallState, CallStep, SessionState
+from perdure._core.states import CallState, SessionState
 from perdure.errors import PerdureError, StoreError
 from perdure.log.chores import cancel_all
 from perdure.log.peers import mail_to
@@ -207,7 +207,7 @@ class KeyedCalls:
         if stream == call.stream.id:
             self._running.add(stream)
             return False
-        self._following[call] = task = asyncio.create_task(self._follow(link, call, stream))
+        self._following[call] = task = asyncio.create_task(link.answer_here(call, self._answer(link, call, stream)))
         task.add_done_callback(lambda _: self._following.pop(call, None))
         return True
 
@@ -225,13 +225,6 @@ class KeyedCalls:
             self._cancelling.add(task)
             task.add_done_callback(self._cancelling.discard)
         return True
-
-    async def _follow(self, link: RuntimeLink, call: Call, stream: StreamId) -> None:
-        payload = await self._answer(link, call, stream)
-        link.calls.runtime_done(call.number)
-        if link.calls.answer(call, CallStep.ANSWER, payload):
-            link.context.counters.calls_answered += 1
-            link.tell_status(call, payload)
 
     async def _answer(self, link: RuntimeLink, call: Call, stream_id: StreamId) -> bytes:
         """Wait for the end of a call, at whatever node it runs, and show its progress."""

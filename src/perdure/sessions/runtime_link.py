@@ -13,13 +13,13 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from perdure._core import heartbeats, session_tasks, settling, sticky
-from perdure._core.codes import CLIENT_AWAY, REQUEST_CANCELLED
+from perdure._core.codes import CLIENT_AWAY, INTERNAL_ERROR, REQUEST_CANCELLED
 from perdure._core.durable_calls import TaskFacts
 from perdure._core.early_answers import OwnTools, is_cancelled_by_id, resumes
 from perdure._core.handshakes import announce_keys
@@ -146,6 +146,21 @@ class RuntimeLink:
             self.context.tasks.serve(self, call)
             return
         self.pass_to_runtime(call, origin, follows=follows)
+
+    async def answer_here(self, call: Call, answering: Awaitable[bytes | None]) -> None:
+        """Answer a call with what this process finds out itself; it has an answer whatever fails meanwhile. `None`: the
+        runtime has it."""
+        try:
+            if (payload := await answering) is None:
+                return
+        except Exception as failure:  # a store with a bug, or a recorded answer that cannot be read
+            sentence = f"a request cannot be answered ({call.request.method}): {failure!r}"
+            log_event(logging.ERROR, "call.failed", sentence, session=self.keeper.name, stream=call.stream.id)
+            payload = error_payload(call.request.id, INTERNAL_ERROR, "Internal server error")
+        self.calls.runtime_done(call.number)
+        if self.calls.answer(call, CallStep.ANSWER, payload):
+            self.context.counters.calls_answered += 1
+            self.tell_status(call, payload)
 
     def pass_to_runtime(self, call: Call, origin: object, *, follows: bool = False) -> None:
         params = call.request.params

@@ -16,7 +16,7 @@ from perdure._core import session_tasks
 from perdure._core.durable_calls import TaskFacts, TaskStatus, TaskSupport
 from perdure._core.ids import StreamId, parse_stream_id
 from perdure._core.jsonrpc import JsonObject, error_payload
-from perdure._core.states import CallState, CallStep
+from perdure._core.states import CallState
 from perdure.errors import StoreError
 from perdure.log.chores import cancel_all
 from perdure.sessions.calls_by_id import LOOK_AGAIN, AnsweredCall, final_answer, find_answered
@@ -61,7 +61,8 @@ class SessionTasks:
     # The request for a result
 
     def serve(self, link: RuntimeLink, call: Call) -> None:
-        self._served[call] = asyncio.create_task(self._serve(link, call))
+        self._served[call] = task = asyncio.create_task(link.answer_here(call, self._result(link, call)))
+        task.add_done_callback(lambda _: self._served.pop(call, None))
 
     def stop(self, call: Call) -> bool:
         """Stop a request for a result. Returns whether it was one that waits here."""
@@ -74,15 +75,6 @@ class SessionTasks:
         """The open request for a task's result, on whose stream its client can be asked."""
         found = self._results.get(call.stream.id)
         return found if found is not None and found.state is CallState.RUNNING else None
-
-    async def _serve(self, link: RuntimeLink, call: Call) -> None:
-        try:
-            answer = await self._result(link, call)
-        finally:
-            self._served.pop(call, None)
-        link.calls.runtime_done(call.number)
-        if link.calls.answer(call, CallStep.ANSWER, answer):
-            link.context.counters.calls_answered += 1
 
     async def _result(self, link: RuntimeLink, call: Call) -> bytes:
         """Wait for the end of a task, at whatever node it runs, and however long the store fails meanwhile."""
