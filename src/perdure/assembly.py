@@ -72,26 +72,39 @@ class ServerProcess:
         """Wait for running calls, for `drain_timeout` at most, and for tasks and calls with a key, if those have more
         time. In between `end_others` ends everything else."""
         settings = self.context.settings
-        await self._learn_tools()
-        if self._is_outlived:
-            self.tools.leave_at_steps(self.sessions)
+        await self.learn_tools()
+        self.leave_at_steps()
         if is_busy():
-            await _wait_while(is_busy, settings.drain_timeout)
+            await self._wait_while(is_busy, settings.drain_timeout)
             if not is_busy():
                 await asyncio.sleep(_LAST_READ_SECONDS)
-                await _wait_while(is_busy, _LEARN_SECONDS)
+                await self._wait_while(is_busy, _LEARN_SECONDS)
         if settings.task_drain > settings.drain_timeout and has_tasks(self.sessions):
-            await self._learn_tools()
+            await self.learn_tools()
             self.end(but_tasks=True)
             end_others()
-            await _wait_while(lambda: has_tasks(self.sessions), settings.task_drain - settings.drain_timeout)
+            await self._wait_while(lambda: has_tasks(self.sessions), settings.task_drain - settings.drain_timeout)
+
+    def leave_at_steps(self) -> None:
+        """Let tools that go on after their finished steps stand still at the next one, and other nodes go on there.
+        Called again and again, for calls that begin or stand still later."""
+        if self._is_outlived:
+            self.settler.is_leaving = True
+            self.tools.leave_at_steps(self.sessions)
+
+    async def _wait_while(self, is_busy: Callable[[], bool], seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while is_busy():
+                    await asyncio.sleep(_DRAIN_POLL)
+                    self.leave_at_steps()
 
     async def stop(self) -> None:
         """End what runs, as soon as it is known which calls may run again."""
-        await self._learn_tools()
+        await self.learn_tools()
         self.end()
 
-    async def _learn_tools(self) -> None:
+    async def learn_tools(self) -> None:
         if self.context.journal.is_lost:  # no next process knows of these calls
             return
         try:
@@ -111,13 +124,6 @@ class ServerProcess:
         outlived = self._is_outlived
         self.tools.end_calls(self.sessions, "the server is stopping", outlived=outlived, but_tasks=but_tasks)
         self.context.hub.end_all()
-
-
-async def _wait_while(is_busy: Callable[[], bool], seconds: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            while is_busy():  # noqa: ASYNC110 - calls end at many places, and this once
-                await asyncio.sleep(_DRAIN_POLL)
 
 
 @asynccontextmanager

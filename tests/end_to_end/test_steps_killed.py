@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 import perdure
@@ -575,3 +576,45 @@ async def test_a_sleeping_call_does_not_hold_up_a_stop(story: Story) -> None:
     assert await server.stop() == 0
     server = await story.start()
     assert str(said(await story.outcome(task))).split(" ")[2:] == ["two", str(server.pid)]
+
+
+@on_both
+async def test_a_call_that_stands_still_goes_on_while_its_process_waits_for_others(story: Story) -> None:
+    """The next node goes on with it at once, and not when the process ends."""
+    first = await story.start("--drain-timeout", "5m")
+    other = await story.begin(script=[{"step": "other", "at": story.gate("other")}])
+    task = await story.begin(script=[{"step": "one", "at": story.gate("one")}, {"step": "two"}])
+    await until(lambda: story.effects == {"one": 1, "other": 1})
+    second = await story.start()
+    first.send(signal.SIGTERM)
+    await until(lambda: any("stop" in line for line in first.output))
+    story.open("one")
+    assert said(await story.outcome(task)) == f"one {first.pid} two {second.pid}"
+    assert first.process.returncode is None
+    story.open("other")
+    assert await first.wait() == 0
+    assert said(await story.outcome(other)) == f"other {first.pid}"
+    assert story.effects == {"one": 1, "two": 1, "other": 1}
+    story.judge()
+
+
+async def test_a_worker_that_is_replaced_leaves_its_calls_at_their_next_step(story: Story) -> None:
+    """It waits for the step that it is in, and for no sleep."""
+    server = await story.start("--drain-timeout", "5m", "--workers", "2")
+    task = await story.begin(script=[{"step": "one", "at": story.gate("one")}, {"step": "two"}])
+    await until(lambda: story.effects["one"] == 1)
+    [(_, _, old)] = effects(story.folder)
+    sleepers: list[str] = []
+    while len(effects(story.folder)) == 1 or effects(story.folder)[-1][2] != old:  # one that sleeps in the same worker
+        sleepers.append(await story.begin(script=[{"step": "a"}, {"sleep": 3600}]))
+        await story.next_of("SELECT stream FROM tool_step WHERE kind = 'sleep'")
+    server.send(signal.SIGHUP)
+    left = f"SELECT 1 FROM stream WHERE session = '{sleepers[-1]}' AND generation > 1"
+    await until(lambda: bool(story.rows(left)))
+    story.open("one")
+    one, pid, two, new = str(said(await story.outcome(task))).split(" ")
+    assert (one, int(pid), two) == ("one", old, "two")
+    assert int(new) != old
+    await until(lambda: not psutil.pid_exists(old))
+    assert {(await story.client.get(sleeper))["status"] for sleeper in sleepers} == {"working"}
+    assert story.effects == {"a": len(sleepers), "one": 1, "two": 1}

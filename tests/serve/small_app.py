@@ -65,6 +65,12 @@ class SmallApp:
     def end_idle_readers(self) -> None:
         pass
 
+    async def learn_tools(self) -> None:
+        pass
+
+    def leave_at_steps(self) -> None:
+        pass
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.lifespan(receive, send)

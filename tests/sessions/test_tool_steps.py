@@ -19,8 +19,10 @@ from typing import Any
 
 import pytest
 from mcp import Client, MCPError
+from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import Tool as MCPTool
 from pydantic import BaseModel
 
 import perdure
@@ -32,6 +34,7 @@ from perdure.store.interface import Store
 from perdure.store.records import ToolStepRecord
 from tests.support.clients.task_client import CAN_BE_ASKED, OUTCOME_UNKNOWN, Balancer, TaskClient, said
 from tests.support.servers.in_process import serve, until
+from tests.support.servers.tool_server import Guests
 from tests.support.stores.faulty_store import Fault, FaultyStore
 from tests.support.stores.lost_tail import LOST, Losing
 from tests.support.stores.shared import SharedStore
@@ -61,9 +64,9 @@ class NoStock(Exception):
 class Tool:
     """A tool `do` that does what a test says, and in its first run waits behind that until its process is stopped."""
 
-    def __init__(self, body: Body, *, runs: int = 2) -> None:
+    def __init__(self, body: Body, *, runs: int = 2, kind: type[MCPServer] = MCPServer) -> None:
         self.got: list[Any] = []
-        self.server = MCPServer("steps", version="1", log_level="CRITICAL")
+        self.server = kind("steps", version="1", log_level="CRITICAL")
 
         @self.server.tool(meta=perdure.RESUMABLE)
         async def do(ctx: Context) -> str:
@@ -448,6 +451,34 @@ async def test_a_store_that_lost_a_finished_step_does_not_let_it_run_again_silen
 async def steps_in(store: Store, task: str) -> Sequence[ToolStepRecord]:
     [stream] = await store.streams(SessionId(task))
     return await store.tool_steps(stream.id)
+
+
+class HidesTools(MCPServer):
+    async def list_tools(self) -> list[MCPTool]:
+        return await super().list_tools() if get_access_token() else []
+
+
+async def test_a_stop_leaves_a_call_of_a_tool_that_only_its_owner_sees(tmp_path: Path) -> None:
+    """The next process goes on with it when its owner is back."""
+    begun, runs = asyncio.Event(), list[str]()
+
+    async def body() -> None:
+        runs.append(await perdure.step("a", effect, "a"))
+        begun.set()
+        if len(runs) == 1:
+            await perdure.sleep(3600)
+
+    server = Tool(body, runs=1, kind=HidesTools).server
+    balancer, store = Balancer(ports=[]), partial(SharedStore, tmp_path / "log.db")
+    ann = TaskClient(balancer=balancer, headers={"authorization": "Bearer ann-1"})
+    async with serve(server, store=store(), auth=Guests(), task_after=0.0, drain_timeout=0.0) as site:
+        balancer.ports[:] = [site.port]
+        task = await ann.task("do")
+        await begun.wait()
+    async with serve(server, store=store(), auth=Guests()) as site:
+        balancer.ports[:] = [site.port]
+        assert said(await ann.outcome(task)) == "done"
+    assert runs == ["a 5", "a 5"]
 
 
 async def test_a_step_may_have_any_name(tmp_path: Path) -> None:

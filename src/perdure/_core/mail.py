@@ -51,6 +51,14 @@ class HandedOver(_Mail):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Standing(_Mail):
+    """To all nodes: this node stops, and a call that it runs stands still at the beginning of a step."""
+
+    node: NodeId
+    stream: StreamId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Attached(_Mail):
     """To all nodes: the client has begun this incarnation here, and holds no position of calls that it lost."""
 
@@ -162,6 +170,7 @@ Message = (
     | Notified
     | Cancelled
     | HandedOver
+    | Standing
     | Attached
     | Waiting
     | Reading

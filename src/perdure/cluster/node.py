@@ -185,6 +185,8 @@ class Watcher:
             case mail.HandedOver() if held is not None:
                 with held.in_use():
                     await self._settler.begin(held, message.stream)
+            case mail.Standing():
+                await self._settler.take_standing(message)
             case mail.Cancelled(request_id=id_, incarnation=incarnation, params=params) if held is not None:
                 if not held.link.cancel(id_, incarnation=incarnation, params=params):
                     await self._settler.waiting.cancel(message)

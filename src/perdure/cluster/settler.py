@@ -250,6 +250,8 @@ class Settler:
         self._chores = Chores()
         self._checked: object = None
         """The store's stamp from before it was last seen that running calls are still this node's."""
+        self.is_leaving = False
+        """This process stops: it takes no call over that stands still at another node."""
         self._doubts = 0
         self._looked_for_lost = context.hub.monotonic()
 
@@ -411,6 +413,14 @@ class Settler:
         rows = await self._context.store.calls(session.id, stream=stream_id)
         if record is not None and any(row.state is CallState.WAITING for row in rows):
             await self._settle(record, SettleRequest(occasion=Occasion.HANDED_OVER, tools=ToolHints(self._context)))
+
+    async def take_standing(self, standing: mail.Standing) -> None:
+        """Go on with a call of a node that stops, unless this node stops as well, or another one was faster."""
+        if self.is_leaving:
+            return
+        record = await stream_by_id(self._context.store, standing.stream)
+        if record is not None and record.node == standing.node and not record.sealed:
+            await self._settle(record, SettleRequest(occasion=Occasion.NODE_LEFT, tools=ToolHints(self._context)))
 
     async def _settle(self, record: StreamRecord, by: SettleRequest) -> None:
         context, store = self._context, self._context.store

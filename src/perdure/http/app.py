@@ -168,6 +168,16 @@ class App:
                 handler.give_handles()
             await self._process.drain(is_busy=lambda: self.is_busy, end_others=self._end_sessionless)
 
+    async def learn_tools(self) -> None:
+        """Learn which of the running calls another process may go on with."""
+        if self._process is not None:
+            await self._process.learn_tools()
+
+    def leave_at_steps(self) -> None:
+        """Let resumable tools stand still at their next step. Nothing is refused."""
+        if self._process is not None:
+            self._process.leave_at_steps()
+
     @property
     def node(self) -> str:
         """The id of this process as a node of the store; empty until it has started."""

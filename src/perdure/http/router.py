@@ -215,6 +215,13 @@ class Router:
         for app in self._apps:
             app.end_idle_readers()
 
+    async def learn_tools(self) -> None:
+        await asyncio.gather(*(app.learn_tools() for app in self._apps))
+
+    def leave_at_steps(self) -> None:
+        for app in self._apps:
+            app.leave_at_steps()
+
     def begin_stop(self) -> None:
         self._stopping = True
         for app in self._apps:

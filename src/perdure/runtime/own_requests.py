@@ -12,7 +12,8 @@ import json
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -219,9 +220,28 @@ async def list_tools(
         # of the same caller as well.
         told = initialize_params(CallClient(version="", info=None, capabilities={}), LISTED_AS)
     connect = partial(connect_session, context, told)
-    async for page in pages(server, lifespan_state, "tools/list", context, connect, {}):
-        tools |= {str(tool.get("name")): tool for tool in page.get("tools", ())}
+    with _as_caller(origin):
+        async for page in pages(server, lifespan_state, "tools/list", context, connect, {}):
+            tools |= {str(tool.get("name")): tool for tool in page.get("tools", ())}
     return tools
+
+
+@contextmanager
+def _as_caller(origin: HttpRequest) -> Iterator[None]:
+    """Show handlers the access token of a request, also where another task than that of the request asks."""
+    user = origin.scope.get("user")
+    if user is not None:
+        from mcp.server.auth.middleware.auth_context import auth_context_var
+        from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+
+        if isinstance(user, AuthenticatedUser):
+            before = auth_context_var.set(user)
+            try:
+                yield
+            finally:
+                auth_context_var.reset(before)
+            return
+    yield
 
 
 def initialize_params(client: CallClient, version: str) -> InitializeRequestParams:

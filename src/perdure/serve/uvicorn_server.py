@@ -354,8 +354,10 @@ class _Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         calls_until = loop.time() + self.drain_timeout
         tasks_until = loop.time() + self.longest_drain
+        await self.app.learn_tools()
         while True:
             self.app.end_idle_readers()
+            self.app.leave_at_steps()
             await asyncio.sleep(LEAVING_POLL_SECONDS)
             self.hand_over_connections()
             connections = self._connections()

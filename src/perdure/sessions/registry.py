@@ -13,14 +13,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from perdure._core import mail
 from perdure._core.early_answers import own_tools
-from perdure._core.ids import Kind, RecordKind, SessionId, new_session_id, parse_session_id
+from perdure._core.ids import Kind, NodeId, RecordKind, SessionId, StreamId, new_session_id, parse_session_id
 from perdure._core.jsonrpc import JsonObject, Request
 from perdure._core.limits import Caller
 from perdure._core.settling import NOTHING_KEPT, Occasion, Rerun, may_run_again, rerun
 from perdure._core.states import CallState, ContentState, SessionState, SessionStep
 from perdure._core.tool_steps import is_resumable
 from perdure.errors import SessionEnded, StoreUnavailable, TooManySessions
+from perdure.log.peers import mail_to
 from perdure.log.stream import Stream, StreamOwner, Streams
 from perdure.sessions.context import ServerContext, Stamp
 from perdure.sessions.ledger import Call, encode
@@ -509,10 +511,13 @@ class ToolHints:
     are kept for one round of settling, or one stop."""
 
     def __init__(self, context: ServerContext) -> None:
-        self._runtimes = context.runtimes
-        self._early = context.early
+        self._context = context
         self._known: Mapping[str, JsonObject] | None = None
         """As callers without credentials see them."""
+        self._owners: dict[str, Mapping[str, JsonObject]] = {}
+        """As the owners of running calls see them, where the others do not see the tool."""
+        self._offered: set[tuple[StreamId, NodeId]] = set()
+        """The calls that stand still, and the nodes that were notified of them."""
 
     async def ask(self, record: SessionRecord, request: Request, origin: object) -> Rerun:
         """Whether the tool of a session's request may run again."""
@@ -525,8 +530,8 @@ class ToolHints:
 
     async def _list(self, record: SessionRecord, origin: object) -> Mapping[str, JsonObject]:
         try:
-            async with asyncio.timeout(self._runtimes.answers_within):
-                return await self._runtimes.tools(record, origin)
+            async with asyncio.timeout(self._context.runtimes.answers_within):
+                return await self._context.runtimes.tools(record, origin)
         except Exception as failure:  # whatever the server's handler raises
             log_event(logging.WARNING, "tools.unlisted", f"the server did not list its tools: {failure!r}")
             return {}
@@ -535,7 +540,9 @@ class ToolHints:
         """Learn, while there is time, which of the tools that run here may run again elsewhere."""
         for session, call in running_calls(sessions):
             if call.request.method == "tools/call" and call.upstream == NOTHING_KEPT:
-                await self.ask(session.record, call.request, None)
+                may, record = await self.ask(session.record, call.request, None), session.record
+                if may is Rerun.HIDDEN and call.origin is not None and record.owner not in self._owners:
+                    self._owners[record.owner] = await self._list(record, call.origin)
 
     def end_calls(self, sessions: SessionRegistry, reason: str, *, outlived: bool, but_tasks: bool = False) -> None:
         """Leave calls that may run again to the next process, and answer the others. `outlived`: there may be a next
@@ -550,15 +557,28 @@ class ToolHints:
                 session.link.answer_unknown(call, reason)
 
     def leave_at_steps(self, sessions: SessionRegistry) -> None:
-        """Let the calls of tools that go on behind their steps begin no other one here."""
+        """Let the calls of resumable tools begin no other step here, and let other nodes go on with those that stand
+        still."""
         for session, call in running_calls(sessions):
-            call.leaves = self._may_go_on(session, call) is Rerun.STEPS
+            call.leaves = call.leaves or self._may_go_on(session, call) is Rerun.STEPS
+            if call.is_standing:
+                self._offer(session, call.stream)
+
+    def _offer(self, session: Session, stream: Stream) -> None:
+        calls = [call for call in session.link.calls.all_running() if call.stream is stream]
+        if not all(call.is_standing for call in calls) or session.link.asks.of(stream.id):
+            return  # something of this stream goes on here
+        context = self._context
+        if nodes := [node for node in context.nodes.others if (stream.id, node) not in self._offered]:
+            self._offered.update((stream.id, node) for node in nodes)
+            context.put(*mail_to(nodes, mail.Standing(session=session.id, node=context.node, stream=stream.id)))
 
     def _may_go_on(self, session: Session, call: Call) -> Rerun:
         method, kept = call.request.method, call.upstream
         progressed = 0 if call.steps is None else call.steps.course.progressed
         may = rerun(method, attempt=call.attempt, occasion=Occasion.NODE_LEFT, kept=kept, progressed=progressed)
-        return self._of_tool(session.record, call.request, self._known or {}) if may is Rerun.ASK else may
+        tools = self._owners.get(session.record.owner) or self._known or {}
+        return self._of_tool(session.record, call.request, tools) if may is Rerun.ASK else may
 
     def _of_tool(self, record: SessionRecord, request: Request, tools: Mapping[str, JsonObject]) -> Rerun:
         name = str((request.params or {}).get("name"))
@@ -566,7 +586,8 @@ class ToolHints:
             return Rerun.YES if may_run_again(tool) else Rerun.STEPS if is_resumable(tool) else Rerun.NO
         # One of Perdure's own may not have been marked as such before its process died. Of a server that lists nothing
         # it is not known which names are its own.
-        is_own = self._early is not None and self._early.within(record) is not None and name in own_tools(tools)
+        early = self._context.early
+        is_own = early is not None and early.within(record) is not None and name in own_tools(tools)
         return Rerun.YES if is_own and tools else Rerun.HIDDEN
 
 

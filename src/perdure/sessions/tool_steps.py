@@ -82,15 +82,15 @@ class ToolSteps:
     async def begin(self, kind: ToolStepKind, name: str, *, own: bool, writes: bool, again: bool) -> StepPlace:
         await self._pass_boundary()
         place = self._enter(kind, name, own=own)
+        self._active += 1  # before the commit: a stop must not take the call for idle meanwhile
         if place.recorded is not None and place.recorded.state is not ToolStepState.OPEN:
             self._context.counters.tool_steps_replayed += 1
         elif place.recorded is None and writes:
             try:
                 await self._record(place, ToolStepState.OPEN, again=again)
             except BaseException:
-                self.course.leave(place)
+                self._leave(place)
                 raise
-        self._active += 1
         return place
 
     async def end(self, place: StepPlace, step: ToolStepStep, value: bytes) -> None:

@@ -55,11 +55,13 @@ class TaskClient:
 
     balancer: Balancer
     capabilities: Mapping[str, Any] = field(default_factory=lambda: TAKES_TASKS)
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     async def begin(self, method: str, params: Message, *, id: int | str = 1) -> Exchange:  # noqa: A002
         body, headers = modern(method, params, id=id, capabilities=self.capabilities)
         if method.startswith("tasks/"):
             headers["mcp-name"] = params["taskId"]
+        headers |= self.headers
         return await self.balancer.begin((body, headers))
 
     async def ask(self, method: str, params: Message, *, id: int | str = 1) -> Message:  # noqa: A002
