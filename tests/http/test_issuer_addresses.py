@@ -14,7 +14,15 @@ from perdure.http.issuer_addresses import (
 
 
 @pytest.mark.parametrize(
-    "address", ["https://login.example", "https://login.example:8443/a/b", "http://127.0.0.1:9000", "http://[::1]/a"]
+    "address",
+    [
+        "https://login.example",
+        "https://login.example:8443/a/b",
+        "http://127.0.0.1:9000",
+        "http://[::1]/a",
+        "http://[::ffff:127.0.0.1]:9000",
+        "http://login.localhost:9000",
+    ],
 )
 def test_the_address_of_an_issuer_is_https_or_on_this_machine(address: str) -> None:
     assert parse_issuer(address) == parse_resource(address) == address
@@ -26,6 +34,8 @@ def test_the_address_of_an_issuer_is_https_or_on_this_machine(address: str) -> N
         ("http://login.example", "is not https:; keys that come over plain http: may be anyone's"),
         ("http://127.0.0.1.evil.example", "is not https:"),
         ("http://localhost.evil.example", "is not https:"),
+        ("http://notlocalhost", "is not https:"),
+        ("http://0.0.0.0:9000", "is not https:"),
         ("https://login.example?tenant=1", "has a query"),
         ("https://login.example/#x", "has a fragment"),
         ("https://ann:secret@login.example", "has a user name or a password"),

@@ -127,16 +127,15 @@ def _free(name: str, taken: Collection[str]) -> str:
 
 def listed(page: JsonObject, names: OwnTools, seconds: float) -> JsonObject:
     """A page of `tools/list` for a client under a rule: no output schemas, and Perdure's tools on the last page."""
-    tools = [_without_schema(tool) for tool in page.get("tools") or []]
+    tools = [
+        {name: value for name, value in tool.items() if name != "outputSchema"} if isinstance(tool, dict) else tool
+        for tool in page.get("tools") or []
+    ]
     if page.get("nextCursor") is None:
         tools += _own(names, seconds)
     # At 2026-07-28 a result says who may share it: this one is for clients of one name.
     scope = {"cacheScope": "private"} if "cacheScope" in page else {}
     return {**page, **scope, "tools": tools}
-
-
-def _without_schema(tool: Any) -> Any:
-    return {name: value for name, value in tool.items() if name != "outputSchema"} if isinstance(tool, dict) else tool
 
 
 def _own(names: OwnTools, seconds: float) -> list[JsonObject]:

@@ -37,7 +37,10 @@ class Cutter:
             line: Line
             if self._size or len(part) > self._limit:
                 self._keep(part)
-                line = self._end_line()
+                parts, size = self._parts, self._size
+                self._parts, self._size = [], 0
+                is_too_long = size > self._limit
+                line = TooLong(head=parts[0], tail=parts[1]) if is_too_long else b"".join(parts).strip(b" \t\r")
             else:
                 line = part.strip(b" \t\r")
             if line:
@@ -56,10 +59,3 @@ class Cutter:
         elif self._size > self._limit:
             line = b"".join(self._parts)
             self._parts = [line[:EDGE_BYTES], line[-EDGE_BYTES:]]
-
-    def _end_line(self) -> Line:
-        parts, size = self._parts, self._size
-        self._parts, self._size = [], 0
-        if size > self._limit:
-            return TooLong(head=parts[0], tail=parts[1])
-        return b"".join(parts).strip(b" \t\r")

@@ -15,7 +15,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -79,7 +79,9 @@ class ChangeFilter:
         """Whether a change is wanted. A resource that was named stands for those below it as well."""
         if change.method != UPDATED:
             return change.method in self.methods
-        return change.uri in self.uris or any(above in self.uris for above in _above(change.uri))
+        uri = change.uri
+        slashes = [place for place, character in enumerate(uri) if character == "/"]
+        return uri in self.uris or any(uri[:end] in self.uris for place in slashes for end in (place, place + 1))
 
     def within(self, other: ChangeFilter) -> ChangeFilter:
         """The items that both filters name."""
@@ -109,14 +111,6 @@ def read_honoured(raw: Mapping[str, Any]) -> ChangeFilter:
     """A filter as a server acknowledges it."""
     methods = frozenset(method for name, method in LISTS.items() if raw.get(name) is True)
     return ChangeFilter(methods=methods, uris=dict.fromkeys(str(uri) for uri in raw.get(URIS) or ()))
-
-
-def _above(uri: str) -> Iterable[str]:
-    """The resources above one, with and without the slash at their end."""
-    for place, character in enumerate(uri):
-        if character == "/":
-            yield uri[:place]
-            yield uri[: place + 1]
 
 
 def change_of(method: str, params: Mapping[str, Any] | None) -> Change | None:
@@ -182,14 +176,13 @@ class Subscription:
             return replace(self, barren=0), True, ()
         found = params.get("notifications")
         after = replace(self, honored=found if isinstance(found, Mapping) else {})
-        return after, True, () if self.honored is None else after._cues()
+        if self.honored is None:
+            return after, True, ()
+        honored = after.honored or {}
+        lists = [Cue(method, {}) for name, method in LISTS.items() if honored.get(name) is True]
+        uris = honored.get(URIS)
+        return after, True, [*lists, *(Cue(UPDATED, {"uri": uri}) for uri in (uris if isinstance(uris, list) else ()))]
 
     def ended(self, *, is_error: bool) -> Subscription | None:
         """The state with which the client listens again after a pause; None if the answer is the subscription's end."""
         return None if is_error or not self.honored else replace(self, barren=self.barren + 1)
-
-    def _cues(self) -> list[Cue]:
-        honored = self.honored or {}
-        uris = honored.get(URIS)
-        lists = [Cue(method, {}) for name, method in LISTS.items() if honored.get(name) is True]
-        return [*lists, *(Cue(UPDATED, {"uri": uri}) for uri in (uris if isinstance(uris, list) else ()))]

@@ -184,8 +184,12 @@ def task_of(facts: TaskFacts, *, now: float, ttl: float) -> JsonObject:
     result = response.get("result")
     if status is TaskStatus.COMPLETED and isinstance(result, dict) and result.get("isError") is True:
         status = TaskStatus.FAILED  # the one cell in which the revisions differ
-    if status is TaskStatus.FAILED:
-        said = _text(result) if isinstance(result, dict) else str(response["error"].get("message", "failed"))
+    if status is TaskStatus.FAILED and isinstance(result, dict):
+        content = result.get("content")
+        blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+        said = "\n".join(str(block["text"]) for block in blocks if isinstance(block.get("text"), str)) or "failed"
+    elif status is TaskStatus.FAILED:
+        said = str(response["error"].get("message", "failed"))
     elif facts.is_interrupted:
         said = INTERRUPTED
     elif status is TaskStatus.WORKING and facts.progress is not None:
@@ -199,12 +203,6 @@ def task_of(facts: TaskFacts, *, now: float, ttl: float) -> JsonObject:
         "ttl": round(1000 * kept_for(facts, now=now, ttl=ttl)),
         "pollInterval": POLL_INTERVAL,
     }
-
-
-def _text(result: JsonObject) -> str:
-    content = result.get("content")
-    blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
-    return "\n".join(str(block["text"]) for block in blocks if isinstance(block.get("text"), str)) or "failed"
 
 
 def created(task: JsonObject, tool: str) -> JsonObject:

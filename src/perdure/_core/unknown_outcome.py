@@ -23,18 +23,15 @@ Outline = Mapping[str, Sequence[str]]
 
 def unknown_message(name: str, steps: Outline | None = None) -> str:
     """`name`: of the tool, or whatever else names the request."""
-    return (
-        f'Interrupted, outcome unknown: the server process ended while "{name[:NAME_SHOWN]}" ran, and nobody knows'
-        f" whether it took effect.{_steps_message(steps)} Do not call it again before you have checked what happened;"
-        " if you cannot check, ask the user."
-    )
-
-
-def _steps_message(steps: Outline | None) -> str:
     parts = (
         {} if steps is None else {"Finished": steps["finished"], "Begun, but not known to have finished": steps["open"]}
     )
-    return "".join(f" {what}: {', '.join(names)}." for what, names in parts.items() if names)
+    known = "".join(f" {what}: {', '.join(names)}." for what, names in parts.items() if names)
+    return (
+        f'Interrupted, outcome unknown: the server process ended while "{name[:NAME_SHOWN]}" ran, and nobody knows'
+        f" whether it took effect.{known} Do not call it again before you have checked what happened;"
+        " if you cannot check, ask the user."
+    )
 
 
 def unknown_error(method: str, name: str | None, reason: str, steps: Outline | None = None) -> tuple[str, JsonObject]:

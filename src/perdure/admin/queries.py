@@ -167,25 +167,21 @@ async def show_session(
     joined = frozenset(node.id for node in await store.nodes())
     usage = (await store.usage([record.id])).get(record.id, (record, NO_USAGE))[1]
     calls = await store.calls(record.id)
+    tools = {call.stream for call in calls if call.method == "tools/call"}
+    streams = [stream for stream in usage.streams if stream.id in tools]
+    sealed = [stream.id for stream in streams if stream.sealed][-STEPPED_SHOWN:]
+    stepped = [*sealed, *(stream.id for stream in streams if not stream.sealed)]
     session = show_object(
         record,
         usage=usage,
         calls=calls,
-        tool_steps=await _tool_steps(store, usage, calls),
+        tool_steps=[step for stream in stepped for step in await store.tool_steps(stream, values=False)],
         asks=await store.asks(record.id),
         retained={row.stream: row for row in await store.kept(record.id)},
         has_token=await chain_of(store, record.id) is not None,
         living=joined if living is None else living,
     )
     return session, joined
-
-
-async def _tool_steps(store: Inspect, usage: Usage, calls: Sequence[CallRecord]) -> list[ToolStepRecord]:
-    tools = {call.stream for call in calls if call.method == "tools/call"}
-    streams = [stream for stream in usage.streams if stream.id in tools]
-    sealed = [stream.id for stream in streams if stream.sealed][-STEPPED_SHOWN:]
-    shown = [*sealed, *(stream.id for stream in streams if not stream.sealed)]
-    return [step for stream in shown for step in await store.tool_steps(stream, values=False)]
 
 
 # --- Ending -----------------------------------------------------------------------------------------------------------

@@ -38,10 +38,6 @@ def span(seconds: float) -> str:
     return f"{max(int(seconds), 0)}s"
 
 
-def _duration(seconds: float) -> str:
-    return span(seconds) if seconds >= 100 else f"{max(seconds, 0):.3g}s"
-
-
 def _short(name: str | None) -> str:
     return (name or NONE)[:8]
 
@@ -148,31 +144,28 @@ def _chapter(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 def _step_lines(calls: Sequence[JsonObject], now: float) -> list[str]:
     """Return the steps of tools, if there are any."""
-    rows = [
-        (
-            json.dumps(call["request_id"], ensure_ascii=False),
-            step["name"],
-            step["kind"],
-            _step_state(step, now),
-            _time(step["began"]),
-            NONE if step["ended"] is None else _duration(step["ended"] - step["began"]),
-            str(step["attempt"]),
+    rows = []
+    for request_id, step in [(call["request_id"], step) for call in calls for step in call["steps"]]:
+        ended = step["ended"]
+        sleeps = step["kind"] == ToolStepKind.SLEEP.value and ended is not None and ended > now
+        took = None if ended is None else ended - step["began"]
+        rows.append(
+            (
+                json.dumps(request_id, ensure_ascii=False),
+                step["name"],
+                step["kind"],
+                f"sleeps until {_time(ended)}" if sleeps else str(step["state"]),
+                _time(step["began"]),
+                NONE if took is None else span(took) if took >= 100 else f"{max(took, 0):.3g}s",
+                str(step["attempt"]),
+            )
         )
-        for call in calls
-        for step in call["steps"]
-    ]
     shown = rows[-STEPS_SHOWN:]
     lines = _chapter("steps of tools", ("REQUEST", "STEP", "KIND", "STATE", "BEGAN", "TAKES", "RUN"), shown)
     if (hidden := len(rows) - len(shown)) > 0:
         lines[1] = f"steps of tools: {len(rows):,}"
         lines.append(f"  … after {hidden:,} older ones; --json has them all")
     return lines if rows else []
-
-
-def _step_state(step: JsonObject, now: float) -> str:
-    if step["kind"] == ToolStepKind.SLEEP.value and step["ended"] is not None and step["ended"] > now:
-        return f"sleeps until {_time(step['ended'])}"
-    return str(step["state"])
 
 
 def _stream_lines(streams: Sequence[JsonObject], now: float) -> list[str]:

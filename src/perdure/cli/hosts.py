@@ -132,15 +132,6 @@ def _check(host: Host, name: str, given: dict[str, Any]) -> None:
         )
 
 
-def _check_address(url: str) -> None:
-    from perdure.remote.endpoint import Refused, check_address
-
-    try:
-        check_address(url)
-    except Refused as refused:
-        raise Misuse(str(refused)) from refused
-
-
 def _editor(host: Host) -> ModuleType:
     return toml_entries if host.is_toml else entries
 
@@ -199,7 +190,12 @@ def install(ctx: click.Context, /, host: str, url: str | None, command: Sequence
     check_source(given, url, command)
     _check(known, name, given)
     if url is not None:
-        _check_address(url)
+        from perdure.remote.endpoint import Refused, check_address
+
+        try:
+            check_address(url)
+        except Refused as refused:
+            raise Misuse(str(refused)) from refused
     is_link = given["print"] == "link"
     program = _program(given["launcher"], needs_watch=bool(given["watch"]), is_shared=is_link)
     words = [*program, "stdio", *([] if url is None else [url]), *_bridge_arguments(ctx)]

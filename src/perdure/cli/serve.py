@@ -8,13 +8,13 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import perdure
+from perdure._core.loopback import is_loopback
 from perdure._core.text import parse_count, printable, see
 from perdure._files.locks import HAS_FLOCK, NO_FLOCK
 from perdure.cli.options import (
@@ -91,10 +91,6 @@ class ServeCommand(click.Command):
         for chapter, records in chapters.items():
             with formatter.section(chapter):
                 formatter.write_dl(records, col_max=34)
-
-
-def _serve(**given: Any) -> int:
-    return run_serve(**given, upstreams=find_servers(click.get_current_context()))
 
 
 def run_serve(
@@ -226,7 +222,7 @@ def _listening(given: Mapping[str, Any], *, is_open: bool) -> AbstractContextMan
                 raise Misuse(f"--uds and --{name} cannot be given together: a Unix socket has no address and no port")
         return listening_at(given["uds"], mode=given["uds_mode"])
     listener = listen(host, given["port"])
-    if is_open and not ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback:
+    if is_open and not is_loopback(listener.getsockname()[0]):
         sentence = f"other machines can reach {host}, and everyone may use it: set --tokens or --issuer"
         log_event(logging.WARNING, "serve.open", sentence, host=host)
     return listener
@@ -292,7 +288,7 @@ def show_frames(error: PerdureError) -> None:
 
 serve = ServeCommand(
     "serve",
-    callback=_serve,
+    callback=lambda **given: run_serve(**given, upstreams=find_servers(click.get_current_context())),
     params=[
         click.Argument(["target"], metavar="TARGET", envvar="PERDURE_TARGET", required=False),
         *source_options(_WHERE),

@@ -145,7 +145,12 @@ def find_servers(ctx: click.Context) -> Servers | None:
             how: dict[str, Any] = {"auth": given["auth"] or "own", "era": era, "around": around}
             one = address_from(source.value, headers=given["headers"], **tokens, **how)
         case "command" | "stdio":
-            words = _words(source.value) if kind == "stdio" else source.value
+            words = source.value
+            try:
+                words = shlex.split(words) if kind == "stdio" else words
+            except ValueError as error:
+                reason = f"{str(error)[:1].lower()}{str(error)[1:]}"
+                raise Misuse(f"--stdio cannot be split into words: {reason}") from None
             if not words:
                 raise Misuse(f"{source.spelled} has no command; write the program and its arguments")
             one = program_from(words, env=given["env"], cwd=given["cwd"], era=era, around=around)
@@ -165,13 +170,6 @@ def _surroundings(folder: Path) -> Surroundings:
         return found
 
     return Surroundings(environ=os.environ, folder=folder, read_variables=read_variables)
-
-
-def _words(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise Misuse(f"--stdio cannot be split into words: {str(error)[:1].lower()}{str(error)[1:]}") from None
 
 
 def make_router(servers: Servers, *, store: str, settings: Settings, auth: TokenVerifier | None, path: str) -> Router:

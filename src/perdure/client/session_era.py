@@ -264,9 +264,15 @@ class SessionEra:
 
         async def answer() -> Answer:
             try:
-                return await self._answer(message, call)
+                await self._is_ready.wait()
+                answer = answer_of(await call.answer(), message.id)
             finally:
                 self.incoming.tokens.pop(token, None)
+            if isinstance(answer, JSONRPCResponse) and message.method in STICKY:
+                self._memory.state.stick(message.method, message.params or {})
+                self._memory.changed()
+            self.start(self._link.listen_again)
+            return answer
 
         return Exchange(
             run=answer,
@@ -281,15 +287,6 @@ class SessionEra:
             return (await self._session().list_tools(params=params)).model_dump(by_alias=True, mode="json")
         except MCPError:
             return {}  # then it cannot be found out
-
-    async def _answer(self, message: JSONRPCRequest, call: Call) -> Answer:
-        await self._is_ready.wait()
-        answer = answer_of(await call.answer(), message.id)
-        if isinstance(answer, JSONRPCResponse) and message.method in STICKY:
-            self._memory.state.stick(message.method, message.params or {})
-            self._memory.changed()
-        self.start(self._link.listen_again)
-        return answer
 
     async def send(self, body: dict[str, Any]) -> None:
         """Send a notification or a reply."""

@@ -21,10 +21,6 @@ _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_-]{{0,{MAX_NAME - 1}}}")
 NAME_RULE = f"up to {MAX_NAME} letters, digits, hyphens and underscores, and the first is a letter or digit"
 
 
-def _vscode_link(name: str, entry: Entry) -> str:
-    return f"vscode:mcp/install?{quote(_compact({'name': name, **entry}), safe='')}"
-
-
 def _cursor_link(name: str, entry: Entry) -> str:
     config = base64.b64encode(_compact(entry).encode()).decode()
     return f"cursor://anysphere.cursor-deeplink/mcp/install?name={name}&config={quote(config, safe='')}"
@@ -94,7 +90,7 @@ HOSTS: Mapping[str, Host] = {
         settings=("Code", "User", "mcp.json"),
         project=(".vscode", "mcp.json"),
         then="run the command MCP: List Servers in VS Code",
-        link=_vscode_link,
+        link=lambda name, entry: f"vscode:mcp/install?{quote(_compact({'name': name, **entry}), safe='')}",
     ),
     "windsurf": Host(
         title="Windsurf",

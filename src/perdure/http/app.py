@@ -87,7 +87,12 @@ class App:
         """The endpoint's path, and the paths beside it that need its authentication."""
         self._store = open_store(store, busy_timeout=settings.store_timeout) if isinstance(store, str) else store
         self._store_address = without_password(store) if isinstance(store, str) else "ADDRESS"
-        self._hosted = server if isinstance(server, Hosted) else _host(server, settings, self.path)
+        if isinstance(server, Hosted):
+            self._hosted = server
+        else:
+            from perdure.runtime.server import host  # the SDK, which a gateway does without
+
+            self._hosted = host(server, settings, path=self.path)
         health = self._hosted.health
         self.counters = Counters(upstream=None if health is None else health.numbers)
         owner = owner or Owner(name="")
@@ -103,7 +108,11 @@ class App:
         self._lost: StoreLost | None = None
         self._on_lost: Callable[[StoreLost], None] | None = None
         self._open_requests = OpenRequests()
-        self._auth = None if auth is None else _authentication(auth, token_verifier, self.counters)
+        self._auth: Authentication | None = None
+        if auth is not None:
+            from perdure.http.authentication import Authentication  # the SDK
+
+            self._auth = Authentication(auth, token_verifier, self.counters)
         entry: ASGIApp = self._serve if self._hosted.web is None or is_bare(self._hosted.web) else self._hosted.web
         if self._auth is not None and self._hosted.web is not None and authenticates(self._hosted.web):
             raise Misuse("this server brings its own authentication; `auth`, --tokens and --issuer cannot replace it")
@@ -473,20 +482,6 @@ def metrics_answer(scope: Scope, pages: Mapping[str, metrics.Page]) -> Response:
     if scope["method"] not in ("GET", "HEAD"):
         return Response(status_code=405, headers={"allow": "GET, HEAD"})
     return Response(metrics.render(pages), headers={"content-type": metrics.CONTENT_TYPE})
-
-
-def _host(server: object, settings: Settings, path: str) -> Hosted:
-    from perdure.runtime.server import host  # the SDK, which a gateway does without
-
-    return host(server, settings, path=path)
-
-
-def _authentication(
-    auth: TokenVerifier | AuthSettings, verifier: TokenVerifier | None, counters: Counters
-) -> Authentication:
-    from perdure.http.authentication import Authentication  # the SDK
-
-    return Authentication(auth, verifier, counters)
 
 
 def guarded(entry: ASGIApp, settings: Settings, auth: Authentication | None) -> ASGIApp:

@@ -33,7 +33,11 @@ class Authentication:
         """`auth` alone is a verifier, or names the issuer whose tokens Perdure verifies itself."""
         settings: AuthSettings | None = None
         if isinstance(auth, AuthSettings):
-            settings, self.verifier = auth, verifier or _issuer_tokens(auth)
+            if verifier is None and auth.resource_server_url is None:
+                raise Misuse("AuthSettings has no resource_server_url, so no audience of tokens can be checked; set it")
+            if verifier is None:
+                verifier = IssuerTokens(issuer=str(auth.issuer_url), audience=str(auth.resource_server_url))
+            settings, self.verifier = auth, verifier
         elif verifier is not None:
             raise Misuse("token_verifier is for auth=AuthSettings(…); give a TokenVerifier alone as auth")
         else:
@@ -96,9 +100,3 @@ class Authentication:
         if isinstance(error, KeysUnavailable):
             return refusal_of(HttpRefusal(Refusal.KEYS_UNAVAILABLE), None, self._counters).answer
         return AuthenticationMiddleware.default_on_error(connection, error)
-
-
-def _issuer_tokens(settings: AuthSettings) -> IssuerTokens:
-    if settings.resource_server_url is None:
-        raise Misuse("AuthSettings has no resource_server_url, so no audience of tokens can be checked; set it")
-    return IssuerTokens(issuer=str(settings.issuer_url), audience=str(settings.resource_server_url))

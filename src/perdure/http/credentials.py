@@ -170,7 +170,15 @@ def principal_of(scope: Scope) -> str:
     unique, and two users who share one would share sessions (promise 5).
     """
     if (bearer := _bearer(scope)) is not None:
-        return _token_principal(bearer.access_token)
+        from mcp.server.auth.provider import principal_components
+
+        from perdure.http.issuer_tokens import IssuerToken
+
+        token = bearer.access_token
+        if isinstance(token, IssuerToken):
+            return token.principal
+        client, issuer, subject = principal_components(token)
+        return token_principal(client, issuer, subject) if subject else unnamed_principal(client, issuer, token.token)
     user: Any = scope.get("user")
     if not getattr(user, "is_authenticated", False):
         return ANONYMOUS
@@ -181,17 +189,6 @@ def principal_of(scope: Scope) -> str:
     if not identity:
         raise Misuse(f"the application's {type(user).__name__} has no identity; sessions need one to know their owner")
     return user_principal(str(identity))
-
-
-def _token_principal(token: AccessToken) -> str:
-    from mcp.server.auth.provider import principal_components
-
-    from perdure.http.issuer_tokens import IssuerToken
-
-    if isinstance(token, IssuerToken):
-        return token.principal
-    client, issuer, subject = principal_components(token)
-    return token_principal(client, issuer, subject) if subject else unnamed_principal(client, issuer, token.token)
 
 
 def client_without_subject(scope: Scope) -> str | None:

@@ -1,7 +1,8 @@
 """Checks the addresses of authorization servers and of what they protect. The reasons are one line each."""
 
-import ipaddress
 from urllib.parse import SplitResult, urlsplit
+
+from perdure._core.loopback import is_loopback
 
 
 def parse_issuer(text: str) -> str:
@@ -15,7 +16,7 @@ def parse_key_source(text: str) -> str:
     """Check an address from which keys are read: without TLS, whoever is on the way could replace them. Raises
     `ValueError`."""
     parts = _parts(text)
-    if parts.scheme == "http" and not _is_loopback(parts.hostname or ""):
+    if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
         raise ValueError(f"{text!r} is not https:; keys that come over plain http: may be anyone's")
     return text
 
@@ -58,10 +59,3 @@ def _parts(text: str) -> SplitResult:
     if "#" in text:
         raise ValueError(f"{text!r} has a fragment; write it without")
     return parts
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

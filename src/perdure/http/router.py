@@ -76,7 +76,13 @@ class _Place:
                 if stopping.is_set():
                     raise
                 failures += 1
-                self._fail(error, pause := min(FIRST_PAUSE * 2 ** (failures - 1), LONGEST_PAUSE))
+                pause = min(FIRST_PAUSE * 2 ** (failures - 1), LONGEST_PAUSE)
+                # The error of a library may hold anything; its type says enough to find its traceback in the log.
+                reason = str(error) if isinstance(error, PerdureError) else type(error).__name__
+                self.error, self.is_tried = error, True
+                self._health.report(UpstreamState.DOWN, printable(reason, MAX_REASON), next_try=time.time() + pause)
+                sentence = f"the upstream {self.name} failed, and is started again in {pause:g} s: {reason}"
+                log_event(logging.ERROR, "upstream.failed", sentence, upstream=self.name)
                 on_tried()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stopping.wait(), pause)
@@ -112,14 +118,6 @@ class _Place:
             stop.cancel()
         if lost.done() and isinstance(lost.result(), StoreReplaced):
             await app.drain()  # its calls are known to no other process
-
-    def _fail(self, error: Exception, pause: float) -> None:
-        # The error of a library may hold anything; its type says enough to find its traceback in the log.
-        reason = str(error) if isinstance(error, PerdureError) else type(error).__name__
-        self.error, self.is_tried = error, True
-        self._health.report(UpstreamState.DOWN, printable(reason, MAX_REASON), next_try=time.time() + pause)
-        sentence = f"the upstream {self.name} failed, and is started again in {pause:g} s: {reason}"
-        log_event(logging.ERROR, "upstream.failed", sentence, upstream=self.name)
 
 
 class Router:
@@ -253,7 +251,12 @@ class Router:
         if path == UPSTREAMS:
             return self._serve_upstreams
         if self._alone is not None:
-            inside = self._path_inside(self._alone.name, path)
+            # The only upstream stands at the endpoint's path, and is reached by its name as well.
+            own, inside = f"{self._prefix}/{self._alone.name}", path
+            if f"{path}/".startswith(f"{own}/"):
+                inside = self._prefix + path.removeprefix(own)
+            elif (action := self._resume_paths.get(path)) is not None:
+                inside = f"{self._prefix.rpartition('/')[0]}/resume/{action}"
             if inside != path:
                 scope.update(path=inside or "/", raw_path=inside.encode())
             return self._alone.app or self._refusing[self._alone.name]
@@ -276,15 +279,6 @@ class Router:
             hint = {"error": f"several servers are served here: each is at {self._prefix}/NAME"}
             return json_answer(json.dumps(hint).encode(), status=404)
         return not_found
-
-    def _path_inside(self, name: str, path: str) -> str:
-        """Where an upstream that is alone, and stands at the endpoint's path, has what is asked for by its name."""
-        own = f"{self._prefix}/{name}"
-        if f"{path}/".startswith(f"{own}/"):
-            return self._prefix + path.removeprefix(own)
-        if (action := self._resume_paths.get(path)) is not None:
-            return f"{self._prefix.rpartition('/')[0]}/resume/{action}"
-        return path
 
     def _refuse(self, place: _Place) -> ASGIApp:
         """An app that refuses every request to an upstream which is not started."""

@@ -25,6 +25,7 @@ import anyio
 import httpx2
 
 from perdure._core.delivery import EVENTS, Attempt, Body, Failure, Meaning, body_of, doubts_session, of_response
+from perdure._core.loopback import is_loopback
 from perdure._core.sse import EventTooLarge
 from perdure.remote.http11 import Direct, Exchange, Times, head_of, lines_of, origin_of
 from perdure.remote.message import Message, messages_in
@@ -513,13 +514,12 @@ def client_and_transport(
 
 
 def is_this_machine(host: str) -> bool:
+    """Whether a connection to a host ends at this machine: one to 0.0.0.0 does as well."""
     try:
-        address = ipaddress.ip_address(host)
+        is_unspecified = ipaddress.ip_address(host).is_unspecified
     except ValueError:
-        name = host.removesuffix(".")
-        return name == "localhost" or name.endswith(".localhost")
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback or address.is_unspecified  # 0.0.0.0 leads to this machine as well
+        is_unspecified = False
+    return is_unspecified or is_loopback(host)
 
 
 # Addresses and tokens that a user gave to a command. The token comes from the environment or from a file, never from

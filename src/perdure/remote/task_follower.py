@@ -11,7 +11,7 @@ import anyio.abc
 from perdure._core import splice
 from perdure._core.envelope import GET_TASK, UPDATE_TASK
 from perdure._core.jsonrpc import JsonObject
-from perdure._core.polling import MAX_ANSWERED, MAX_QUESTIONS, Decision, Next, after_poll
+from perdure._core.polling import MAX_ANSWERED, MAX_QUESTIONS, Next, after_poll
 from perdure._core.reconnect import Patience
 from perdure.remote.call import Ended
 from perdure.remote.message import Message, encode
@@ -91,9 +91,13 @@ class TaskFollower:
                     continue
                 case Next.RESULT:
                     text = splice.members(found.payload)["result"]  # as it came: numbers may be larger than ours
-                    return TaskEnd(next=Next.RESULT, body=_completed(text))
+                    completed = {"resultType": '"complete"', **splice.members(text)}  # some servers leave the type out
+                    return TaskEnd(next=Next.RESULT, body=splice.object_of(completed))
                 case Next.ANSWER if self.put_question is not None:
-                    self._put(decision, group)
+                    for key, question in (decision.value or {}).items():
+                        if key not in self._open and len(self._open) < MAX_QUESTIONS:
+                            self._open.add(key)
+                            group.start_soon(self._question, key, question, group.cancel_scope)
                 case Next.ERROR | Next.UNKNOWN | Next.ANSWER:
                     return TaskEnd(next=decision.next, body=encode(decision.value), reason=decision.reason)
             attempts = Attempts(self.patience)
@@ -103,12 +107,6 @@ class TaskFollower:
             with anyio.move_on_after(decision.pause):
                 await self._wake.wait()  # an answered question leads on at once
             self._wake = anyio.Event()
-
-    def _put(self, decision: Decision, group: anyio.abc.TaskGroup) -> None:
-        for key, question in (decision.value or {}).items():
-            if key not in self._open and len(self._open) < MAX_QUESTIONS:
-                self._open.add(key)
-                group.start_soon(self._question, key, question, group.cancel_scope)
 
     async def _question(self, key: str, question: object, scope: anyio.CancelScope) -> None:
         assert self.put_question is not None
@@ -137,8 +135,3 @@ async def update_task(handle: str, answers: Mapping[str, Any], answered: list[st
         answered += answers
         del answered[:-MAX_ANSWERED]
     return is_taken
-
-
-def _completed(text: str) -> str:
-    """A result with its type, which some servers leave out."""
-    return splice.object_of({"resultType": '"complete"', **splice.members(text)})

@@ -346,23 +346,18 @@ class SessionRegistry(StreamOwner):
             except TooManySessions:
                 if not makes_room:
                     raise
-            return await self._open_in_place(caller, request, body)
-
-    async def _open_in_place(self, caller: Caller, request: Request, body: bytes) -> tuple[Session, Call]:
-        """Begin a session, and end dormant ones for it."""
-        async with self._making_room:  # one after the other, or all would give up the same session
-            for _ in range(_MAKE_ROOM_MOST):
-                try:
-                    return await self._open(caller, request, body)
-                except TooManySessions as full:
-                    # Many clients leave without a word, and must not lock others out for as long as answers are kept:
-                    # the session goes that has been dormant for longest. A caller that has all it may have gives up one
-                    # of its own, never that of another.
-                    whose = caller if full.of_caller else None
-                    if (record := await self._context.store.longest_dormant(whose)) is None:
-                        raise
-                    await self.end_unused(record)
-            return await self._open(caller, request, body)
+            async with self._making_room:  # one after the other, or all would give up the same session
+                for _ in range(_MAKE_ROOM_MOST):
+                    try:
+                        return await self._open(caller, request, body)
+                    except TooManySessions as full:
+                        # Many clients leave without a word, and must not lock others out for as long as answers are
+                        # kept: end the longest-dormant session; a caller at its own limit loses one of its own.
+                        whose = caller if full.of_caller else None
+                        if (record := await self._context.store.longest_dormant(whose)) is None:
+                            raise
+                        await self.end_unused(record)
+                return await self._open(caller, request, body)
 
     async def _open(self, caller: Caller, request: Request, body: bytes) -> tuple[Session, Call]:
         context, settings = self._context, self._context.settings

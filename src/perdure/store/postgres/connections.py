@@ -304,7 +304,16 @@ class Connections:
             with named(self._connector.shown, doing):
                 while self._idle and self._idle[-1].is_closed():
                     self._connector.give_up(self._idle.pop())
-                connection = self._idle.pop() if self._idle else await self._new_connection()
+                if self._idle:
+                    connection = self._idle.pop()
+                else:
+                    connection = await self._connector.connect()
+                    try:
+                        if self._prepare is not None:
+                            await self._prepare(connection)
+                    except BaseException:
+                        self._connector.give_up(connection)
+                        raise
                 began = time.perf_counter()
                 is_usable = False
                 try:
@@ -321,13 +330,3 @@ class Connections:
                         self._idle.append(connection)
                     else:
                         self._connector.give_up(connection)
-
-    async def _new_connection(self) -> Connection:
-        connection = await self._connector.connect()
-        try:
-            if self._prepare is not None:
-                await self._prepare(connection)
-        except BaseException:
-            self._connector.give_up(connection)
-            raise
-        return connection

@@ -6,6 +6,7 @@ everything has expired is emptied as a whole. Only rows of streams, calls and se
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from perdure._core.retention import Cutoffs
 from perdure.errors import StoreUnavailable
@@ -63,9 +64,20 @@ class Sweeper:
         await self._rotate(ANSWER, answers, now)
         # A stream whose answer has expired is deleted in most cases, which hides it.
         gone = await self._hide(EVENT, events, now)
-        gone += await self._drop_streams(answers)
+        after: tuple[Any, ...] = (-math.inf, 0)
+        while found := await self._connections.fetch(self._queries["old_streams"], *after, answers, CHUNK):
+            keys = [row[1] for row in found]
+            [(count,)] = await self._connections.fetch(self._queries["expire_streams"], keys, answers)
+            gone += count
+            after = tuple(found[-1])
         gone += await self._hide(ANSWER, answers, now)
-        return gone + await self._drop_sessions(answers, cutoffs.calls)
+        last, times = "", (answers, cutoffs.calls)
+        while found := await self._connections.fetch(self._queries["stale_sessions"], *times, last, CHUNK):
+            for session, since in found:
+                [(count,)] = await self._connections.fetch(self._queries["expire_session"], session, since)
+                gone += count
+            last = found[-1][0]
+        return gone
 
     async def _rotate(self, part: str, before: float, now: float) -> None:
         """Empty the slots that have expired, and begin the next one if it is time."""
@@ -96,24 +108,6 @@ class Sweeper:
                 await self._connections.fetch(self._queries["hide_expired"], part, *last)
             await self._connections.fetch(self._queries["set_swept"], part, end)
             gone += sum(row[2] for row in expired)
-        return gone
-
-    async def _drop_streams(self, before: float) -> int:
-        gone, after = 0, (-math.inf, 0)
-        while found := await self._connections.fetch(self._queries["old_streams"], *after, before, CHUNK):
-            keys = [row[1] for row in found]
-            [(count,)] = await self._connections.fetch(self._queries["expire_streams"], keys, before)
-            gone += count
-            after = tuple(found[-1])
-        return gone
-
-    async def _drop_sessions(self, *times: float) -> int:
-        gone, last = 0, ""
-        while found := await self._connections.fetch(self._queries["stale_sessions"], *times, last, CHUNK):
-            for session, since in found:
-                [(count,)] = await self._connections.fetch(self._queries["expire_session"], session, since)
-                gone += count
-            last = found[-1][0]
         return gone
 
 
