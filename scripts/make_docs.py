@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from log_actions import Record, records
+from log_actions import records
 from perdure._core import codes as error_codes
 from perdure._core import delivery as rules
 from perdure._core import states
@@ -238,17 +238,9 @@ def invariants(_: str) -> str:
 
 
 def actions(_: str) -> str:
-    return _actions(records())
-
-
-def error_actions(_: str) -> str:
-    return _actions(record for record in records() if record.level == "error")
-
-
-def _actions(written: Iterable[Record]) -> str:
     """Each action, with everything that is said under it."""
     found: dict[str, tuple[list[str], list[str]]] = {}
-    for record in written:
+    for record in records():
         levels, sentences = found.setdefault(record.action, ([], []))
         levels.append(record.level)
         sentences.append(record.sentence)
@@ -321,7 +313,7 @@ def rooms(_: str) -> str:
 def diagrams(_: str) -> str:
     theory = dict(re.findall(r"^\*\*(\w+)\.\*\* (.+?)(?=\n\n|\Z)", states.__doc__ or "", re.DOTALL | re.MULTILINE))
     return "\n".join(
-        f"### {name}\n\n{theory[name].strip()}\n\n```mermaid\n{_mermaid(moves, first)}```\n"
+        f"## {name}\n\n{theory[name].strip()}\n\n```mermaid\n{_mermaid(moves, first)}```\n"
         for name, moves, first in MACHINES
     )
 
@@ -386,7 +378,6 @@ MAKERS: dict[str, Callable[[str], str]] = {
         alerts,
         invariants,
         actions,
-        error_actions,
         hosts,
         rooms,
         diagrams,
