@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from perdure.gateway.host import host_upstream
-from perdure.gateway.upstream import Program, Text, Upstream
+from perdure.gateway.upstream import HttpUpstream, Program, Text, Upstream
 from perdure.settings import Settings
 from perdure.store.interface import Store
 from tests.support.clients.wire_client import Peer, answer_of
 from tests.support.servers import scripted_stdio
-from tests.support.servers.in_process import Site, serve
+from tests.support.servers.in_process import Site, serve, until
+from tests.support.servers.scripted_http import scripted_http
 from tests.support.stores.shared import SharedStore
 
 pytestmark = pytest.mark.anyio
@@ -25,9 +27,11 @@ TOKEN = Text((("header", "X-GitHub-Token"),))
 
 
 @asynccontextmanager
-async def served(tmp_path: Path, store: Store | None = None) -> AsyncIterator[Site]:
+async def served(tmp_path: Path, store: Store | None = None, **more: Text) -> AsyncIterator[Site]:
+    """`more`: settings of the server."""
     argv = (sys.executable, scripted_stdio.__file__)
-    upstream = Upstream(name="github", program=Program(argv=argv, cwd=tmp_path, env={"GITHUB_TOKEN": TOKEN}))
+    env = {"GITHUB_TOKEN": TOKEN, **{f"SCRIPTED_{name.upper()}": text for name, text in more.items()}}
+    upstream = Upstream(name="github", era="session", program=Program(argv=argv, cwd=tmp_path, env=env))
     async with serve(host_upstream(upstream, Settings()), store=store) as site:
         yield site
 
@@ -81,3 +85,68 @@ async def test_a_child_after_a_restart_has_the_value_of_the_next_request(tmp_pat
     async with served(tmp_path, SharedStore(tmp_path / "log.db")) as second:
         ann.site, ann.secret = second, "of ann, renewed"
         assert await seen(ann) == "of ann, renewed"
+
+
+SECRET = "ghp_of-ann"
+
+
+def telling(words: str) -> Text:
+    """A text with the caller's secret in it."""
+    return Text((("text", words), *TOKEN.parts))
+
+
+def actions(caplog: pytest.LogCaptureFixture) -> set[str]:
+    """What was logged. The secret is not in any of it."""
+    found = [vars(record) for record in caplog.records]
+    assert SECRET not in str(found)
+    return {record["action"] for record in found if "action" in record}
+
+
+async def test_a_callers_secret_is_masked_in_all_that_its_program_says(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On stdout, on stderr, in a refusal of the gateway's own request, and when the process ends."""
+    caplog.set_level(logging.DEBUG, "perdure")
+    said = telling("I have ")
+    async with served(tmp_path, banner=said, stderr=said, because=said, deny=Text.plain("tools/list")) as site:
+        ann = TokenPeer(site)
+        ann.secret = SECRET
+        await ann.initialize()
+        assert await seen(ann) == SECRET
+        await ann.call("plain", do=[{"print": f"half {SECRET} of a line"}, {"exit": 1}])
+        wanted = {"upstream.noise", "upstream.stderr", "upstream.refused", "upstream.died", "upstream.lost"}
+        await until(lambda: wanted <= actions(caplog))
+
+
+async def test_a_callers_secret_is_masked_when_its_program_refuses_the_handshake(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "perdure")
+    async with served(tmp_path, refuse=Text.plain("-32000"), because=telling("I know ")) as site:
+        ann = TokenPeer(site)
+        ann.secret = SECRET
+        refused = await site.request("POST", headers=ann.headers(), body=ann.handshake())
+        assert "refused initialize: I know ***" in answer_of(refused)["error"]["message"]
+        assert "upstream.unavailable" in actions(caplog)
+        assert SECRET not in repr(site.app.upstream)
+
+
+async def test_a_callers_secret_is_masked_in_what_a_server_at_an_address_says(caplog: pytest.LogCaptureFixture) -> None:
+    """As an error of the gateway's own request, as no message, and as a refused handshake."""
+    caplog.set_level(logging.DEBUG, "perdure")
+    async with scripted_http() as server:
+        address = HttpUpstream(url=server.url, headers={"X-Key": TOKEN})
+        upstream = Upstream(name="github", era="session", patience=0.3, address=address)
+        async with serve(host_upstream(upstream, Settings())) as site:
+            ann = TokenPeer(site)
+            ann.secret = SECRET
+            server.refuse("tools/list", 200, error=[-32000, f"I know {SECRET}"])
+            await ann.initialize()
+            await ann.result("plain", steps=[["event", f"no JSON but {SECRET}"]])
+            await until(lambda: {"upstream.refused", "gateway.misheard"} <= actions(caplog))
+            server.refuse("initialize", 200, error=[-32000, f"I know {SECRET}"])
+            ann.session = ""
+            refused = await site.request("POST", headers=ann.headers(), body=ann.handshake())
+            assert "refuses the handshake: I know ***" in answer_of(refused)["error"]["message"]
+            assert "upstream.unavailable" in actions(caplog)
+            assert SECRET not in repr(site.app.upstream)

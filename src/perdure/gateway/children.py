@@ -227,11 +227,11 @@ class Children:
         """Note that a process has answered a call: its death after that is not a failed start."""
         self._backoff = self._backoff.held()
 
-    def on_noise(self, line: bytes) -> None:
-        """Count a line on stdout that is no message of JSON-RPC, and log a few of them."""
+    def on_noise(self, line: bytes, mask: Callable[[str], str]) -> None:
+        """Count a line on stdout that is no message of JSON-RPC, and log a few of them. `mask`: of its process."""
         self.noise += 1
         level = logging.WARNING if self.noise == 1 else logging.INFO
-        shown = self.program.mask(line[:EDGE_BYTES].decode(errors="replace"))[:MAX_SHOWN]
+        shown = mask(line[:EDGE_BYTES].decode(errors="replace"))[:MAX_SHOWN]
         sentence = f"{self.program.name} writes to stdout what is no message: {shown}"
         self.log.log_event(level, "upstream.noise", sentence, upstream=self.program.name)
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from perdure._core.durable_calls import CallClient
@@ -34,7 +34,7 @@ from perdure.gateway.shared_lane import SharedLane, SharedLanes
 from perdure.gateway.tool_list import ToolList
 from perdure.gateway.upstream import CallerLacks, Upstream
 from perdure.gateway.watched_lane import NO_CALLER, MakeRoom, Seats, WatchedLane, caller_of, no_room
-from perdure.gateway.web import WebLane, WebUpstream, complain
+from perdure.gateway.web import WebLane, WebUpstream
 from perdure.remote.endpoint import Refused as NotUsable
 from perdure.remote.endpoint import token_provider
 from perdure.runtime.base import Outlet, Runtime
@@ -51,8 +51,14 @@ _ANSWER_SECONDS = 10.0
 """How long a server that has started may take to answer what no client waits for: its tools, a handshake."""
 
 
-Values = tuple[tuple[str, str], ...]
-"""The variables of a program that come from its caller, or the headers for an address."""
+class Values(NamedTuple):
+    """What the upstream gets of its caller."""
+
+    texts: tuple[tuple[str, str], ...] = ()
+    """The variables of a program, or the headers for an address."""
+    secrets: frozenset[str] = frozenset()
+    """The parts of them that came from the caller."""
+
 
 Place = tuple[Values, Passport | None]
 """What the upstream gets of a caller and its request. Requests that differ in it share no lane."""
@@ -100,11 +106,12 @@ class UpstreamLanes:
 
     def _values(self, caller: Caller, origin: object) -> Values:
         if not self.upstream.needs_caller:
-            return ()
+            return Values()
         name = self.upstream.name
         headers: Mapping[str, str] = getattr(origin, "headers", {})
         try:
             values = self.upstream.values_for(headers, caller.owner)
+            secrets = self.upstream.secrets_of(headers, caller.owner)
         except CallerLacks as lacks:
             sentence = f"The server {name} needs the {lacks.what} of its caller, and {lacks}. Send it."
             raise UpstreamUnavailable(Reason.UNAUTHORIZED, sentence) from None
@@ -112,7 +119,7 @@ class UpstreamLanes:
             if not _VISIBLE.fullmatch(value):  # not what was seen: it may be a secret
                 sentence = f"The header {header} for the server {name} can have visible ASCII characters only."
                 raise UpstreamUnavailable(Reason.UNAUTHORIZED, sentence)
-        return tuple(values.items())
+        return Values(tuple(values.items()), secrets)
 
     def _sharer(self, caller: Caller) -> Caller | None:
         """The caller whose process the lanes of a caller share; `None` if each has its own."""
@@ -166,6 +173,8 @@ class UpstreamLanes:
         passes_round: PassesRound | None = None,
     ) -> Lane:
         era, (values, passport) = self.eras[Era.SESSION if passes_round is None else Era.MODERN], place
+        secrets = self.upstream.secrets | values.secrets
+        mask = replace(self.upstream, secrets=secrets).mask if values.secrets else self.upstream.mask
 
         def eras(own: SessionReceiver) -> Lane:
             lanes: Mapping[Era, Callable[[], Lane]]
@@ -175,19 +184,19 @@ class UpstreamLanes:
                 case Children() as children:
                     program = None
                     if self.upstream.needs_caller:
-                        mask = replace(self.upstream, secrets=self.upstream.secrets | {text for _, text in values}).mask
-                        program = replace(children.program, env=dict(values), mask=mask)
+                        program = replace(children.program, env=dict(values.texts), mask=mask)
                     lanes = {
                         Era.SESSION: lambda: PipeLane(children, own, ping_seconds=ping, program=program),
-                        Era.MODERN: lambda: ModernLane(PipeWire(children, program), own, passes_round),
+                        Era.MODERN: lambda: ModernLane(PipeWire(children, program), own, passes_round, mask),
                     }
                 case WebUpstream() as upstream:
                     web = upstream
                     if self.upstream.needs_caller:
-                        web = upstream.for_caller(dict(values), None if passport is None else passport.token)
+                        token = None if passport is None else passport.token
+                        web = upstream.for_caller(dict(values.texts), token, mask)
                     lanes = {
                         Era.SESSION: lambda: WebLane(web, own),
-                        Era.MODERN: lambda: ModernLane(HttpWire(web.route(complain)), own, passes_round),
+                        Era.MODERN: lambda: ModernLane(HttpWire(web.route()), own, passes_round, mask),
                     }
             return EraLane(era, lanes)
 
@@ -199,6 +208,7 @@ class UpstreamLanes:
             seats=self.seats,
             call_timeout=self.upstream.call_timeout,
             has_callers_credentials=self.upstream.address is not None and self.upstream.needs_caller,
+            mask=mask,
         )
 
 
@@ -347,7 +357,6 @@ def host_upstream(upstream: Upstream, settings: Settings, *, children: Children 
                 numbers=health.numbers,
                 idle=idle,
                 ends_sessions=upstream.on_restart == "end",
-                mask=upstream.mask,
             )
             answers_within = _ANSWER_SECONDS + (0.0 if program is None else program.start_timeout)
             runtimes = UpstreamRuntimes(

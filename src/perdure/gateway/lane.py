@@ -8,9 +8,9 @@ lives once: after `on_closed` its user opens another.
 import asyncio
 import json
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, Self
 
 from perdure._core.codes import UPSTREAM_UNAVAILABLE
 from perdure._core.jsonrpc import JsonObject
@@ -56,6 +56,11 @@ class UpstreamUnavailable(Exception):
         self.challenge = challenge
         """The upstream has refused the credentials of a request: its `WWW-Authenticate`, or empty."""
 
+    def masked(self, mask: Callable[[str], str]) -> Self:
+        """The same without secrets."""
+        sentence = mask(str(self))
+        return type(self)(self.reason, sentence, retry_after=self.retry_after, challenge=self.challenge)
+
     def report_to(self, origin: object) -> None:
         """Have the HTTP request that `origin` is refused as the upstream has refused it, if its token was passed on."""
         if self.challenge is not None:
@@ -78,6 +83,8 @@ class Opened:
     """Client and upstream speak 2026-07-28: requests pass as they are, and describe their clients themselves."""
     process: str = ""
     """The name of a process that sessions share. As long as it is the same, nothing that it keeps in memory is lost."""
+    mask: Callable[[str], str] = field(default=str, repr=False, compare=False)
+    """Hides the secrets that the upstream was given, in a text of the upstream's that is logged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +99,11 @@ class Lost:
     """Of a request that did not run: the answer to give if it is not sent again."""
     is_final: bool = False
     """It must not run again, whatever it is: it has had its time."""
+
+    def masked(self, mask: Callable[[str], str]) -> Self:
+        """The same without secrets."""
+        unavailable = self.unavailable and self.unavailable.masked(mask)
+        return replace(self, why=mask(self.why), unavailable=unavailable)
 
 
 class Rising:

@@ -101,9 +101,16 @@ class _Request:
 class ModernLane:
     """Implements `Lane`."""
 
-    def __init__(self, wire: Wire, receiver: Receiver, passes_round: PassesRound | None = None) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        receiver: Receiver,
+        passes_round: PassesRound | None = None,
+        mask: Callable[[str], str] = str,
+    ) -> None:
         """`passes_round`: the clients are of the same revision; says of a request whether a result that requires input
-        is its answer. Otherwise, and in a session, the client is asked."""
+        is its answer. Otherwise, and in a session, the client is asked. `mask` hides secrets in texts for the log."""
+        self._mask = mask
         self._wire = wire
         self._receiver = receiver
         self._passes_round = passes_round
@@ -299,7 +306,7 @@ class ModernLane:
         else:
             return
         if isinstance(found, Ended) or found.is_error:
-            log_event(logging.INFO, "gateway.not_cancelled", f"a call could not be cancelled: {found.why}")
+            log_event(logging.INFO, "gateway.not_cancelled", f"a call could not be cancelled: {self._mask(found.why)}")
 
     def _end(self, why: str, reason: Reason = Reason.DIED) -> None:
         """End the lane: the upstream is gone."""

@@ -104,6 +104,7 @@ class PipeLane:
         """`greeting`: the request of the handshake. The answer to another one is returned as it came. `program`: with
         the variables of one caller."""
         self._program = program
+        self._mask = (program or children.program).mask
         self._greeting = greeting
         self._children = children
         self._receiver = receiver
@@ -231,7 +232,7 @@ class PipeLane:
         if failed:
             is_other_era = found["code"] in _OTHER_ERA
             reason = Reason.VERSION if is_other_era else Reason.NO_HANDSHAKE
-            sentence = f"{server} refused {self._greeting}: {program.mask(found['message']):.{MAX_QUOTED}}"
+            sentence = f"{server} refused {self._greeting}: {self._mask(found['message']):.{MAX_QUOTED}}"
             raise UpstreamUnavailable(reason, sentence)
         if self._greeting != INITIALIZE and isinstance(found, dict):
             return Opened(version="", result=found)
@@ -358,7 +359,7 @@ class PipeLane:
         try:
             return self._on_message(message, line)
         except _NoMessage:
-            self._children.on_noise(line)
+            self._children.on_noise(line, self._mask)
             return None
 
     def _on_message(self, message: object, line: bytes) -> Flow | None:
@@ -433,7 +434,7 @@ class PipeLane:
         if request_id in self._own:
             return self._on_answer(request_id, None, b"null", False)
         if request_id is None or (running := self._running.pop(request_id, None)) is None:
-            self._children.on_noise(head)
+            self._children.on_noise(head, self._mask)
         else:
             del self._ids_by_key[running.key]
             self._receiver.on_lost(running.key, Lost(ran=True, why=why))

@@ -110,7 +110,6 @@ class LaneMaker:
     """Seconds after which a lane with nothing to do is closed."""
     ends_sessions: bool = False
     """Whether a session ends with its lane."""
-    mask: Callable[[str], str] = str
     closing: set[asyncio.Task[None]] = field(default_factory=set)
     """Lanes that are being closed: a server may take seconds to end, for which no client has to wait."""
 
@@ -145,6 +144,8 @@ class SessionRuntime(SessionReceiver):
     _initialized: bool = False
     _is_restarting: bool = False
     """The next lane is opened as soon as this one is over."""
+    _mask: Callable[[str], str] = str
+    """Hides the secrets of the lane's upstream."""
     _is_listing: bool = False
     """Tools are being listed, or were a moment ago."""
     _lists_again: bool = False
@@ -305,7 +306,7 @@ class SessionRuntime(SessionReceiver):
             self._opening = None
             self._fail_waiting(failure)
             return
-        self._opening, self._is_cancelled = None, False
+        self._opening, self._is_cancelled, self._mask = None, False, opened.mask
         if isinstance(handshake, Request):
             self._lane = lane
             self._answer_handshake(handshake, opened)
@@ -335,7 +336,7 @@ class SessionRuntime(SessionReceiver):
         log_event(
             logging.WARNING,
             "upstream.unavailable",
-            f"{self._lanes.name} is not available: {self._lanes.mask(str(failure))}",
+            f"{self._lanes.name} is not available: {failure}",
             upstream=self._lanes.name,
             reason=failure.reason.value,
         )
@@ -463,7 +464,7 @@ class SessionRuntime(SessionReceiver):
     def _take_own(self, key: RequestKey, body: bytes, *, failed: bool) -> None:
         method, take = self._own.pop(key)
         if failed:
-            said = self._lanes.mask(body.decode(errors="replace"))
+            said = self._mask(body.decode(errors="replace"))
             log_event(
                 logging.WARNING,
                 "upstream.refused",

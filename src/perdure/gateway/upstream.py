@@ -6,7 +6,7 @@ variables or headers, because any of them may hold a secret.
 
 import dataclasses
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -64,15 +64,21 @@ class Text:
         """Return the text for one caller. `headers`: of its request, by names in small letters. Raises
         `CallerLacks`."""
 
-        def part(kind: str, value: str) -> str:
-            if kind == "text":
-                return value
-            found = principal if kind == "principal" else (headers or {}).get(value.lower(), "")
-            if not found:
-                raise CallerLacks("principal" if kind == "principal" else f"header {value}")
-            return found
+        return "".join(self._parts(headers or {}, principal))
 
-        return "".join(part(*one) for one in self.parts)
+    def given(self, headers: Mapping[str, str], principal: str) -> set[str]:
+        """The parts that come from one caller. Raises `CallerLacks`."""
+        parts = zip(self.parts, self._parts(headers, principal), strict=True)
+        return {given for (kind, _), given in parts if kind != "text"}
+
+    def _parts(self, headers: Mapping[str, str], principal: str) -> Iterator[str]:
+        for kind, value in self.parts:
+            found = value
+            if kind != "text":
+                found = principal if kind == "principal" else headers.get(value.lower(), "")
+            if not found and kind != "text":
+                raise CallerLacks("principal" if kind == "principal" else f"header {value}")
+            yield found
 
 
 Texts = Mapping[str, Text]
@@ -214,8 +220,19 @@ class Upstream:
         if self.program is not None:
             return {name: text.fill(headers, principal) for name, text in self.program.env.items()}
         assert self.address is not None
-        passed = {name: headers[name.lower()] for name in self.address.pass_headers if name.lower() in headers}
-        return passed | {name: text.fill(headers, principal) for name, text in self.address.headers.items()}
+        own = {name: text.fill(headers, principal) for name, text in self.address.headers.items()}
+        return self._passed(headers) | own
+
+    def _passed(self, headers: Mapping[str, str]) -> dict[str, str]:
+        names = () if self.address is None else self.address.pass_headers
+        return {name: headers[name.lower()] for name in names if name.lower() in headers}
+
+    def secrets_of(self, headers: Mapping[str, str], principal: str) -> frozenset[str]:
+        """Return the parts of `values_for` that come from the caller, who may repeat one of them alone. Raises
+        `CallerLacks`."""
+        texts = self.program.env if self.program is not None else self.address.headers if self.address else {}
+        given = (text.given(headers, principal) for text in texts.values())
+        return frozenset(self._passed(headers).values()).union(*given)
 
     @property
     def shown(self) -> str:

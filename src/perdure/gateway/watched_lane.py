@@ -7,7 +7,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perdure._core.jsonrpc import JsonObject
@@ -123,7 +123,10 @@ class WatchedLane:
         seats: Seats | None,
         call_timeout: float | None,
         has_callers_credentials: bool = False,
+        mask: Callable[[str], str] = str,
     ) -> None:
+        """`mask` hides the secrets that the upstream is given: what it says of itself is logged and shown."""
+        self._mask = mask
         self._receiver = receiver
         self._health = health
         self._caller = caller
@@ -151,7 +154,8 @@ class WatchedLane:
         began = time.perf_counter()
         try:
             opened = await self._lane.open(client_params, state)
-        except UpstreamUnavailable as failure:
+        except UpstreamUnavailable as unmasked:
+            failure = unmasked.masked(self._mask)
             if self._has_callers_credentials and failure.challenge is not None:
                 self._health.report(UpstreamState.UP)  # it refuses one caller
             elif failure.reason is not Reason.LIMIT:
@@ -159,11 +163,11 @@ class WatchedLane:
                 seen = UpstreamState.DOWN if waits is None else UpstreamState.BACKING_OFF
                 next_try = None if waits is None else time.time() + waits
                 self._health.report(seen, str(failure), next_try=next_try)
-            raise
+            raise failure from None
         self._health.report(UpstreamState.UP)
         if opened.is_new:
             self._health.numbers.upstream_start_seconds.observe(time.perf_counter() - began)
-        return opened
+        return replace(opened, mask=self._mask)
 
     def request(self, key: RequestKey, method: str, params: JsonObject | None) -> None:
         self._begun[key] = time.perf_counter()
@@ -191,10 +195,11 @@ class WatchedLane:
 
     def on_lost(self, key: RequestKey, lost: Lost) -> None:
         self._forget(key)
-        self._receiver.on_lost(key, lost)
+        self._receiver.on_lost(key, lost.masked(self._mask))
 
     def on_closed(self, why: str) -> None:
         self._leave()
+        why = self._mask(why)
         self._health.note_failure(why)
         self._receiver.on_closed(why)
 

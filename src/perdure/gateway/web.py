@@ -21,7 +21,7 @@ import math
 import re
 import secrets
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -111,11 +111,6 @@ _OWN_HEADERS = frozenset(
 )
 
 
-async def complain(error: Exception) -> None:
-    level = logging.DEBUG if isinstance(error, StrayAnswer) else logging.WARNING
-    log_event(level, "gateway.misheard", f"the upstream sent what is not a message for this lane: {error}")
-
-
 class WebUpstream:
     """Holds what all lanes to one HTTP upstream share: connections, credentials, and the log of how it does.
 
@@ -144,6 +139,7 @@ class WebUpstream:
             raise Refused("insecure", sentence)
         on_401 = "does not accept the given credentials" if has_secrets else "wants a token"
         self._client = client
+        self._mask = mask
         self.endpoint = Endpoint(client, url, on_401=on_401, direct=direct, times=TIMES, mask=mask)
         self.limits = ClientLimits(
             patience=Patience(max_time=patience, max_tries=sys.maxsize, first_delay=FIRST_DELAY, max_delay=MAX_DELAY),
@@ -158,25 +154,39 @@ class WebUpstream:
         )
         self.report: Report = ConnectionLog(url, level=logging.WARNING, first_wait=patience, mask=mask)
 
-    def for_caller(self, headers: Mapping[str, str], token: TokenProvider | None) -> Self:
-        """The same upstream over the same connections, with what a caller brings. `token` is asked for each request."""
+    def for_caller(
+        self, headers: Mapping[str, str], token: TokenProvider | None, mask: Callable[[str], str] = str
+    ) -> Self:
+        """The same upstream over the same connections, with what a caller brings. `token` is asked for each request;
+        `mask` hides the caller's secrets as well."""
         made = copy(self)
-        made.report = partial(_report_of_caller, self.report)
+        made._mask = mask
+        made.report = partial(_report_of_caller, self.report, mask)
         made.endpoint = self.endpoint.carrying(headers, token, on_401="does not accept what its caller has sent")
         return made
 
-    def route(self, complain: Callable[[Exception], Awaitable[None]]) -> Route:
+    def route(self) -> Route:
         """The way of one lane."""
         # Random, so that no id of an earlier process is used again.
         prefix = secrets.token_urlsafe(9)
-        return Route(endpoint=self.endpoint, limits=self.limits, complain=complain, report=self.report, prefix=prefix)
+        return Route(
+            endpoint=self.endpoint, limits=self.limits, complain=self._complain, report=self.report, prefix=prefix
+        )
+
+    async def _complain(self, error: Exception) -> None:
+        level = logging.DEBUG if isinstance(error, StrayAnswer) else logging.WARNING
+        sentence = f"the upstream sent what is not a message for this lane: {self._mask(str(error))}"
+        log_event(level, "gateway.misheard", sentence)
 
     async def aclose(self) -> None:
         await self._client.aclose()
 
 
-def _report_of_caller(report: Report, notice: Notice, why: str = "", *, reason: str = "") -> None:
+def _report_of_caller(
+    report: Report, mask: Callable[[str], str], notice: Notice, why: str = "", *, reason: str = ""
+) -> None:
     """That a caller's credentials are refused is told to the caller, and is no error of the operator's."""
+    why = mask(why)
     if notice is Notice.REFUSED and reason in ("unauthorized", "forbidden"):
         log_event(logging.INFO, "upstream.refuses_caller", why, reason=reason)
     else:
@@ -259,7 +269,7 @@ class WebLane:
 
     def __init__(self, upstream: WebUpstream, receiver: SessionReceiver, *, listens: bool = False) -> None:
         self._receiver = receiver
-        self._route = upstream.route(complain)
+        self._route = upstream.route()
         self._link = Link(
             self._route,
             self,

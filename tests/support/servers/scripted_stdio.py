@@ -17,6 +17,7 @@ Settings, for what it does before and around calls:
     version=V          answer `initialize` with that version; by default with the client's
     refuse=CODE        answer `initialize` with that error;  silent=1: with nothing;  die=1: by a SIGKILL to itself
     deny=METHOD        answer requests of that method with an error
+    because=TEXT       say that in these errors
     without=NAME       leave a capability out
     raw=TEXT           answer `initialize` with that line
     form=ts            write results before ids, as the TypeScript SDK does
@@ -203,7 +204,7 @@ class Server:
         if method == "initialize":
             return self.initialize(params, request_id)
         if method == settings.get("deny"):
-            return "error", {"code": -32602, "message": "denied, as it was told"}
+            return "error", {"code": -32602, "message": settings.get("because", "denied, as it was told")}
         if method == "tools/call":
             return Call(self, params, request_id).run()
         if method == "tools/list" and "listed" in settings:
@@ -239,7 +240,10 @@ class Server:
         if "silent" in settings:
             return None
         if "refuse" in settings:
-            return "error", {"code": int(settings["refuse"]), "message": "refused, as it was told"}
+            return "error", {
+                "code": int(settings["refuse"]),
+                "message": settings.get("because", "refused, as it was told"),
+            }
         asked = params.get("protocolVersion")
         lists = {"listChanged": True}
         capabilities = {
