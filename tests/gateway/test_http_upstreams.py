@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from perdure.settings import Settings
 from perdure.store.interface import Store
 from tests.clients.node_clients import HERE as CLIENTS
 from tests.gateway.test_web_sdk import KINDS, SESSIONS, served
-from tests.support.clients.modern_peer import CallPeer, result_of, said
+from tests.support.clients.modern_peer import CallPeer, message_of, result_of, said
 from tests.support.clients.recording_client import looking
 from tests.support.clients.wire_client import Ended, Message, Peer, Web, Wire, answer_of, progress_of, text_of
 from tests.support.processes.cluster import Cluster, cluster
@@ -77,6 +77,7 @@ async def gateway(
     headers: dict[str, str] | None = None,
     token_file: Path | None = None,
     store: Store | None = None,
+    serving: Mapping[str, Any] | None = None,
     complaint: str | None = None,
     **limits: Any,
 ) -> AsyncIterator[Site]:
@@ -84,7 +85,8 @@ async def gateway(
     own = {name: Text.plain(value) for name, value in (headers or {}).items()}
     address = HttpUpstream(url=url, headers=own, token_file=token_file)
     upstream = Upstream(name="scripted", address=address, patience=patience, **limits)
-    async with serve(host_upstream(upstream, Settings()), store=store, complaint=complaint) as site:
+    how = dict(serving or {})
+    async with serve(host_upstream(upstream, Settings(**how)), store=store, complaint=complaint, **how) as site:
         yield site
 
 
@@ -209,6 +211,50 @@ async def test_upstream_restarts_between_calls() -> None:
         assert upstream.handshakes == 2
         assert upstream.runs == {"plain": 9}
         assert peer.session == session
+
+
+async def lists_again(site: Site, upstream: ScriptedHttp, peer: CallPeer) -> None:
+    """A client lists the tools, page or whole: what it sees, the gateway sees."""
+    await peer.rpc("tools/list", {})
+
+
+async def lists_in_a_session(site: Site, upstream: ScriptedHttp, peer: CallPeer) -> None:
+    session = await site.join()
+    await session.send(session.request("tools/list"))
+
+
+async def begins_again(site: Site, upstream: ScriptedHttp, peer: CallPeer) -> None:
+    """The upstream has lost the session, and another one is begun."""
+    upstream.lose_sessions()
+
+
+@pytest.mark.parametrize("learns", [lists_again, lists_in_a_session, begins_again])
+async def test_a_hint_that_an_upstream_has_dropped(
+    learns: Callable[[Site, ScriptedHttp, CallPeer], Awaitable[None]],
+) -> None:
+    """Its tool ran twice, and runs once from the next list on that anyone has read. G3."""
+    async with scripted_http(event_ids=False) as upstream, gateway(upstream.url, serving={"eras": "both"}) as site:
+        peer, cut = CallPeer(port=site.port), {"steps": [["begin"], ["cut"]]}
+        assert message_of(await peer.call("idempotent", cut))["error"]["code"] == -31001
+        assert upstream.runs == {"idempotent": 2}
+        upstream.set(hints={})
+        await learns(site, upstream, peer)
+        assert message_of(await peer.call("idempotent", cut))["error"]["code"] == -31001
+        assert upstream.runs == {"idempotent": 3}
+
+
+async def test_the_hint_counts_that_was_listed_when_the_call_began() -> None:
+    """And not what another client's list shows while it runs. G3."""
+    async with scripted_http(event_ids=False) as upstream, gateway(upstream.url, serving={"eras": "both"}) as site:
+        peer = CallPeer(port=site.port)
+        call = await peer.begin_call("plain", {"steps": [["begin"], ["wait", "gate"], ["cut"]]})
+        await until(lambda: upstream.runs)
+        upstream.set(hints={"plain": {"idempotentHint": True}})
+        await peer.rpc("tools/list", {})
+        upstream.open("gate")
+        async with call:
+            assert message_of(await call.answer())["error"]["code"] == -31001
+        assert upstream.runs == {"plain": 1}
 
 
 @pytest.mark.parametrize("by", [400, 200, 503])

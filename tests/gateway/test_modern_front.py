@@ -300,6 +300,56 @@ async def test_hints_are_read_again_when_tools_have_changed(tmp_path: Path, monk
         assert served.runs.count("late") == 2
 
 
+async def test_a_new_release_says_which_of_its_tools_may_run_again(tmp_path: Path) -> None:
+    """Its own list is read before its first call, and a tool that has lost its hint runs once. G3."""
+    async with gateway(tmp_path, serving=BOTH) as served:
+        peer = peer_of(served)
+        assert said((await call(peer, "idempotent", {"say": "once"}))["result"]) == "once"
+        (tmp_path / "more").write_text('listed={"tools":[{"name":"idempotent","inputSchema":{"type":"object"}}]}')
+        await served.kill()
+        assert error_of(await call(peer, "idempotent", {"kill": True}))["code"] == OUTCOME_UNKNOWN
+        assert served.runs == ["idempotent"] * 2
+
+
+async def test_a_call_asks_while_the_gateway_reads_the_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway's own request is not one that the server could ask for."""
+    monkeypatch.setattr("perdure.gateway.pool.RELIST_SECONDS", 0.05)
+    go = tmp_path / "go"
+    go.touch()
+    async with gateway(tmp_path, f"hold=tools/list,{go}", serving=BOTH) as served:
+        peer = peer_of(served, capabilities=FORM)
+        await call(peer, "plain")
+        go.unlink()
+        (held := tmp_path / "go.held").unlink()
+        arguments = steps({"tools": ["late"]}, {"wait": str(held)}, ASK)
+        before = result_of(await peer.call("plain", arguments))
+        assert before["resultType"] == "input_required"
+        go.touch()
+        answers = {name: accept(name="Ada") for name in before["inputRequests"]}
+        answer = await peer.round("plain", before, answers, arguments=arguments)
+        assert json.loads(said(result_of(answer))) == accept(name="Ada")
+
+
+async def test_a_list_that_is_not_answered_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a lane that is ended meanwhile, because nothing else uses it."""
+    monkeypatch.setattr("perdure.gateway.pool.RELIST_SECONDS", 0.05)
+    monkeypatch.setattr("perdure.gateway.pool.LIST_SECONDS", 1.0)
+    go = tmp_path / "go"
+    go.touch()
+
+    def is_listing() -> bool:
+        return any("_list_again" in str(task.get_coro()) for task in asyncio.all_tasks())
+
+    async with gateway(tmp_path, f"hold=tools/list,{go}", process_idle=0.2, serving=BOTH) as served:
+        await call(peer_of(served), "plain")
+        go.unlink()
+        (held := tmp_path / "go.held").unlink()
+        await call(peer_of(served), "plain", {"tools": ["late"]}, {"wait": str(held)})
+        assert is_listing()
+        await until(lambda: not has_process(served.pids[0]))
+        await until(lambda: not is_listing())
+
+
 # Listening
 
 

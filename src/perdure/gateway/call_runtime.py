@@ -186,9 +186,7 @@ class CallRuntime(LaneUser):
             self._outlet.keep_call(int(request.id), UpstreamCall(may_run_again=self._hint(request), follow=state))
 
     def _hint(self, request: Request) -> bool | None:
-        if self._may_run_again is None:
-            return self._pool.tools.may_run_again(_tool(request))
-        return self._may_run_again
+        return self._pool.tools.may_still_run_again(_tool(request), self._may_run_again)
 
     async def aclose(self, *, ended: bool) -> None:
         if not ended and self._can_be_followed and self._lane is not None:

@@ -89,7 +89,8 @@ class Relay:
             except Gone as gone:
                 lost = gone.lost
                 runs += lost.ran
-                if lost.ran and (lost.is_final or runs == _MOST_RUNS or not self._may_run_again(ctx)):
+                may_run_again = self._may_run_again(ctx, outgoing.may_run_again)
+                if lost.ran and (lost.is_final or runs == _MOST_RUNS or not may_run_again):
                     raise _unknown(ctx, lost.why) from None
                 if tries == _MOST_TRIES or not _may_try_again(lost):
                     raise self._unavailable(ctx, lost.unavailable, lost.why, has_run=bool(runs)) from None
@@ -104,10 +105,10 @@ class Relay:
         failure.report_to(ctx.request)
         return _error(json.loads(unavailable_error(self._name, failure)))
 
-    def _may_run_again(self, ctx: ServerRequestContext[Any, Any]) -> bool:
+    def _may_run_again(self, ctx: ServerRequestContext[Any, Any], at_start: bool | None) -> bool | None:
         if ctx.method != "tools/call":
             return ctx.method in READS
-        return self._pool.tools.may_run_again(str((ctx.params or {}).get("name"))) is True
+        return self._pool.tools.may_still_run_again(str((ctx.params or {}).get("name")), at_start)
 
     async def _relay(self, ctx: ServerRequestContext[Any, Any], outgoing: _Outgoing) -> JsonObject:
         meta = (ctx.params or {}).get("_meta") or {}
@@ -116,6 +117,8 @@ class Relay:
         async with self._pool.lane(caller_of(ctx.request), client, ctx.request) as lane:
             if ctx.method == DISCOVER:
                 return discover_result(lane.result)
+            if outgoing.may_run_again is None:
+                outgoing.may_run_again = self._may_run_again(ctx, None)
             try:
                 params = dict(ctx.params or {}) if lane.passes else request_up(ctx.params)
                 text = (await lane.call(ctx.method, params, outgoing.take)).decode()
@@ -127,6 +130,8 @@ class Relay:
             result: JsonObject = splice.decode(
                 text if lane.passes else result_up(ctx.method, text, self._pool.server_info)
             )
+            if ctx.method == "tools/list":
+                self._pool.tools.learn_page(ctx.params, result)
             return result
 
 
@@ -142,6 +147,8 @@ class _Outgoing(Flow):
         """Of all runs: a second one repeats what the first has sent."""
         self._waiting: deque[tuple[str, JsonObject]] = deque()
         self._task: asyncio.Task[None] | None = None
+        self.may_run_again: bool | None = None
+        """Whether the request may run again, as it was known when it was sent first; `None` if it was not known."""
 
     def take(self, method: str, params: JsonObject | None) -> Flow | None:
         if params is None or not passes_up(method, params, level=self._level):

@@ -186,8 +186,9 @@ class PooledLane(SessionReceiver):
 
     def _user(self, key: RequestKey | None) -> LaneUser | None:
         """The request that a message belongs to: a pipe does not say, and there may be one alone."""
-        if key is None and len(self._users) == 1:
-            key = next(iter(self._users))
+        if key is None:
+            found = [user for user, _ in self._users.values() if not (isinstance(user, _Waiter) and user.is_own)]
+            return found[0] if len(found) == 1 else None
         user, _ = self._users.get(key, (None, None))
         return user
 
@@ -248,6 +249,7 @@ class PooledLane(SessionReceiver):
         if self.lane is not None:
             self.lane.notify("notifications/initialized", None)
         self._end_hearing()  # what was subscribed is gone with the session
+        await self._pool.list_tools(self)
 
     def on_closed(self, why: str) -> None:
         self.lane = None
@@ -267,6 +269,11 @@ class _Waiter:
     result: asyncio.Future[bytes]
     _on_notification: OnNotification | None
     passes_round = True
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a request of the gateway's own, of which no client hears."""
+        return self._on_notification is None
 
     def on_notification(self, method: str, params: JsonObject | None) -> Flow | None:
         return None if self._on_notification is None else self._on_notification(method, params)
@@ -382,10 +389,15 @@ class LanePool:
         pooled.lane = lane
         self.server_info = pooled.result.get("serverInfo") or {}
         lane.notify("notifications/initialized", None)
-        if (self.tools.tools is None or self.tools.is_stale) and "tools" in capabilities_in(pooled.result):
+        await self.list_tools(pooled)
+
+    async def list_tools(self, lane: PooledLane) -> None:
+        """Learn the tools of the server behind a lane, in `LIST_SECONDS`: it may be of another release than the last
+        one, and only its own list says which tools may run again."""
+        if "tools" in capabilities_in(lane.result):
             with contextlib.suppress(RequestRefused, Gone, TimeoutError):
                 async with asyncio.timeout(LIST_SECONDS):
-                    self.tools.learn(await list_tools(pooled))
+                    self.tools.learn(await list_tools(lane))
 
     def give_back(self, lane: PooledLane, *, may_ask: bool = False) -> None:
         """Let go of a lane. `may_ask`: its request was cancelled, and may still ask something. On a lane that does not
@@ -415,8 +427,7 @@ class LanePool:
     async def _list_again(self, lane: PooledLane) -> None:
         await asyncio.sleep(RELIST_SECONDS)  # a server may report a change with each list
         self._is_listing = False
-        with contextlib.suppress(RequestRefused, Gone):
-            self.tools.learn(await list_tools(lane))
+        await self.list_tools(lane)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

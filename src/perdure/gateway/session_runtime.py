@@ -238,9 +238,10 @@ class SessionRuntime(SessionReceiver):
         lane.request(number, message.method, request_along(message.params))
 
     def _may_run_again(self, running: _Running) -> bool | None:
-        if running.request.method != "tools/call" or running.may_run_again is not None:
-            return running.may_run_again
-        return self._lanes.tools.may_run_again(str((running.request.params or {}).get("name")))
+        if running.request.method != "tools/call":
+            return None
+        name = str((running.request.params or {}).get("name"))
+        return self._lanes.tools.may_still_run_again(name, running.may_run_again)
 
     def _for_upstream(self, message: Notification) -> JsonObject | None:
         """The client's progress with an ask, under the upstream's token."""
@@ -584,6 +585,8 @@ class SessionRuntime(SessionReceiver):
             self._take_own(key, body, failed=failed)
         elif (running := self._calls.pop(key, None)) is not None:
             end_check(running.origin)
+            if running.request.method == "tools/list" and not failed:
+                self._lanes.tools.learn_page(running.request.params, splice.decode(body.decode()))
             self._outlet.answer(key, body, failed=failed)
 
     def on_lost(self, key: RequestKey, lost: Lost) -> None:

@@ -59,8 +59,22 @@ class ToolList:
         self.tools = known if len(known) <= MAX_TOOLS else listed
         self.is_stale = False
 
+    def learn_page(self, params: Mapping[str, Any] | None, page: Mapping[str, Any]) -> None:
+        """Take in the answer to a request of a client: a whole list, or a page of one that is known."""
+        pages = ToolPages()
+        is_whole = pages.add(page) is None and not (params or {}).get("cursor")
+        if is_whole or (self.tools is not None and not self.is_stale):
+            self.learn(pages.tools)
+
     def may_run_again(self, name: str) -> bool | None:
         """Whether a tool may run a second time; `None` if no list was read yet. A tool that is not listed may not."""
         if self.tools is None:
             return None
         return name in self.tools and self._judge(self.tools[name])
+
+    def may_still_run_again(self, name: str, at_start: bool | None) -> bool | None:
+        """Whether a tool may run again for a call that has begun. `at_start`: what was known then. A tool that has lost
+        its hint since then may not: another release of the server may have run it already, after its session was lost
+        and begun again."""
+        now = self.may_run_again(name)
+        return now if at_start is None else at_start and now is not False

@@ -119,6 +119,7 @@ class ScriptedHttp:
         self.holds: list[str] = []
         """Requests of these methods wait for the gate of that name before they are handled."""
         self.tools = list(HINTS)
+        self.hints: dict[str, dict[str, bool]] = HINTS
         self.url = ""
         self.runs: Counter[str] = Counter()
         self.heard: list[tuple[str, str]] = []
@@ -376,7 +377,7 @@ class ScriptedHttp:
                 await self._call(message, session, writer)
                 return
             case "tools/list":
-                known = [{"name": one, "inputSchema": {}, "annotations": HINTS.get(one, {})} for one in self.tools]
+                known = [{"name": one, "inputSchema": {}, "annotations": self.hints.get(one, {})} for one in self.tools]
                 result: dict[str, Any] = {"tools": known}
             case "resources/subscribe":
                 self.subscribed.append(params["uri"])
