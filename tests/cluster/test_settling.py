@@ -376,6 +376,32 @@ async def test_a_call_waits_for_its_principal_and_runs_with_its_credentials(hous
     assert shop.seen == []
 
 
+@pytest.mark.parametrize("method", ["a wait", "tasks/result", "tasks/get"])
+async def test_a_request_for_the_result_brings_the_credentials_from_another_session(
+    house: House, tokens: FileTokens, method: str
+) -> None:
+    """As a host that was restarted does, and whether the request or the death of the node comes first."""
+    rules: Any = {"answer_within": ("*=1h",), "tasks": ("who=optional",)}
+    site, shop, peer, ghost = await house.scene(token=TOKENS["ann"], auth=tokens, **rules)
+    again = await site.join(token=TOKENS["ann"])
+    begun = peer.tool("who")
+    begun["params"]["task"] = {}
+    created = {"jsonrpc": "2.0", "id": begun["id"], "result": {}}
+    left = await ghost.take(peer.session, begun, said=[created], answered=True)
+    wait, asked = again.tool("perdure_wait_for_result", call=left.stream), {"taskId": left.stream}
+    if method != "tasks/get":
+        waiting = await again.post(wait if method == "a wait" else again.request(method, asked))
+        await waiting.event()
+    await ghost.die()
+    if method == "tasks/get":
+        status = ""
+        while status != "completed":
+            status = answer_of(await again.send(again.request(method, asked)))["result"]["status"]
+        waiting = await again.post(again.request("tasks/result", asked))
+    assert text_of((await waiting.rest())[-1]) == f"Bearer {TOKENS['ann']}"
+    assert shop.seen == ["who"]
+
+
 async def test_a_call_that_another_node_has_begun_to_run_is_not_taken_from_it(house: House, tokens: FileTokens) -> None:
     """Both nodes get the principal's requests. The second has seen the call wait, and looks again before it claims."""
     slow = HeldReads(house.path, "calls")

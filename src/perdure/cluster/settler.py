@@ -30,6 +30,7 @@ from perdure.errors import HeldElsewhere, IdTaken, SessionEnded, StaleFence, Sto
 from perdure.log.chores import Chores
 from perdure.log.peers import mail_to
 from perdure.log.stream import Stream
+from perdure.sessions.calls_by_id import asks_for
 from perdure.sessions.context import ServerContext
 from perdure.sessions.ledger import cancelled, end_of_call, request_of, unknown_outcome
 from perdure.sessions.registry import SessionRegistry, ToolHints
@@ -456,7 +457,8 @@ class Settler:
         store, steps, asks = self._context.store, list[ToolStepRecord](), list[AskRecord]()
         if any(row.method == "tools/call" for row in rows):
             steps += await store.tool_steps(stream.id)
-            asks += [ask for ask in await store.asks(stream.session) if ask.stream == stream.id]
+            of_session = await store.asks(stream.session)
+            asks += [ask for ask in of_session if ask.stream == stream.id or asks_for(ask.request, stream.id)]
         if asks and len(rows) == 1:  # of several calls it is not known which one has asked
             answers = await self._answers_in_mail(dead)
             for ask in [ask for ask in asks if ask.id in answers]:
@@ -543,6 +545,7 @@ class Settler:
                         sentence = f"a request waits for its principal ({call.row.method})"
                         log_event(logging.INFO, "call.waits", sentence, **call.ids)
                         self._send_all(mail.Waiting(session=owner.id))
+                        self._context.waiters.tell(stream.id)  # a request for its result may have the credentials
                         self.waiting.expect(owner.id, goes_on=await self._goes_on(owner, call, by))
                     case Verdict.RERUN | Verdict.FOLLOW | Verdict.BEGIN if session is not None:
                         await self._run(session, call, stream, by, verdict)

@@ -6,6 +6,7 @@ from contextlib import suppress
 from starlette.requests import Request as HttpRequest
 from starlette.types import Scope
 
+from perdure._core.ids import SessionId
 from perdure._core.limits import Caller, Full, Quota
 from perdure._core.states import SessionState
 from perdure.assembly import ServerProcess
@@ -14,6 +15,7 @@ from perdure.http.credentials import Credentials
 from perdure.http.recovery import Recovery
 from perdure.http.refusals import HttpRefusal, Refusal, session_gone
 from perdure.http.request import Bodies, Headers
+from perdure.sessions.calls_by_id import RESUME
 from perdure.sessions.session import Session
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.counters import Counters
@@ -57,6 +59,15 @@ class SessionAccess:
         await session.come_back()
         if session.waits and resume:
             await self.waiting.resume(session, HttpRequest(scope))
+        scope[RESUME] = self.resume
+
+    async def resume(self, session_id: SessionId, http: HttpRequest) -> None:
+        """Run the calls of another session again that wait for the principal of a request."""
+        session = await self.sessions.load(session_id)
+        if session is not None:
+            with session.in_use():
+                self.credentials.bring(session.id, http.scope)
+                await self.waiting.resume(session, http)
 
     async def check(self, session: Session, headers: Headers, owner: str, scope: Scope) -> None:
         """Refuse if a session that was `checked_later` no longer exists. While the store fails, the session in memory

@@ -42,7 +42,7 @@ from perdure.http.event_stream import Ending, EventStream
 from perdure.http.refusals import HttpRefusal, Refusal
 from perdure.http.request import Headers, ModernRequest, needs_tasks, read_key
 from perdure.runtime.base import Tools
-from perdure.sessions.calls_by_id import CallsById, is_waiting
+from perdure.sessions.calls_by_id import CallsById, KnownCall, is_waiting
 from perdure.sessions.durable_calls import DurableCalls, NewCall, needs_its_client
 from perdure.sessions.keyed_calls import TooManyKeys
 from perdure.sessions.ledger import Call, encode, encode_answer, progress_token, unknown_outcome
@@ -588,7 +588,7 @@ class DurableCallEndpoint:
             return
         try:
             if is_wait:
-                result = await calls.listed(owner, None) if owner else texts.failure(texts.GIVE_ID)
+                result = await calls.listed(owner, None, names) if owner else texts.failure(texts.GIVE_ID)
             else:
                 found = await calls.find(wanted, owner)
                 result = calls.unknown if found is None else await calls.cancel(found)
@@ -605,8 +605,10 @@ class DurableCallEndpoint:
         beats = token is not None and self._settings.heartbeat > 0
         interval = min(interval, self._settings.heartbeat) if beats else interval
         answered = await self._answered_by_wait(request, wanted)
+        ended: KnownCall | None = None
 
         async def outcome() -> bytes:
+            nonlocal ended
             loop, clock = asyncio.get_running_loop(), self._context.clock
             written, last, heard = loop.time() - interval + FIRST_SIGN, None, None
             follow = self._by_id.follow(wanted, request.owner, seconds=while_good(within, scope))
@@ -615,8 +617,9 @@ class DurableCallEndpoint:
                     if found is None:
                         return encode(self._complete(self._by_id.unknown))
                     if found.stream.sealed:
+                        ended = found
                         return await self._by_id.outcome(found, self._tools.server_info)
-                    if is_waiting(found):
+                    if is_waiting(found.row):
                         self._access.credentials.bring(found.record.id, scope)
                         await self._calls.run_again(found.record, request.http)
                     said, age = await self._by_id.said(found), clock() - found.stream.opened
@@ -654,6 +657,8 @@ class DurableCallEndpoint:
             except StoreError:
                 result = encode(self._complete(texts.failure(texts.STORE_FAILS)))
             await response.answer(encode_answer(message.id, result))
+            if ended is not None:
+                self._by_id.fetched(ended)
 
         waiting = asyncio.create_task(write_outcome())
         with self._context.work.holding(caller_of(request.owner, scope), request.size):

@@ -310,7 +310,8 @@ class PostHandler:
                     found = await keyed.look(self._context, owner, request.method, request.params or {})
                     if found.is_taken:
                         self._context.counters.calls_joined += 1
-                        await self._run_again(found, http)
+                        if found.waits_in is not None:
+                            await self._access.resume(found.waits_in, http)
                     else:
                         await keyed.check_room(self._context, session.link.calls.caller)
                     return await self._write_rows(session, requests, body, size, write, key=found)
@@ -324,15 +325,6 @@ class PostHandler:
                 except TooManyKeys as full:
                     raise HttpRefusal(Refusal.TOO_MANY_KEYS, limit=full.limit) from None
         raise HttpRefusal(Refusal.STORE_FAILS)
-
-    async def _run_again(self, key: CallKey, http: HttpRequest) -> None:
-        """Resume the call of a key if it waits for its principal: the request that is joined to it brings the
-        credentials."""
-        session = None if key.waits_in is None else await self._access.sessions.load(key.waits_in)
-        if session is not None:
-            with session.in_use():
-                self._access.credentials.bring(session.id, http.scope)
-                await self._access.waiting.resume(session, http)
 
     async def _write_rows(
         self,

@@ -20,7 +20,13 @@ from perdure._core.session_tasks import CANCEL, LIST
 from perdure._core.states import CallState
 from perdure.http.access import SessionAccess
 from perdure.runtime.base import Tools
-from perdure.sessions.calls_by_id import LOOK_AGAIN, AnsweredCall, cancelled_by_id, find_answered
+from perdure.sessions.calls_by_id import (
+    LOOK_AGAIN,
+    AnsweredCall,
+    cancelled_by_id,
+    find_answered,
+    resume_if_waiting,
+)
 from perdure.sessions.ledger import encode, encode_answer, name_of
 from perdure.sessions.session import FirstAnswer, Session
 from perdure.sessions.session_tasks import facts_of
@@ -62,7 +68,7 @@ class SessionTaskEndpoint:
             case "tools/call":
                 return await self._call(session, request, http)
             case "tasks/get" | "tasks/cancel" | "tasks/list":
-                return await self._answer(session, request), None
+                return await self._answer(session, request, http), None
         return None, None
 
     async def _call(self, session: Session, request: Request, http: HttpRequest) -> Answer:
@@ -89,7 +95,7 @@ class SessionTaskEndpoint:
 
         return created
 
-    async def _answer(self, session: Session, request: Request) -> bytes:
+    async def _answer(self, session: Session, request: Request, http: HttpRequest) -> bytes:
         params = request.params or {}
         if request.method == LIST:
             return await self._list(session, request, params.get("cursor"))
@@ -97,6 +103,7 @@ class SessionTaskEndpoint:
         found = await find_answered(store, owner, params.get("taskId"))
         if found is None:
             return error_payload(request.id, *session_tasks.NOT_FOUND)
+        await resume_if_waiting(found.row, http)
         facts = await facts_of(store, found)
         if request.method == CANCEL:
             if facts.is_over:

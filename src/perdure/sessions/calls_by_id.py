@@ -6,7 +6,8 @@ so it does not matter at which node a call runs.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+import json
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,23 +16,30 @@ from perdure._core import heartbeats, mail, splice
 from perdure._core.early_answers import ListedCall
 from perdure._core.envelope import SERVER
 from perdure._core.eras import result_down, result_up
-from perdure._core.ids import Kind, RecordKind, SessionId, parse_session_id, parse_stream_id
+from perdure._core.ids import Kind, RecordKind, SessionId, StreamId, parse_session_id, parse_stream_id
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.limits import Caller
+from perdure._core.session_tasks import RELATED
 from perdure._core.states import CallState, SessionState
 from perdure.errors import NodeGone
 from perdure.log.peers import mail_to
 from perdure.sessions.context import ServerContext
 from perdure.sessions.ledger import encode
 from perdure.store.interface import Store, paged, stream_by_id
-from perdure.store.records import CallRecord, Event, SessionRecord, StreamRecord
+from perdure.store.records import AskRecord, CallRecord, Event, SessionRecord, StreamRecord
 from perdure.store.steps import Reached
 
 LOOK_AGAIN = 2.0
 """Seconds after which a wait reads again, in case it missed a hint, and to show progress."""
 
 LISTED_MOST = 20
-"""Calls that are listed, the newest: a model reads all of them. Also sessions and durable calls that are searched."""
+"""Calls that are listed, the newest: a model reads all of them."""
+
+SEARCHED_MOST = 100
+"""Sessions, and durable calls, in which a principal's calls are searched, the newest: each takes some reads."""
+
+RESUME = "perdure.resume"
+"""In the scope of an HTTP request: runs the calls of a session again that wait for the principal of the request."""
 
 _RECENT = 16
 """Events at the end of a stream in which the last progress is searched."""
@@ -72,15 +80,15 @@ class Said:
 async def find_answered(store: Store, owner: str, wanted: object) -> AnsweredCall | None:
     """A session's call of the owner's own that was answered early. A foreign one is treated as one that does not
     exist."""
-    found = await _find_in_session(store, owner, wanted, None)
-    return None if found is None else AnsweredCall(found.stream, found.row)
+    found = await _find_in_session(store, owner, wanted)
+    return None if found is None or not found.stream.answered else AnsweredCall(found.stream, found.row)
 
 
-async def _find_in_session(store: Store, owner: str, wanted: object, session: SessionId | None) -> KnownCall | None:
-    """The same, or any call of this session."""
+async def _find_in_session(store: Store, owner: str, wanted: object) -> KnownCall | None:
+    """The same, whether it was answered early or not."""
     named = parse_stream_id(wanted)
     stream = None if named is None else await stream_by_id(store, named)
-    if stream is None or stream.kind is not Kind.CALL or not (stream.answered or stream.session == session):
+    if stream is None or stream.kind is not Kind.CALL:
         return None
     record = await store.session(stream.session)
     rows = await store.calls(stream.session, stream=stream.id)
@@ -91,6 +99,11 @@ async def _find_in_session(store: Store, owner: str, wanted: object, session: Se
 
 def _is_own(record: SessionRecord, owner: str) -> bool:
     return record.owner == owner and record.state is not SessionState.ENDED
+
+
+def _may_be_shown(found: KnownCall, owner: str, session: SessionId | None) -> bool:
+    """Whether a caller knows a call of its own: it was given the id, or a list shows it."""
+    return found.is_durable_call or found.stream.answered > 0 or bool(owner) or found.record.id == session
 
 
 def cancelled_by_id(found: AnsweredCall) -> mail.Cancelled:
@@ -121,8 +134,8 @@ class CallsById:
     # Finding
 
     async def find(self, wanted: object, owner: str, *, session: SessionId | None = None) -> KnownCall | None:
-        """A call of the caller's own that it was given the id of, or that is in its `session`. A foreign one is treated
-        as one that does not exist."""
+        """A call of the caller's own that it was given the id of, or that it could list: one of its principal's, or of
+        its `session`. A foreign one is treated as one that does not exist."""
         found = await self._find(wanted, owner, session)
         if found is None:
             await self._context.nodes.refuse_while_held()
@@ -132,7 +145,8 @@ class CallsById:
     async def _find(self, wanted: object, owner: str, session: SessionId | None) -> KnownCall | None:
         store = self._context.store
         if (record_id := parse_session_id(wanted)) is None:
-            return await _find_in_session(store, owner, wanted, session)
+            found = await _find_in_session(store, owner, wanted)
+            return found if found is not None and _may_be_shown(found, owner, session) else None
         record = await store.session(record_id)
         if record is None or record.kind is not RecordKind.CALL or not record.is_task or not _is_own(record, owner):
             return None
@@ -169,10 +183,13 @@ class CallsById:
         store, stream = self._context.store, call.stream
         events = await store.read(stream.id, after=max(0, stream.last - _RECENT), limit=_RECENT)
         said = (heartbeats.progress_params(event.payload) for event in reversed(events))
-        asks = await store.asks(stream.session)
-        # A question of a session's call may stand on the stream of a wait.
-        own = asks if call.is_durable_call else [ask for ask in asks if ask.stream == stream.id]
-        return Said(progress=next(filter(None, said), None), asks={ask.id: ask.request for ask in own})
+        asks = self._asks_of(call, await store.asks(stream.session))
+        return Said(progress=next(filter(None, said), None), asks={ask.id: ask.request for ask in asks})
+
+    def _asks_of(self, call: KnownCall, asks: Sequence[AskRecord]) -> Sequence[AskRecord]:
+        """A call's open questions among those of its session. One that stands elsewhere names the call."""
+        own = call.stream.id
+        return [ask for ask in asks if call.is_durable_call or ask.stream == own or asks_for(ask.request, own)]
 
     async def outcome(self, call: KnownCall, server_info: JsonObject | None) -> bytes:
         """The result of a call that has ended, as JSON: its tool's own, or a text. `server_info`: the server's entry in
@@ -188,40 +205,39 @@ class CallsById:
             result = encode(texts.error_for_model(call.row.name, splice.decode(error))).decode()
         elif splice.cut(result, "resultType") == '"input_required"':
             result = encode(texts.unanswered_round(call.row.name)).decode()
-        self._context.put(Reached(stream=stream.id, generation=stream.generation, through=stream.last))
         if server_info is not None and splice.cut(result, "resultType") is None:
             result = result_up("tools/call", result, server_info[SERVER])
         elif server_info is None and call.is_durable_call:
             result = result_down("tools/call", result)
         return result.encode()
 
-    async def listed(self, owner: str, session: SessionId | None) -> JsonObject:
+    def fetched(self, call: KnownCall) -> None:
+        """The caller has got the end of a call: it is not listed again."""
+        stream = call.stream
+        self._context.put(Reached(stream=stream.id, generation=stream.generation, through=stream.last))
+
+    async def listed(self, owner: str, session: SessionId | None, names: Collection[str]) -> JsonObject:
         """What a known caller's calls came to: those that run, and those that have ended and whose end it has not
-        seen."""
+        seen. `names`: of Perdure's own tools."""
         store, calls = self._context.store, []
         records = [] if session is None else [await store.session(session)]
         if owner:
             for kind in (RecordKind.SESSION, RecordKind.CALL):
-                records += await store.newest_of(Caller(owner), kind=kind, limit=LISTED_MOST)
+                records += await store.newest_of(Caller(owner), kind=kind, limit=SEARCHED_MOST)
         for record in {record.id: record for record in records if record is not None}.values():
-            asking = {ask.stream for ask in await store.asks(record.id)}
             for stream in await store.streams(record.id):
-                if stream.kind is not Kind.CALL or (stream.sealed and stream.delivered >= stream.last):
+                if stream.kind is not Kind.CALL or (stream.sealed and not _is_unseen(stream)):
                     continue
                 rows = [row for row in await store.calls(record.id, stream=stream.id) if row.method == "tools/call"]
                 known = KnownCall(record, stream, rows[0]) if len(rows) == 1 else None
-                if known is None or texts.may_be_own(known.row.name):
-                    continue
-                if not (known.is_durable_call or stream.answered or record.id == session):
-                    continue
-                calls.append(
-                    await self._listed(known, waits=bool(asking) if known.is_durable_call else stream.id in asking)
-                )
-        newest = sorted(calls, key=lambda call: call.began, reverse=True)[:LISTED_MOST]
-        return texts.call_list(newest, self._context.clock())
+                if known is not None and known.row.name not in names:
+                    calls.append(known)
+        newest = sorted(calls, key=lambda call: call.stream.opened, reverse=True)[:LISTED_MOST]
+        return texts.call_list([await self._listed(call) for call in newest], self._context.clock())
 
-    async def _listed(self, call: KnownCall, *, waits: bool) -> ListedCall:
+    async def _listed(self, call: KnownCall) -> ListedCall:
         stream, ended = call.stream, None
+        waits = not stream.sealed and bool(self._asks_of(call, await self._context.store.asks(call.record.id)))
         if stream.sealed:
             events = await self._context.store.read(stream.id, after=stream.last - 1, limit=1)
             ended = events[-1].time if events else None
@@ -243,6 +259,26 @@ class CallsById:
         return texts.cancelling(row.name, is_over=stream.sealed)
 
 
-def is_waiting(call: KnownCall) -> bool:
+def _is_unseen(stream: StreamRecord) -> bool:
+    """Whether the end of a call has not reached its client. Of one whose reader came to the end, nothing is noted."""
+    return stream.delivered < stream.last if stream.answered else stream.unread
+
+
+def asks_for(request: bytes, call: StreamId) -> bool:
+    """Whether a question that stands on another stream is one of this call's."""
+    params = json.loads(request).get("params") or {}
+    meta = params.get("_meta") or {}
+    return meta.get(texts.CALL) == {"id": call} or meta.get(RELATED) == {"taskId": call}
+
+
+def is_waiting(row: CallRecord) -> bool:
     """Whether a call runs again only with a request of its principal."""
-    return call.row.state is CallState.WAITING and bool(call.record.owner)
+    return row.state is CallState.WAITING and bool(row.principal)
+
+
+async def resume_if_waiting(row: CallRecord, origin: object) -> None:
+    """Let a call that waits for its principal run again with the credentials of a request, in whatever session that
+    came."""
+    resume = getattr(origin, "scope", {}).get(RESUME)
+    if is_waiting(row) and resume is not None:
+        await resume(row.session, origin)

@@ -22,7 +22,9 @@ from perdure._core.settling import UpstreamCall
 from perdure._core.states import CallState
 from perdure.errors import StoreError
 from perdure.log.chores import cancel_all
-from perdure.sessions.calls_by_id import CallsById
+from perdure.log.stream import Stream
+from perdure.sessions.calls_by_id import CallsById, KnownCall, resume_if_waiting
+from perdure.sessions.context import ServerContext
 from perdure.sessions.ledger import Call, encode, encode_answer, name_of
 from perdure.store.records import Event, SessionRecord
 
@@ -43,12 +45,12 @@ class EarlyAnswers:
         self._rules = rules
         self._served: dict[Call, asyncio.Task[None]] = {}
         """Calls of Perdure's own tools."""
-        self._answering: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._waits: dict[StreamId, Call] = {}
         """The newest open wait for a call, of those that run here."""
 
     async def aclose(self) -> None:
-        await cancel_all([*self._served.values(), *self._answering])
+        await cancel_all([*self._served.values(), *self._tasks])
 
     def within(self, record: SessionRecord) -> float | None:
         """After how many seconds the client of a session is answered early, if it is."""
@@ -110,9 +112,11 @@ class EarlyAnswers:
 
     def _on_time(self, link: RuntimeLink, call: Call, origin: object, within: float) -> None:
         if call.state is CallState.RUNNING:
-            task = asyncio.create_task(self._answer(link, call, origin, within))
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
+            self._keep(asyncio.create_task(self._answer(link, call, origin, within)))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, link: RuntimeLink, call: Call, origin: object, within: float) -> None:
         names = await self._names(link, origin)
@@ -157,12 +161,14 @@ class EarlyAnswers:
             return None
         try:
             link.keep_call(call.number, OWN_CALL)  # so that it goes on elsewhere if this process dies
-            result = await self._result(link, call, names, within)
+            result = await self._result(link, call, origin, names, within)
         except StoreError:
             result = encode(texts.failure(texts.STORE_FAILS))
         return encode_answer(call.request.id, result)
 
-    async def _result(self, link: RuntimeLink, call: Call, names: texts.OwnTools, within: float) -> bytes:
+    async def _result(
+        self, link: RuntimeLink, call: Call, origin: object, names: texts.OwnTools, within: float
+    ) -> bytes:
         given = (call.request.params or {}).get("arguments")
         wanted = given.get("call") if isinstance(given, dict) else None
         calls, record = CallsById(link.context), link.keeper.record
@@ -170,11 +176,18 @@ class EarlyAnswers:
             found = await calls.find(wanted, record.owner, session=record.id)
             return encode(calls.unknown if found is None else await calls.cancel(found))
         if wanted is None:
-            return encode(await calls.listed(record.owner, record.id))
-        return await self._wait(link, call, calls, wanted, names, within)
+            return encode(await calls.listed(record.owner, record.id, names))
+        return await self._wait(link, call, origin, calls, wanted, names, within)
 
     async def _wait(
-        self, link: RuntimeLink, call: Call, calls: CallsById, wanted: object, names: texts.OwnTools, within: float
+        self,
+        link: RuntimeLink,
+        call: Call,
+        origin: object,
+        calls: CallsById,
+        wanted: object,
+        names: texts.OwnTools,
+        within: float,
     ) -> bytes:
         """Wait for the end of a call, at whatever node it runs."""
         record, last = link.keeper.record, None
@@ -185,7 +198,10 @@ class EarlyAnswers:
                     if found is None:
                         return encode(calls.unknown)
                     if found.stream.sealed:
-                        return await calls.outcome(found, None)
+                        outcome = await calls.outcome(found, None)
+                        self._keep(asyncio.create_task(_note_fetched(link.context, call.stream, calls, found)))
+                        return outcome
+                    await resume_if_waiting(found.row, origin)
                     if last is None:
                         self._waits[found.stream.id] = call
                         link.asks.repeat(link.asks.of(found.stream.id))
@@ -209,6 +225,17 @@ class EarlyAnswers:
                 asks=bool(said.asks or link.asks.of(found.stream.id)),
             )
         )
+
+
+async def _note_fetched(context: ServerContext, wait: Stream, calls: CallsById, found: KnownCall) -> None:
+    """Note that a result was fetched, once the client of the wait has it. Where the wait loses its reader before, the
+    call stays in the list."""
+    readers = wait.readers
+    while readers.present and not (wait.is_over and readers.delivered >= wait.tail.last):
+        await readers.wait()
+    if (wait.is_over and readers.delivered >= wait.tail.last) or context.settings.json_response:
+        with contextlib.suppress(StoreError):
+            calls.fetched(found)
 
 
 def _pass_progress(link: RuntimeLink, wait: Call, progress: JsonObject) -> None:

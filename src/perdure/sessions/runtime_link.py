@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from perdure._core import heartbeats, session_tasks, settling, sticky
 from perdure._core.codes import CLIENT_AWAY, INTERNAL_ERROR, REQUEST_CANCELLED
 from perdure._core.durable_calls import TaskFacts
-from perdure._core.early_answers import OwnTools, is_cancelled_by_id, resumes
+from perdure._core.early_answers import OwnTools, is_cancelled_by_id, naming_call, resumes
 from perdure._core.handshakes import announce_keys
 from perdure._core.ids import NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import Envelope, JsonObject, Notification, Request, Response, coerce_id, error_payload
@@ -143,7 +143,7 @@ class RuntimeLink:
             if self.context.keyed.take(self, call) or (early is not None and early.take(self, call, origin)):
                 return
         elif not call.stream.answered and call.request.method == session_tasks.RESULT and self.serves_tasks:
-            self.context.tasks.serve(self, call)
+            self.context.tasks.serve(self, call, origin)
             return
         self.pass_to_runtime(call, origin, follows=follows)
 
@@ -812,8 +812,11 @@ class Asks:
         """Ask the client. Returns where to wait before more is sent."""
         link, on = self._link, self._place(ask.call)
         stream = link.home.standalone if on is None or link.goes_standalone(on) else on.stream
-        is_task = ask.call is not None and ask.call.is_task
-        params = session_tasks.related(ask.params, ask.call.stream.id) if ask.call and is_task else ask.params
+        params = ask.params
+        if ask.call is not None and ask.call.is_task:
+            params = session_tasks.related(params, ask.call.stream.id)
+        elif ask.call is not None and stream is not ask.call.stream and link.context.early is not None:
+            params = naming_call(params, ask.call.stream.id)
         payload = encode_ask(name, ask.method, params)
         session, node = link.keeper.record.id, link.context.node
         record = AskRecord(session=session, id=name, stream=stream.id, request=payload, node=node)

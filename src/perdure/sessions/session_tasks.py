@@ -19,7 +19,7 @@ from perdure._core.jsonrpc import JsonObject, error_payload
 from perdure._core.states import CallState
 from perdure.errors import StoreError
 from perdure.log.chores import cancel_all
-from perdure.sessions.calls_by_id import LOOK_AGAIN, AnsweredCall, final_answer, find_answered
+from perdure.sessions.calls_by_id import LOOK_AGAIN, AnsweredCall, final_answer, find_answered, resume_if_waiting
 from perdure.sessions.ledger import Call, encode, encode_answer, encode_notification
 from perdure.store.interface import Store
 
@@ -60,8 +60,8 @@ class SessionTasks:
 
     # The request for a result
 
-    def serve(self, link: RuntimeLink, call: Call) -> None:
-        self._served[call] = task = asyncio.create_task(link.answer_here(call, self._result(link, call)))
+    def serve(self, link: RuntimeLink, call: Call, origin: object) -> None:
+        self._served[call] = task = asyncio.create_task(link.answer_here(call, self._result(link, call, origin)))
         task.add_done_callback(lambda _: self._served.pop(call, None))
 
     def stop(self, call: Call) -> bool:
@@ -76,7 +76,7 @@ class SessionTasks:
         found = self._results.get(call.stream.id)
         return found if found is not None and found.state is CallState.RUNNING else None
 
-    async def _result(self, link: RuntimeLink, call: Call) -> bytes:
+    async def _result(self, link: RuntimeLink, call: Call, origin: object) -> bytes:
         """Wait for the end of a task, at whatever node it runs, and however long the store fails meanwhile."""
         task, store = parse_stream_id((call.request.params or {}).get("taskId")), link.context.store
         unknown = error_payload(call.request.id, *session_tasks.NOT_FOUND)
@@ -93,6 +93,7 @@ class SessionTasks:
                         if found.stream.sealed:
                             final = await final_answer(store, found.stream)
                             return unknown if final is None else _answer(call, task, json.loads(final.payload))
+                        await resume_if_waiting(found.row, origin)
                         if self._results.get(task) is not call:
                             self._results[task] = call
                             self._repeat_asks(link, task)

@@ -60,8 +60,10 @@ class DeadNode:
         attempt: int = 1,
         state: CallState = CallState.RUNNING,
         upstream: UpstreamCall = NOTHING_KEPT,
+        answered: bool = False,
     ) -> Left:
-        """Take on the requests of one POST; `said` went to their stream, and `asked` are asks that wait."""
+        """Take on the requests of one POST; `said` went to their stream, and `asked` are asks that wait. `answered`:
+        the last of what was said was an early answer."""
         owner = await self.store.session(SessionId(session))
         assert owner is not None
         record = StreamRecord(
@@ -94,7 +96,10 @@ class DeadNode:
         )
         steps: list[Step] = [OpenStream(record=record, calls=calls)]
         if events:
-            steps.append(Append(stream=record.id, fence=self.fence, events=events))
+            if answered:
+                events = (*events[:-1], events[-1]._replace(final=True))
+            last = events[-1].seq if answered else 0
+            steps.append(Append(stream=record.id, fence=self.fence, events=events, answered=last))
         steps += [OpenAsk(record=ask) for ask in asks]
         assert not any(await self.store.commit(steps))
         return Left(record.id, last=len(events))
