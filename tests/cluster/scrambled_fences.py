@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure.store import SqliteStore
-from perdure.store.records import Followed, StreamRecord
+from perdure.store.records import AnsweredPage, Followed, StreamRecord
 from perdure.store.steps import Append, OpenStream, PutCall, PutToolStep, Refusals, Release, Step
 
 BITS = 62
@@ -48,15 +48,12 @@ class ScrambledFences(SqliteStore):
         read = await super().bury(node, heir=heir, beat=beat)
         return None if read is None else [_record(record) for record in read]
 
-    async def streams(self, session: SessionId, *, only_unread: bool = False) -> Sequence[StreamRecord]:
-        return [_record(record) for record in await super().streams(session, only_unread=only_unread)]
+    async def streams(self, whose: SessionId | AnsweredPage, *, only_unread: bool = False) -> Sequence[StreamRecord]:
+        return [_record(record) for record in await super().streams(whose, only_unread=only_unread)]
 
     async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
         found = await super().follow(after, limit=limit)
         return {name: followed._replace(record=_record(followed.record)) for name, followed in found.items()}
 
-    async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
-        return [_record(record) for record in await super().written_by(node)]
-
-    async def forwarded_to(self, node: NodeId) -> Sequence[StreamRecord]:
-        return [_record(record) for record in await super().forwarded_to(node)]
+    async def written_by(self, node: NodeId, *, forwarded: bool = False) -> Sequence[StreamRecord]:
+        return [_record(record) for record in await super().written_by(node, forwarded=forwarded)]

@@ -23,7 +23,7 @@ from perdure._core.ids import (
 from perdure.errors import StoreUnavailable
 from perdure.log.peers import Peers
 from perdure.store import MemoryStore
-from perdure.store.interface import streams_by_id
+from perdure.store.interface import reader_of, streams_by_id
 from perdure.store.records import ReaderRecord
 from perdure.store.steps import PutReader
 from tests.cluster.conftest import Pair, Start
@@ -117,7 +117,7 @@ async def test_the_reader_of_a_dead_node_holds_nobody_back(start: Start, tmp_pat
 
 async def row_of(pair: Pair, stream: StreamId) -> tuple[NodeId, bool] | None:
     """The node of the reader that the store has of a stream, and whether it is only listed."""
-    row = await life_of(pair.a.site).context.store.reader(stream)
+    row = await reader_of(life_of(pair.a.site).context.store, stream)
     return None if row is None else (row.node, is_only_listed(row.reader))
 
 
@@ -129,7 +129,7 @@ async def test_a_reader_is_in_the_store_wherever_it_is_and_no_longer_than_it_is_
     stream = session.standalone.id
     here = await at_a.get()
     await until_row(pair, stream, (a, True))
-    row = await life_of(pair.b.site).context.store.reader(stream)
+    row = await reader_of(life_of(pair.b.site).context.store, stream)
     assert row is not None
     assert reader_since(row.reader) == pytest.approx(life_of(pair.a.site).context.clock(), abs=60)
     there = await at_b.get()

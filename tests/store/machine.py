@@ -136,7 +136,7 @@ class _Twins(RuleBasedStateMachine):
                 asked[f"{stream.id}: forwarded"] = store.forwarded(stream.id)
         for node, _ in self.nodes:
             asked[f"{node}: mail"] = values.messages(store, node)
-            asked[f"{node}: forwarded to"] = store.forwarded_to(node)
+            asked[f"{node}: forwarded to"] = store.written_by(node, forwarded=True)
             asked[f"{node}: streams"] = store.written_by(node)
         asked["nodes"] = store.nodes()
         for name, answer in (await values.together(store, asked)).items():

@@ -106,7 +106,7 @@ class Watcher:
         """Become the home of sessions whose standalone stream is read here and has no writer, and of those with
         messages that were forwarded to this node or to a node that is gone; append these."""
         homeless, self._homeless = self._homeless, {}
-        for record in (*homeless.values(), *await self._context.store.forwarded_to(self._context.node)):
+        for record in (*homeless.values(), *await self._context.store.written_by(self._context.node, forwarded=True)):
             try:
                 session = await self._sessions.load(record.session)
                 if session is not None and session.standalone.id == record.id:

@@ -698,7 +698,7 @@ class Settler:
         store = self._context.store
         releases: list[Step] = []
         failures: list[Exception] = []
-        waited_for = {record.id for home in homes[:1] for record in await store.forwarded_to(home.node)}
+        waited_for = {record.id for home in homes[:1] for record in await store.written_by(home.node, forwarded=True)}
         for record in homes:
             try:
                 held = self._sessions.held(record.session)

@@ -30,7 +30,7 @@ from perdure.sessions.calls_by_id import (
 from perdure.sessions.ledger import encode, encode_answer, name_of
 from perdure.sessions.session import FirstAnswer, Session
 from perdure.sessions.session_tasks import facts_of
-from perdure.store.records import StreamRecord
+from perdure.store.records import AnsweredPage, StreamRecord
 
 PAGE = 100
 """Tasks in one answer to `tasks/list`: each takes some reads of the store."""
@@ -124,7 +124,7 @@ class SessionTaskEndpoint:
         after = (0.0, "") if cursor is None else session_tasks.read_cursor(cursor)
         if after is None:
             return error_payload(request.id, *session_tasks.BAD_CURSOR)
-        streams = await store.answered_streams(Caller(owner, ""), after=after, limit=PAGE + 1)
+        streams = await store.streams(AnsweredPage(Caller(owner, ""), after=after, limit=PAGE + 1))
         tasks: list[JsonObject] = []
         for stream in streams[:PAGE]:
             rows = await store.calls(stream.session, stream=stream.id)

@@ -21,7 +21,7 @@ from perdure.log.journal import Journal, Steps
 from perdure.log.peers import Peers, mail_to
 from perdure.log.reader import BATCH, Reader
 from perdure.log.stream import Stream
-from perdure.store.interface import Store
+from perdure.store.interface import Store, reader_of
 from perdure.store.records import ReaderRecord, StreamRecord
 from perdure.store.steps import LeaveReader, PutReader, Step
 
@@ -104,7 +104,7 @@ class RemoteReaders:
 
     async def look_who_reads(self, stream: Stream) -> None:
         """Read from the store which reader is on a stream."""
-        row = await self._store.reader(stream.id)
+        row = await reader_of(self._store, stream.id)
         if stream.writer is None:
             entry = self._followed.get(stream.id)
             if entry is None or entry.reader is not stream.readers.reader or not entry.is_listed:
@@ -201,7 +201,7 @@ class RemoteReaders:
             if (gone := self._followed.pop(stream_id, None)) is not None:
                 gone.reader.end()
         homeless = []
-        for record, events, _ in found.values():
+        for record, events, *_ in found.values():
             if (entry := self._followed.get(record.id)) is None:
                 continue
             with self._chores.surviving("a stream could not be followed", record.id):

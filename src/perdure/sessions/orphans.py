@@ -35,7 +35,7 @@ from perdure.sessions.home import Home, NoHome
 from perdure.sessions.ledger import Call, encode_notification, name_of
 from perdure.sessions.record_keeper import RecordKeeper
 from perdure.sessions.runtime_link import RuntimeLink
-from perdure.store.interface import open_call, paged, stream_by_id
+from perdure.store.interface import open_call, paged, reader_of, stream_by_id
 from perdure.store.records import StreamRecord
 from perdure.store.steps import Reached, Step
 from perdure.telemetry.log_records import log_event
@@ -202,7 +202,7 @@ class Orphans:
                 return False
             elif row := await open_call(context.store, session, incarnation=incarnation, request_id=request.id):
                 stream = await stream_by_id(context.store, row.stream)
-                reader = await context.store.reader(row.stream)
+                reader = await reader_of(context.store, row.stream)
                 if stream is None or not stream.unread or reader is not None or not self._visits.attached:
                     return False
                 message = mail.Displaced(session=session, incarnation=incarnation, request_id=request.id)

@@ -92,6 +92,7 @@ from perdure._core.limits import Caller
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
 from perdure.store.records import (
+    AnsweredPage,
     AskRecord,
     CallRecord,
     CallSnapshot,
@@ -177,25 +178,21 @@ class Store(Protocol):
         """Return the retained events after a sequence number (4), `limit` at most. An answer ends with the event that
         brings it to `READ_BYTES`, so only an empty answer is the end of the stream."""
 
-    async def streams(self, session: SessionId, *, only_unread: bool = False) -> Sequence[StreamRecord]:
-        """A session's streams, the oldest first; or those that count as unread (`Reached`)."""
-
-    async def answered_streams(self, caller: Caller, *, after: tuple[float, str], limit: int) -> Sequence[StreamRecord]:
-        """The streams of calls that were answered before their end (`StreamRecord.answered`), of one caller's sessions
-        that have not ended: `limit` at most of those behind a time and an id, by `opened` and `id`."""
+    async def streams(self, whose: SessionId | AnsweredPage, *, only_unread: bool = False) -> Sequence[StreamRecord]:
+        """Return a session's streams, the oldest first, or those that count as unread (`Reached`); or a page of the
+        calls of one caller that were answered before their end."""
 
     async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
-        """Return those of some streams that exist, however many are asked for, each with its retained events after a
-        number, `limit` of each at most. A store that cannot read them in one go leaves the events out."""
+        """Return those of some streams that exist, however many are asked for, each with its reader and its retained
+        events after a number, `limit` of each at most. A store that cannot read them in one go leaves the events
+        out."""
 
-    async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
-        """The streams that a node writes, sealed ones excepted, the oldest first."""
+    async def written_by(self, node: NodeId, *, forwarded: bool = False) -> Sequence[StreamRecord]:
+        """Return the streams that a node writes, sealed ones excepted, the oldest first. `forwarded`: those for which
+        messages wait, and among them also those that no node writes that has joined."""
 
     async def forwarded(self, stream: StreamId, *, after: int = 0) -> Sequence[Forwarded]:
         """The messages that wait for a stream, after a key, the oldest first, `FORWARDED_AT_ONCE` at most (16)."""
-
-    async def forwarded_to(self, node: NodeId) -> Sequence[StreamRecord]:
-        """The streams for which forwarded messages wait, and which a node writes, or none that has joined."""
 
     async def kept(self, session: SessionId) -> Sequence[UsageRecord]:
         """What is retained of a session's sealed streams, the oldest first."""
@@ -249,8 +246,6 @@ class Store(Protocol):
 
     async def asks(self, session: SessionId) -> Sequence[AskRecord]:
         """A session's open asks, the oldest first."""
-
-    async def reader(self, stream: StreamId) -> ReaderRecord | None: ...
 
     # Notes (13)
 
@@ -381,6 +376,11 @@ async def streams_by_id(store: Store, streams: Iterable[StreamId]) -> dict[Strea
 
 async def stream_by_id(store: Store, stream: StreamId) -> StreamRecord | None:
     return (await streams_by_id(store, (stream,))).get(stream)
+
+
+async def reader_of(store: Store, stream: StreamId) -> ReaderRecord | None:
+    followed = (await store.follow({stream: 0}, limit=0)).get(stream)
+    return None if followed is None else followed.reader
 
 
 async def open_call(store: Store, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:

@@ -34,6 +34,7 @@ from perdure.store.records import (
     MAX_FORWARDED_BYTES,
     MAX_MAIL,
     READ_BYTES,
+    AnsweredPage,
     AskRecord,
     CallRecord,
     Event,
@@ -122,24 +123,24 @@ class MemoryStore(Store):
         sizes = itertools.accumulate(len(event.payload) for event in events)
         return events[: 1 + sum(1 for size in sizes if size < READ_BYTES)]
 
-    async def streams(self, session: SessionId, *, only_unread: bool = False) -> Sequence[StreamRecord]:
-        records = [stream.record for stream in self._of_session.get(session, {}).values()]
-        return [record for record in records if record.unread or not only_unread]
-
-    async def answered_streams(self, caller: Caller, *, after: tuple[float, str], limit: int) -> Sequence[StreamRecord]:
+    async def streams(self, whose: SessionId | AnsweredPage, *, only_unread: bool = False) -> Sequence[StreamRecord]:
+        if not isinstance(whose, AnsweredPage):
+            records = [stream.record for stream in self._of_session.get(whose, {}).values()]
+            return [record for record in records if record.unread or not only_unread]
         own = [
             stream.record
             for session in self._sessions.values()
-            if Caller(session.owner, session.address) == caller
+            if caller_of(session) == whose.caller
             and session.kind is RecordKind.SESSION
             and session.state is not SessionState.ENDED
             for stream in self._of_session.get(session.id, {}).values()
         ]
-        found = [record for record in own if record.answered and (record.opened, record.id) > after]
-        return sorted(found, key=lambda record: (record.opened, record.id))[:limit]
+        found = [record for record in own if record.answered and (record.opened, record.id) > whose.after]
+        return sorted(found, key=lambda record: (record.opened, record.id))[: whose.limit]
 
     async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
-        return {stream: Followed(self._streams[stream].record) for stream in after if stream in self._streams}
+        found = {stream: self._streams[stream] for stream in after if stream in self._streams}
+        return {stream: Followed(row.record, reader=row.reader) for stream, row in found.items()}
 
     async def kept(self, session: SessionId) -> Sequence[UsageRecord]:
         found: list[UsageRecord] = []
@@ -214,10 +215,6 @@ class MemoryStore(Store):
 
     async def asks(self, session: SessionId) -> Sequence[AskRecord]:
         return list(self._asks.get(session, {}).values())
-
-    async def reader(self, stream: StreamId) -> ReaderRecord | None:
-        found = self._streams.get(stream)
-        return found.reader if found else None
 
     # Notes
 
@@ -515,7 +512,10 @@ class MemoryStore(Store):
     async def nodes(self) -> Sequence[NodeRecord]:
         return [row.record for row in self._nodes.values()]
 
-    async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
+    async def written_by(self, node: NodeId, *, forwarded: bool = False) -> Sequence[StreamRecord]:
+        if forwarded:
+            waited_for = [row.record for row in self._streams.values() if row.forwarded]
+            return [record for record in waited_for if record.node == node or record.node not in self._nodes]
         return [row.record for row in self._streams.values() if row.record.node == node and not row.record.sealed]
 
     async def bury(self, node: NodeId, *, heir: NodeId, beat: int | None = None) -> Sequence[StreamRecord] | None:
@@ -559,10 +559,6 @@ class MemoryStore(Store):
         row = self._streams.get(stream)
         messages = [message for message in row.forwarded if message.key > after] if row else []
         return messages[:FORWARDED_AT_ONCE]
-
-    async def forwarded_to(self, node: NodeId) -> Sequence[StreamRecord]:
-        waited_for = [row.record for row in self._streams.values() if row.forwarded]
-        return [record for record in waited_for if record.node == node or record.node not in self._nodes]
 
     def _forget_sender(self, node: NodeId) -> None:
         for row in self._streams.values():

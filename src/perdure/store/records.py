@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from perdure._core.histograms import Histogram
 from perdure._core.ids import Fence, Kind, NodeId, RecordKind, SessionId, StreamId
+from perdure._core.limits import Caller
 from perdure._core.states import CallState, SessionState, ToolStepState
 from perdure._core.tool_steps import ToolStepKind
 
@@ -241,6 +242,16 @@ class Followed(NamedTuple):
     """As `read` returns them; `None`: they were not read."""
     revision: int | None = None
     """Of the record of the stream's session (21); `None`: it was not read, or the session does not exist."""
+    reader: ReaderRecord | None = None
+
+
+class AnsweredPage(NamedTuple):
+    """A page of the calls that were answered before their end (`StreamRecord.answered`), of one caller's sessions that
+    have not ended: `limit` at most of those after a time and an id, by `opened` and `id`."""
+
+    caller: Caller
+    after: tuple[float, str]
+    limit: int
 
 
 class Overview(NamedTuple):

@@ -23,8 +23,10 @@ from perdure.store.interface import Inspect
 from perdure.store.records import (
     FORWARDED_AT_ONCE,
     MAIL_AT_ONCE,
+    AnsweredPage,
     AskRecord,
     CallRecord,
+    Followed,
     Forwarded,
     Mail,
     NodeRecord,
@@ -177,6 +179,17 @@ ask_record = record_maker(AskRecord)
 reader_record = record_maker(ReaderRecord)
 node_record = record_maker(NodeRecord)
 kept_record = record_maker(UsageRecord)
+
+
+READER_COLUMNS = len(fields(ReaderRecord))
+
+
+def followed(row: Row) -> Followed:
+    """Return a stream and its reader, whose columns are the last ones, and empty if there is none."""
+    stream, reader = row[:-READER_COLUMNS], row[-READER_COLUMNS:]
+    return Followed(stream_record(stream), reader=None if reader[0] is None else reader_record(reader))
+
+
 generation = record_maker(Generation)
 
 
@@ -203,14 +216,14 @@ class RecordReads(Inspect):
 
     # Streams
 
-    async def streams(self, session: SessionId, *, only_unread: bool = False) -> Sequence[StreamRecord]:
-        return await self._all("unread_streams" if only_unread else "streams_of_session", stream_record, session)
+    async def streams(self, whose: SessionId | AnsweredPage, *, only_unread: bool = False) -> Sequence[StreamRecord]:
+        if isinstance(whose, AnsweredPage):
+            values = (*self._columns_of(whose.caller), *whose.after, whose.limit)
+            return await self._all("answered_streams", stream_record, *values)
+        return await self._all("unread_streams" if only_unread else "streams_of_session", stream_record, whose)
 
-    async def answered_streams(self, caller: Caller, *, after: tuple[float, str], limit: int) -> Sequence[StreamRecord]:
-        return await self._all("answered_streams", stream_record, *self._columns_of(caller), *after, limit)
-
-    async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
-        return await self._all("streams_of_node", stream_record, node)
+    async def written_by(self, node: NodeId, *, forwarded: bool = False) -> Sequence[StreamRecord]:
+        return await self._all("forwarded_to" if forwarded else "streams_of_node", stream_record, node)
 
     async def kept(self, session: SessionId) -> Sequence[UsageRecord]:
         return await self._all("kept_of_session", kept_record, session)
@@ -220,12 +233,6 @@ class RecordReads(Inspect):
 
     async def forwarded(self, stream: StreamId, *, after: int = 0) -> Sequence[Forwarded]:
         return await self._all("read_forwarded", Forwarded._make, stream, after, FORWARDED_AT_ONCE)
-
-    async def forwarded_to(self, node: NodeId) -> Sequence[StreamRecord]:
-        return await self._all("forwarded_to", stream_record, node)
-
-    async def reader(self, stream: StreamId) -> ReaderRecord | None:
-        return await self._one("reader_of_stream", reader_record, stream)
 
     # Sessions, their calls and asks
 

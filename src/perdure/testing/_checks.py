@@ -28,7 +28,7 @@ from perdure.errors import (
     TooManyCalls,
     TooManySessions,
 )
-from perdure.store.interface import Inspect, Liveness, Store, open_call, stream_by_id, streams_by_id
+from perdure.store.interface import Inspect, Liveness, Store, open_call, reader_of, stream_by_id, streams_by_id
 from perdure.store.notes import probe
 from perdure.store.records import (
     FORWARDED_AT_ONCE,
@@ -37,6 +37,7 @@ from perdure.store.records import (
     MAX_FORWARDED_BYTES,
     MAX_MAIL,
     READ_BYTES,
+    AnsweredPage,
     CallSnapshot,
     Event,
     Loaded,
@@ -625,26 +626,26 @@ class ForwardChecks(StreamCase):
 
     async def promise_16_a_message_for_a_stream_that_no_node_writes_is_refused(self) -> None:
         await self.accept(self._forward(b"1"))
-        same("streams of the writer", [s.id for s in await self.store.forwarded_to(NODE)], [STREAM])
-        same("streams of another node", [s.id for s in await self.store.forwarded_to(OTHER)], [])
+        same("streams of the writer", [s.id for s in await self.store.written_by(NODE, forwarded=True)], [STREAM])
+        same("streams of another node", [s.id for s in await self.store.written_by(OTHER, forwarded=True)], [])
         await self.accept(Release(stream=STREAM, fence=self.fence))
         refused(await self.put(self._forward(b"2", first=2)), 0, why=NodeGone)
         await self.accept(self._forward(b"1"))  # it exists already
-        same("streams that no node writes", [s.id for s in await self.store.forwarded_to(OTHER)], [STREAM])
+        same("streams without a writer", [s.id for s in await self.store.written_by(OTHER, forwarded=True)], [STREAM])
         await self.put(DropStream(stream=STREAM))
         refused(await self.put(self._forward(b"2", first=2)), 0, why=SessionEnded)
         same("what waits for a stream that is gone", await self._waiting(), [])
-        same("streams for which messages wait", list(await self.store.forwarded_to(NODE)), [])
+        same("streams for which messages wait", list(await self.store.written_by(NODE, forwarded=True)), [])
 
     async def promise_16_a_writer_that_was_buried_is_no_writer(self) -> None:
         await self.store.join(OTHER)
         await self.store.claim(STREAM, node=OTHER, held=(await self.record()).fence)
         await self.accept(self._forward(b"1", node=NODE))
-        same("streams of the dead", [s.id for s in await self.store.forwarded_to(NODE)], [])
+        same("streams of the dead", [s.id for s in await self.store.written_by(NODE, forwarded=True)], [])
         await self.store.leave(OTHER)
         await self.store.bury(OTHER, heir=NODE)
         refused(await self.put(self._forward(b"2", first=2, node=NODE)), 0, why=NodeGone)
-        same("streams without a writer", [s.id for s in await self.store.forwarded_to(NODE)], [STREAM])
+        same("streams without a writer", [s.id for s in await self.store.written_by(NODE, forwarded=True)], [STREAM])
 
 
 class ForgettingChecks(StreamCase):
@@ -693,7 +694,7 @@ class ForgettingChecks(StreamCase):
                 await self.accept(replace(self.append(1, 1, final=True, stream=name), answered=1))
 
         async def listed(caller: Caller, after: tuple[float, str] = (0.0, ""), limit: int = 9) -> list[str]:
-            return [record.id for record in await self.store.answered_streams(caller, after=after, limit=limit)]
+            return [record.id for record in await self.store.streams(AnsweredPage(caller, after=after, limit=limit))]
 
         same("all of one", await listed(mine), ["a", "b"])
         same("of another", await listed(other), ["d"])
@@ -720,7 +721,7 @@ class ForgettingChecks(StreamCase):
         nothing: dict[str, object] = {f"{SESSION}: {what}": [] for what in lists}
         nothing["notes"] = {}
         same("the whole store", await self.picture(), {"sessions": [ended]} | nothing)
-        same("its reader", await self.store.reader(STREAM), None)
+        same("its reader", await reader_of(self.store, STREAM), None)
 
     async def promise_7_sweeping_forgets_events_before_answers_and_sessions_last(self) -> None:
         await self.put(ChangeSession(session=SESSION, active=30.0))
@@ -882,14 +883,14 @@ class ReadingChecks(StreamCase):
         await self.put(PutReader(record=a_reader("old")), PutReader(record=a_reader("new", seq=3)))
         await self.put(PutReader(record=a_reader("old", seq=9), attaches=False))
         await self.put(LeaveReader(stream=STREAM, reader="old"))
-        same("the reader", await self.store.reader(STREAM), a_reader("new", seq=3))
+        same("the reader", await reader_of(self.store, STREAM), a_reader("new", seq=3))
         await self.put(PutReader(record=a_reader("new", seq=5), attaches=False))
-        same("the reader that has got further", await self.store.reader(STREAM), a_reader("new", seq=5))
+        same("the reader that has got further", await reader_of(self.store, STREAM), a_reader("new", seq=5))
         await self.put(LeaveReader(stream=STREAM, reader="new"))
-        same("the reader", await self.store.reader(STREAM), None)
+        same("the reader", await reader_of(self.store, STREAM), None)
         await self.put(PutReader(record=a_reader(stream="not there")))
         await self.put(OpenAsk(record=an_ask(stream="not there")))
-        same("the reader of no stream", await self.store.reader(StreamId("not there")), None)
+        same("the reader of no stream", await reader_of(self.store, StreamId("not there")), None)
         same("asks of no stream", list(await self.store.asks(SESSION)), [])
 
     async def promise_19_how_far_readers_have_got_only_moves_forward(self) -> None:
@@ -1636,7 +1637,7 @@ class LivenessChecks(StreamCase):
         same("the stream that was claimed", claimed and replace(claimed, fence=fence, node=OTHER, generation=1), left)
         read = await self.store.bury(OTHER, heir=NODE)
         same("streams that it read", [stream.id for stream in read or ()], ["read"])
-        same("their reader", await self.store.reader(StreamId("read")), None)
+        same("their reader", await reader_of(self.store, StreamId("read")), None)
         same("dead nodes", await dead_nodes(mine), [])
         same("nodes", {node.id for node in await self.store.nodes()}, {NODE, THIRD})
         await self.store.leave(THIRD)
@@ -1687,7 +1688,7 @@ class LivenessChecks(StreamCase):
             same("streams it read", await self.store.bury(OTHER, heir=NODE, beat=seen[OTHER]), None)
             same("nodes", {node.id for node in await self.store.nodes()}, {NODE, OTHER})
             same("mail", (await messages(self.store, OTHER), await messages(self.store)), ([b"theirs"], []))
-            reader = await self.store.reader(StreamId("read"))
+            reader = await reader_of(self.store, StreamId("read"))
             same("the node of the reader", reader and reader.node, OTHER)
             same("its own claim", theirs.node_claim.at(self.now), ClaimState.HOLDING)
         beats = {node.id: node.beat for node in await self.store.nodes()}

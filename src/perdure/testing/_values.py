@@ -9,7 +9,7 @@ from typing import Any
 from perdure._core.ids import Fence, Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.states import CallState, SessionState, ToolStepState
 from perdure._core.tool_steps import ToolStepKind
-from perdure.store.interface import Liveness, Store
+from perdure.store.interface import Liveness, Store, reader_of
 from perdure.store.records import (
     AskRecord,
     CallRecord,
@@ -200,6 +200,6 @@ async def picture(store: Store, *, sessions: Sequence[str] = (SESSION,)) -> dict
     for stream in [stream for session in sessions for stream in seen[f"{session}: streams"]]:
         of_streams[f"{stream.id}: events"] = all_events(store, stream.id)
         of_streams[f"{stream.id}: generations"] = store.generations(stream.id)
-        of_streams[f"{stream.id}: reader"] = store.reader(stream.id)
+        of_streams[f"{stream.id}: reader"] = reader_of(store, stream.id)
         of_streams[f"{stream.id}: tool steps"] = store.tool_steps(stream.id)
     return seen | await together(store, of_streams)

@@ -16,7 +16,7 @@ from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.leases import FREE_SHARE
 from perdure._core.states import ClaimState
 from perdure.errors import StoreUnavailable
-from perdure.store.interface import open_call
+from perdure.store.interface import open_call, reader_of
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.steps import ChangeSession, OpenStream, PutSession, SendMail
@@ -427,6 +427,6 @@ async def test_ids_and_names_of_any_length_and_content_are_kept() -> None:
         assert found is not None
         assert found.request_id == ids[1]
         assert await store.session(SessionId("no\0thing")) is None
-        assert await store.reader(StreamId("\0")) is None
+        assert await reader_of(store, StreamId("\0")) is None
         assert [session.owner for session in await store.newest(limit=9)] == [owner]
         assert NodeId("") not in {node.id for node in await store.nodes()}

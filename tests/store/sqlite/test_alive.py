@@ -16,7 +16,7 @@ from perdure._core.ids import NodeId
 from perdure._core.states import ClaimState
 from perdure._files.locks import flock
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.store.interface import Liveness, stream_by_id
+from perdure.store.interface import Liveness, reader_of, stream_by_id
 from perdure.store.sqlite import SqliteStore
 from perdure.store.sqlite import locks as _sqlite_locks
 from perdure.store.sqlite.locks import Locks
@@ -67,7 +67,7 @@ async def test_a_killed_process_is_dead_at_once_and_until_it_is_buried(store: Sq
     (stream,) = await store.written_by(OTHER)
     assert await store.claim(stream.id, node=NODE, held=stream.fence) is not None
     assert [read.id for read in await store.bury(OTHER, heir=NODE) or ()] == [STREAM]
-    assert (await dead_nodes(view(store)), await store.reader(stream.id)) == ([], None)
+    assert (await dead_nodes(view(store)), await reader_of(store, stream.id)) == ([], None)
     assert files(path) == {f"{NODE}.lock", f"{NODE}.well"}
 
 

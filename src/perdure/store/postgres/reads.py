@@ -30,6 +30,7 @@ MAX_READ = 500
 """Events in one read: the server would size more of them for an answer that is full."""
 
 STREAM_COLUMNS = len(fields(StreamRecord))
+FOLLOWED_COLUMNS = STREAM_COLUMNS + rows.READER_COLUMNS
 SESSION_COLUMNS = len(fields(SessionRecord))
 CALL_COLUMNS = len(fields(CallRecord))
 
@@ -55,9 +56,10 @@ class PostgresReads(RecordReads):
         return followed[stream].events or [] if stream in followed else []
 
     async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
+        after = {stream: number for stream, number in after.items() if "\0" not in stream}  # as `_all` does
         if not limit:
-            records = await self._all("streams_by_id", rows.stream_record, list(after)) if after else []
-            return {record.id: Followed(record) for record in records}
+            streams = await self._all("streams_by_id", rows.followed, list(after)) if after else []
+            return {followed.record.id: followed for followed in streams}
         numbers = [min(max(number, 0), MAX_SEQ) for number in after.values()]
         bounds = (min(limit, MAX_READ), READ_BYTES)
         found = await self._all("follow_streams", self._followed, list(after), numbers, *bounds)
@@ -65,9 +67,10 @@ class PostgresReads(RecordReads):
 
     def _followed(self, row: Any) -> Followed:
         """A stream's events come as columns, because each of many rows would repeat its record."""
-        revision, *columns = row[STREAM_COLUMNS:]
+        found = rows.followed(row[:FOLLOWED_COLUMNS])
+        revision, *columns = row[FOLLOWED_COLUMNS:]
         events = [] if columns[0] is None else [Event._make(event) for event in zip(*columns, strict=True)]
-        return Followed(rows.stream_record(row[:STREAM_COLUMNS]), events, revision)
+        return found._replace(events=events, revision=revision)
 
     async def load(self, session: SessionId) -> Loaded | None:
         def loaded(row: Any) -> Loaded:

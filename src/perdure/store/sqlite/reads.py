@@ -122,8 +122,8 @@ class SqliteReads(RecordReads):
 
     async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
         def followed(connection: sqlite3.Connection, stream: StreamId) -> Followed | None:
-            row = connection.execute(_SQL["stream_by_id"], (stream,)).fetchone()
-            return None if row is None else Followed(rows.stream_record(row))
+            row = connection.execute(_SQL["followed_stream"], (stream,)).fetchone()
+            return None if row is None else rows.followed(row)
 
         return await self._each(after, followed)
 

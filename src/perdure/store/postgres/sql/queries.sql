@@ -1,13 +1,17 @@
 -- Every query of the PostgreSQL store: a name, one line of purpose, the statement.
 
--- streams_by_id: those of the streams that exist
-SELECT {stream} FROM perdure.stream WHERE id = ANY ($1);
+-- streams_by_id: those of the streams that exist, and their readers
+SELECT {stream s}, CASE WHEN r.stream IS NOT NULL THEN s.id END, r.reader, r.node, r.seq
+FROM perdure.stream AS s LEFT JOIN perdure.reader AS r ON r.stream = s.key WHERE s.id = ANY ($1);
 
--- follow_streams: those of the streams that exist, with the revision of their session and their events after a number
+-- follow_streams: those of the streams that exist, with their readers, the revision of their session and their events
+-- after a number
 SELECT {stream s},
+       CASE WHEN r.stream IS NOT NULL THEN s.id END, r.reader, r.node, r.seq,
        (SELECT revision FROM perdure.session WHERE id = s.session AND state <> 'ended'),
        e.seqs, e.times, e.payloads, e.finals
 FROM unnest($1::text[], $2::int[]) AS x (id, after) JOIN perdure.stream AS s ON s.id = x.id
+LEFT JOIN perdure.reader AS r ON r.stream = s.key
 LEFT JOIN LATERAL (
     SELECT array_agg(seq) AS seqs, array_agg(time) AS times, array_agg(payload) AS payloads, array_agg(final) AS finals
     FROM (
@@ -213,11 +217,6 @@ GROUP BY w.session;
 SELECT w.session, s.id, r.reader, r.node, r.seq FROM unnest($1::text[]) AS w (session)
 CROSS JOIN LATERAL (SELECT key, id FROM perdure.stream WHERE session = w.session ORDER BY key OFFSET 0) AS s
 CROSS JOIN LATERAL (SELECT reader, node, seq FROM perdure.reader WHERE stream = s.key OFFSET 0) AS r;
-
--- reader_of_stream: the reader of a stream
-SELECT s.id, r.reader, r.node, r.seq
-FROM perdure.stream AS s JOIN perdure.reader AS r ON r.stream = s.key
-WHERE s.id = $1;
 
 -- claim: become the writer of a stream
 SELECT {stream} FROM perdure.claim_1($1, $2, $3, $4, $5, $6, $7);

@@ -170,6 +170,10 @@ ORDER BY e.seq LIMIT ?;
 -- stream_by_id: one stream
 SELECT {stream} FROM stream WHERE id = ?;
 
+-- followed_stream: one stream, and its reader
+SELECT {stream s}, CASE WHEN r.stream IS NOT NULL THEN s.id END, r.reader, r.node, r.seq
+FROM stream AS s LEFT JOIN reader AS r ON r.stream = s.key WHERE s.id = ?;
+
 -- streams_of_session: a session's streams, the oldest first
 SELECT {stream} FROM stream WHERE session = ? ORDER BY key;
 
@@ -306,11 +310,6 @@ WHERE s.id = ?1 ORDER BY t.number, t.request_id;
 SELECT a.session, a.id, s.id, a.request, a.node
 FROM ask AS a JOIN stream AS s ON s.key = a.stream
 WHERE a.session = ? ORDER BY a.key;
-
--- reader_of_stream: the reader of a stream
-SELECT s.id, r.reader, r.node, r.seq
-FROM stream AS s JOIN reader AS r ON r.stream = s.key
-WHERE s.id = ?;
 
 -- newest_of_session: when its newest retained event was appended
 SELECT max(e.time) FROM stream AS s JOIN event AS e ON e.stream = s.key AND e.seq = s.last WHERE s.session = ?;
