@@ -17,7 +17,7 @@ import pytest
 import uvloop
 
 from perdure.remote import endpoint
-from perdure.remote.http11 import MAX_HEAD, MAX_WAITING, Direct
+from perdure.remote.http11 import MAX_HEAD, MAX_WAITING, Direct, Times
 
 pytestmark = pytest.mark.anyio
 
@@ -395,6 +395,40 @@ async def test_a_slow_reader_makes_the_server_wait() -> None:
             if read > 2 * before:
                 break
     assert sent > before
+
+
+@pytest.mark.parametrize("closes", [False, True], ids=["and the response goes on", "and the connection ends"])
+async def test_what_comes_while_it_is_gathered_is_received_together(closes: bool) -> None:
+    gathers, was_sent = asyncio.Event(), asyncio.Event()
+
+    async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\na")
+        await gathers.wait()
+        for part in (b"b", b"c"):
+            writer.write(part)
+            await asyncio.sleep(0.01)
+        was_sent.set()
+        if not closes:
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(slowly, "127.0.0.1", 0)
+    origin = ("http", "127.0.0.1", server.sockets[0].getsockname()[1])
+    direct = Direct(tls=None, max_idle=2, idle_seconds=2.0)
+    async with server:
+        times = Times(connect=5.0, write=5.0, read=5.0)
+        exchange = await direct.exchange(origin, b"GET / HTTP/1.1\r\nhost: here\r\n\r\n", times)
+        assert await exchange.receive() == b"a"
+        gathering = asyncio.create_task(exchange.gather(0.2))
+        gathers.set()
+        await was_sent.wait()
+        await gathering
+        assert await exchange.receive() == b"bc"
+        if closes:
+            assert await exchange.receive() == b""
+            await exchange.gather(0.2)
+        await exchange.aclose()
 
 
 async def test_a_cancelled_request_costs_its_connection_and_no_other() -> None:

@@ -204,6 +204,13 @@ class HttpResponse:
         except _LIBRARY_ERRORS as error:
             raise _named(error) from error
 
+    async def gather(self, seconds: float) -> None:
+        """Let so much time pass, in which nothing is read: `receive` then returns what has come together."""
+        if isinstance(self._response, Exchange):
+            await self._response.gather(seconds)
+        else:
+            await anyio.sleep(seconds)
+
     async def aclose(self) -> None:
         if isinstance(self._chunks, AsyncGenerator):
             await self._chunks.aclose()

@@ -168,6 +168,11 @@ class Exchange(httpx2.AsyncByteStream):
         """The next bytes of the body; b"" at its end."""
         return b"" if self._connection is None else await self._connection.receive_body(self._seconds)
 
+    async def gather(self, seconds: float) -> None:
+        """Let what comes wait in the system for so long: `receive` then returns all of it together."""
+        if self._connection is not None:
+            await self._connection.gather(seconds)
+
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while chunk := await self.receive():
             yield chunk
@@ -234,6 +239,16 @@ class _Connection(asyncio.Protocol):
         self._body.clear()
         self._socket.resume_reading()
         return found
+
+    async def gather(self, seconds: float) -> None:
+        if self._parser is None or self._failure is not None:
+            return
+        self._socket.pause_reading()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            if self._failure is None:
+                self._socket.resume_reading()
 
     async def _change(self, seconds: float | None, late: type[httpx2.TimeoutException] = httpx2.ReadTimeout) -> None:
         if self._failure is not None:

@@ -16,6 +16,7 @@ import anyio
 
 from perdure._core.delivery import Attempt, Failure, Meaning, body_of, is_answer, is_read, of_failure
 from perdure._core.reconnect import Course, Patience, delay
+from perdure._core.rush import GATHER, Rush
 from perdure._core.sse import Decoder, ServerSentEvent
 from perdure.remote.endpoint import HttpResponse, Refused, RequestFailed, can_be_sent
 from perdure.remote.message import Message, messages_in
@@ -189,7 +190,8 @@ class Stream(Attempts):
         heartbeat = self._route.endpoint.heartbeat
         self._may_fall_silent = may_fall_silent and self._asks_again
         commented: float | None = None
-        self._heard_at = time.monotonic()
+        self._heard_at = asked_at = time.monotonic()
+        rush = Rush()
         self.trouble = "the connection ended"
         try:
             while True:
@@ -211,6 +213,7 @@ class Stream(Attempts):
                         break
                 if not chunk:
                     break
+                came_at = time.monotonic()
                 before_chunk = decoder.last_event_id
                 events = decoder.feed(chunk)
                 if events and self._has_positions and decoder.last_event_id == before_chunk:
@@ -229,6 +232,9 @@ class Stream(Attempts):
                                 await response.receive()
                         return answer
                 self._move(decoder.last_event_id, decoder.retry)
+                if rush.gathers(waited=came_at - asked_at, events=len(events)):
+                    await response.gather(GATHER)
+                asked_at = time.monotonic()
         except RequestFailed as failed:
             self.trouble = f"the connection broke: {failed}"
         return None
