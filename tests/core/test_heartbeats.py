@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure._core.heartbeats import SHARE, Hearing, beat, beat_value, encode_progress, progress_params, raised, rising
+from perdure._core.heartbeats import (
+    SHARE,
+    Hearing,
+    beat,
+    beat_value,
+    encode_progress,
+    last_progress,
+    progress_params,
+    raised,
+    rising,
+)
 
 AGES = st.floats(0, 10 * 86_400)
 SAID = st.floats(-1e12, 1e12)
@@ -102,3 +112,7 @@ def test_there_is_no_beat_above_what_no_float_can_exceed(said: object) -> None:
 )
 def test_what_cannot_be_compared_is_no_progress(payload: bytes) -> None:
     assert progress_params(payload) is None
+    assert last_progress([payload]) is None
+    assert last_progress([encode_progress({"progress": 1}), encode_progress({"progress": 2}), payload]) == {
+        "progress": 2
+    }

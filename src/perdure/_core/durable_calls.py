@@ -6,6 +6,7 @@ ledger's: its status follows from its call's row.
 """
 
 import enum
+import functools
 import hashlib
 import hmac
 import json
@@ -51,6 +52,11 @@ class CallClient:
     info: object
     capabilities: object
 
+    @classmethod
+    def from_params(cls, params: Mapping[str, Any], *, version: str = "") -> "CallClient":
+        """Read the params of an `initialize`, or what is kept with a call."""
+        return cls(version=version, info=params.get("clientInfo"), capabilities=params.get("capabilities"))
+
     @property
     def told(self) -> JsonObject:
         """The part that is kept with a call."""
@@ -82,6 +88,12 @@ class CallClient:
         if needed is None or _has(self.capabilities, needed):
             return None
         return needed
+
+
+@functools.lru_cache(maxsize=256)
+def client_of(client_params: bytes) -> CallClient:
+    """The client of a session or durable call, as its record describes it."""
+    return CallClient.from_params(json.loads(client_params) if client_params else {})
 
 
 def _needed(method: str, params: Mapping[str, Any]) -> JsonObject | None:

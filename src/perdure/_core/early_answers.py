@@ -4,7 +4,6 @@ A rule says after how many seconds a client of this name is answered. It gets a 
 Perdure's own then waits for the result. Such a client is shown no output schemas: a text alone would break them.
 """
 
-import functools
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 from perdure._core import heartbeats
 from perdure._core.codes import REQUEST_CANCELLED
-from perdure._core.durable_calls import CallClient, progress_text
+from perdure._core.durable_calls import CallClient, client_of, progress_text
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.settling import as_progress
 from perdure._core.states import CallState
@@ -61,7 +60,7 @@ def parse_answer_rules(rules: Iterable[str]) -> Mapping[str, float]:
 
 def time_for(rules: Mapping[str, float], client_params: bytes) -> float | None:
     """After how many seconds the client of a session is answered; `None` if it waits for its answers."""
-    client = _client(client_params)
+    client = client_of(client_params)
     return None if _resumes(client) else _time(rules, client)
 
 
@@ -72,13 +71,7 @@ def time_at_call(rules: Mapping[str, float], client: CallClient) -> float | None
 
 def resumes(client_params: bytes) -> bool:
     """Whether the client of a session waits by itself, and sends again what breaks, as Perdure's own do."""
-    return _resumes(_client(client_params))
-
-
-@functools.lru_cache(maxsize=256)
-def _client(params: bytes) -> CallClient:
-    said = json.loads(params) if params else {}
-    return CallClient(version="", info=said.get("clientInfo"), capabilities=said.get("capabilities"))
+    return _resumes(client_of(client_params))
 
 
 def _time(rules: Mapping[str, float], client: CallClient) -> float | None:

@@ -7,7 +7,7 @@ over resumes and at every node, and stays within a millionth of what the tool sa
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,10 @@ HALF = 3_600.0
 
 FIRST = 0
 """The progress that is in the log before the tool runs, where the revision has no other event with an id by then."""
+
+RECENT = 16
+"""Events at the end of a stream in which the last progress is searched: what follows it are questions, which are few,
+or log messages."""
 
 BEHIND_FIRST = 1e-9
 """What a tool's own 0 is called behind that: progress has to rise."""
@@ -107,6 +111,11 @@ def progress_params(payload: bytes) -> JsonObject | None:
         return None
     params = message.get("params") if message.get("method") == PROGRESS else None
     return params if isinstance(params, dict) and as_progress(params.get("progress")) is not None else None
+
+
+def last_progress(payloads: Sequence[bytes]) -> JsonObject | None:
+    """The params of the last message that reports progress, of those of a stream in their order."""
+    return next(filter(None, map(progress_params, reversed(payloads))), None)
 
 
 def encode_progress(params: JsonObject) -> bytes:

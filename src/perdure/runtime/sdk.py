@@ -385,10 +385,7 @@ class CallRuntime(HandlerRuntime):
 
     def __init__(self, runtimes: SdkRuntimes, record: SessionRecord, outlet: Outlet) -> None:
         super().__init__(runtimes, outlet)
-        told = json.loads(record.client_params)
-        self._client = CallClient(
-            version=record.version, info=told.get("clientInfo"), capabilities=told["capabilities"]
-        )
+        self._client = CallClient.from_params(json.loads(record.client_params), version=record.version)
 
     @property
     def keeps_state(self) -> bool:
@@ -499,7 +496,6 @@ class SdkRuntimes:
         return nullcontext()
 
     async def tools(self, record: SessionRecord, origin: object) -> Mapping[str, JsonObject]:
-        told = json.loads(record.client_params)
-        client = CallClient(version="", info=told.get("clientInfo"), capabilities=told.get("capabilities"))
+        client = CallClient.from_params(json.loads(record.client_params))
         session = "" if record.kind is RecordKind.CALL else record.id
         return await list_tools(self.server, self.lifespan_state, client, http_request(origin, session))

@@ -14,7 +14,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol
 
-from perdure._core import mail
+from perdure._core import heartbeats, mail
 from perdure._core.codes import REQUEST_CANCELLED
 from perdure._core.durable_calls import CallClient, TaskFacts, task_view
 from perdure._core.ids import RecordKind, SessionId, StreamId, new_session_id, parse_session_id
@@ -53,10 +53,6 @@ GIVEN_UP_SECONDS = 1.0
 TRIM_MOST = 32
 """Times that a hundredth is given up for one call, because the answers that are kept have too many bytes. What is still
 too much is given up with the next calls."""
-
-_RECENT = 16
-"""Events at the end of a stream in which the last progress is searched: what follows it are questions, which are few,
-or log messages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,11 +160,7 @@ class DurableCalls:
             state=SessionState.ACTIVE,
             version=client.version,
             client_params=encode(client.told),
-            result=b"",
-            initialized=False,
             is_task=new.names is not None,
-            sticky=(),
-            incarnation=1,
             standalone=StreamId(""),
             created=now,
             active=now,
@@ -269,7 +261,7 @@ class DurableCalls:
         held = self._sessions.held(session_id)
         if held is not None and _is_call_of(owner, held.record) and (facts := self._held_facts(session_id)) is not None:
             return held.record, facts
-        kept = await self._context.store.durable_call(session_id, recent=_RECENT)
+        kept = await self._context.store.durable_call(session_id, recent=heartbeats.RECENT)
         if kept is not None and kept.call is not None and _is_call_of(owner, kept.record):
             return kept.record, _facts(kept, kept.call)
         # It may be held at another node, or in another form here.
@@ -294,7 +286,7 @@ class DurableCalls:
         """The state of a call at this moment: what this process holds of it counts before the store."""
         if (held := self._held_facts(record.id)) is not None:
             return held
-        kept = await self._context.store.durable_call(record.id, recent=_RECENT)
+        kept = await self._context.store.durable_call(record.id, recent=heartbeats.RECENT)
         return None if kept is None or kept.call is None else _facts(kept, kept.call)
 
     def _held_facts(self, session_id: SessionId) -> TaskFacts | None:
@@ -420,14 +412,12 @@ def _is_call_of(owner: str, record: SessionRecord) -> bool:
 
 def _facts(kept: CallSnapshot, call: CallRecord) -> TaskFacts:
     record, recent = kept.record, kept.recent
-    said = (json.loads(event.payload) for event in reversed(recent) if b"notifications/progress" in event.payload)
-    progress = (message["params"] for message in said if message.get("method") == "notifications/progress")
     return TaskFacts(
         id=record.id,
         created=record.created,
         updated=recent[-1].time if recent else record.created,
         state=call.state,
         asks={ask.id: ask.request for ask in kept.asks},
-        progress=next(progress, None),
+        progress=heartbeats.last_progress([event.payload for event in recent]),
         answer=next((event.payload for event in recent if event.final), None),
     )

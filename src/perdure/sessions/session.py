@@ -11,7 +11,7 @@ from typing import Self
 
 from perdure._core import mail, sticky
 from perdure._core.codes import POSITION_LOST
-from perdure._core.durable_calls import CallClient
+from perdure._core.durable_calls import client_of
 from perdure._core.early_answers import is_cancelled_by_id
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import Notification, Request, Response, coerce_id, error_payload
@@ -148,9 +148,7 @@ class Session:
         """Whether it is a durable call that waits for input of a client without tasks, which may never come again."""
         if not self.record.is_task or not self.link.asks.open:
             return False
-        said = json.loads(self.record.client_params)
-        client = CallClient(version="", info=None, capabilities=said["capabilities"])
-        return not client.takes_tasks and not self.is_connected
+        return not client_of(self.record.client_params).takes_tasks and not self.is_connected
 
     async def show_to_client(self) -> None:
         """Keep a durable call after its end, because its client is about to learn its id. Raises `StoreError`."""

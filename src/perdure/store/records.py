@@ -29,17 +29,17 @@ class SessionRecord:
     owner: str
     """The principal that opened it; empty where clients do not authenticate."""
     state: SessionState
-    version: str
+    version: str = ""
     """The negotiated protocol version; empty while OPENING."""
-    client_params: bytes
+    client_params: bytes = b""
     """The client's `initialize` params, as JSON."""
-    result: bytes
+    result: bytes = b""
     """The server's `initialize` result, as JSON; empty while OPENING."""
-    initialized: bool
-    """The client has said `notifications/initialized`; never so of a durable call."""
-    sticky: tuple[bytes, ...]
+    initialized: bool = False
+    """The client has sent `notifications/initialized`; never so of a durable call."""
+    sticky: tuple[bytes, ...] = ()
     """Requests to repeat when the session is loaded: `logging/setLevel`, `resources/subscribe`."""
-    incarnation: int
+    incarnation: int = 1
     standalone: StreamId
     created: float
     active: float
