@@ -19,6 +19,7 @@ from perdure.settings import Settings
 from perdure.store.interface import Store
 from tests.clients.node_clients import HERE as CLIENTS
 from tests.gateway.test_web_sdk import KINDS, SESSIONS, served
+from tests.support.clients.listeners import listening
 from tests.support.clients.modern_peer import CallPeer, message_of, result_of, said
 from tests.support.clients.recording_client import looking
 from tests.support.clients.wire_client import Ended, Message, Peer, Web, Wire, answer_of, progress_of, text_of
@@ -255,6 +256,19 @@ async def test_the_hint_counts_that_was_listed_when_the_call_began() -> None:
         async with call:
             assert message_of(await call.answer())["error"]["code"] == -31001
         assert upstream.runs == {"plain": 1}
+
+
+async def test_resources_that_no_listener_wants_any_more() -> None:
+    """The upstream has the subscriptions of the listeners of now and of those before, however many come and go."""
+    async with scripted_http() as upstream, gateway(upstream.url, serving={"eras": "both"}) as site:
+        for number in range(30):
+            async with listening(site.port, f"note://{number}"):
+                pass
+        async with listening(site.port, "note://last") as ear:
+            upstream.notify("notifications/resources/updated", {"uri": "note://last"})
+            await ear.until_told("note://last")
+        assert "note://last" in upstream.subscribed
+        assert upstream.most_subscribed <= 3
 
 
 @pytest.mark.parametrize("by", [400, 200, 503])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -50,12 +49,9 @@ class UpstreamChanges:
             if not methods:
                 raise NoListening
             heard: asyncio.Queue[tuple[str | None, JsonObject | None]] = asyncio.Queue()
-            with lane.hearing(lambda method, params: heard.put_nowait((method, params))):
+            with lane.hearing(lambda method, params: heard.put_nowait((method, params)), uris):
                 if declared.get("resources", {}).get("subscribe"):
-                    for uri in set(uris) - lane.subscribed:
-                        with contextlib.suppress(RequestRefused):  # a resource that does not exist
-                            await lane.call("resources/subscribe", {"uri": uri})
-                            lane.subscribed.add(uri)
+                    await lane.subscribe()
                 subscribed = {uri: None for uri in uris if uri in lane.subscribed}
                 on_acknowledged(ChangeFilter(methods=methods, uris=subscribed))
                 while True:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Hashable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -102,7 +102,8 @@ class PooledLane(SessionReceiver):
     _users: dict[RequestKey, tuple[LaneUser, Rising]] = field(default_factory=dict)
     _asked: dict[AskKey, LaneUser] = field(default_factory=dict)
     _count: int = 0
-    _hears: list[Hear] = field(default_factory=list)
+    _hears: dict[Hear, frozenset[str]] = field(default_factory=dict)
+    """With the resources that each wants to hear of."""
 
     @property
     def passes(self) -> bool:
@@ -170,17 +171,30 @@ class PooledLane(SessionReceiver):
             self.cancel(key, None)
 
     @contextlib.contextmanager
-    def hearing(self, hear: Hear) -> Iterator[None]:
-        """Take all changes that the upstream reports, during a block."""
-        self._hears.append(hear)
+    def hearing(self, hear: Hear, uris: Collection[str]) -> Iterator[None]:
+        """Take all changes that the upstream reports, during a block. `uris`: the resources that are wanted."""
+        self._hears[hear] = frozenset(uris)
         if self.lane is not None:
             self.lane.listen(True)
         try:
             yield
         finally:
-            self._hears.remove(hear)
+            del self._hears[hear]
             if self.lane is not None:
                 self.lane.listen(bool(self._hears))
+
+    async def subscribe(self) -> None:
+        """Subscribe to the resources that are wanted now, and to no others: those of listeners that come and go would
+        grow for ever, here and in the upstream. Raises `Gone`."""
+        wanted = frozenset[str]().union(*self._hears.values())
+        for uri in wanted - self.subscribed:
+            with contextlib.suppress(RequestRefused):  # a resource that does not exist
+                await self.call("resources/subscribe", {"uri": uri})
+                self.subscribed.add(uri)
+        for uri in self.subscribed - wanted:
+            self.subscribed.remove(uri)
+            with contextlib.suppress(RequestRefused):
+                await self.call("resources/unsubscribe", {"uri": uri})
 
     # What the lane reports
 

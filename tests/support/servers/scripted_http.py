@@ -127,6 +127,7 @@ class ScriptedHttp:
         self.replies: list[dict[str, Any]] = []
         self.cancelled: list[object] = []
         self.subscribed: list[str] = []
+        self.most_subscribed = 0
         self.level = ""
         self.connections = 0
         self.listening: asyncio.Server | None = None
@@ -381,6 +382,10 @@ class ScriptedHttp:
                 result: dict[str, Any] = {"tools": known}
             case "resources/subscribe":
                 self.subscribed.append(params["uri"])
+                self.most_subscribed = max(self.most_subscribed, len(self.subscribed))
+                result = {}
+            case "resources/unsubscribe":
+                self.subscribed.remove(params["uri"])
                 result = {}
             case "logging/setLevel":
                 self.level, result = params["level"], {}
