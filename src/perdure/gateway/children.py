@@ -286,7 +286,9 @@ class Children:
             await asyncio.sleep(MEMORY_SECONDS)
             try:
                 used = await asyncio.to_thread(memory_of, [child.pid for child in self._living])
-            except OSError:  # no more files may be open at the moment
+            except Exception as error:  # no more files may be open at the moment; whatever it is, the next look counts
+                sentence = f"the memory of {self.program.name} could not be measured: {type(error).__name__}: {error}"
+                self.log.log_event(logging.WARNING, "upstream.unmeasured", sentence, upstream=self.program.name)
                 continue
             for child in list(self._living):
                 if child.status is None and (taken := used.get(child.pid, 0)) > most:
