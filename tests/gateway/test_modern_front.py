@@ -182,6 +182,21 @@ async def test_a_task_that_is_cancelled_is_cancelled_upstream(tmp_path: Path) ->
         assert len(served.pids) == 1
 
 
+async def test_the_time_to_a_handle_begins_with_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that takes longer uses up no time of the call, also not of a tool that always runs as a task. G27."""
+    monkeypatch.setattr("perdure.http.durable_calls.REQUIRED_AFTER", 1.0)
+    go = tmp_path / "go"
+    serving = {**BOTH, "task_after": 1.0, "tasks": ("plain=required",)}
+    async with gateway(tmp_path, f"wait={go}", serving=serving) as served:
+        peer = peer_of(served, capabilities=TAKES_TASKS)
+        calling = asyncio.create_task(peer.call("plain", steps({"say": "soon"})))
+        await until(lambda: served.pids)
+        await asyncio.sleep(2.2)  # the call itself waits for the list of tools for a second
+        assert not calling.done()
+        go.touch()
+        assert said(result_of(await calling)) == "soon"
+
+
 async def test_a_server_that_is_not_available(tmp_path: Path) -> None:
     async with gateway(tmp_path, "exit=1", patience=0.3, serving=BOTH) as served:
         for peer in (peer_of(served), peer_of(served, capabilities=TAKES_TASKS)):

@@ -26,6 +26,7 @@ class CallRuntime(LaneUser):
     _record: SessionRecord
     _outlet: Outlet
     _client: CallClient = field(init=False)
+    begun: asyncio.Future[None] = field(init=False)
     _request: Request | None = None
     """The call while it runs."""
     _origin: object = None
@@ -40,6 +41,7 @@ class CallRuntime(LaneUser):
     """Its client could ask for it when it began."""
 
     def __post_init__(self) -> None:
+        self.begun = asyncio.get_running_loop().create_future()
         told = json.loads(self._record.client_params)
         info, capabilities = told.get("clientInfo"), told["capabilities"]
         self._client = CallClient(version=self._record.version, info=info, capabilities=capabilities)
@@ -88,6 +90,8 @@ class CallRuntime(LaneUser):
             self._outlet.answer(number, unavailable_error(self._name, failure), failed=True)
             return
         self._lane = lane
+        if not self.begun.done():
+            self.begun.set_result(None)
         params = request.params if lane.passes else request_up(request.params)
         if follow is not None:
             self._key = lane.follow(self, request.method, params, follow)

@@ -171,6 +171,10 @@ class SessionRuntime(SessionReceiver):
     # What the session sends
 
     @property
+    def begun(self) -> None:
+        return None
+
+    @property
     def keeps_state(self) -> bool:
         return self._lane is not None or self._opening is not None
 

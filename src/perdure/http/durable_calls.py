@@ -9,6 +9,7 @@ answers. A call with a key is joined by every request that shows the key again, 
 import asyncio
 import contextlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -106,14 +107,32 @@ class CallReader:
         self._answer: bytes | None = None
         self._is_asked = False
 
-    async def read(self, reader: Reader, *, after: float | None) -> Ending:
-        """Read until the answer is written, `after` has passed, or the client leaves."""
+    async def read(
+        self, reader: Reader, *, after: float | None, begun: asyncio.Future[None] | None, latest: float
+    ) -> Ending:
+        """Read until the answer is written, `after` has passed since the call has `begun`, `latest` has passed since
+        now, or the client leaves."""
         self._takes_handle = after is not None
-        timer = None if after is None else asyncio.get_running_loop().call_later(after, self._end, Ending.LATE)
+        timers: list[asyncio.TimerHandle] = []
+
+        def end_after(seconds: float) -> None:
+            timers.append(asyncio.get_running_loop().call_later(seconds, self._end, Ending.LATE))
+
+        def on_begun(_: object) -> None:
+            end_after(after or 0.0)
+
+        if after is not None and begun is None:
+            end_after(after)
+        elif after is not None and begun is not None:
+            begun.add_done_callback(on_begun)
+            if latest < math.inf:
+                end_after(latest)
         try:
             ending = await self._stream.wait(reader, self)
         finally:
-            if timer is not None:
+            if begun is not None:
+                begun.remove_done_callback(on_begun)
+            for timer in timers:
                 timer.cancel()
         if self._answer is not None:
             return Ending.WRITTEN
@@ -438,7 +457,12 @@ class DurableCallEndpoint:
                         session.link.start(call, request.http)
                     self._shown.add(connection)
                     try:
-                        ending = await connection.read(reader, after=None if late is None else late.after)
+                        ending = await connection.read(
+                            reader,
+                            after=None if late is None else late.after,
+                            begun=None if late is None or late.early is not None else session.link.runtime.begun,
+                            latest=while_good(math.inf, request.http.scope),
+                        )
                     finally:
                         self._shown.discard(connection)
                     if ending is Ending.WRITTEN:

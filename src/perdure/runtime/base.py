@@ -8,6 +8,7 @@ A runtime knows each request by a number of the session (`Request.id`), never by
 after each reload. The numbers of one session never repeat.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
@@ -125,6 +126,11 @@ class Runtime(Protocol):
     @property
     def keeps_state(self) -> bool:
         """Whether handlers keep state in it that dropping it would lose."""
+
+    @property
+    def begun(self) -> asyncio.Future[None] | None:
+        """Done when a durable call was handed to a server that had to be started or reached first: the time until its
+        client gets a handle counts from then. `None`: it counts at once."""
 
     def send(self, message: Envelope, *, origin: object, size: int = 0) -> None:
         """Hand over a message, in the caller's context; messages are taken in their order.

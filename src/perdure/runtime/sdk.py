@@ -296,6 +296,10 @@ class SdkRuntime(HandlerRuntime):
         return await self.ask(method, params, opts or {}, call=None)
 
     @property
+    def begun(self) -> None:
+        return None
+
+    @property
     def keeps_state(self) -> bool:
         return bool(self._connection.state)
 
@@ -386,6 +390,10 @@ class CallRuntime(HandlerRuntime):
     def __init__(self, runtimes: SdkRuntimes, record: SessionRecord, outlet: Outlet) -> None:
         super().__init__(runtimes, outlet)
         self._client = CallClient.from_params(json.loads(record.client_params), version=record.version)
+
+    @property
+    def begun(self) -> None:
+        return None
 
     @property
     def keeps_state(self) -> bool:

@@ -665,6 +665,10 @@ class RuntimeSlot:
     def is_loaded(self) -> bool:
         return self._runtime is not None
 
+    @property
+    def begun(self) -> asyncio.Future[None] | None:
+        return None if self._runtime is None else self._runtime.begun
+
     def send(self, message: Envelope, *, origin: object, size: int = 0, follow: dict[str, Any] | None = None) -> None:
         """Hand a message to the runtime, and load the runtime if necessary. `size`: the bytes of memory that a
         notification takes until it is handled. `follow`: how the runtime goes on with a request that runs already."""

@@ -24,6 +24,7 @@ class FakeRuntime:
     """Answers the requests of one session, each in a task of its own."""
 
     keeps_state = False
+    begun = None
     _outlet: Outlet
     _gates: defaultdict[str, asyncio.Event]
     _running: dict[Any, asyncio.Task[None]] = field(default_factory=dict)
