@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -11,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from tests.gateway.gateways import OUTCOME_UNKNOWN, begin, error_of, has_process, heard, lines, methods_of, until_method
@@ -201,3 +203,40 @@ async def test_a_gateway_that_is_stopped_leaves_what_may_run_again(tmp_path: Pat
     async with running() as (_, web):
         assert text_of((await (await peer.through(web).get(marked.last_id)).rest())[-1]) == "left"
         assert runs(tmp_path) == ["idempotent", "idempotent", "plain"]
+
+
+@pytest.mark.parametrize("tool", ["plain", "idempotent"])
+async def test_the_home_is_killed_in_a_call_that_another_node_accepted(
+    tmp_path: Path, running: Running, tool: str
+) -> None:
+    """The node that accepted it settles it by its hint, and goes on as the home. G51."""
+    go = tmp_path / "go"
+    async with running() as (home, web), running() as (_, other):
+        peer = await web.join()
+        elsewhere = peer.through(other)
+        wire = await begin(elsewhere, tool, {"progress": 3}, {"wait": str(go)}, {"progress": 5}, {"say": "whole"})
+        shown = await wire.messages(3)
+        [child] = map(int, lines(tmp_path / "starts"))
+        assert psutil.Process(home.process.pid) in psutil.Process(child).parents()
+        await home.kill()
+        go.touch()
+        rest = await wire.rest()
+        if tool == "plain":
+            assert (progress_of(rest), error_of(rest[-1])["code"]) == ([], OUTCOME_UNKNOWN)
+        else:
+            assert (progress_of([*shown, *rest]), text_of(rest[-1])) == ([1, 2, 3, 4, 5], "whole")
+        assert runs(tmp_path) == [tool] * (1 if tool == "plain" else 2)
+        assert await elsewhere.result("read_only", do=[{"say": "next"}]) == "next"
+
+
+@pytest.mark.parametrize("tool", ["plain", "idempotent"])
+async def test_the_home_is_killed_before_it_takes_a_call(tmp_path: Path, running: Running, tool: str) -> None:
+    """It hangs when the other node hands the call over, and takes nothing any more, so the call did not run. G51."""
+    async with running() as (home, web), running() as (_, other):
+        peer = await web.join()
+        assert await peer.result("plain", do=[{"say": "up"}]) == "up"
+        home.process.send_signal(signal.SIGSTOP)
+        wire = await begin(peer.through(other), tool, {"say": "whole"})
+        await home.kill()
+        assert text_of((await wire.rest())[-1]) == "whole"
+        assert runs(tmp_path) == sorted(["plain", tool])  # it ran once, whatever its hint
