@@ -1,5 +1,6 @@
 """A stdio server without an SDK, whose era stands in a file that it reads at its start: the words that it answers
-methods with (`yes`, `dies`, `hangs` or an error's code), as JSON. Each process adds its pid to the neighbour `.starts`.
+methods with (`yes`, `dies`, `hangs` or an error's code), as JSON; `sleep` has the seconds before it reads anything.
+Each process adds its pid to the neighbour `.starts`.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 place = Path(sys.argv[1])
@@ -26,6 +28,7 @@ RESULTS = {
     },
 }
 
+time.sleep(answers.get("sleep", 0))
 for line in sys.stdin:
     message = json.loads(line)
     if "id" not in message:

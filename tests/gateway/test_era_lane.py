@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from perdure._core.envelope import SUBSCRIPTION
 from perdure._core.eras import Era
 from perdure.gateway.children import Children
-from perdure.gateway.era_lane import EraLane, KnownEra
+from perdure.gateway.era_lane import PROBE_SECONDS, EraLane, KnownEra, MakeLane
 from perdure.gateway.lane import Opened, Reason, UpstreamUnavailable
 from perdure.gateway.modern_lane import ModernLane
 from perdure.gateway.modern_wire import PipeWire
@@ -51,15 +52,13 @@ def chameleon(tmp_path: Path) -> Chameleon:
 
 
 @asynccontextmanager
-async def opened(children: Children, era: KnownEra) -> AsyncIterator[Opened]:
+async def opened(children: Children, era: KnownEra, *, probe_seconds: float = PROBE_SECONDS) -> AsyncIterator[Opened]:
     heard = Heard()
-    lane = EraLane(
-        era,
-        {
-            Era.SESSION: lambda: PipeLane(children, heard),
-            Era.MODERN: lambda: ModernLane(PipeWire(children), heard),
-        },
-    )
+    lanes: dict[Era, MakeLane] = {
+        Era.SESSION: lambda _: PipeLane(children, heard),
+        Era.MODERN: lambda probe: ModernLane(PipeWire(children, probe_seconds=probe), heard),
+    }
+    lane = EraLane(era, lanes, probe_seconds=probe_seconds)
     try:
         found = await lane.open(CLIENT)
         lane.notify("notifications/initialized", None)
@@ -132,6 +131,64 @@ async def test_a_server_that_dies_in_its_handshake_says_nothing_of_its_era(chame
             async with opened(children, era):
                 pass
     assert (found.value.reason, era.learnt, chameleon.starts) == (Reason.DIED, None, 1)
+
+
+@pytest.mark.parametrize("word", ["dies", "hangs", 0, -32600, -32601])
+async def test_a_server_that_has_no_words_for_a_probe_gets_a_session(chameleon: Chameleon, word: object) -> None:
+    """The Rust SDK exits, and the Go SDK answers with code 0. The end of a probe is no failed start."""
+    chameleon.answers(server_discover=word)
+    era = KnownEra(front=Era.MODERN)
+    async with children_of(chameleon.argv) as children:
+        async with opened(children, era, probe_seconds=1.0 if word == "hangs" else PROBE_SECONDS) as found:
+            assert (found.version, era.learnt, chameleon.starts) == ("2025-11-25", Era.SESSION, 2)
+        async with opened(children, era) as found:
+            assert (found.version, children.pause, chameleon.starts) == ("2025-11-25", 0.0, 3)
+
+
+async def test_clients_that_come_together_wait_for_one_probe(chameleon: Chameleon) -> None:
+    chameleon.answers(server_discover="dies")
+    era = KnownEra(front=Era.MODERN)
+    async with children_of(chameleon.argv) as children, AsyncExitStack() as stack:
+        found = await asyncio.gather(*(stack.enter_async_context(opened(children, era)) for _ in range(4)))
+        assert [one.version for one in found] == ["2025-11-25"] * 4
+        assert chameleon.starts == 5
+
+
+async def test_a_server_that_starts_slowly_is_not_taken_for_one_of_sessions(chameleon: Chameleon) -> None:
+    """It is too slow for the probe. One of both eras gets a session, and the next lane finds the era that it also has;
+    one without sessions is asked once more, and has its time then."""
+    era, slow = KnownEra(front=Era.MODERN), 0.2
+    async with children_of(chameleon.argv, grace=0.1) as children:
+        chameleon.answers(sleep=0.5)
+        async with opened(children, era, probe_seconds=slow) as found:
+            assert (found.version, era.learnt, chameleon.starts) == ("2025-11-25", None, 2)
+        chameleon.answers(sleep=0.5, initialize=-32601)
+        async with opened(children, era, probe_seconds=slow) as found:
+            assert (found.version, era.learnt, chameleon.starts) == (MODERN, Era.MODERN, 5)
+
+
+async def test_a_refused_handshake_costs_no_failed_start(chameleon: Chameleon) -> None:
+    """The cause may be one client's params, for which no other client has to wait."""
+    chameleon.answers(initialize=-32602, server_discover="dies")
+    async with children_of(chameleon.argv) as children:
+        with pytest.raises(UpstreamUnavailable, match=r"refused initialize.*exit status 3") as found:
+            async with opened(children, KnownEra()):
+                pass
+        assert found.value.reason is Reason.VERSION
+        assert (children.pause, chameleon.starts) == (0.0, 2)
+
+
+@pytest.mark.parametrize("front", Era)
+async def test_a_server_that_ends_at_everything_is_started_less_and_less(chameleon: Chameleon, front: Era) -> None:
+    chameleon.answers(initialize="dies", server_discover="dies")
+    era = KnownEra(front=front)
+    async with children_of(chameleon.argv) as children:
+        for reason in (Reason.DIED, Reason.BACKING_OFF):
+            with pytest.raises(UpstreamUnavailable) as found:
+                async with opened(children, era):
+                    pass
+            assert found.value.reason is reason
+        assert children.pause > 0
 
 
 PYTHON = (sys.executable, "-c", "from tests.support.servers.round_tools import server; server.run('stdio')")

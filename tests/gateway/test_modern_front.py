@@ -90,6 +90,14 @@ async def test_modern_client_session_upstream(tmp_path: Path) -> None:
         assert len(served.runs) == runs + 1
 
 
+async def test_a_server_that_ends_at_a_probe_serves_clients_of_both_eras(tmp_path: Path) -> None:
+    """It is a server of the Rust SDK, as far as a first request goes. G39."""
+    async with gateway(tmp_path, "strict=1", era="auto", serving=BOTH) as served:
+        assert said(result_of(await peer_of(served).call("plain", steps({"say": "modern"})))) == "modern"
+        assert await text_of_call(await served.join(), {"say": "session"}) == "session"
+        assert len(served.pids) == 3
+
+
 async def test_results_have_what_the_revision_requires(tmp_path: Path) -> None:
     async with gateway(tmp_path, serving=BOTH) as served:
         peer = peer_of(served)

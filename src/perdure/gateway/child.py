@@ -134,6 +134,8 @@ class Child:
         self.status: int | None = None
         self.is_told_to_end = False
         """Whether it is not needed any more: its end is no accident."""
+        self.is_probe = False
+        """Whether it was started to find out what it answers: its end before that is one of the answers."""
         self.retire: Callable[[], object] = self.end
         """Ends it when its requests are answered: its lane knows of them."""
         self._fault = ""

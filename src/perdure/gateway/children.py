@@ -183,16 +183,17 @@ class Children:
         """Seconds until a process that was told to end is gone, unless the kernel keeps it."""
         return 3 * self.program.grace + 1.0
 
-    def start(self, program: ChildProgram | None = None) -> Child:
+    def start(self, program: ChildProgram | None = None, *, is_probe: bool = False) -> Child:
         """A process that was not greeted yet: a spare, or a new one. `program`: with the variables of one caller.
-        Raises `UpstreamUnavailable`."""
+        `is_probe`: neither its start nor its end before it is greeted says how the program does. Raises
+        `UpstreamUnavailable`."""
         if program is not None:
-            return self._start(program)
+            return self._start(program, is_probe=is_probe)
         if self._spares:
             child = self._spares.popleft()
-            self._fill_soon()
-            return child
-        child = self._start()
+            child.is_probe = is_probe
+        else:
+            child = self._start(is_probe=is_probe)
         self._fill_soon()
         return child
 
@@ -219,6 +220,7 @@ class Children:
 
     def on_greeted(self, child: Child) -> None:
         """Note that a process has made its handshake."""
+        child.is_probe = False
         self._backoff = self._backoff.greeted()
         if self._backoff.deaths:
             asyncio.get_running_loop().call_later(QUICK_SECONDS, self._on_held, child)
@@ -254,7 +256,7 @@ class Children:
         if self.program.warm and self._filling is None and not self._is_closed:
             self._filling = asyncio.get_running_loop().call_later(self.pause, self.warm_up)
 
-    def _start(self, program: ChildProgram | None = None) -> Child:
+    def _start(self, program: ChildProgram | None = None, *, is_probe: bool = False) -> Child:
         program, name = program or self.program, self.program.name
         if self._is_closed:
             raise UpstreamUnavailable(Reason.LIMIT, f"The gateway is stopping, and starts {name} no more.")
@@ -271,7 +273,9 @@ class Children:
             raise self._refusal(error) from error
         self._reaper.add(child.pid)
         self._is_missing = False
-        self._backoff = self._backoff.started(child.started)
+        child.is_probe = is_probe
+        if not is_probe:
+            self._backoff = self._backoff.started(child.started)
         self._living.add(child)
         if self.program.max_memory is not None and self._measuring is None:
             self._measuring = asyncio.create_task(self._measure(self.program.max_memory), name="perdure-memory")
@@ -317,8 +321,10 @@ class Children:
         self.numbers.upstream_children = self._running
         if child in self._spares:
             self._spares.remove(child)
-        if not child.is_told_to_end:
-            name = self.program.name
+        name = self.program.name
+        if child.is_probe and not child.is_told_to_end:
+            log_event(logging.INFO, "upstream.probed", f"{name}: {child.how} at a probe", upstream=name)
+        elif not child.is_told_to_end:
             self.numbers.upstream_restarts += 1
             self._backoff = self._backoff.died(started=child.started, now=time.monotonic())
             lines = child.last_errors

@@ -21,7 +21,7 @@ from perdure.errors import Misuse
 from perdure.gateway.call_runtime import CallRuntime
 from perdure.gateway.changes import UpstreamChanges
 from perdure.gateway.children import Children, Reaper, program_of
-from perdure.gateway.era_lane import EraLane, KnownEra
+from perdure.gateway.era_lane import EraLane, KnownEra, MakeLane
 from perdure.gateway.face_handler import FaceHandler
 from perdure.gateway.lane import Lane, Reason, SessionReceiver, UpstreamUnavailable
 from perdure.gateway.modern_lane import ModernLane, PassesRound
@@ -177,7 +177,7 @@ class UpstreamLanes:
         mask = replace(self.upstream, secrets=secrets).mask if values.secrets else self.upstream.mask
 
         def eras(own: SessionReceiver) -> Lane:
-            lanes: Mapping[Era, Callable[[], Lane]]
+            lanes: Mapping[Era, MakeLane]
             settings = self.upstream.program
             ping = PING_SECONDS if settings is None else settings.ping_timeout
             match self.server:
@@ -186,8 +186,10 @@ class UpstreamLanes:
                     if self.upstream.needs_caller:
                         program = replace(children.program, env=dict(values.texts), mask=mask)
                     lanes = {
-                        Era.SESSION: lambda: PipeLane(children, own, ping_seconds=ping, program=program),
-                        Era.MODERN: lambda: ModernLane(PipeWire(children, program), own, passes_round, mask),
+                        Era.SESSION: lambda _: PipeLane(children, own, ping_seconds=ping, program=program),
+                        Era.MODERN: lambda probe: ModernLane(
+                            PipeWire(children, program, probe), own, passes_round, mask
+                        ),
                     }
                 case WebUpstream() as upstream:
                     web = upstream
@@ -195,8 +197,8 @@ class UpstreamLanes:
                         token = None if passport is None else passport.token
                         web = upstream.for_caller(dict(values.texts), token, mask)
                     lanes = {
-                        Era.SESSION: lambda: WebLane(web, own),
-                        Era.MODERN: lambda: ModernLane(HttpWire(web.route()), own, passes_round, mask),
+                        Era.SESSION: lambda _: WebLane(web, own),
+                        Era.MODERN: lambda _: ModernLane(HttpWire(web.route()), own, passes_round, mask),
                     }
             return EraLane(era, lanes)
 
@@ -223,6 +225,9 @@ async def lanes_of(
     health = health or Health()
     pinned = None if upstream.era == "auto" else Era(upstream.era)
     eras = {front: KnownEra(pinned=pinned, front=front) for front in Era}
+    if upstream.program is None:
+        for era in eras.values():
+            era.probing = nullcontext()
     async with AsyncExitStack() as stack:
         server: Children | WebUpstream
         seats = None

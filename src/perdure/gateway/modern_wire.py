@@ -160,9 +160,11 @@ class _Sent:
 class PipeWire:
     """Requests as lines to a child process, on the lane of a pipe, whose receiver this is."""
 
-    def __init__(self, children: Children, program: ChildProgram | None = None) -> None:
-        """`program`: with the variables of one caller."""
-        self._lane = PipeLane(children, self, greeting=DISCOVER, program=program)
+    def __init__(
+        self, children: Children, program: ChildProgram | None = None, probe_seconds: float | None = None
+    ) -> None:
+        """`program`: with the variables of one caller. `probe_seconds`: as for `PipeLane`."""
+        self._lane = PipeLane(children, self, greeting=DISCOVER, program=program, probe_seconds=probe_seconds)
         self._keys = count(1)
         self._sent: dict[RequestKey, _Sent] = {}
         self._on_other: Take = drop

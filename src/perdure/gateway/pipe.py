@@ -100,11 +100,14 @@ class PipeLane:
         ping_seconds: float = PING_SECONDS,
         greeting: str = INITIALIZE,
         program: ChildProgram | None = None,
+        probe_seconds: float | None = None,
     ) -> None:
         """`greeting`: the request of the handshake. The answer to another one is returned as it came. `program`: with
-        the variables of one caller."""
+        the variables of one caller. `probe_seconds`: it is not known whether the program takes the greeting; it has so
+        long to answer, and its end is not counted as a failed start."""
         self._program = program
         self._mask = (program or children.program).mask
+        self._probe_seconds = probe_seconds
         self._greeting = greeting
         self._children = children
         self._receiver = receiver
@@ -142,7 +145,7 @@ class PipeLane:
         """A pipe has one reader."""
 
     async def open(self, client_params: JsonObject, state: JsonObject | None = None) -> Opened:
-        self._child = child = self._children.start(self._program)
+        self._child = child = self._children.start(self._program, is_probe=self._probe_seconds is not None)
         self._gate = gate = _Gate()
         child.read(self._take, self._on_end)
         try:
@@ -216,11 +219,14 @@ class PipeLane:
 
     async def _greet(self, child: Child, client_params: JsonObject) -> Opened:
         program, server, noise = self._children.program, f"The server {self._name}", self._children.noise
+        seconds = program.start_timeout
+        if self._probe_seconds is not None:
+            seconds = min(seconds, self._probe_seconds)
         try:
-            async with asyncio.timeout(program.start_timeout):
+            async with asyncio.timeout(seconds):
                 found, failed = await self._ask_child(self._greeting, client_params)
         except TimeoutError:
-            sentence = f"{server} did not answer {self._greeting} in {program.start_timeout:g} s."
+            sentence = f"{server} did not answer {self._greeting} in {seconds:g} s."
             if self._children.noise > noise:
                 sentence += " It writes lines to its output that are no messages of MCP."
             raise UpstreamUnavailable(Reason.NO_HANDSHAKE, sentence) from None

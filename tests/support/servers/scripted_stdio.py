@@ -16,6 +16,7 @@ Settings, for what it does before and around calls:
     wait=FILE          wait until that file is there before it reads anything
     version=V          answer `initialize` with that version; by default with the client's
     refuse=CODE        answer `initialize` with that error;  silent=1: with nothing;  die=1: by a SIGKILL to itself
+    strict=1           exit at a first request that is neither `initialize` nor `ping`, as the Rust SDK does
     deny=METHOD        answer requests of that method with an error
     because=TEXT       say that in these errors
     without=NAME       leave a capability out
@@ -163,6 +164,8 @@ class Server:
     def run(self) -> None:
         for line in sys.stdin.buffer:
             message = json.loads(line)
+            if "strict" in settings and not self.heard and message["method"] not in ("initialize", "ping"):
+                os._exit(1)
             self.heard.append(message)
             if "method" not in message:
                 self.answers[message["id"]] = message
