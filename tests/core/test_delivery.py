@@ -201,6 +201,8 @@ def test_what_answers_on_a_stream() -> None:
         (401, None, "your session has expired", False),
         (403, -32600, "session of another user", False),
         (400, -32600, "unknown tool", False),
+        (400, -32000, "Bad Request: Unsupported protocol version", True),
+        (200, -32022, "no", True),
     ],
 )
 def test_a_refusal_that_reads_as_if_the_session_were_gone(

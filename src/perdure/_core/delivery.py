@@ -35,7 +35,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from perdure._core.codes import INVALID_REQUEST
+from perdure._core.codes import INVALID_REQUEST, UNSUPPORTED_VERSION
 from perdure._core.envelope import CANCEL, CANCEL_TASK, DISCOVER, GET_TASK, LISTEN, UPDATE_TASK
 from perdure._core.settling import READS
 from perdure._core.sticky import METHODS as STICKY
@@ -55,7 +55,7 @@ _NO_READING = frozenset({400, 404, 405})
 _AWAY = frozenset({502, 503, 504})
 #: JSON-RPC's "invalid request", and the two that SDKs use for whatever goes wrong with a session.
 _SESSION_CODES = frozenset({INVALID_REQUEST, -32000, -32001})
-_SESSION_WORDS = re.compile("session|initiali[sz]", re.IGNORECASE)
+_SESSION_WORDS = re.compile("session|initiali[sz]|protocol version", re.IGNORECASE)
 
 
 class Meaning(enum.Enum):
@@ -264,11 +264,15 @@ def is_answer(body: Body) -> bool:
 
 
 def doubts_session(*, status: int, code: int | None, sentence: str) -> bool:
-    """Whether a refusal reads as if the server did not know the session, though it does not say so with 404.
+    """Whether a refusal reads as if the server did not know the session, though it does not say so with 404, or as if
+    it had been replaced by one of the other era.
 
     Servers answer 400 with "Session not found" or "Server not initialized", 200 with such an error, or 503. `code` and
-    `sentence` are those of a JSON-RPC error, else None and the body. It is no proof: a `ping` in the same session is.
+    `sentence` are those of a JSON-RPC error, else None and the body. It is no proof: a `ping` in the same session is,
+    or, without sessions, `server/discover`.
     """
+    if code == UNSUPPORTED_VERSION:
+        return True
     refuses = (400 <= status < 500 and status not in _UNAUTHORIZED) or status == 503
     return (refuses or (status < 300 and code in _SESSION_CODES)) and _SESSION_WORDS.search(sentence) is not None
 

@@ -90,7 +90,11 @@ def eras_to_try(*, pinned: Era | None, known: Era | None, front: Era) -> tuple[E
     if pinned is not None:
         return (pinned,)
     first = known or front
-    return (first, Era.SESSION if first is Era.MODERN else Era.MODERN)
+    return (first, other_era(first))
+
+
+def other_era(era: Era) -> Era:
+    return Era.SESSION if era is Era.MODERN else Era.MODERN
 
 
 def may_be_modern(code: object, status: int = 0) -> bool:

@@ -29,7 +29,7 @@ from perdure._core.eras import discover_result, log_level_in, passes_up, request
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.settling import READS
 from perdure._core.unknown_outcome import unknown_error
-from perdure.gateway.lane import LOG_MESSAGE, Lost, Reason, Rising, UpstreamUnavailable, unavailable_error
+from perdure.gateway.lane import LOG_MESSAGE, Reason, Rising, UpstreamUnavailable, unavailable_error
 from perdure.gateway.pool import Gone, LanePool, RequestRefused
 from perdure.gateway.watched_lane import caller_of
 from perdure.runtime.base import Flow, Tools
@@ -92,7 +92,7 @@ class Relay:
                 may_run_again = self._may_run_again(ctx, outgoing.may_run_again)
                 if lost.ran and (lost.is_final or runs == _MOST_RUNS or not may_run_again):
                     raise _unknown(ctx, lost.why) from None
-                if tries == _MOST_TRIES or not _may_try_again(lost):
+                if tries == _MOST_TRIES or not (lost.ran or lost.may_be_sent_again):
                     raise self._unavailable(ctx, lost.unavailable, lost.why, has_run=bool(runs)) from None
         raise AssertionError("the last try returns or raises")
 
@@ -187,11 +187,6 @@ class _Outgoing(Flow):
     async def wait_for_room(self) -> None:
         if self._task is not None:
             await asyncio.wait({self._task})
-
-
-def _may_try_again(lost: Lost) -> bool:
-    """Whether another lane may take a request; one that ran may run again, as its caller knows."""
-    return lost.ran or lost.unavailable is None or lost.unavailable.reason is Reason.DIED
 
 
 def _silent(meta: JsonObject) -> JsonObject:

@@ -19,6 +19,10 @@ from perdure.runtime.token_check import Challenge, end_check
 
 LOG_MESSAGE = "notifications/message"
 
+REFUSED_SECONDS = 0.5
+"""From the first refusal of an upstream that was replaced by one of the other era to the end of the lane: others of its
+requests are on their way, and are refused as well. Those that are not may run, at a server that has not ended yet."""
+
 RequestKey = Hashable
 """The name of a request, chosen by the lane's user; it is not used again while the request runs."""
 
@@ -99,6 +103,16 @@ class Lost:
     """Of a request that did not run: the answer to give if it is not sent again."""
     is_final: bool = False
     """It must not run again, whatever it is: it has had its time."""
+
+    @property
+    def has_other_era(self) -> bool:
+        """The upstream was replaced by one of the other era, so the next lane may take the request."""
+        return not self.ran and self.unavailable is not None and self.unavailable.reason is Reason.VERSION
+
+    @property
+    def may_be_sent_again(self) -> bool:
+        """It did not run, and the lane is over: the next one may take it."""
+        return not self.ran and (self.unavailable is None or self.unavailable.reason in (Reason.DIED, Reason.VERSION))
 
     def masked(self, mask: Callable[[str], str]) -> Self:
         """The same without secrets."""

@@ -17,12 +17,13 @@ from perdure._core.reconnect import Patience
 from perdure._core.revisions import FIRST_SESSIONLESS
 from perdure.gateway.child import ChildProgram
 from perdure.gateway.children import Children
-from perdure.gateway.lane import AskKey, Lost, Reason, RequestKey, UpstreamUnavailable
+from perdure.gateway.lane import REFUSED_SECONDS, AskKey, Lost, Reason, RequestKey, UpstreamUnavailable
 from perdure.gateway.pipe import PipeLane
 from perdure.gateway.web import lost_by, outcome_of
 from perdure.remote.call import Call, Ended, OutgoingRequest, params_body
 from perdure.remote.durable_calls import find_tool
 from perdure.remote.endpoint import Refused
+from perdure.remote.link import CHECK_PAUSE, CHECK_SECONDS
 from perdure.remote.message import Message, encode, messages_in
 from perdure.remote.route import Route
 from perdure.remote.stream import Stream
@@ -69,18 +70,31 @@ def drop(method: str, params: JsonObject | None) -> None:
     """For requests whose notifications have no reader."""
 
 
+def drop_end(why: str) -> None:
+    """For a wire that is not open."""
+
+
 class HttpWire:
     """Requests by POST; the end of a response cancels its request."""
 
     def __init__(self, route: Route) -> None:
         self._route = route
+        self._params: JsonObject = {}
+        """Of `server/discover`."""
+        self._on_closed: Callable[[str], object] = drop_end
+        self._checked: tuple[float, asyncio.Task[UpstreamUnavailable | None]] | None = None
+        """When the revision was asked for last, and why it is not spoken any more."""
 
     async def open(self, params: JsonObject, on_notification: Take, on_closed: Callable[[str], None]) -> JsonObject:
-        limits, found = self._route.limits, None
-        with anyio.move_on_after(limits.handshake_seconds):
-            found = await self.send(DISCOVER, params, take=drop, patience=limits.handshake)
+        self._params, self._on_closed = params, on_closed
+        return await self._discover(self._route.limits.handshake_seconds)
+
+    async def _discover(self, seconds: float) -> JsonObject:
+        found = None
+        with anyio.move_on_after(seconds):
+            found, _ = await self._post(DISCOVER, self._params, drop, patience=self._route.limits.handshake)
         if found is None:
-            sentence = f"The server did not answer {DISCOVER} within {limits.handshake_seconds:g} s"
+            sentence = f"The server did not answer {DISCOVER} within {seconds:g} s"
             raise UpstreamUnavailable(Reason.NO_HANDSHAKE, sentence)
         if isinstance(found, Ended):
             unavailable = lost_by(found).unavailable or UpstreamUnavailable(Reason.NO_HANDSHAKE, found.why)
@@ -104,33 +118,65 @@ class HttpWire:
         is_keyed: bool = False,
         may_have_arrived: bool = False,
     ) -> Message | Ended:
+        how: dict[str, Any] = {"patience": patience, "is_keyed": is_keyed, "may_have_arrived": may_have_arrived}
+        found, is_doubtful = await self._post(method, params, take, **how)
+        if is_doubtful and (refused := await self._refuses_revision()) is not None:
+            return Ended(meaning=Meaning.REFUSED, why=str(refused), refusal=Refused(refused.reason.value, str(refused)))
+        if isinstance(found, Ended) or not found.is_error or method != "tools/call":
+            return found
+        if found.body["error"].get("code") != HEADER_MISMATCH:
+            return found
+        # The tool wants arguments in headers, which its schema names. The request did not run.
+        if more := param_headers((await self._tool(params)).get("inputSchema"), params.get("arguments")):
+            found, _ = await self._post(method, params, take, more=more, **how)
+        return found
+
+    async def _post(
+        self,
+        method: str,
+        params: JsonObject,
+        take: Take,
+        *,
+        more: Mapping[str, str] | None = None,
+        is_keyed: bool = False,
+        **how: Any,
+    ) -> tuple[Message | Ended, bool]:
+        """Send a request, with more headers. Returns as well whether the upstream may have been replaced by one of the
+        other era."""
+
         async def taken(message: Message) -> None:
             if message.method is None or message.is_request:  # the revision has no requests of servers
                 return
             if (flow := take(message.method, dict(message.params) or None)) is not None:
                 await flow.wait_for_room()
 
-        async def attempt(headers: Mapping[str, str]) -> Message | Ended:
-            name = params.get("name")
-            request = OutgoingRequest(
-                method=method,
-                name=name if isinstance(name, str) else "",
-                body=params_body(method, params),
-                headers=headers,
-                is_keyed=is_keyed,
-            )
-            call = Call(self._route, request, take=taken, patience=patience, may_have_arrived=may_have_arrived)
-            return await outcome_of(call)
+        name = params.get("name")
+        request = OutgoingRequest(
+            method=method,
+            name=name if isinstance(name, str) else "",
+            body=params_body(method, params),
+            headers={**headers_of(method, params), **(more or {})},
+            is_keyed=is_keyed,
+        )
+        call = Call(self._route, request, take=taken, **how)
+        return await outcome_of(call), call.doubts_session
 
-        headers = headers_of(method, params)
-        found = await attempt(headers)
-        if isinstance(found, Ended) or not found.is_error or method != "tools/call":
-            return found
-        if found.body["error"].get("code") != HEADER_MISMATCH:
-            return found
-        # The tool wants arguments in headers, which its schema names. The request did not run.
-        more = param_headers((await self._tool(params)).get("inputSchema"), params.get("arguments"))
-        return await attempt({**headers, **more}) if more else found
+    async def _refuses_revision(self) -> UpstreamUnavailable | None:
+        """Why the upstream does not speak this revision any more. At most one request in `CHECK_PAUSE` finds that out
+        for all that ask."""
+        now = asyncio.get_running_loop().time()
+        if self._checked is None or now - self._checked[0] >= CHECK_PAUSE:
+            self._checked = now, asyncio.create_task(self._check())
+        return await asyncio.shield(self._checked[1])
+
+    async def _check(self) -> UpstreamUnavailable | None:
+        try:
+            await self._discover(CHECK_SECONDS)
+        except UpstreamUnavailable as failure:
+            if failure.reason is Reason.VERSION:
+                asyncio.get_running_loop().call_later(REFUSED_SECONDS, self._on_closed, str(failure))
+                return failure
+        return None
 
     async def _tool(self, params: JsonObject) -> Mapping[str, Any]:
         async def page(cursor: str | None) -> Mapping[str, Any]:
@@ -149,6 +195,8 @@ class HttpWire:
 
     async def aclose(self) -> None:
         """Nothing is open but requests, which their tasks end."""
+        if self._checked is not None:
+            self._checked[1].cancel()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -242,6 +242,8 @@ class PooledLane(SessionReceiver):
             user.on_answer(body, failed=failed)
 
     def on_lost(self, key: RequestKey, lost: Lost) -> None:
+        if lost.has_other_era:
+            self._pool.forget(self)  # its user comes again at once
         user, _ = self._users.pop(key, (None, None))
         if user is not None:
             user.on_lost(lost)

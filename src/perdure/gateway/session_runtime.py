@@ -86,6 +86,8 @@ class _Running:
     may_run_again: bool | None = None
     """Whether its tool says so, as it was listed when the request was sent; `None` if that is not known."""
     progress: Rising = field(default_factory=Rising)
+    has_other_era: bool = False
+    """It was refused by an upstream of the other era, and is sent again, once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -600,8 +602,8 @@ class SessionRuntime(SessionReceiver):
         if (running := self._calls.get(key)) is None:
             return
         self._close_asks(key, lost.why, refuses=lost.is_final)
-        if not lost.ran and (lost.unavailable is None or lost.unavailable.reason is Reason.DIED):
-            running.is_sent = False
+        if lost.may_be_sent_again and not (lost.has_other_era and running.has_other_era):
+            running.is_sent, running.has_other_era = False, lost.has_other_era
             self._queue.append(_Waiting(running.request))
             if self._lane is None:
                 self._open()
@@ -639,8 +641,8 @@ class SessionRuntime(SessionReceiver):
         return None if state is None else {**state, "initialized": self._initialized}
 
     def _keep_state(self, lane: Lane) -> None:
-        if state := lane.state:
-            self._keep(lane=state)
+        if (state := lane.state) or self._state is not None:
+            self._keep(lane=state or None)
 
     async def on_gone(self) -> JsonObject | None:
         gone = None if self._lane is None else self._lane.state.get("session")

@@ -3,8 +3,8 @@
 **Renewal.** When the upstream has lost the session, the lane begins one new session for all requests that noticed, and
 its receiver brings it up (`Receiver.on_renewed`); then the refused requests, which did not run, are sent again, once.
 A call of the old session whose connection still stands is read to its end, because another machine of the upstream may
-still run it. An HTTP lane never closes by itself: a request that is lost with `Reason.VERSION` says that the upstream
-has no such sessions any more.
+still run it. An HTTP lane closes by itself only where a renewal ends with `Reason.VERSION`: the upstream was replaced
+by one that has no such sessions.
 
 **Following.** A call whose events have ids is read on after a lost connection, in this process and, by the state that
 `Receiver.on_position` got, in the next one. The reported position never passes an open ask: then the upstream repeats
@@ -38,7 +38,16 @@ from perdure._core.jsonrpc import JsonObject
 from perdure._core.polling import METHOD_NOT_FOUND
 from perdure._core.reconnect import Patience
 from perdure._core.revisions import REVISIONS
-from perdure.gateway.lane import AskKey, Lost, Opened, Reason, RequestKey, SessionReceiver, UpstreamUnavailable
+from perdure.gateway.lane import (
+    REFUSED_SECONDS,
+    AskKey,
+    Lost,
+    Opened,
+    Reason,
+    RequestKey,
+    SessionReceiver,
+    UpstreamUnavailable,
+)
 from perdure.remote.call import DEPARTURE, Call, Ended, OutgoingRequest, Sender
 from perdure.remote.endpoint import (
     Endpoint,
@@ -152,7 +161,8 @@ class WebUpstream:
             following=FOLLOWING,
             counts_from_request=True,
         )
-        self.report: Report = ConnectionLog(url, level=logging.WARNING, first_wait=patience, mask=mask)
+        log = ConnectionLog(url, level=logging.WARNING, first_wait=patience, mask=mask)
+        self.report: Report = partial(_report_but_era, log)
 
     def for_caller(
         self, headers: Mapping[str, str], token: TokenProvider | None, mask: Callable[[str], str] = str
@@ -180,6 +190,12 @@ class WebUpstream:
 
     async def aclose(self) -> None:
         await self._client.aclose()
+
+
+def _report_but_era(report: Report, notice: Notice, why: str = "", *, reason: str = "") -> None:
+    """What is refused because of its era is no error: a lane of the other era may take it."""
+    if notice is not Notice.REFUSED or reason != Reason.VERSION.value:
+        report(notice, why, reason=reason)
 
 
 def _report_of_caller(
@@ -357,6 +373,20 @@ class WebLane:
         with anyio.move_on_after(LEAVING_SECONDS), contextlib.suppress(Exception):
             await self._route.endpoint.delete(handshake)
 
+    def _end(self, why: str) -> None:
+        """End the lane: the upstream has no such sessions any more."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._link.stop_listening()
+        lost = Ended(meaning=Meaning.UNKNOWN, why=why, refusal=Refused(Reason.VERSION.value, why))
+        for running in list(self._running.values()):
+            self._report(running, lost)
+        self._asks.clear()
+        for task in self._tasks:
+            task.cancel()
+        self._receiver.on_closed(why)
+
     # Handshakes
 
     async def _begin(self, client_params: JsonObject) -> Handshake:
@@ -395,6 +425,8 @@ class WebLane:
             await self._receiver.on_renewed(_opened(made))
             return made
         except UpstreamUnavailable as unavailable:
+            if unavailable.reason is Reason.VERSION:
+                asyncio.get_running_loop().call_later(REFUSED_SECONDS, self._end, str(unavailable))
             if made is not None:
                 await self._delete(made)
             if unavailable.retry_after is not None:

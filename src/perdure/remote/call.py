@@ -166,6 +166,8 @@ class Call:
         """The session in which the server has its key, if it may have arrived."""
         self.refusal: Refused | None = None
         """What the last response is, unless it is an event stream or the expected answer."""
+        self.doubts_session = False
+        """The last response reads as if the server did not know the session, or the revision."""
         self._was_renewed = False
         """It is sent in a session that was begun for it, by a server that has not been away since."""
         self._was_taken = False
@@ -257,11 +259,10 @@ class Call:
         finally:
             timer.cancel()
         meaning, why, refusal = found.meaning, found.why, found.refusal
-        self.refusal = refusal
-        if link is not None and (
-            meaning is Meaning.RENEW
-            or (attempt.may_renew and found.doubts_session and await link.is_gone(self.handshake))
-        ):
+        self.refusal, self.doubts_session = refusal, found.doubts_session
+        # Also where there is no session: a server that had none may want one by now.
+        may_be_gone = found.doubts_session and not self._is_bound and (is_read(attempt) or not self._was_renewed)
+        if link is not None and (meaning is Meaning.RENEW or (may_be_gone and await link.is_gone(self.handshake))):
             return await self._renew(link, attempt)
         if found.failure is Failure.NOT_SENT:
             self._was_renewed = False  # it may have been restarted again when it comes back
