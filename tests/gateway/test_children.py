@@ -41,6 +41,7 @@ GATEWAY = {
     "HOME": "/home/x",
     "LC_ALL": "C.UTF-8",
     "TMPDIR": "/tmp",
+    "NODE_EXTRA_CA_CERTS": "/etc/ca.pem",
     "DATABASE_URL": "postgres://u:secret@db",
     "PERDURE_TOKENS": "secret",
     "https_proxy": "http://proxy:3128",
@@ -50,13 +51,14 @@ GATEWAY = {
 }
 
 
-def test_a_child_finds_the_short_list_proxies_without_passwords_and_what_is_configured() -> None:
+def test_a_child_finds_the_short_list_certificates_proxies_without_passwords_and_what_is_configured() -> None:
     program = ChildProgram(name="x", argv=("x",), env={"TOKEN": "t", "LC_ALL": "C"})
     assert environment(program, **GATEWAY) == {
         "PATH": "/bin",
         "HOME": "/home/x",
         "LC_ALL": "C",
         "TMPDIR": "/tmp",
+        "NODE_EXTRA_CA_CERTS": "/etc/ca.pem",
         "https_proxy": "http://proxy:3128",
         "NO_PROXY": "localhost",
         "TOKEN": "t",

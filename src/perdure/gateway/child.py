@@ -42,9 +42,11 @@ STDERR_LINE_BYTES = 8 * 1024
 STDERR_LINES = 20
 _POLL = 0.02
 
-#: What a program finds of the gateway's environment: the list of the official SDKs, and the place of temporary files.
+#: What a program finds of the gateway's environment: the list of the official SDKs, the place of temporary files, and
+#: the certificates, without which `npx` and `uvx` wait in silence behind a proxy that has its own.
 #: A gateway's secrets are none of its programs' business.
 SHORT_LIST = frozenset(("PATH", "HOME", "LANG", "TZ", "TERM", "USER", "LOGNAME", "SHELL", "TMPDIR"))
+CERTIFICATES = frozenset(("SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS"))
 PROXIES = frozenset(("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"))
 OWN_PREFIX = "PERDURE_"
 
@@ -89,7 +91,7 @@ class ChildProgram:
         def passes(name: str, value: str) -> bool:
             if name.startswith(OWN_PREFIX):
                 return False
-            if self.inherit_env or name in SHORT_LIST or name.startswith("LC_"):
+            if self.inherit_env or name in SHORT_LIST | CERTIFICATES or name.startswith("LC_"):
                 return True
             return name in PROXIES and "@" not in value  # after a password
 
