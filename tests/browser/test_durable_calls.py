@@ -15,9 +15,9 @@ from tests.browser.test_servers import for_pages
 from tests.support.clients.chromium import Browser, Tab
 from tests.support.processes.cluster import Cluster
 from tests.support.proxies.cutting_proxy import cutting_proxy
+from tests.support.servers.changing_server import new_server
 from tests.support.servers.gate_file_tools import diary, open_gate
 from tests.support.servers.in_process import serve, under_uvicorn, until
-from tests.support.servers.notice_board import new_server
 from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio

@@ -87,7 +87,7 @@ class SdkTaskServer:
         self._changes: list[tuple[str, dict[str, Any]]] = []
         self._changed = asyncio.Event()
         self._stopping = asyncio.Event()
-        self.server = MCPServer("bureau", version="1", log_level="WARNING")
+        self.server = MCPServer("tasks", version="1", log_level="WARNING")
         for tool in (self.work, self.quick, self.ask, self.survey, self.fail):
             self.server.add_tool(tool)
         self.server.add_tool(self.safe, annotations=ToolAnnotations(idempotent_hint=True))

@@ -38,43 +38,43 @@ from tests.support.servers.round_tools import server as rounds
 pytestmark = pytest.mark.anyio
 
 
-async def called(bureau: SdkTaskServer, times: int) -> None:
-    await until(lambda: len(bureau.requests("tools/call")) == times)
+async def called(task_server: SdkTaskServer, times: int) -> None:
+    await until(lambda: len(task_server.requests("tools/call")) == times)
 
 
-def keys_of(bureau: SdkTaskServer) -> list[str | None]:
-    return [params["_meta"].get(KEY) for params in bureau.requests("tools/call")]
+def keys_of(task_server: SdkTaskServer) -> list[str | None]:
+    return [params["_meta"].get(KEY) for params in task_server.requests("tools/call")]
 
 
 async def test_a_call_with_a_key_is_sent_again_until_it_is_answered_and_runs_once(tmp_path: Path) -> None:
     """Each time under a new id. The key was on disk before the request left."""
-    bureau = SdkTaskServer(keys=True)
+    task_server = SdkTaskServer(keys=True)
     async with (
-        behind_proxy(bureau) as proxy,
+        behind_proxy(task_server) as proxy,
         perdure.connect(proxy.url, mode=MODERN, state=tmp_path / "s", patience=EAGER) as client,
     ):
         proxy.hold()
         call = asyncio.create_task(client.call_tool("work", {"gate": "g"}))
         await until(lambda: decode((tmp_path / "s").read_bytes()).durable_calls)
         [kept] = decode((tmp_path / "s").read_bytes()).durable_calls.values()
-        assert bureau.requests("tools/call") == []
+        assert task_server.requests("tools/call") == []
         proxy.release()
         for times in (1, 2, 3):
-            await called(bureau, times)
+            await called(task_server, times)
             proxy.cut(loss=Loss.CLIENT if times == 2 else Loss.BOTH)
-        await until(lambda: len(bureau.requests("tools/call")) == 4)
-        bureau.gates["g"].set()
+        await until(lambda: len(task_server.requests("tools/call")) == 4)
+        task_server.gates["g"].set()
         assert text(await call) == "worked at g"
         await until(lambda: decode((tmp_path / "s").read_bytes()).durable_calls == {})
-    assert bureau.runs == ["work"]
-    assert keys_of(bureau) == [kept.key] * 4
-    assert len(set(bureau.ids("tools/call"))) == 4
+    assert task_server.runs == ["work"]
+    assert keys_of(task_server) == [kept.key] * 4
+    assert len(set(task_server.ids("tools/call"))) == 4
 
 
 async def test_a_refused_connection_costs_no_call_and_never_the_client() -> None:
     """Calls that were not sent wait; when patience ends they are told that they did not run, and the client goes on."""
-    bureau = SdkTaskServer(keys=True)
-    async with under_uvicorn(bureau.app, complaint=".*") as port, AsyncExitStack() as gate:
+    task_server = SdkTaskServer(keys=True)
+    async with under_uvicorn(task_server.app, complaint=".*") as port, AsyncExitStack() as gate:
         proxy = await gate.enter_async_context(cutting_proxy(port))
         async with perdure.connect(proxy.url, mode=MODERN, patience=BRIEF) as client:
             await gate.aclose()  # from now on no socket listens at the address
@@ -92,96 +92,96 @@ async def test_a_refused_connection_costs_no_call_and_never_the_client() -> None
                 with pytest.raises(perdure.OutcomeUnknown, check=lambda error: "did not come back" in error.reason):
                     await client.call_tool("quick")
             await proxy.aclose()
-    assert bureau.runs == ["quick"]
+    assert task_server.runs == ["quick"]
 
 
 async def test_without_keys_only_a_tool_that_says_so_is_called_again() -> None:
-    bureau = SdkTaskServer()
-    async with behind_proxy(bureau) as proxy, perdure.connect(proxy.url, mode=MODERN, patience=EAGER) as client:
+    task_server = SdkTaskServer()
+    async with behind_proxy(task_server) as proxy, perdure.connect(proxy.url, mode=MODERN, patience=EAGER) as client:
         safe = asyncio.create_task(client.call_tool("safe", {"gate": "s"}))
-        await until(lambda: bureau.runs == ["safe"])
+        await until(lambda: task_server.runs == ["safe"])
         proxy.cut()
-        await until(lambda: bureau.runs == ["safe"] * 2)
+        await until(lambda: task_server.runs == ["safe"] * 2)
         work = asyncio.create_task(client.call_tool("work", {"gate": "w"}))
-        await until(lambda: bureau.runs == ["safe", "safe", "work"])
+        await until(lambda: task_server.runs == ["safe", "safe", "work"])
         proxy.cut()
         with pytest.raises(perdure.OutcomeUnknown) as unknown:
             await work
         assert (unknown.value.tool, unknown.value.arguments) == ("work", {"gate": "w"})
-        await until(lambda: len(bureau.runs) == 4)
-        bureau.gates["s"].set()
+        await until(lambda: len(task_server.runs) == 4)
+        task_server.gates["s"].set()
         assert text(await safe) == "worked at s"
-    assert bureau.runs == ["safe", "safe", "work", "safe"]
-    assert keys_of(bureau) == [None] * 4
+    assert task_server.runs == ["safe", "safe", "work", "safe"]
+    assert keys_of(task_server) == [None] * 4
 
 
 async def test_a_tool_that_may_run_twice_does_not_run_for_ever_and_not_at_all_if_the_caller_says_no() -> None:
-    bureau = SdkTaskServer()
-    async with behind_proxy(bureau) as proxy:
+    task_server = SdkTaskServer()
+    async with behind_proxy(task_server) as proxy:
         async with perdure.connect(proxy.url, mode=MODERN, patience=EAGER) as client:
             call = asyncio.create_task(client.call_tool("safe", {"gate": "s"}))
             for run in range(1, MOST_RUNS + 1):
-                await called(bureau, run)
+                await called(task_server, run)
                 proxy.cut()
             with pytest.raises(perdure.OutcomeUnknown):
                 await call
         async with perdure.connect(proxy.url, mode=MODERN, rerun_safe_tools=False) as client:
             call = asyncio.create_task(client.call_tool("safe", {"gate": "s"}))
-            await until(lambda: len(bureau.runs) == MOST_RUNS + 1)
+            await until(lambda: len(task_server.runs) == MOST_RUNS + 1)
             proxy.cut()
             with pytest.raises(perdure.OutcomeUnknown):
                 await call
-    assert len(bureau.runs) == MOST_RUNS + 1
+    assert len(task_server.runs) == MOST_RUNS + 1
 
 
 async def test_reads_are_sent_again_whatever_happens_to_their_connections() -> None:
     """`server/discover` as well, before there is a client at all."""
-    bureau = SdkTaskServer()
-    async with behind_proxy(bureau) as proxy:
+    task_server = SdkTaskServer()
+    async with behind_proxy(task_server) as proxy:
         proxy.cut_after(b"HTTP/1.1 200")
         async with perdure.connect(proxy.url, mode=MODERN, patience=EAGER) as client:
             mark = proxy.cut_after(b"HTTP/1.1 200")
             assert {tool.name for tool in (await client.list_tools()).tools} >= {"work", "safe"}
             await mark.passed()
     for method in ("server/discover", "tools/list"):
-        assert len(set(bureau.ids(method))) == 2, method
+        assert len(set(task_server.ids(method))) == 2, method
 
 
 @pytest.mark.parametrize("kind", ["tasks", "keys"])
 async def test_a_cancelled_call_is_cancelled_at_the_server_by_its_task_or_its_key(tmp_path: Path, kind: str) -> None:
     """A broken connection does not cancel it. It is over for the next process as well."""
-    bureau = SdkTaskServer(**{kind: True})
+    task_server = SdkTaskServer(**{kind: True})
     async with (
-        behind_proxy(bureau) as proxy,
+        behind_proxy(task_server) as proxy,
         perdure.connect(proxy.url, mode=MODERN, state=tmp_path / "s") as client,
     ):
         call = asyncio.create_task(client.call_tool("work", {"gate": "g"}))
-        await until(lambda: bureau.runs if kind == "keys" else bureau.requests("tasks/get"))
+        await until(lambda: task_server.runs if kind == "keys" else task_server.requests("tasks/get"))
         call.cancel()
-        await until(lambda: bureau.cancelled == ["work"])
+        await until(lambda: task_server.cancelled == ["work"])
         with pytest.raises(asyncio.CancelledError):
             await call
-    assert kind == "tasks" or [params["key"] for params in bureau.requests(CANCEL)] == keys_of(bureau)
+    assert kind == "tasks" or [params["key"] for params in task_server.requests(CANCEL)] == keys_of(task_server)
     assert decode((tmp_path / "s").read_bytes()).durable_calls == {}
 
 
 async def test_a_key_of_the_callers_own_makes_two_calls_one() -> None:
-    bureau = SdkTaskServer(keys=True)
-    async with behind_proxy(bureau) as proxy, perdure.connect(proxy.url, mode=MODERN) as client:
+    task_server = SdkTaskServer(keys=True)
+    async with behind_proxy(task_server) as proxy, perdure.connect(proxy.url, mode=MODERN) as client:
         meta = cast("types.RequestParamsMeta", {KEY: "order-17"})
         calls = [asyncio.create_task(client.call_tool("work", {"gate": "g"}, meta=meta)) for _ in range(2)]
-        await until(lambda: len(bureau.requests("tools/call")) == 2)
-        bureau.gates["g"].set()
+        await until(lambda: len(task_server.requests("tools/call")) == 2)
+        task_server.gates["g"].set()
         assert [text(await call) for call in calls] == ["worked at g"] * 2
-    assert bureau.runs == ["work"]
-    assert keys_of(bureau) == ["order-17"] * 2
+    assert task_server.runs == ["work"]
+    assert keys_of(task_server) == ["order-17"] * 2
 
 
 async def test_all_rounds_of_a_call_have_its_key_and_a_lost_one_is_sent_again(tmp_path: Path) -> None:
     """Between two rounds, while the person is asked, the call is on disk."""
-    bureau, person = SdkTaskServer(keys=True), Person(one="1", two="2")
+    task_server, person = SdkTaskServer(keys=True), Person(one="1", two="2")
     async with (
-        behind_proxy(bureau) as proxy,
+        behind_proxy(task_server) as proxy,
         perdure.connect(
             proxy.url, mode=MODERN, state=tmp_path / "s", elicitation_callback=person, patience=EAGER
         ) as client,
@@ -194,22 +194,22 @@ async def test_all_rounds_of_a_call_have_its_key_and_a_lost_one_is_sent_again(tm
         await mark.passed()
         assert text(await call) == "1 2"
         await until(lambda: decode((tmp_path / "s").read_bytes()).durable_calls == {})
-    assert bureau.runs == ["ask"]
-    assert len(set(keys_of(bureau))) == 1
-    assert len(keys_of(bureau)) == 3
+    assert task_server.runs == ["ask"]
+    assert len(set(keys_of(task_server))) == 1
+    assert len(keys_of(task_server)) == 3
     assert sorted(person.asked) == ["one", "two"]
 
 
 async def test_a_call_that_is_given_up_between_its_rounds_is_cancelled(tmp_path: Path) -> None:
-    bureau, person = SdkTaskServer(keys=True), Person(one="1")
+    task_server, person = SdkTaskServer(keys=True), Person(one="1")
     async with (
-        behind_proxy(bureau) as proxy,
+        behind_proxy(task_server) as proxy,
         perdure.connect(proxy.url, mode=MODERN, state=tmp_path / "s", elicitation_callback=person) as client,
     ):
         call = asyncio.create_task(client.call_tool("ask", {"questions": ["one"]}))
         await until(lambda: person.asked)
         call.cancel()
-        await until(lambda: bureau.cancelled == ["ask"])
+        await until(lambda: task_server.cancelled == ["ask"])
     assert decode((tmp_path / "s").read_bytes()).durable_calls == {}
 
 
@@ -248,9 +248,9 @@ async def test_a_server_without_the_revision_is_told_in_its_own_words() -> None:
 
 async def test_a_slow_discovery_is_waited_for_though_the_sdks_client_has_given_it_up() -> None:
     """A person may have to log in. What the SDK's client does after its ten seconds is played here without them."""
-    bureau = SdkTaskServer(keys=True)
-    async with behind_proxy(bureau) as proxy, perdure.connect(proxy.url, mode=MODERN) as model:
-        told = bureau.requests("server/discover")[0]
+    task_server = SdkTaskServer(keys=True)
+    async with behind_proxy(task_server) as proxy, perdure.connect(proxy.url, mode=MODERN) as model:
+        told = task_server.requests("server/discover")[0]
         info = model.session.discover_result
         assert info is not None
         async with (
@@ -271,7 +271,7 @@ async def test_a_slow_discovery_is_waited_for_though_the_sdks_client_has_given_i
     assert (first.id, again.id, first.result) == (1, 3, again.result)
     assert (refused.id, refused.error.code) == (2, UNSUPPORTED_VERSION)
     assert refused.error.data["supported"] == info.supported_versions
-    assert len(bureau.requests("server/discover")) == 2
+    assert len(task_server.requests("server/discover")) == 2
 
 
 @asynccontextmanager
@@ -288,8 +288,8 @@ async def transport_to(endpoint: Endpoint) -> AsyncIterator[tuple[Any, Any]]:
 
 async def test_the_state_says_which_way_the_next_client_goes(tmp_path: Path) -> None:
     """A server of both eras is spoken to in sessions, unless the state was left without one."""
-    bureau, state = SdkTaskServer(keys=True), tmp_path / "s"
-    async with behind_proxy(bureau) as proxy:
+    task_server, state = SdkTaskServer(keys=True), tmp_path / "s"
+    async with behind_proxy(task_server) as proxy:
         async with perdure.connect(proxy.url, state=state) as client:
             assert client.session_id is not None
         state.unlink()

@@ -23,15 +23,15 @@ pytestmark = pytest.mark.anyio
 
 async def test_so_many_questions_of_a_task_are_put_at_once_and_the_rest_later() -> None:
     questions = [str(number) for number in range(MAX_QUESTIONS + 1)]
-    bureau, person = SdkTaskServer(tasks=True), Person(**{question: question for question in questions})
+    task_server, person = SdkTaskServer(tasks=True), Person(**{question: question for question in questions})
     async with (
-        behind_proxy(bureau) as proxy,
+        behind_proxy(task_server) as proxy,
         perdure.connect(proxy.url, mode=MODERN, elicitation_callback=person) as client,
     ):
         call = asyncio.create_task(client.call_tool("ask", {"questions": questions}))
         await until(lambda: len(person.asked) == MAX_QUESTIONS)
-        polls = len(bureau.requests("tasks/get"))
-        await until(lambda: len(bureau.requests("tasks/get")) > polls + 1)
+        polls = len(task_server.requests("tasks/get"))
+        await until(lambda: len(task_server.requests("tasks/get")) > polls + 1)
         assert len(person.asked) == MAX_QUESTIONS
         person.gate.set()
         assert text(await call) == " ".join(questions)
@@ -39,14 +39,14 @@ async def test_so_many_questions_of_a_task_are_put_at_once_and_the_rest_later() 
 
 
 async def test_so_many_keys_of_answered_questions_are_remembered(tmp_path: Path) -> None:
-    bureau, state, person = SdkTaskServer(tasks=True), tmp_path / "s", Person(one="1", two="2")
-    async with behind_proxy(bureau) as proxy:
+    task_server, state, person = SdkTaskServer(tasks=True), tmp_path / "s", Person(one="1", two="2")
+    async with behind_proxy(task_server) as proxy:
         async with perdure.connect(proxy.url, mode=MODERN, state=state, elicitation_callback=person) as client:
             call = asyncio.create_task(client.call_tool("survey", {"questions": ["one", "two"]}))
-            await until(lambda: bureau.requests("tasks/get"))
+            await until(lambda: task_server.requests("tasks/get"))
         await asyncio.gather(call, return_exceptions=True)
         earlier = [f"earlier {number}" for number in range(MAX_ANSWERED)]
-        left_behind(state, bureau.requests("tools/call")[0], task="task-0", answered=earlier)
+        left_behind(state, task_server.requests("tools/call")[0], task="task-0", answered=earlier)
         person.gate.set()
         async with perdure.connect(proxy.url, state=state, elicitation_callback=person) as client:
             left = client.pending()[0]
@@ -59,35 +59,35 @@ async def test_so_many_keys_of_answered_questions_are_remembered(tmp_path: Path)
 @pytest.mark.parametrize("rounds", [MOST_ROUNDS, MOST_ROUNDS + 1])
 async def test_a_call_of_an_earlier_process_may_ask_in_as_many_rounds_as_any_other(tmp_path: Path, rounds: int) -> None:
     questions = [str(number) for number in range(rounds)]
-    bureau, state = SdkTaskServer(keys=True), tmp_path / "s"
+    task_server, state = SdkTaskServer(keys=True), tmp_path / "s"
     person = Person(**{question: question for question in questions})
     person.gate.set()
-    async with behind_proxy(bureau) as proxy:
+    async with behind_proxy(task_server) as proxy:
         async with perdure.connect(proxy.url, mode=MODERN, state=state, elicitation_callback=person) as client:
             await client.call_tool("quick")
-        params = {**bureau.requests("tools/call")[0], "name": "survey", "arguments": {"questions": questions}}
+        params = {**task_server.requests("tools/call")[0], "name": "survey", "arguments": {"questions": questions}}
         left_behind(state, params)
         async with perdure.connect(proxy.url, state=state, elicitation_callback=person) as client:
             if rounds > MOST_ROUNDS:
                 with pytest.raises(perdure.OutcomeUnknown, check=lambda error: "more than 10 rounds" in error.reason):
                     await client.pending()[0]
-                assert bureau.cancelled == ["survey"]
+                assert task_server.cancelled == ["survey"]
             else:
                 assert text(await client.pending()[0]) == " ".join(questions)
 
 
 @pytest.mark.parametrize("pages", [TOOL_PAGES, TOOL_PAGES + 1])
 async def test_so_many_pages_are_read_to_find_out_whether_a_tool_may_run_again(pages: int) -> None:
-    bureau = SdkTaskServer()
-    bureau.empty_pages = pages - 1
-    async with behind_proxy(bureau) as proxy, perdure.connect(proxy.url, mode=MODERN, patience=EAGER) as client:
+    task_server = SdkTaskServer()
+    task_server.empty_pages = pages - 1
+    async with behind_proxy(task_server) as proxy, perdure.connect(proxy.url, mode=MODERN, patience=EAGER) as client:
         call = asyncio.create_task(client.call_tool("safe", {"gate": "g"}))
-        await until(lambda: bureau.runs)
+        await until(lambda: task_server.runs)
         proxy.cut()
         if pages > TOOL_PAGES:
             with pytest.raises(perdure.OutcomeUnknown):
                 await call
         else:
-            await until(lambda: len(bureau.runs) == 2)
-            bureau.gates["g"].set()
+            await until(lambda: len(task_server.runs) == 2)
+            task_server.gates["g"].set()
             assert text(await call) == "worked at g"

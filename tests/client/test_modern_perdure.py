@@ -27,7 +27,7 @@ from tests.support.servers.tool_server import ToolServer
 
 pytestmark = pytest.mark.anyio
 
-BOARD = "tests.support.servers.notice_board:server"
+CHANGING = "tests.support.servers.changing_server:server"
 #: Calls are answered by tasks at once, or only by their keys.
 TASKS, KEYS = ("--task-after", "0.01", "--task-ttl", "1h"), ("--task-after", "60", "--replay-window", "1h")
 
@@ -96,8 +96,8 @@ async def test_a_listener_hears_of_every_change_over_a_cut_and_the_stop_of_its_n
 
     store = ("--store", f"sqlite:{tmp_path / 'log.db'}")
     async with (
-        serving(BOARD, *store) as first,
-        serving(BOARD, *store) as second,
+        serving(CHANGING, *store) as first,
+        serving(CHANGING, *store) as second,
         cutting_proxy(first.port) as proxy,
         perdure.connect(proxy.url, mode=MODERN, patience=EAGER) as client,
         perdure.connect(second.url, mode=MODERN, patience=EAGER) as other,

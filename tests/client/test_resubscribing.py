@@ -53,32 +53,32 @@ async def listening(proxy: CuttingProxy, patience: perdure.Patience) -> AsyncIte
 
 async def test_after_a_cut_everything_that_is_listened_to_is_told_once() -> None:
     """The server has no memory of the subscription, so the program fetches all of it again."""
-    bureau = SdkTaskServer()
-    async with behind_proxy(bureau) as proxy, listening(proxy, EAGER) as listener:
-        bureau.change("resource", "note://1")
+    task_server = SdkTaskServer()
+    async with behind_proxy(task_server) as proxy, listening(proxy, EAGER) as listener:
+        task_server.change("resource", "note://1")
         await until(lambda: listener.heard == ["note://1"])
         proxy.cut()
-        bureau.change("tools")
+        task_server.change("tools")
         await until(lambda: len(listener.heard) == 4)
         assert listener.heard == ["note://1", "tools", "note://1", "note://2"]
-        bureau.change("resource", "note://2")
+        task_server.change("resource", "note://2")
         await until(lambda: listener.heard[4:] == ["note://2"])
-    assert len(set(bureau.ids("subscriptions/listen"))) == 2
+    assert len(set(task_server.ids("subscriptions/listen"))) == 2
 
 
 async def test_a_server_that_stops_in_good_order_is_listened_to_again() -> None:
-    bureau = SdkTaskServer()
-    async with behind_proxy(bureau) as proxy, listening(proxy, EAGER) as listener:
-        bureau.stop_listeners()
+    task_server = SdkTaskServer()
+    async with behind_proxy(task_server) as proxy, listening(proxy, EAGER) as listener:
+        task_server.stop_listeners()
         await until(lambda: listener.heard == ["tools", "note://1", "note://2"])
-        bureau.change("tools")
+        task_server.change("tools")
         await until(lambda: listener.heard[3:] == ["tools"])
         assert listener.ended is None
 
 
 async def test_a_server_that_does_not_come_back_ends_the_subscription_and_not_the_client() -> None:
-    bureau = SdkTaskServer()
-    async with behind_proxy(bureau) as proxy, listening(proxy, BRIEF) as listener:
+    task_server = SdkTaskServer()
+    async with behind_proxy(task_server) as proxy, listening(proxy, BRIEF) as listener:
         proxy.refuse()
         proxy.cut()
         await until(lambda: listener.ended is not None)

@@ -114,7 +114,7 @@ async def test_the_session_goes_on_without_a_handshake(shop: ToolServer, proxy: 
     async with perdure.connect(proxy.url, state=path) as client:
         assert client.session_id == session
         assert client.server_info is not None
-        assert (client.server_info.name, client.protocol_version) == ("workshop", "2025-11-25")
+        assert (client.server_info.name, client.protocol_version) == ("tools", "2025-11-25")
         assert client.pending() == []
         assert text(await client.call_tool("count", {"n": 2})) == "counted to 2"
     assert proxy.requests["POST"] - posts == 1  # the call

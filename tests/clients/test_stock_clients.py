@@ -258,7 +258,7 @@ async def test_a_standalone_stream_that_is_cut_before_its_first_notice_loses_non
 async def test_a_standalone_stream_that_the_server_still_believes_in_is_taken_over(
     client: StockClient, proxy: CuttingProxy
 ) -> None:
-    """R4: no 409 because of a ghost."""
+    """R4: no 409 because of a connection that reads no more."""
     await client.result("announce", n=3)
     await client.until(lambda: client.notices == notices(3))
     assert proxy.cut(only="GET", loss=Loss.CLIENT) == 1

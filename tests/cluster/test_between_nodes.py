@@ -128,9 +128,9 @@ class SlowList(Library):
 async def leave_call(path: Path) -> tuple[Peer, Left]:
     """A client, and a call of it whose node has died while no other node lives."""
     async with serve(Library().server, store=SharedStore(path)) as one:
-        peer, ghost = await one.join(), await DeadNode.on(path)
-        left = await ghost.take(peer.session, peer.tool("wait", gate="g"))
-    await ghost.die()
+        peer, dead_node = await one.join(), await DeadNode.on(path)
+        left = await dead_node.take(peer.session, peer.tool("wait", gate="g"))
+    await dead_node.die()
     return peer, left
 
 
@@ -288,7 +288,7 @@ async def test_a_record_from_before_a_change_of_ours_does_not_undo_it(tmp_path: 
     store, shop = HeldReads(path, "session"), ToolServer(subscribes=True)
     async with serve(shop.server, store=store) as site:
         peer = await site.join()
-        ghost = await DeadNode.on(path)  # another process writes, so records are read again
+        dead_node = await DeadNode.on(path)  # another process writes, so records are read again
         store.hold = True
         told = asyncio.create_task(peer.send({"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}))
         await store.reached.wait()
@@ -300,7 +300,7 @@ async def test_a_record_from_before_a_change_of_ours_does_not_undo_it(tmp_path: 
         store.go.set()
         assert (await told).status_code == 202
         assert not session.record.initialized
-        await ghost.die()
+        await dead_node.die()
 
 
 async def test_ends_of_generations_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

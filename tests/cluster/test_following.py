@@ -101,9 +101,9 @@ async def test_the_reader_of_a_dead_node_holds_nobody_back(start: Start, tmp_pat
     await wire.message()
     position = parse_position(wire.last_id)
     assert position is not None
-    ghost = await DeadNode.on(tmp_path / "log.db")
-    row = ReaderRecord(stream=position.stream, reader=f"{ghost.node}.1", node=ghost.node, seq=1)
-    await ghost.store.commit([PutReader(record=row)])
+    dead_node = await DeadNode.on(tmp_path / "log.db")
+    row = ReaderRecord(stream=position.stream, reader=f"{dead_node.node}.1", node=dead_node.node, seq=1)
+    await dead_node.store.commit([PutReader(record=row)])
     session = life_of(pair.a.site).sessions.held(SessionId(at_a.session))
     assert session is not None
     await remote_readers_of(pair.a.site).look_who_reads(session.streams[position.stream])
@@ -111,7 +111,7 @@ async def test_the_reader_of_a_dead_node_holds_nobody_back(start: Start, tmp_pat
     pair.a.shop.open("g")
     await until(lambda: pair.a.shop.sent >= 50)
     assert pair.a.shop.sent < 500
-    await ghost.die()
+    await dead_node.die()
     await until(lambda: pair.a.shop.seen == ["flooded"])
 
 
@@ -159,14 +159,14 @@ async def test_a_reader_that_a_dead_node_has_listed_takes_the_place_of_no_other_
     session = life_of(pair.a.site).sessions.held(SessionId(at_a.session))
     assert position is not None
     assert session is not None
-    ghost = await DeadNode.on(tmp_path / "log.db")
-    name = reader_name(ghost.node, 1, 1.0, only_listed=True)
-    row = ReaderRecord(stream=position.stream, reader=name, node=ghost.node, seq=1)
-    await ghost.store.commit([PutReader(record=row)])
+    dead_node = await DeadNode.on(tmp_path / "log.db")
+    name = reader_name(dead_node.node, 1, 1.0, only_listed=True)
+    row = ReaderRecord(stream=position.stream, reader=name, node=dead_node.node, seq=1)
+    await dead_node.store.commit([PutReader(record=row)])
     await remote_readers_of(pair.a.site).look_who_reads(session.streams[position.stream])
     pair.a.shop.open("g/1")
     assert text_of((await wire.rest())[-1]) == "counted to 2"
-    await ghost.die()
+    await dead_node.die()
 
 
 async def test_a_reader_whose_row_was_taken_by_one_that_has_left_is_ended_so_that_its_client_comes_again(

@@ -297,7 +297,7 @@ async def test_what_was_shown_and_could_not_be_written_is_told_as_a_gap_and_the_
         await peer.result("announce", n=1)
         assert notices_of(await standalone.messages(1)) == [1]
         written = standalone.last_id
-        ghost = await DeadNode.on(path)
+        dead_node = await DeadNode.on(path)
         if not shown:
             await standalone.drop()
             await until(lambda: not is_read(site, peer))
@@ -306,7 +306,7 @@ async def test_what_was_shown_and_could_not_be_written_is_told_as_a_gap_and_the_
             await peer.result("announce", n=1, start=number)
             if shown:
                 assert notices_of(await standalone.messages(1)) == [number]
-        await become_home_and_release(ghost, written)
+        await become_home_and_release(dead_node, written)
         store.works()
         await recovered(site)
         if shown:
@@ -316,7 +316,7 @@ async def test_what_was_shown_and_could_not_be_written_is_told_as_a_gap_and_the_
         seen = await reader.messages(2 if shown else 3)
         assert gaps_of(seen) == ([(2, 3)] if shown else [])
         assert sorted(notices_of(seen)) == ([4] if shown else [2, 3, 4])
-        await ghost.die()
+        await dead_node.die()
 
 
 def is_read(site: Site, peer: Peer) -> bool:
@@ -325,12 +325,12 @@ def is_read(site: Site, peer: Peer) -> bool:
     return any(stream.connected_since is not None for stream in info.streams)
 
 
-async def become_home_and_release(ghost: DeadNode, standalone: str) -> None:
+async def become_home_and_release(dead_node: DeadNode, standalone: str) -> None:
     """Another node has taken the standalone stream, and has gone on to rest."""
     position = parse_position(standalone)
     assert position is not None
-    record = await stream_by_id(ghost.store, position.stream)
+    record = await stream_by_id(dead_node.store, position.stream)
     assert record is not None
-    claimed = await ghost.store.claim(record.id, node=ghost.node, held=record.fence)
+    claimed = await dead_node.store.claim(record.id, node=dead_node.node, held=record.fence)
     assert claimed is not None
-    assert not any(await ghost.store.commit([Release(stream=claimed.id, fence=claimed.fence)]))
+    assert not any(await dead_node.store.commit([Release(stream=claimed.id, fence=claimed.fence)]))

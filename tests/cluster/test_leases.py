@@ -89,9 +89,9 @@ async def town() -> AsyncIterator[ProxiedNodes]:
 
 async def test_a_node_that_fell_silent_is_settled_after_its_lease_and_not_before(town: ProxiedNodes) -> None:
     node = await town.node()
-    peer, ghost = await node.site.join(), await DeadNode.joining(town.shared)
-    liveness = town.shared.liveness(ghost.node, lease=LEASE, monotonic=time.monotonic)
-    left = await ghost.take(peer.session, peer.tool("put", key="k"))
+    peer, dead_node = await node.site.join(), await DeadNode.joining(town.shared)
+    liveness = town.shared.liveness(dead_node.node, lease=LEASE, monotonic=time.monotonic)
+    left = await dead_node.take(peer.session, peer.tool("put", key="k"))
     await liveness.beat(b"{}")
     beaten = time.monotonic()
     reader = await peer.get(left.position())
@@ -284,8 +284,8 @@ async def test_a_node_that_stood_still_while_it_settles_claims_nothing_before_it
     """It may have been buried meanwhile: what it claimed then would have no writer for ever."""
     store = StandsStill(town.shared)
     node = await town.node(store=store)
-    peer, ghost = await node.site.join(), await DeadNode.joining(town.shared)
-    left = await ghost.take(peer.session, peer.tool("put", key="k"))
+    peer, dead_node = await node.site.join(), await DeadNode.joining(town.shared)
+    left = await dead_node.take(peer.session, peer.tool("put", key="k"))
     store.claims.clear()
     store.armed = True
     await until(lambda: node.site.app.counters.nodes_settled == 1)

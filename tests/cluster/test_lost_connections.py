@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 LEASE = 60.0
 """Long: what is told here is over before any lease is."""
 
-LEAST = {Role.WRITER: 8, Role.READER: 10, Role.EAR: 3, Role.NEW: 2}
+LEAST = {Role.WRITER: 8, Role.READER: 10, Role.LISTENER: 3, Role.NEW: 2}
 """Requests of each role in one story, at the least. With fewer of them there would be little to lose."""
 
 
@@ -35,8 +35,8 @@ async def test_a_connection_that_is_lost_at_any_statement_of_a_call_costs_nothin
     async with town(tmp_path) as it:
         near, far = await it.add(lease=LEASE), await it.add(lease=LEASE)
         for number in itertools.count(1):
-            if role in (Role.NEW, Role.EAR):
-                near.proxy.cut(*([role] if role is Role.EAR else []))  # they are made again in the story
+            if role in (Role.NEW, Role.LISTENER):
+                near.proxy.cut(*([role] if role is Role.LISTENER else []))  # they are made again in the story
             cut = near.proxy.cut_at(role, number, turn[number % len(turn)])
             await it.tell(near, far)
             near.proxy.forget_cuts()
@@ -52,19 +52,19 @@ KILL = """
     WHERE application_name = $1 AND pid <> pg_backend_pid() AND $2 = CASE
         WHEN query LIKE '%.commit_1(%' THEN 'writer'
         WHEN EXISTS (SELECT 1 FROM pg_locks AS l WHERE l.pid = a.pid AND locktype = 'advisory' AND mode = 'ShareLock')
-        THEN 'ear' ELSE 'reader' END
+        THEN 'listener' ELSE 'reader' END
 """
 
 
 async def test_backends_that_an_operator_ends_again_and_again_are_made_again(
     tmp_path: Path, operator: Operator
 ) -> None:
-    """`pg_terminate_backend`, while one call runs: of the writer, of readers, of the ear, each several times."""
+    """`pg_terminate_backend`, while one call runs: of the writer, of readers, of the listener, each several times."""
     async with town(tmp_path) as it:
         name = f"perdure-{tmp_path.name}"
         it.url += f"&application_name={name}"
         near, far = await it.add(lease=LEASE), await it.add(lease=LEASE)
-        for role in ("writer", "reader", "ear"):
+        for role in ("writer", "reader", "listener"):
             killed = 0
 
             async def kill(role: str = role) -> None:

@@ -186,16 +186,16 @@ async def test_a_call_that_runs_again_begins_behind_what_its_dead_node_had_forwa
         record = await store.session(SessionId(peer.session))
         assert record is not None
         store.gate.clear()
-        ghost = await DeadNode.on(path)
-        left = await ghost.take(peer.session, peer.tool("look_up", n=9, token="t"))
+        dead_node = await DeadNode.on(path)
+        left = await dead_node.take(peer.session, peer.tool("look_up", n=9, token="t"))
         said = tuple(json.dumps(progress_of_call("t", number)).encode() for number in range(1, 7))
-        forward = Forward(stream=record.standalone, node=ghost.node, sender="s", first=1, payloads=said)
-        assert not any(await ghost.store.commit([forward]))
-        await ghost.die()
+        forward = Forward(stream=record.standalone, node=dead_node.node, sender="s", first=1, payloads=said)
+        assert not any(await dead_node.store.commit([forward]))
+        await dead_node.die()
 
         async def is_claimed() -> bool:
             stream = await stream_by_id(store, left.stream)
-            return stream is not None and stream.node != ghost.node
+            return stream is not None and stream.node != dead_node.node
 
         await until(is_claimed)
         for _ in range(5):

@@ -82,33 +82,33 @@ async def test_a_call_that_was_claimed_meanwhile_is_the_claimers(tmp_path: Path)
         await wire.messages(2)
         position = parse_position(wire.last_id)
         assert position is not None
-        ghost = await DeadNode.on(path)
+        dead_node = await DeadNode.on(path)
         pause(paused)
         try:
-            await _answer(ghost, position.stream)
+            await _answer(dead_node, position.stream)
         finally:
             go_on(paused)
         assert await wire.rest() == []
         [answer] = await (await peer.get(wire.last_id)).rest()
         assert answer == {"jsonrpc": "2.0", "id": 7, "result": {"by": "another"}}
         await open_gate(peer, "g/2")  # the tool was cancelled: nobody goes through
-        events = await ghost.store.read(position.stream, after=0, limit=100)
+        events = await dead_node.store.read(position.stream, after=0, limit=100)
         assert [event.seq for event in events] == [1, 2, 3]
         assert [event.final for event in events] == [False, False, True]
-        await ghost.die()
+        await dead_node.die()
         await web.aclose()
 
 
-async def _answer(ghost: DeadNode, stream: object) -> None:
+async def _answer(dead_node: DeadNode, stream: object) -> None:
     """Claim a stream, and give its one call an answer."""
-    record = await stream_by_id(ghost.store, stream)  # type: ignore[arg-type]
+    record = await stream_by_id(dead_node.store, stream)  # type: ignore[arg-type]
     assert record is not None
-    claimed = await ghost.store.claim(record.id, node=ghost.node, held=record.fence)
+    claimed = await dead_node.store.claim(record.id, node=dead_node.node, held=record.fence)
     assert claimed is not None
     assert claimed.generation == 2
-    [row] = await ghost.store.calls(record.session, stream=record.id)
+    [row] = await dead_node.store.calls(record.session, stream=record.id)
     payload = json.dumps({"jsonrpc": "2.0", "id": 7, "result": {"by": "another"}}).encode()
     end = CallEnd(incarnation=row.incarnation, request_id=row.request_id, state=CallState.ANSWERED)
     events = (Event(claimed.last + 1, claimed.opened, payload, True),)
     step = Append(stream=record.id, fence=claimed.fence, events=events, ends=(end,), seal=True)
-    assert not any(await ghost.store.commit([step]))
+    assert not any(await dead_node.store.commit([step]))

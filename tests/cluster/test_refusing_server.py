@@ -74,7 +74,7 @@ async def test_a_statement_that_the_server_ends_early_is_named_and_made_again(
 async def test_connections_that_rest_for_longer_than_the_server_allows_stay(
     tmp_path: Path, operator: Operator, setting: str
 ) -> None:
-    """The store's connections rest between two calls, and the ear between two beats: their own setting says so."""
+    """The store's connections rest between two calls, and the listener between two beats: their own setting says so."""
     rested = """
         SELECT count(*) FROM pg_stat_activity WHERE usename = $1 AND state_change < clock_timestamp() - interval '0.3 s'
     """

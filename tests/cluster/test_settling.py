@@ -51,7 +51,7 @@ TOKENS = {"ann": "ann-0123456789abcdef", "bob": "bob-0123456789abcdef"}
 
 @dataclass(kw_only=True)
 class House:
-    """A living node on a file, and ghosts beside it."""
+    """A living node on a file, and nodes beside it that die."""
 
     path: Path
     stack: AsyncExitStack
@@ -61,15 +61,15 @@ class House:
         store = store or SharedStore(self.path)
         return await self.stack.enter_async_context(serve(shop.server, store=store, **options)), shop
 
-    async def ghost(self) -> DeadNode:
+    async def dead_node(self) -> DeadNode:
         return await DeadNode.on(self.path)
 
     async def scene(
         self, *, version: str = LATEST, token: str | None = None, **options: Any
     ) -> tuple[Site, Library, Peer, DeadNode]:
-        """A node, a client of it, and a ghost that is about to die."""
+        """A node, a client of it, and another node that is about to die."""
         site, shop = await self.node(**options)
-        return site, shop, await site.join(version, token=token), await self.ghost()
+        return site, shop, await site.join(version, token=token), await self.dead_node()
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def tokens(tmp_path: Path) -> FileTokens:
     return FileTokens(path)
 
 
-async def settle(ghost: DeadNode, site: Site) -> None:
-    await ghost.die()
+async def settle(dead_node: DeadNode, site: Site) -> None:
+    await dead_node.die()
     await until(lambda: site.app.counters.nodes_settled)
 
 
@@ -109,10 +109,10 @@ def assert_unknown(answer: Message, *, method: str = "tools/call", name: str | N
 
 
 async def test_a_tool_that_says_nothing_of_itself_is_answered_with_an_unknown_outcome(house: House) -> None:
-    site, shop, peer, ghost = await house.scene()
-    left = await ghost.take(peer.session, peer.tool("wait", gate="g"))
+    site, shop, peer, dead_node = await house.scene()
+    left = await dead_node.take(peer.session, peer.tool("wait", gate="g"))
     reader = await peer.get(left.position())
-    await ghost.die()
+    await dead_node.die()
     assert_unknown((await reader.rest())[-1], name="wait")
     assert shop.seen == []
     assert len(await finals(site, left)) == 1
@@ -120,12 +120,12 @@ async def test_a_tool_that_says_nothing_of_itself_is_answered_with_an_unknown_ou
 
 async def test_what_the_specification_makes_a_read_runs_again(house: House) -> None:
     """Also sticky requests: whatever the server says to them is the answer."""
-    site, _, peer, ghost = await house.scene()
+    site, _, peer, dead_node = await house.scene()
     reads: dict[str, Message | None] = {"ping": None, "tools/list": {}, "resources/list": {}, "prompts/list": {}}
     reads["logging/setLevel"] = {"level": "info"}
     requests = [peer.request(method, params, id=number) for number, (method, params) in enumerate(reads.items())]
-    lefts = [await ghost.take(peer.session, request) for request in requests]
-    await settle(ghost, site)
+    lefts = [await dead_node.take(peer.session, request) for request in requests]
+    await settle(dead_node, site)
     assert site.app.counters.calls_rerun == len(reads)
     for number, left in enumerate(lefts):
         (answer,) = await read(peer, left)
@@ -135,11 +135,11 @@ async def test_what_the_specification_makes_a_read_runs_again(house: House) -> N
 
 async def test_a_second_run_says_no_log_message_twice(house: House) -> None:
     """What the first run said and the second says again is dropped, each message once: the second tick is new."""
-    _, _, peer, ghost = await house.scene()
+    _, _, peer, dead_node = await house.scene()
     said = [logged_by_call("begin"), logged_by_call("tick")]
-    left = await ghost.take(peer.session, peer.tool("recite", lines=["begin", "tick", "tick", "end"]), said=said)
+    left = await dead_node.take(peer.session, peer.tool("recite", lines=["begin", "tick", "tick", "end"]), said=said)
     reader = await peer.get(left.position(0))
-    await ghost.die()
+    await dead_node.die()
     *messages, answer = await reader.rest()
     assert text_of(answer) == "recited"
     assert [message["params"]["data"] for message in messages] == ["begin", "tick", "tick", "end"]
@@ -147,22 +147,22 @@ async def test_a_second_run_says_no_log_message_twice(house: House) -> None:
 
 async def test_log_messages_of_several_calls_on_one_stream_are_all_said_again(house: House) -> None:
     """It is not known which of the calls has said them: twice is better than not at all."""
-    _, _, peer, ghost = await house.scene(version="2025-03-26")
+    _, _, peer, dead_node = await house.scene(version="2025-03-26")
     calls = [peer.tool("recite", id=number, lines=[f"line {number}"]) for number in (1, 2)]
-    left = await ghost.take(peer.session, *calls, said=[logged_by_call("line 1")])
+    left = await dead_node.take(peer.session, *calls, said=[logged_by_call("line 1")])
     reader = await peer.get(left.position(0))
-    await ghost.die()
+    await dead_node.die()
     messages = [message for message in await reader.rest() if "method" in message]
     assert sorted(message["params"]["data"] for message in messages) == ["line 1", "line 1", "line 2"]
 
 
 async def test_a_read_only_tool_runs_again_into_the_same_stream(house: House) -> None:
     """A33: progress that was sent is not sent again; the generation is raised (Generations)."""
-    site, shop, peer, ghost = await house.scene()
+    site, shop, peer, dead_node = await house.scene()
     said = [progress_of_call("t", number) for number in (1, 2, 3)]
-    left = await ghost.take(peer.session, peer.tool("look_up", n=5, token="t"), said=said)
+    left = await dead_node.take(peer.session, peer.tool("look_up", n=5, token="t"), said=said)
     reader = await peer.get(left.position(1))
-    await ghost.die()
+    await dead_node.die()
     messages = await reader.rest()
     assert progress_of(messages) == [2, 3, 4, 5]
     assert text_of(messages[-1]) == "looked up 5"
@@ -175,35 +175,35 @@ async def test_a_read_only_tool_runs_again_into_the_same_stream(house: House) ->
 
 
 async def test_an_idempotent_tool_runs_again(house: House) -> None:
-    site, shop, peer, ghost = await house.scene()
-    left = await ghost.take(peer.session, peer.tool("put", key="k"))
-    await settle(ghost, site)
+    site, shop, peer, dead_node = await house.scene()
+    left = await dead_node.take(peer.session, peer.tool("put", key="k"))
+    await settle(dead_node, site)
     assert text_of((await read(peer, left))[-1]) == "put k"
     assert shop.seen == ["put k"]
 
 
 async def test_what_died_twice_does_not_run_a_third_time(house: House) -> None:
-    site, shop, peer, ghost = await house.scene()
-    left = await ghost.take(peer.session, peer.tool("put", key="k"), attempt=2)
-    await settle(ghost, site)
+    site, shop, peer, dead_node = await house.scene()
+    left = await dead_node.take(peer.session, peer.tool("put", key="k"), attempt=2)
+    await settle(dead_node, site)
     assert_unknown((await read(peer, left))[-1], name="put")
     assert shop.seen == []
 
 
 async def test_what_only_waits_for_another_call_goes_on_however_often_its_process_died(house: House) -> None:
     """And where it died before the call was marked as Perdure's own. A tool of the server's keeps its own word."""
-    site, shop, peer, ghost = await house.scene(answer_within=("*=5s",), tasks=("wait=optional",))
+    site, shop, peer, dead_node = await house.scene(answer_within=("*=5s",), tasks=("wait=optional",))
     begun = peer.tool("wait", gate="g")
     begun["params"]["task"] = {}
     task = answer_of(await peer.send(begun))["result"]["task"]["taskId"]
     wait = partial(peer.tool, "perdure_wait_for_result", call=task)
     lefts = [
-        await ghost.take(peer.session, wait()),
-        await ghost.take(peer.session, wait(), attempt=2, upstream=OWN_CALL),
-        await ghost.take(peer.session, peer.request("tasks/result", {"taskId": task}), attempt=2),
+        await dead_node.take(peer.session, wait()),
+        await dead_node.take(peer.session, wait(), attempt=2, upstream=OWN_CALL),
+        await dead_node.take(peer.session, peer.request("tasks/result", {"taskId": task}), attempt=2),
     ]
-    other = await ghost.take(peer.session, peer.tool("perdure_wait", call=task))
-    await settle(ghost, site)
+    other = await dead_node.take(peer.session, peer.tool("perdure_wait", call=task))
+    await settle(dead_node, site)
     assert_unknown((await read(peer, other))[-1], name="perdure_wait")
     shop.open("g")
     assert [text_of((await read(peer, left))[-1]) for left in lefts] == ["went through g"] * 3
@@ -211,10 +211,10 @@ async def test_what_only_waits_for_another_call_goes_on_however_often_its_proces
 
 
 async def test_a_batch_is_settled_call_by_call_and_sealed_once(house: House) -> None:
-    site, shop, peer, ghost = await house.scene(version="2025-03-26")
+    site, shop, peer, dead_node = await house.scene(version="2025-03-26")
     batch = [peer.tool("wait", id=1, gate="g"), peer.tool("put", id=2, key="k"), peer.request("ping", id=3)]
-    left = await ghost.take(peer.session, *batch, said=[progress_of_call(1, 1)])
-    await settle(ghost, site)
+    left = await dead_node.take(peer.session, *batch, said=[progress_of_call(1, 1)])
+    await settle(dead_node, site)
     answers = {answer["id"]: answer for answer in await read(peer, left)}
     assert_unknown(answers[1], name="wait")
     assert text_of(answers[2]) == "put k"
@@ -228,11 +228,11 @@ async def test_a_batch_is_settled_call_by_call_and_sealed_once(house: House) -> 
 
 async def test_an_ask_is_withdrawn_before_its_call_is_settled(house: House) -> None:
     """Asks: nobody waits for that answer any more. The client hears so first."""
-    site, _, peer, ghost = await house.scene()
-    asks = [f"ask-{ghost.node}-{number}" for number in (1, 2)]
-    again = await ghost.take(peer.session, peer.tool("put", key="k"), asked=asks[:1])
-    never = await ghost.take(peer.session, peer.tool("wait", gate="g"), asked=asks[1:])
-    await settle(ghost, site)
+    site, _, peer, dead_node = await house.scene()
+    asks = [f"ask-{dead_node.node}-{number}" for number in (1, 2)]
+    again = await dead_node.take(peer.session, peer.tool("put", key="k"), asked=asks[:1])
+    never = await dead_node.take(peer.session, peer.tool("wait", gate="g"), asked=asks[1:])
+    await settle(dead_node, site)
     for left, ask in zip((again, never), asks, strict=True):
         messages = await read(peer, left)
         assert [m.get("method", "answer") for m in messages] == ["notifications/cancelled", "answer"]
@@ -243,8 +243,8 @@ async def test_an_ask_is_withdrawn_before_its_call_is_settled(house: House) -> N
 async def test_what_living_nodes_ask_is_not_withdrawn_when_another_dies(house: House) -> None:
     """On the standalone stream of the same session: this node asks, and a third one does."""
     site, _ = await house.node()
-    peer, living, ghost = await site.join(), await house.ghost(), await house.ghost()
-    await until(lambda: sorted(site.app.other_nodes()) == sorted((living.node, ghost.node)))
+    peer, living, dead_node = await site.join(), await house.dead_node(), await house.dead_node()
+    await until(lambda: sorted(site.app.other_nodes()) == sorted((living.node, dead_node.node)))
     standalone = await peer.get()
     asking = asyncio.create_task(peer.result("ask", question="?", alone=True))
     asked = await standalone.message()
@@ -254,8 +254,8 @@ async def test_what_living_nodes_ask_is_not_withdrawn_when_another_dies(house: H
         session=session.id, id=f"ask-{living.node}-1", stream=session.standalone, request=b"{}", node=living.node
     )
     await living.store.commit([OpenAsk(record=theirs)])
-    left = await ghost.take(peer.session, peer.tool("wait", gate="g"), asked=[f"ask-{ghost.node}-1"])
-    await settle(ghost, site)
+    left = await dead_node.take(peer.session, peer.tool("wait", gate="g"), asked=[f"ask-{dead_node.node}-1"])
+    await settle(dead_node, site)
     assert len(await read(peer, left)) == 2
     assert {ask.id for ask in await site.store.asks(session.id)} == {asked["id"], theirs.id}
     await peer.answer(asked, {"action": "accept", "content": {"answer": "yes"}})
@@ -266,17 +266,17 @@ async def test_what_living_nodes_ask_is_not_withdrawn_when_another_dies(house: H
 async def test_a_call_that_is_not_kept_does_not_run_again(house: House) -> None:
     """A call of 2026-07-28 with neither handle nor key: its connection broke with its process, so nobody could ever
     read its answer. Its tool may run again, and must not."""
-    site, shop, peer, ghost = await house.scene()
+    site, shop, peer, dead_node = await house.scene()
     session = await site.store.session(SessionId(peer.session))
     assert session is not None
     ids = [new_session_id(secrets.token_bytes) for _ in range(2)]
     for id_, kept in zip(ids, (False, True), strict=True):
         owner = replace(session, id=id_, standalone=StreamId(""), kind=RecordKind.CALL, is_task=kept)
-        await ghost.store.commit([PutSession(record=replace(owner, version="2026-07-28", result=b""))])
+        await dead_node.store.commit([PutSession(record=replace(owner, version="2026-07-28", result=b""))])
         request = peer.tool("put", key="kept" if kept else "not kept")
         request["params"]["_meta"] = {PROTOCOL_VERSION_META_KEY: "2026-07-28", CLIENT_CAPABILITIES_META_KEY: {}}
-        await ghost.take(id_, request)
-    await settle(ghost, site)
+        await dead_node.take(id_, request)
+    await settle(dead_node, site)
     await until(lambda: shop.seen)
     assert shop.seen == ["put kept"]
     assert (site.app.counters.settles_cancelled, site.app.counters.calls_rerun) == (1, 1)
@@ -290,11 +290,11 @@ async def gone(site: Site, session: SessionId) -> bool:
 
 async def test_a_cancellation_that_the_dead_node_had_not_heard_counts(house: House) -> None:
     """A cancelled call is not run again."""
-    site, shop, peer, ghost = await house.scene()
-    left = await ghost.take(peer.session, peer.tool("put", id=9, key="k"))
-    await until(lambda: site.app.other_nodes() == [ghost.node])
+    site, shop, peer, dead_node = await house.scene()
+    left = await dead_node.take(peer.session, peer.tool("put", id=9, key="k"))
+    await until(lambda: site.app.other_nodes() == [dead_node.node])
     assert (await peer.cancel(9)).status_code == 202
-    await settle(ghost, site)
+    await settle(dead_node, site)
     assert [answer["error"]["code"] for answer in await read(peer, left)] == [CANCELLED]
     assert shop.seen == []
 
@@ -302,9 +302,9 @@ async def test_a_cancellation_that_the_dead_node_had_not_heard_counts(house: Hou
 async def test_the_next_node_to_start_settles_what_was_left_where_none_lives(house: House) -> None:
     async with serve(Library().server, store=SharedStore(house.path)) as first:
         peer = await first.join()
-        ghost = await house.ghost()
-        left = await ghost.take(peer.session, peer.tool("put", key="k"))
-    await ghost.die()
+        dead_node = await house.dead_node()
+        left = await dead_node.take(peer.session, peer.tool("put", key="k"))
+    await dead_node.die()
     site, shop = await house.node()
     await until(lambda: site.app.counters.nodes_settled)
     assert text_of((await read(peer.through(site), left))[-1]) == "put k"
@@ -314,14 +314,14 @@ async def test_the_next_node_to_start_settles_what_was_left_where_none_lives(hou
 async def test_two_settlers_at_once_settle_each_call_once(house: House) -> None:
     """Promise 3: of several who claim, one succeeds; the log has one answer for each call."""
     (one, shop), (other, other_shop) = await house.node(), await house.node()
-    peer, ghost = await one.join(), await house.ghost()
-    lefts = [await ghost.take(peer.session, peer.tool("put", key=str(number))) for number in range(30)]
-    lefts += [await ghost.take(peer.session, peer.tool("wait", gate="g")) for _ in range(30)]
-    await ghost.die()
+    peer, dead_node = await one.join(), await house.dead_node()
+    lefts = [await dead_node.take(peer.session, peer.tool("put", key=str(number))) for number in range(30)]
+    lefts += [await dead_node.take(peer.session, peer.tool("wait", gate="g")) for _ in range(30)]
+    await dead_node.die()
     # Both settle, whoever has the lock of the dead one: that is the case where only leases tell.
     beats = {record.id: record.beat for record in await one.store.nodes()}
     settlers = [life_of(site).settler for site in (one, other)]
-    await asyncio.gather(*(settler.settle_node(ghost.node, beats[ghost.node]) for settler in settlers))
+    await asyncio.gather(*(settler.settle_node(dead_node.node, beats[dead_node.node]) for settler in settlers))
 
     async def all_sealed() -> bool:
         found = await streams_by_id(one.store, [left.stream for left in lefts])
@@ -336,7 +336,7 @@ async def test_two_settlers_at_once_settle_each_call_once(house: House) -> None:
 async def test_other_nodes_get_one_message_for_each_session_whose_calls_lost_their_readers(house: House) -> None:
     """Promise 6: a node with many calls may die, and the mailboxes of the others have a limit."""
     site, _ = await house.node()
-    peers, doomed, living = [await site.join(), await site.join()], await house.ghost(), await house.ghost()
+    peers, doomed, living = [await site.join(), await site.join()], await house.dead_node(), await house.dead_node()
     lefts = [await doomed.take(peer.session, peer.tool("wait", gate="g")) for _ in range(3) for peer in peers]
     await until(lambda: living.node in site.app.other_nodes())
     await doomed.die()
@@ -355,10 +355,10 @@ async def test_other_nodes_get_one_message_for_each_session_whose_calls_lost_the
 async def test_a_call_waits_for_its_principal_and_runs_with_its_credentials(house: House, tokens: FileTokens) -> None:
     """On whichever node the principal reaches; what may not run again is answered at once."""
     (one, shop), (other, other_shop) = await house.node(auth=tokens), await house.node(auth=tokens)
-    peer, ghost = await one.join(token=TOKENS["ann"]), await house.ghost()
-    waits = await ghost.take(peer.session, peer.tool("who"))
-    never = await ghost.take(peer.session, peer.tool("wait", gate="g"))
-    await ghost.die()
+    peer, dead_node = await one.join(token=TOKENS["ann"]), await house.dead_node()
+    waits = await dead_node.take(peer.session, peer.tool("who"))
+    never = await dead_node.take(peer.session, peer.tool("wait", gate="g"))
+    await dead_node.die()
 
     async def is_waiting() -> bool:
         [row] = await one.store.calls(SessionId(peer.session), stream=waits.stream)
@@ -382,17 +382,17 @@ async def test_a_request_for_the_result_brings_the_credentials_from_another_sess
 ) -> None:
     """As a host that was restarted does, and whether the request or the death of the node comes first."""
     rules: Any = {"answer_within": ("*=1h",), "tasks": ("who=optional",)}
-    site, shop, peer, ghost = await house.scene(token=TOKENS["ann"], auth=tokens, **rules)
+    site, shop, peer, dead_node = await house.scene(token=TOKENS["ann"], auth=tokens, **rules)
     again = await site.join(token=TOKENS["ann"])
     begun = peer.tool("who")
     begun["params"]["task"] = {}
     created = {"jsonrpc": "2.0", "id": begun["id"], "result": {}}
-    left = await ghost.take(peer.session, begun, said=[created], answered=True)
+    left = await dead_node.take(peer.session, begun, said=[created], answered=True)
     wait, asked = again.tool("perdure_wait_for_result", call=left.stream), {"taskId": left.stream}
     if method != "tasks/get":
         waiting = await again.post(wait if method == "a wait" else again.request(method, asked))
         await waiting.event()
-    await ghost.die()
+    await dead_node.die()
     if method == "tasks/get":
         status = ""
         while status != "completed":
@@ -407,11 +407,11 @@ async def test_a_call_that_another_node_has_begun_to_run_is_not_taken_from_it(ho
     slow = HeldReads(house.path, "calls")
     one, shop = await house.node(auth=tokens)
     other, other_shop = await house.node(store=slow, auth=tokens, store_timeout=60.0)
-    peer, ghost = await one.join(token=TOKENS["ann"]), await house.ghost()
+    peer, dead_node = await one.join(token=TOKENS["ann"]), await house.dead_node()
     at_other = peer.through(other)
     assert (await at_other.send(peer.request("ping"))).status_code == 200  # both hold the session
-    left = await ghost.take(peer.session, peer.tool("look_up", n=2, gate="g"))
-    await ghost.die()
+    left = await dead_node.take(peer.session, peer.tool("look_up", n=2, gate="g"))
+    await dead_node.die()
     for site in (one, other):
         held = life_of(site).sessions.held(SessionId(peer.session))
         assert held is not None
@@ -431,10 +431,10 @@ async def test_a_call_that_another_node_has_begun_to_run_is_not_taken_from_it(ho
 async def test_a_client_that_was_back_first_is_asked_to_come_again(house: House, tokens: FileTokens) -> None:
     """It resumed before its call was settled: nothing waits for ever (promise 3)."""
     (one, _), (other, _) = await house.node(auth=tokens), await house.node(auth=tokens)
-    peer, ghost = await one.join(token=TOKENS["ann"]), await house.ghost()
-    lefts = [await ghost.take(peer.session, peer.tool("who")) for _ in range(2)]
+    peer, dead_node = await one.join(token=TOKENS["ann"]), await house.dead_node()
+    lefts = [await dead_node.take(peer.session, peer.tool("who")) for _ in range(2)]
     readers = [await peer.get(lefts[0].position()), await peer.through(other).get(lefts[1].position())]
-    await ghost.die()
+    await dead_node.die()
     for reader in readers:
         assert await reader.rest() == []  # ended, with a hint when to come back
         assert b"retry:" in reader.raw
@@ -443,18 +443,18 @@ async def test_a_client_that_was_back_first_is_asked_to_come_again(house: House,
 
 
 async def test_a_call_that_waits_may_be_cancelled(house: House, tokens: FileTokens) -> None:
-    site, shop, peer, ghost = await house.scene(token=TOKENS["ann"], auth=tokens)
-    left = await ghost.take(peer.session, peer.tool("who", id=3))
-    await settle(ghost, site)
+    site, shop, peer, dead_node = await house.scene(token=TOKENS["ann"], auth=tokens)
+    left = await dead_node.take(peer.session, peer.tool("who", id=3))
+    await settle(dead_node, site)
     assert (await peer.cancel(3)).status_code == 202
     assert [answer["error"]["code"] for answer in await read(peer, left)] == [CANCELLED]
     assert shop.seen == []
 
 
 async def test_a_principal_that_does_not_come_back_is_waited_for_in_vain(house: House, tokens: FileTokens) -> None:
-    site, shop, peer, ghost = await house.scene(token=TOKENS["ann"], auth=tokens, session_grace=0.5)
-    left = await ghost.take(peer.session, peer.tool("who"))
-    await ghost.die()
+    site, shop, peer, dead_node = await house.scene(token=TOKENS["ann"], auth=tokens, session_grace=0.5)
+    left = await dead_node.take(peer.session, peer.tool("who"))
+    await dead_node.die()
 
     async def is_answered() -> object:
         return await finals(site, left)
@@ -465,9 +465,9 @@ async def test_a_principal_that_does_not_come_back_is_waited_for_in_vain(house: 
 
 
 async def test_a_call_waits_on_where_the_node_that_had_it_wait_dies(house: House, tokens: FileTokens) -> None:
-    site, shop, peer, ghost = await house.scene(token=TOKENS["ann"], auth=tokens)
-    left = await ghost.take(peer.session, peer.tool("who"), state=CallState.WAITING)
-    await settle(ghost, site)
+    site, shop, peer, dead_node = await house.scene(token=TOKENS["ann"], auth=tokens)
+    left = await dead_node.take(peer.session, peer.tool("who"), state=CallState.WAITING)
+    await settle(dead_node, site)
     assert await finals(site, left) == []
     assert text_of((await read(peer, left))[-1]) == f"Bearer {TOKENS['ann']}"
     assert shop.seen == ["who"]
@@ -476,9 +476,9 @@ async def test_a_call_waits_on_where_the_node_that_had_it_wait_dies(house: House
 async def test_a_call_that_waits_at_a_node_that_holds_is_not_taken_from_it(house: House, tokens: FileTokens) -> None:
     """Promise 3: that node may have answered it, and hold the answer."""
     (one, _), (other, shop) = await house.node(auth=tokens), await house.node(auth=tokens)
-    peer, ghost = await one.join(token=TOKENS["ann"]), await house.ghost()
-    left = await ghost.take(peer.session, peer.tool("who"), state=CallState.WAITING)
-    alive = ghost.store.liveness(ghost.node, lease=15.0, monotonic=time.monotonic)
+    peer, dead_node = await one.join(token=TOKENS["ann"]), await house.dead_node()
+    left = await dead_node.take(peer.session, peer.tool("who"), state=CallState.WAITING)
+    alive = dead_node.store.liveness(dead_node.node, lease=15.0, monotonic=time.monotonic)
     alive.hold(True)
     twin = peer.through(other)
     refused = await twin.try_get(left.position())
@@ -486,7 +486,7 @@ async def test_a_call_that_waits_at_a_node_that_holds_is_not_taken_from_it(house
     assert refused.json()["error"]["message"].startswith("Another process of this server holds")
     record = await stream_by_id(other.store, left.stream)
     assert record is not None
-    assert (record.node, record.generation) == (ghost.node, 1)
+    assert (record.node, record.generation) == (dead_node.node, 1)
     alive.hold(False)
 
     async def is_served() -> bool:
@@ -495,14 +495,14 @@ async def test_a_call_that_waits_at_a_node_that_holds_is_not_taken_from_it(house
 
     await until(is_served)
     assert shop.seen == ["who"]
-    await ghost.die()
+    await dead_node.die()
 
 
 async def test_nobody_else_wakes_a_call_that_waits(house: House, tokens: FileTokens) -> None:
     """Promise 5: another principal, and nobody, get the answer of a session that does not exist."""
-    site, shop, peer, ghost = await house.scene(token=TOKENS["ann"], auth=tokens)
-    left = await ghost.take(peer.session, peer.tool("who"))
-    await settle(ghost, site)
+    site, shop, peer, dead_node = await house.scene(token=TOKENS["ann"], auth=tokens)
+    left = await dead_node.take(peer.session, peer.tool("who"))
+    await settle(dead_node, site)
     thief = peer.through(site)
     thief.token = TOKENS["bob"]
     assert (await thief.try_get(left.position())).status_code == 404
@@ -552,11 +552,11 @@ class Tripping(FaultyStore):
 async def test_settling_goes_on_where_the_store_failed(house: House, at: str, fault: Fault) -> None:
     """Each call gets its one answer, whichever step of settling failed, also if it was done and nobody was told."""
     store = Tripping(SharedStore(house.path), at, fault)
-    site, shop, peer, ghost = await house.scene(version="2025-03-26", store=store)
+    site, shop, peer, dead_node = await house.scene(version="2025-03-26", store=store)
     batch = [peer.tool("put", id=1, key="a"), peer.tool("wait", id=2, gate="g"), peer.tool("put", id=3, key="b")]
-    lefts = [await ghost.take(peer.session, *batch), await ghost.take(peer.session, peer.tool("put", key="c"))]
+    lefts = [await dead_node.take(peer.session, *batch), await dead_node.take(peer.session, peer.tool("put", key="c"))]
     store.armed = True
-    await ghost.die()
+    await dead_node.die()
 
     async def is_over() -> bool:
         found = await streams_by_id(site.store, [left.stream for left in lefts])
@@ -589,21 +589,21 @@ async def test_mail_that_cannot_be_dealt_with_does_not_stop_following(house: Hou
 
 async def test_what_was_forwarded_to_a_dead_home_is_appended_once_by_the_next(house: House) -> None:
     """Once each: it waits under the stream, for whichever node is the session's home by then."""
-    site, _, peer, ghost = await house.scene()
+    site, _, peer, dead_node = await house.scene()
     record = await site.store.session(SessionId(peer.session))
     assert record is not None
     standalone = await stream_by_id(site.store, record.standalone)
     assert standalone is not None
-    assert await ghost.store.claim(standalone.id, node=ghost.node, held=standalone.fence) is not None
+    assert await dead_node.store.claim(standalone.id, node=dead_node.node, held=standalone.fence) is not None
     notices = [f"notice://{number}" for number in (1, 2)]
     payloads = tuple(
         json.dumps({"jsonrpc": "2.0", "method": "notifications/resources/updated", "params": {"uri": uri}}).encode()
         for uri in notices
     )
     forward = Forward(stream=standalone.id, node=NodeId("gone"), sender="f", first=1, payloads=payloads)
-    assert not any(await ghost.store.commit([forward] * 2))  # a commit that was repeated
+    assert not any(await dead_node.store.commit([forward] * 2))  # a commit that was repeated
     reader = await peer.get()
-    await ghost.die()
+    await dead_node.die()
     assert [message["params"]["uri"] for message in await reader.messages(2)] == notices
     await until(lambda: site.app.counters.nodes_settled)
     assert await peer.result("announce", n=1, start=3) == "announced 1"
@@ -615,15 +615,15 @@ async def test_what_was_forwarded_to_a_dead_home_is_appended_once_by_the_next(ho
 
 async def test_many_sessions_of_a_dead_home_are_let_go_of_without_standing_in_the_way(house: House) -> None:
     """More than one commit's worth; whoever is served meanwhile hardly notices."""
-    site, _, peer, ghost = await house.scene()
-    streams = await _homes(ghost, SessionId(peer.session), 1_200)
-    await settle(ghost, site)
+    site, _, peer, dead_node = await house.scene()
+    streams = await _homes(dead_node, SessionId(peer.session), 1_200)
+    await settle(dead_node, site)
     assert {record.node for record in (await streams_by_id(site.store, streams)).values()} == {""}
 
 
-async def _homes(ghost: DeadNode, pattern: SessionId, count: int) -> list[StreamId]:
-    """Sessions whose home is the ghost."""
-    record = await ghost.store.session(pattern)
+async def _homes(dead_node: DeadNode, pattern: SessionId, count: int) -> list[StreamId]:
+    """Sessions whose home is the dead_node."""
+    record = await dead_node.store.session(pattern)
     assert record is not None
     steps: list[Step] = []
     streams = []
@@ -631,12 +631,17 @@ async def _homes(ghost: DeadNode, pattern: SessionId, count: int) -> list[Stream
         session, stream = new_session_id(secrets.token_bytes), new_stream_id(secrets.token_bytes)
         steps.append(PutSession(record=replace(record, id=session, standalone=stream)))
         standalone = StreamRecord(
-            id=stream, session=session, kind=Kind.STANDALONE, node=ghost.node, fence=ghost.fence, opened=record.created
+            id=stream,
+            session=session,
+            kind=Kind.STANDALONE,
+            node=dead_node.node,
+            fence=dead_node.fence,
+            opened=record.created,
         )
         steps.append(OpenStream(record=standalone))
         streams.append(stream)
     for start in range(0, len(steps), 500):
-        assert not any(await ghost.store.commit(steps[start : start + 500]))
+        assert not any(await dead_node.store.commit(steps[start : start + 500]))
     return streams
 
 
@@ -645,13 +650,13 @@ async def _homes(ghost: DeadNode, pattern: SessionId, count: int) -> list[Stream
 
 async def test_no_progress_that_a_tool_reported_keeps_its_call_from_running_again(house: House) -> None:
     """Promise 3, A33: SQLite's integers end at 2**63, and a dead node's tool may have counted further."""
-    site, _, peer, ghost = await house.scene()
+    site, _, peer, dead_node = await house.scene()
     sent = [2**63, 2**64 + 1, 10**400, 1e300, float("inf"), -(10**400), float("nan"), True]
     lefts = [
-        await ghost.take(peer.session, peer.tool("look_up", n=2, token="t"), said=[progress_of_call("t", number)])
+        await dead_node.take(peer.session, peer.tool("look_up", n=2, token="t"), said=[progress_of_call("t", number)])
         for number in sent
     ]
-    await settle(ghost, site)
+    await settle(dead_node, site)
     for number, left in zip(sent, lefts, strict=True):
         messages = await read(peer, left)
         assert text_of(messages[-1]) == "looked up 2"
@@ -659,13 +664,13 @@ async def test_no_progress_that_a_tool_reported_keeps_its_call_from_running_agai
 
 
 async def test_progress_too_long_to_be_read_is_passed_over(house: House) -> None:
-    site, _, peer, ghost = await house.scene()
-    left = await ghost.take(peer.session, peer.tool("look_up", n=1, token="t"), said=[progress_of_call("t", 0)])
+    site, _, peer, dead_node = await house.scene()
+    left = await dead_node.take(peer.session, peer.tool("look_up", n=1, token="t"), said=[progress_of_call("t", 0)])
     digits = b"9" * 5_000  # more than Python turns into a number
     payload = json.dumps(progress_of_call("t", 0)).encode().replace(b'"progress": 0', b'"progress": ' + digits)
-    step = Append(stream=left.stream, fence=ghost.fence, events=(Event(2, 0.0, payload),))
-    assert not any(await ghost.store.commit([step]))
-    await ghost.die()
+    step = Append(stream=left.stream, fence=dead_node.fence, events=(Event(2, 0.0, payload),))
+    assert not any(await dead_node.store.commit([step]))
+    await dead_node.die()
     await until(lambda: finals(site, left))
     assert [text_of(answer) for answer in await finals(site, left)] == ["looked up 1"]
 
@@ -694,11 +699,11 @@ class _Poisoned(SharedStore):
 async def test_a_call_that_cannot_run_again_is_answered_and_costs_only_itself(house: House) -> None:
     """Promise 3: its row fails in each round; the other call runs, the node is buried, and it is told once."""
     store = _Poisoned(str(house.path))
-    site, _, peer, ghost = await house.scene(store=store, complaint="cannot run again")
-    bad = await ghost.take(peer.session, peer.tool("look_up", n=1))
-    good = await ghost.take(peer.session, peer.tool("look_up", n=2))
+    site, _, peer, dead_node = await house.scene(store=store, complaint="cannot run again")
+    bad = await dead_node.take(peer.session, peer.tool("look_up", n=1))
+    good = await dead_node.take(peer.session, peer.tool("look_up", n=2))
     store.poison = bad.stream
-    await settle(ghost, site)
+    await settle(dead_node, site)
     assert_unknown((await read(peer, bad))[-1], name="look_up")
     assert text_of((await read(peer, good))[-1]) == "looked up 2"
 
@@ -707,11 +712,11 @@ async def test_calls_that_cannot_be_given_up_do_not_keep_others_waiting(house: H
     """A33 with owners: both principals do not come back, and one session's rows cannot be read."""
     store = _Poisoned(str(house.path))
     site, _ = await house.node(store=store, auth=tokens, session_grace=0.3)
-    ghost = await house.ghost()
+    dead_node = await house.dead_node()
     peers = [await site.join(token=TOKENS[who]) for who in ("ann", "bob")]
-    left = [await ghost.take(peer.session, peer.tool("look_up", n=1)) for peer in peers]
+    left = [await dead_node.take(peer.session, peer.tool("look_up", n=1)) for peer in peers]
     store.poison = peers[0].session
-    await ghost.die()
+    await dead_node.die()
     await until(lambda: finals(site, left[1]))
     [answer] = await finals(site, left[1])
     assert answer["error"]["code"] == UNKNOWN

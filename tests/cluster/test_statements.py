@@ -114,14 +114,14 @@ async def test_an_idle_node_asks_twice_a_second(counted: Counted) -> None:
 async def test_a_change_costs_the_node_of_a_listener_one_read_and_a_rest_none(counted: Counted) -> None:
     """A change is mail, which a hint brings; without a listener a node asks nothing more than before there was any."""
     a, b = counted.pair.a.site, counted.pair.b.site
-    async with listening(b.port, "tools") as ear:
+    async with listening(b.port, "tools") as listener:
         listens = life_of(a).listening
         assert listens is not None
         counted.b.take()
         for _ in range(12):
             listens.heard("notifications/tools/list_changed", None)
-            await ear.until_told("tools")
-            ear.forget()
+            await listener.until_told("tools")
+            listener.forget()
         seen = counted.b.take()
         assert seen["read_mail"] <= 2 * 13 + seen["overview"]  # each once, and one that finds no more
         assert seen["overview"] < 10  # hints bring them, and no round

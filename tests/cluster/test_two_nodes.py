@@ -49,7 +49,7 @@ async def test_a_call_is_resumed_live_through_the_other_node(pair: Pair) -> None
 
 
 async def test_the_newest_reader_wins_wherever_it_is(pair: Pair) -> None:
-    """R4: a GET takes the stream over from a ghost in another process, and back."""
+    """R4: a GET takes the stream over from a reader in another process that reads no more, and back."""
     at_a, at_b = await pair.join()
     wire = await at_a.call("count", n=4, gate="g", pauses=[1, 2, 3], token=1)
     await wire.message()

@@ -26,15 +26,13 @@ from perdure._core.listening import (
 
 TOOLS = Change("notifications/tools/list_changed")
 PROMPTS = Change("notifications/prompts/list_changed")
-A, B = Change(UPDATED, "board://a"), Change(UPDATED, "board://b")
+A, B = Change(UPDATED, "note://a"), Change(UPDATED, "note://b")
 
 
 def test_a_filter_admits_what_it_names_and_nothing_else() -> None:
-    wanted = read_filter(
-        {"toolsListChanged": True, "promptsListChanged": False, "resourceSubscriptions": ["board://a"]}
-    )
+    wanted = read_filter({"toolsListChanged": True, "promptsListChanged": False, "resourceSubscriptions": ["note://a"]})
     assert [change for change in (TOOLS, PROMPTS, A, B) if wanted.admits(change)] == [TOOLS, A]
-    assert wanted.wire == {"toolsListChanged": True, "resourceSubscriptions": ["board://a"]}
+    assert wanted.wire == {"toolsListChanged": True, "resourceSubscriptions": ["note://a"]}
 
 
 def test_a_resource_stands_for_those_below_it() -> None:
@@ -45,10 +43,10 @@ def test_a_resource_stands_for_those_below_it() -> None:
 
 
 def test_a_filter_names_no_more_and_no_longer_resources_than_it_may() -> None:
-    most = [f"board://{n}" for n in range(MAX_URIS)]
+    most = [f"note://{n}" for n in range(MAX_URIS)]
     assert len(read_filter({"resourceSubscriptions": most}).uris) == MAX_URIS
     with pytest.raises(BadFilter, match="names 1001 resources; a listener may name 1000"):
-        read_filter({"resourceSubscriptions": [*most, "board://more"]})
+        read_filter({"resourceSubscriptions": [*most, "note://more"]})
     assert read_filter({"resourceSubscriptions": ["b" * MAX_URI] * 2}).uris == {"b" * MAX_URI: None}
     with pytest.raises(BadFilter, match="a URI of 2049 characters; 2048 are allowed"):
         read_filter({"resourceSubscriptions": ["b" * (MAX_URI + 1)]})
@@ -58,7 +56,7 @@ def test_a_filter_names_no_more_and_no_longer_resources_than_it_may() -> None:
     ("method", "params", "change"),
     [
         (TOOLS.method, None, TOOLS),
-        (UPDATED, {"uri": "board://a"}, A),
+        (UPDATED, {"uri": "note://a"}, A),
         (UPDATED, {"uri": 1}, None),
         (UPDATED, {"uri": ""}, None),
         (UPDATED, None, None),
@@ -74,7 +72,7 @@ def test_a_notification_reports_a_change_or_none(
 def test_changes_read_from_mail_as_they_were_written() -> None:
     sent: list[mail.Message] = [
         mail.Changed(changes=[list(TOOLS), list(A)]),
-        mail.Listening(node=NodeId("n"), number=3, uris=["board://a"], adds=True, has_more=False),
+        mail.Listening(node=NodeId("n"), number=3, uris=["note://a"], adds=True, has_more=False),
         mail.Unheard(),
     ]
     assert [mail.decode(mail.encode(message)) for message in sent] == sent
@@ -105,7 +103,7 @@ def test_what_is_due_does_not_grow_beyond_the_filter() -> None:
     one = due(TOOLS, A)
     one.add(TOOLS)
     for n in range(3 * MAX_URIS):
-        one.add(Change(UPDATED, f"board://a/{n}"))
+        one.add(Change(UPDATED, f"note://a/{n}"))
     told = one.take()
     assert len(told) <= MAX_URIS + 3
     assert told[0].method == TOOLS.method

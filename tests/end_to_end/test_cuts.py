@@ -2,7 +2,7 @@
 
 Each client calls a tool that sends numbered events, and cuts its connection again and again: after some bytes, which
 may be in the middle of the head or of an event, or after some time; with a reset, with a proper close, by leaving the
-old connection open and unread (a ghost), or by coming back twice at once. It resumes with the id of the last event that
+old connection open and unread, or by coming back twice at once. It resumes with the id of the last event that
 came whole. The moments are random, their seeds are not.
 """
 
@@ -80,7 +80,7 @@ class Cutter:
         self._patient = patient
         """The server may end a connection early, or refuse it for the moment, because of its store."""
         self._position = ""
-        self._ghosts: list[Exchange] = []
+        self._unread: list[Exchange] = []
 
     @property
     def done(self) -> bool:
@@ -130,14 +130,14 @@ class Cutter:
 
     async def _cut(self, exchange: Exchange) -> Exchange:
         self.cuts += 1
-        (way,) = self._chance.choices(("reset", "close", "ghost", "twice"), weights=(4, 4, 3, 1))
+        (way,) = self._chance.choices(("reset", "close", "unread", "twice"), weights=(4, 4, 3, 1))
         match way:
             case "reset":
                 exchange.cut()
             case "close":
                 await exchange.aclose()
-            case "ghost":
-                self._ghosts.append(exchange)
+            case "unread":
+                self._unread.append(exchange)
             case "twice":
                 exchange.cut()
                 return await self._resume_twice()
@@ -157,11 +157,11 @@ class Cutter:
         # The one that has got further goes on: an ended loser may still have been first to the final response.
         ahead = max(both, key=lambda e: (e.position, e not in [readers[task] for task in over]))
         (behind,) = [exchange for exchange in both if exchange is not ahead]
-        self._ghosts.append(behind)
+        self._unread.append(behind)
         if any("result" in message for message in ahead.messages) or ahead not in [readers[task] for task in over]:
             return ahead
         self._keep(ahead)
-        self._ghosts.append(ahead)
+        self._unread.append(ahead)
         return await self._peer.resume(self._position)
 
     async def _last(self, exchange: Exchange) -> None:
@@ -174,13 +174,13 @@ class Cutter:
         await exchange.aclose()
 
     async def _bury(self) -> None:
-        """Every ghost was ended by the server, and nothing came on it out of order."""
-        for ghost in self._ghosts:
+        """Every connection left unread was ended by the server, and nothing came on it out of order."""
+        for exchange in self._unread:
             if self._wanted is None:
-                while await ghost.read():
+                while await exchange.read():
                     pass
-            assert_consecutive([event.id for event in ghost.events if event.data])
-            await ghost.aclose()
+            assert_consecutive([event.id for event in exchange.events if event.data])
+            await exchange.aclose()
 
 
 async def _read_on(exchange: Exchange) -> None:

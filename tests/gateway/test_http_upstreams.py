@@ -264,9 +264,9 @@ async def test_resources_that_no_listener_wants_any_more() -> None:
         for number in range(30):
             async with listening(site.port, f"note://{number}"):
                 pass
-        async with listening(site.port, "note://last") as ear:
+        async with listening(site.port, "note://last") as listener:
             upstream.notify("notifications/resources/updated", {"uri": "note://last"})
-            await ear.until_told("note://last")
+            await listener.until_told("note://last")
         assert "note://last" in upstream.subscribed
         assert upstream.most_subscribed <= 3
 

@@ -378,14 +378,14 @@ async def test_a_list_that_is_not_answered_ends(tmp_path: Path, monkeypatch: pyt
 
 async def test_lists_that_changed_reach_listeners(tmp_path: Path) -> None:
     """From the gateway's own process of the server, and from the session of another client. G23."""
-    async with gateway(tmp_path, serving=BOTH) as served, listening(served.site.port, "tools", "note://a") as ear:
-        ear.forget()
+    async with gateway(tmp_path, serving=BOTH) as served, listening(served.site.port, "tools", "note://a") as listener:
+        listener.forget()
         peer = await served.join()
         await text_of_call(peer, {"tools": ["extra"]})
-        await ear.until_told("tools")
-        ear.forget()
+        await listener.until_told("tools")
+        listener.forget()
         await served.kill(served.pids[0])  # the one that is listened to
-        await ear.until_told("note://a")
+        await listener.until_told("note://a")
 
 
 async def test_a_listener_before_the_server_is_up(tmp_path: Path) -> None:
@@ -401,9 +401,9 @@ async def test_a_listener_before_the_server_is_up(tmp_path: Path) -> None:
             return "result" in await call(peer_of(served), "plain")
 
         await until(is_up)  # there is a pause after deaths in a row
-        async with listening(served.site.port, "tools") as ear:
+        async with listening(served.site.port, "tools") as listener:
             await text_of_call(await served.join(), {"tools": ["extra"]})
-            await ear.until_told("tools")
+            await listener.until_told("tools")
 
 
 # Owners

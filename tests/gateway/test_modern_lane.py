@@ -20,8 +20,8 @@ from perdure.gateway.lane import Reason, RequestKey, UpstreamUnavailable
 from tests.client.sdk_task_server import SdkTaskServer
 from tests.gateway.modern_lanes import BRIEF, CLIENT, Front, http_lane, modern_only, text
 from tests.support.proxies.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.support.servers.changing_server import new_server as new_changing_server
 from tests.support.servers.in_process import serve, under_uvicorn, until
-from tests.support.servers.notice_board import new_server as new_board
 from tests.support.servers.round_tools import server as round_tools
 from tests.support.servers.tool_server import ToolServer
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
-async def workshop(tools: ToolServer) -> AsyncIterator[Front]:
+async def tool_front(tools: ToolServer) -> AsyncIterator[Front]:
     async with (
         under_uvicorn(modern_only(tools.server.streamable_http_app()), complaint=".*") as port,
         http_lane(f"http://127.0.0.1:{port}/mcp") as front,
@@ -38,9 +38,9 @@ async def workshop(tools: ToolServer) -> AsyncIterator[Front]:
 
 
 @asynccontextmanager
-async def bureau_lane(bureau: SdkTaskServer) -> AsyncIterator[tuple[Front, CuttingProxy]]:
+async def task_lane(task_server: SdkTaskServer) -> AsyncIterator[tuple[Front, CuttingProxy]]:
     async with (
-        under_uvicorn(modern_only(bureau.app), complaint=".*") as port,
+        under_uvicorn(modern_only(task_server.app), complaint=".*") as port,
         cutting_proxy(port) as proxy,
         http_lane(proxy.url) as front,
     ):
@@ -48,18 +48,18 @@ async def bureau_lane(bureau: SdkTaskServer) -> AsyncIterator[tuple[Front, Cutti
 
 
 async def test_a_handshake_is_made_of_the_discovery() -> None:
-    async with workshop(ToolServer(logs=True)) as front:
+    async with tool_front(ToolServer(logs=True)) as front:
         assert front.opened.version == "2026-07-28"
         result = front.opened.result
         assert result["protocolVersion"] == CLIENT["protocolVersion"]
-        assert result["serverInfo"] == {"name": "workshop", "version": "1"}
+        assert result["serverInfo"] == {"name": "tools", "version": "1"}
         assert result["capabilities"]["tools"] == {"listChanged": True}
         assert result.keys() == {"protocolVersion", "serverInfo", "capabilities"}
 
 
 async def test_a_call_has_its_progress_under_its_own_token_and_a_plain_result() -> None:
     tools = ToolServer()
-    async with workshop(tools) as front:
+    async with tool_front(tools) as front:
         key = front.call("count", "tok", n=2)
         result = await front.heard.answer(key)
         assert text(result) == "counted to 2"
@@ -71,7 +71,7 @@ async def test_a_call_has_its_progress_under_its_own_token_and_a_plain_result() 
 
 
 async def test_lists_come_without_cache_hints_and_unknown_methods_get_the_servers_own_error() -> None:
-    async with workshop(ToolServer()) as front:
+    async with tool_front(ToolServer()) as front:
         assert (await front.ask("tools/list")).keys() == {"tools"}
         assert (await front.ask("shop/open"))["code"] == -32601
         refused = await front.ask("server/discover")
@@ -81,22 +81,22 @@ async def test_lists_come_without_cache_hints_and_unknown_methods_get_the_server
 
 async def test_the_envelope_tells_the_recorded_client_and_the_log_level() -> None:
     """A client that sets no level gets all messages, as from a server with sessions."""
-    bureau = SdkTaskServer()
-    async with bureau_lane(bureau) as (front, _):
+    task_server = SdkTaskServer()
+    async with task_lane(task_server) as (front, _):
         await front.ask("tools/list", meta={"com.example/trace": 7})
         assert await front.ask("logging/setLevel", level="error") == {}
         refused = await front.ask("logging/setLevel", level="loud")
         assert refused["code"] == -32602
         assert "'loud'" in refused["message"]
         await front.ask("tools/list")
-    first, second = (params["_meta"] for params in bureau.requests("tools/list"))
+    first, second = (params["_meta"] for params in task_server.requests("tools/list"))
     assert first["com.example/trace"] == 7
     assert first[CLIENT_INFO] == CLIENT["clientInfo"]
     extensions = first[CAPABILITIES].pop("extensions")
     assert TASKS in extensions
     assert first[CAPABILITIES] == {"elicitation": {}, "sampling": {}, "roots": {}}
     assert (first[LOG_LEVEL], second[LOG_LEVEL]) == ("debug", "error")
-    assert bureau.requests("logging/setLevel") == []
+    assert task_server.requests("logging/setLevel") == []
 
 
 async def test_log_messages_come_with_their_call_from_the_set_level_on() -> None:
@@ -123,7 +123,7 @@ async def test_log_messages_come_with_their_call_from_the_set_level_on() -> None
 
 async def test_a_cancelled_call_is_cancelled_at_the_server_and_not_reported() -> None:
     tools = ToolServer()
-    async with workshop(tools) as front:
+    async with tool_front(tools) as front:
         key = front.call("wait", gate="g")
         await until(lambda: tools.seen == ["waiting at g"])
         front.lane.cancel(key, None)
@@ -134,7 +134,7 @@ async def test_a_cancelled_call_is_cancelled_at_the_server_and_not_reported() ->
 
 
 async def test_a_servers_error_passes_unchanged() -> None:
-    async with workshop(ToolServer()) as front:
+    async with tool_front(ToolServer()) as front:
         assert await front.heard.answer(front.call("boom", code=-32050)) == {"code": -32050, "message": "boom"}
 
 
@@ -263,8 +263,8 @@ async def test_a_result_that_a_session_cannot_have_is_an_error(result: dict[str,
 
 
 async def test_a_task_is_polled_to_its_result_and_leads_a_later_lane_to_it() -> None:
-    bureau = SdkTaskServer(tasks=True)
-    async with bureau_lane(bureau) as (front, proxy):
+    task_server = SdkTaskServer(tasks=True)
+    async with task_lane(task_server) as (front, proxy):
         key = front.call("work", gate="g")
         await until(lambda: key in front.heard.positions)
         [state] = front.heard.positions[key]
@@ -272,18 +272,18 @@ async def test_a_task_is_polled_to_its_result_and_leads_a_later_lane_to_it() -> 
         await front.lane.aclose(ended=False)
         async with http_lane(proxy.url) as later:
             later.lane.follow("k", "tools/call", {"name": "work", "arguments": {"gate": "g"}}, state)
-            polls = len(bureau.requests("tasks/get"))
-            await until(lambda: len(bureau.requests("tasks/get")) > polls)
-            bureau.gates["g"].set()
+            polls = len(task_server.requests("tasks/get"))
+            await until(lambda: len(task_server.requests("tasks/get")) > polls)
+            task_server.gates["g"].set()
             result = await later.heard.answer("k")
             assert text(result) == "worked at g"
             assert result.keys() == {"content", "structuredContent"}
-    assert (bureau.runs, bureau.cancelled) == (["work"], [])
+    assert (task_server.runs, task_server.cancelled) == (["work"], [])
 
 
 async def test_a_task_that_fails_is_an_error_and_a_forgotten_one_is_lost() -> None:
-    bureau = SdkTaskServer(tasks=True)
-    async with bureau_lane(bureau) as (front, _):
+    task_server = SdkTaskServer(tasks=True)
+    async with task_lane(task_server) as (front, _):
         assert await front.heard.answer(front.call("fail")) == {"code": -32050, "message": "it broke"}
         front.lane.follow("k", "tools/call", {"name": "work"}, {"task": "nobody"})
         lost = await front.heard.loss("k")
@@ -292,12 +292,12 @@ async def test_a_task_that_fails_is_an_error_and_a_forgotten_one_is_lost() -> No
 
 
 async def test_a_tasks_questions_are_asks_each_once() -> None:
-    bureau = SdkTaskServer(tasks=True)
-    async with bureau_lane(bureau) as (front, _):
+    task_server = SdkTaskServer(tasks=True)
+    async with task_lane(task_server) as (front, _):
         key = front.call("ask", questions=["one", "two"])
         await until(lambda: len(front.heard.asks) == 2)
-        polls = len(bureau.requests("tasks/get"))
-        await until(lambda: len(bureau.requests("tasks/get")) > polls + 2)
+        polls = len(task_server.requests("tasks/get"))
+        await until(lambda: len(task_server.requests("tasks/get")) > polls + 2)
         for ask, (_, params, _) in list(front.heard.asks.items()):
             content = {"answer": (params or {})["message"].upper()}
             front.lane.reply(ask, {"result": {"action": "accept", "content": content}})
@@ -307,41 +307,41 @@ async def test_a_tasks_questions_are_asks_each_once() -> None:
 
 
 async def test_a_task_is_cancelled_by_its_client_and_by_a_refused_ask() -> None:
-    bureau = SdkTaskServer(tasks=True)
-    async with bureau_lane(bureau) as (front, _):
-        front.lane.cancel(await begun(front, bureau, "work", gate="g"), None)
-        await until(lambda: bureau.cancelled == ["work"])
+    task_server = SdkTaskServer(tasks=True)
+    async with task_lane(task_server) as (front, _):
+        front.lane.cancel(await begun(front, task_server, "work", gate="g"), None)
+        await until(lambda: task_server.cancelled == ["work"])
         key = front.call("ask", questions=["one"])
         await until(lambda: front.heard.asks)
         [ask] = front.heard.asks
         front.lane.reply(ask, {"error": {"code": -1, "message": "no"}})
         assert await front.heard.answer(key) == {"code": -1, "message": "no"}
-        await until(lambda: bureau.cancelled == ["work", "ask"])
+        await until(lambda: task_server.cancelled == ["work", "ask"])
 
 
-async def begun(front: Front, bureau: SdkTaskServer, tool: str, **arguments: Any) -> RequestKey:
-    key, runs = front.call(tool, **arguments), len(bureau.runs)
-    await until(lambda: len(bureau.runs) > runs and key in front.heard.positions)
+async def begun(front: Front, task_server: SdkTaskServer, tool: str, **arguments: Any) -> RequestKey:
+    key, runs = front.call(tool, **arguments), len(task_server.runs)
+    await until(lambda: len(task_server.runs) > runs and key in front.heard.positions)
     return key
 
 
 async def test_a_tasks_question_that_cannot_be_asked_ends_the_call_and_the_task() -> None:
-    bureau = SdkTaskServer(tasks=True)
-    async with bureau_lane(bureau) as (front, _):
-        key = await begun(front, bureau, "work", gate="g")
-        bureau.jobs["task-0"].end = {"status": "input_required", "inputRequests": {"odd": "Who?"}}
+    task_server = SdkTaskServer(tasks=True)
+    async with task_lane(task_server) as (front, _):
+        key = await begun(front, task_server, "work", gate="g")
+        task_server.jobs["task-0"].end = {"status": "input_required", "inputRequests": {"odd": "Who?"}}
         error = await front.heard.answer(key)
         assert error["code"] == -32603
         assert "'odd' is not a request" in error["message"]
-        await until(lambda: bureau.cancelled == ["work"])
+        await until(lambda: task_server.cancelled == ["work"])
 
 
 async def test_an_ask_of_a_task_that_ends_is_withdrawn() -> None:
-    bureau = SdkTaskServer(tasks=True)
-    async with bureau_lane(bureau) as (front, _):
+    task_server = SdkTaskServer(tasks=True)
+    async with task_lane(task_server) as (front, _):
         key = front.call("ask", questions=["one"])
         await until(lambda: front.heard.asks)
-        bureau.cancel("task-0")
+        task_server.cancel("task-0")
         assert (await front.heard.answer(key))["code"] == -32800
         assert front.heard.withdrawn == list(front.heard.asks)
 
@@ -350,70 +350,70 @@ async def test_an_ask_of_a_task_that_ends_is_withdrawn() -> None:
 
 
 async def test_a_call_with_a_key_is_found_again_by_a_later_lane() -> None:
-    bureau = SdkTaskServer(keys=True)
-    async with bureau_lane(bureau) as (front, proxy):
+    task_server = SdkTaskServer(keys=True)
+    async with task_lane(task_server) as (front, proxy):
         key = front.call("work", gate="g")
-        await until(lambda: bureau.runs)
+        await until(lambda: task_server.runs)
         [state] = front.heard.positions[key]
         assert state.keys() == {"key", "until"}
         await front.lane.aclose(ended=False)
         async with http_lane(proxy.url) as later:
             later.lane.follow("k", "tools/call", {"name": "work", "arguments": {"gate": "g"}}, state)
-            await until(lambda: len(bureau.requests("tools/call")) == 2)
-            bureau.gates["g"].set()
+            await until(lambda: len(task_server.requests("tools/call")) == 2)
+            task_server.gates["g"].set()
             assert text(await later.heard.answer("k")) == "worked at g"
-    assert (bureau.runs, bureau.cancelled) == (["work"], [])
+    assert (task_server.runs, task_server.cancelled) == (["work"], [])
 
 
 async def test_a_call_with_a_key_outlives_its_connection() -> None:
-    bureau = SdkTaskServer(keys=True)
-    async with bureau_lane(bureau) as (front, proxy):
+    task_server = SdkTaskServer(keys=True)
+    async with task_lane(task_server) as (front, proxy):
         key = front.call("work", gate="g")
-        await until(lambda: bureau.runs)
+        await until(lambda: task_server.runs)
         proxy.cut()
-        await until(lambda: len(bureau.requests("tools/call")) == 2)
-        bureau.gates["g"].set()
+        await until(lambda: len(task_server.requests("tools/call")) == 2)
+        task_server.gates["g"].set()
         assert text(await front.heard.answer(key)) == "worked at g"
-    assert bureau.runs == ["work"]
+    assert task_server.runs == ["work"]
 
 
 async def test_a_call_whose_key_may_be_forgotten_is_not_sent_again() -> None:
-    bureau = SdkTaskServer(keys=True)
-    async with bureau_lane(bureau) as (front, _):
+    task_server = SdkTaskServer(keys=True)
+    async with task_lane(task_server) as (front, _):
         front.lane.follow("k", "tools/call", {"name": "quick"}, {"key": "old", "until": 1.0})
         assert (await front.heard.loss("k")).ran
         front.lane.follow("l", "tools/call", {"name": "quick"}, {"rerun": True})
         assert (await front.heard.loss("l")).ran
-    assert bureau.runs == []
+    assert task_server.runs == []
 
 
 async def test_a_call_with_a_key_is_cancelled_by_it() -> None:
-    bureau = SdkTaskServer(keys=True)
-    async with bureau_lane(bureau) as (front, _):
-        front.lane.cancel(await begun(front, bureau, "work", gate="g"), None)
-        await until(lambda: bureau.cancelled == ["work"])
+    task_server = SdkTaskServer(keys=True)
+    async with task_lane(task_server) as (front, _):
+        front.lane.cancel(await begun(front, task_server, "work", gate="g"), None)
+        await until(lambda: task_server.cancelled == ["work"])
 
 
 # --- Connections that break
 
 
 async def test_a_broken_response_of_a_plain_call_is_lost_and_may_have_run() -> None:
-    bureau = SdkTaskServer()
-    async with bureau_lane(bureau) as (front, proxy):
+    task_server = SdkTaskServer()
+    async with task_lane(task_server) as (front, proxy):
         key = front.call("work", gate="g")
-        await until(lambda: bureau.runs)
+        await until(lambda: task_server.runs)
         proxy.cut()
         lost = await front.heard.loss(key)
         assert lost.ran
         assert lost.unavailable is None
         assert text(await front.heard.answer(front.call("quick"))) == "done"
         assert front.heard.closed == []
-    assert bureau.runs == ["work", "quick"]
+    assert task_server.runs == ["work", "quick"]
 
 
 async def test_a_read_waits_for_a_server_that_is_away() -> None:
-    bureau = SdkTaskServer()
-    async with bureau_lane(bureau) as (front, proxy):
+    task_server = SdkTaskServer()
+    async with task_lane(task_server) as (front, proxy):
         proxy.refuse()
         proxy.cut()
         key = front.start("tools/list")
@@ -424,9 +424,9 @@ async def test_a_read_waits_for_a_server_that_is_away() -> None:
 
 
 async def test_a_call_to_a_server_that_stays_away_did_not_run() -> None:
-    bureau = SdkTaskServer()
+    task_server = SdkTaskServer()
     async with AsyncExitStack() as stack:
-        async with under_uvicorn(bureau.app, complaint=".*") as port:
+        async with under_uvicorn(task_server.app, complaint=".*") as port:
             url = f"http://127.0.0.1:{port}/mcp"
             front = await stack.enter_async_context(http_lane(url, listens=False, patience=BRIEF))
         lost = await front.heard.loss(front.call("quick"))
@@ -485,7 +485,7 @@ async def test_a_server_of_other_revisions_names_them() -> None:
 
 
 async def test_an_error_about_the_gateways_credentials_is_not_the_clients_answer() -> None:
-    async with bureau_lane(SdkTaskServer()) as (front, proxy), answering(401, error(-32001)) as url:
+    async with task_lane(SdkTaskServer()) as (front, proxy), answering(401, error(-32001)) as url:
         proxy.upstreams = (int(url.split(":")[2].removesuffix("/mcp")),)
         proxy.cut()
         lost = await front.heard.loss(front.start("tools/list"))
@@ -496,7 +496,7 @@ async def test_an_error_about_the_gateways_credentials_is_not_the_clients_answer
 
 async def test_a_server_that_changes_its_revision_ends_the_lane() -> None:
     older = error(-32022, {"supported": ["2025-11-25"]})
-    async with bureau_lane(SdkTaskServer()) as (front, proxy), answering(400, older) as url:
+    async with task_lane(SdkTaskServer()) as (front, proxy), answering(400, older) as url:
         proxy.upstreams = (int(url.split(":")[2].removesuffix("/mcp")),)
         proxy.cut()
         lost = await front.heard.loss(front.start("tools/list"))
@@ -510,9 +510,9 @@ async def test_a_server_that_changes_its_revision_ends_the_lane() -> None:
 
 
 @asynccontextmanager
-async def board_lane() -> AsyncIterator[tuple[Front, CuttingProxy]]:
+async def changing_lane() -> AsyncIterator[tuple[Front, CuttingProxy]]:
     async with (
-        under_uvicorn(modern_only(new_board().streamable_http_app()), complaint=".*") as port,
+        under_uvicorn(modern_only(new_changing_server().streamable_http_app()), complaint=".*") as port,
         cutting_proxy(port) as proxy,
         http_lane(proxy.url) as front,
     ):
@@ -527,7 +527,7 @@ TOOLS, UPDATED = "notifications/tools/list_changed", "notifications/resources/up
 
 
 async def test_changes_of_lists_and_of_subscribed_resources_belong_to_no_request() -> None:
-    async with board_lane() as (front, _):
+    async with changing_lane() as (front, _):
         assert await front.ask("resources/subscribe", uri="notice://a") == {}
         for what in ("notice://a", "notice://b", "tools"):
             await changed(front, what)
@@ -544,7 +544,7 @@ async def test_changes_of_lists_and_of_subscribed_resources_belong_to_no_request
 
 
 async def test_a_lane_that_leaves_the_lists_to_another_one_still_hears_of_its_resources() -> None:
-    async with board_lane() as (front, _):
+    async with changing_lane() as (front, _):
         assert await front.ask("resources/subscribe", uri="notice://a") == {}
         front.lane.listen(False)
         assert await front.ask("resources/subscribe", uri="notice://b") == {}
@@ -559,26 +559,26 @@ async def test_a_lane_that_leaves_the_lists_to_another_one_still_hears_of_its_re
 
 
 async def test_many_subscriptions_at_once_are_few_requests() -> None:
-    bureau = SdkTaskServer()
-    async with bureau_lane(bureau) as (front, _):
+    task_server = SdkTaskServer()
+    async with task_lane(task_server) as (front, _):
         keys = [front.start("resources/subscribe", uri=f"notice://{number}") for number in range(100)]
         for key in keys:
             assert await front.heard.answer(key) == {}
-        assert len(bureau.requests("subscriptions/listen")) < 5
-        assert len(bureau.requests("subscriptions/listen")[-1]["notifications"]["resourceSubscriptions"]) == 100
+        assert len(task_server.requests("subscriptions/listen")) < 5
+        assert len(task_server.requests("subscriptions/listen")[-1]["notifications"]["resourceSubscriptions"]) == 100
 
 
 async def test_a_broken_subscription_is_repeated_with_a_cue_for_everything() -> None:
-    bureau = SdkTaskServer()
-    async with bureau_lane(bureau) as (front, proxy):
+    task_server = SdkTaskServer()
+    async with task_lane(task_server) as (front, proxy):
         assert await front.ask("resources/subscribe", uri="notice://a") == {}
         front.heard.notifications.clear()
-        asked = len(bureau.requests("subscriptions/listen"))
+        asked = len(task_server.requests("subscriptions/listen"))
         proxy.cut()
         await until(lambda: front.heard.of(UPDATED))
-        assert len(bureau.requests("subscriptions/listen")) == asked + 1
+        assert len(task_server.requests("subscriptions/listen")) == asked + 1
         assert {method for method, _, _ in front.heard.notifications} >= {TOOLS, UPDATED}
-        bureau.stop_listeners()
+        task_server.stop_listeners()
         await until(lambda: len(front.heard.of(UPDATED)) == 2)
 
 
@@ -594,9 +594,9 @@ async def test_a_server_that_does_not_listen_refuses_subscriptions_with_its_own_
 
 
 async def test_a_resource_that_the_server_does_not_honour_is_refused() -> None:
-    bureau = SdkTaskServer()
-    bureau.honours = lambda wanted: {**wanted, "resourceSubscriptions": wanted["resourceSubscriptions"][:1]}
-    async with bureau_lane(bureau) as (front, _):
+    task_server = SdkTaskServer()
+    task_server.honours = lambda wanted: {**wanted, "resourceSubscriptions": wanted["resourceSubscriptions"][:1]}
+    async with task_lane(task_server) as (front, _):
         assert await front.ask("resources/subscribe", uri="notice://a") == {}
         refused = await front.ask("resources/subscribe", uri="notice://b")
         assert refused["code"] == -32602

@@ -23,7 +23,7 @@ def shop() -> ToolServer:
 
 @pytest.fixture
 async def site(shop: ToolServer) -> AsyncIterator[Site]:
-    """The workshop with every setting at its default, on a store in memory."""
+    """The tool server with every setting at its default, on a store in memory."""
     async with serve(shop.server) as site:
         yield site
 

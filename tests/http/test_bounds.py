@@ -188,7 +188,7 @@ async def test_readers_in_all() -> None:
         refused(await other.ask("GET"), 503, LIMIT, words)
         refused(await peer.call("count", n=1), 503, LIMIT, words)
         refused(await served.initialize(), 503, LIMIT, words)
-        # Taking one's own stream over needs no room: nobody is locked out by a ghost.
+        # Taking one's own stream over needs no room: a connection that reads no more locks nobody out.
         again = await peer.resume(standalone.position)
         assert await again.head() == 200
         while await standalone.read():

@@ -32,7 +32,7 @@ def little_slack(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def site(shop: ToolServer) -> AsyncIterator[Site]:
-    """The workshop, whose clients are asked to come back soon: so they are not waited for long."""
+    """The tool server, whose clients are asked to come back soon: so they are not waited for long."""
     async with serve(shop.server, retry=0.1) as site:
         yield site
 

@@ -48,7 +48,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 @pytest.fixture
 async def both(shop: ToolServer, store: Store) -> AsyncIterator[Site]:
-    """The workshop, on either store."""
+    """The tool server, on either store."""
     async with serve(shop.server, store=store) as site:
         yield site
 

@@ -13,9 +13,9 @@ from tests.http.test_listening import ask
 from tests.support.clients.listeners import listening, wanted
 from tests.support.clients.modern_requests import modern
 from tests.support.clients.raw_http import Exchange, Peer, SessionPeer, bearer
+from tests.support.servers.changing_server import new_server
 from tests.support.servers.gated_tools import open_gate
 from tests.support.servers.in_process import serve, until
-from tests.support.servers.notice_board import new_server
 from tests.support.servers.raw_served import Live, live
 
 pytestmark = pytest.mark.anyio
@@ -149,12 +149,12 @@ async def test_resources_that_listeners_name(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("perdure.sessions.listening.MAX_UNION", 4)
     async with (
         serve(new_server(), max_share=50) as site,
-        listening(site.port, "board://a", "board://b"),
-        listening(site.port, "board://x", address=ELSEWHERE),
-        listening(site.port, "board://x", "board://a"),
+        listening(site.port, "note://a", "note://b"),
+        listening(site.port, "note://x", address=ELSEWHERE),
+        listening(site.port, "note://x", "note://a"),
     ):
-        answer = await ask(site, wanted("board://c"))
+        answer = await ask(site, wanted("note://c"))
         assert (answer.status, answer.error["code"], answer.json["id"]) == (429, -31004, "mine")
         assert "You take 2 of the resources that listeners name here" in answer.error["message"]
-        async with listening(site.port, "board://c", address=ELSEWHERE):
+        async with listening(site.port, "note://c", address=ELSEWHERE):
             pass

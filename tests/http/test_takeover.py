@@ -67,14 +67,14 @@ async def test_resumes_that_come_at_the_same_time_end_all_but_one(shop: ToolServ
     assert sorted(progress_of(messages) for messages in seen) == [[]] * 7 + [[2, 3]]
 
 
-async def test_a_ghost_that_does_not_read_is_taken_over_at_once(shop: ToolServer) -> None:
+async def test_a_connection_that_does_not_read_is_taken_over_at_once(shop: ToolServer) -> None:
     """A dead socket is often not known to be dead: its buffers are full, and nobody will ever read them."""
     async with serve(shop.server, small_buffers=True, max_stream_events=2000) as site:
         peer = await site.join()
-        ghost = await peer.call("flood", n=1500, size=1000, token=1)
-        assert progress_of(await ghost.messages(1)) == [1]
+        unread = await peer.call("flood", n=1500, size=1000, token=1)
+        assert progress_of(await unread.messages(1)) == [1]
         await until(lambda: "flooded" in shop.seen)
-        resumed = await peer.get(ghost.last_id)
+        resumed = await peer.get(unread.last_id)
         messages = await resumed.rest()
         assert progress_of(messages) == list(range(2, 1501))
         assert text_of(messages[-1]) == "flooded 1500"

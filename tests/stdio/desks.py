@@ -34,7 +34,7 @@ async def sentences(bridge: HostedBridge, count: int = 1) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Desk:
-    workshop: ToolServer
+    tool_server: ToolServer
     site: Site
     host: Host
 
@@ -42,7 +42,7 @@ class Desk:
         """Wait until a tool has seen this; the bridge through which it was called must live that long."""
         try:
             async with asyncio.timeout(PATIENCE):
-                await until(lambda: what in self.workshop.seen)
+                await until(lambda: what in self.tool_server.seen)
         except TimeoutError:
             state = "has ended" if bridge.ended else "runs"
             raise AssertionError(f"{what}: not seen; the bridge {state}: {bridge.told()} {bridge.order}") from None
@@ -60,10 +60,10 @@ def noted_calls(desk: Desk) -> list[Message]:
 
 @asynccontextmanager
 async def a_desk(folder: Path, *, logs: bool = True, **settings: Any) -> AsyncIterator[Desk]:
-    workshop = ToolServer(logs=logs, subscribes=True)
+    tool_server = ToolServer(logs=logs, subscribes=True)
     settings.setdefault("retry", 0.05)
-    async with serve(workshop.server, **settings) as site, a_host(folder, site.url) as host:
-        yield Desk(workshop=workshop, site=site, host=host)
+    async with serve(tool_server.server, **settings) as site, a_host(folder, site.url) as host:
+        yield Desk(tool_server=tool_server, site=site, host=host)
 
 
 async def question(bridge: HostedBridge, count: int = 1) -> Message:

@@ -101,7 +101,7 @@ async def test_what_is_no_message_is_answered_and_the_bridge_goes_on(folder: Pat
         call = bridge.begin_call("wait", gate="g")
         bridge.begin("ping", id=call)
         assert "still in use" in (await bridge.answer(call))["error"]["message"]
-        desk.workshop.open("g")
+        desk.tool_server.open("g")
         assert text_of(await bridge.answer(call)) == "went through g"
 
 
@@ -132,8 +132,8 @@ async def test_messages_reach_the_server_in_the_order_in_which_the_host_wrote_th
         uris = [f"a://{number}" for number in range(60)]
         for uri in uris:
             bridge.begin("resources/subscribe", {"uri": uri})
-        await until(lambda: len(desk.workshop.subscribing) == 60)
-        assert desk.workshop.subscribing == [f"+{uri}" for uri in uris]
+        await until(lambda: len(desk.tool_server.subscribing) == 60)
+        assert desk.tool_server.subscribing == [f"+{uri}" for uri in uris]
 
 
 async def test_a_request_that_has_to_wait_does_not_stop_those_that_run(folder: Path) -> None:
@@ -160,7 +160,7 @@ async def test_more_at_once_than_the_bridge_follows_is_refused(folder: Path) -> 
         bridge = await desk.host.session("--no-resume")
         calls = [bridge.begin_call("wait", gate="w") for _ in range(MAX_RUNNING + 1)]
         assert (await bridge.answer(calls[-1]))["error"]["code"] == -31022
-        desk.workshop.open("w")
+        desk.tool_server.open("w")
         for call in calls[:-1]:
             assert text_of(await bridge.answer(call)) == "went through w"
 
@@ -174,7 +174,7 @@ async def test_the_last_words_of_a_host_still_arrive(folder: Path) -> None:
         bridge.begin("resources/subscribe", {"uri": "last://word"})
         assert await bridge.end() == 0
         await desk.saw("cancelled at w", bridge)
-        assert desk.workshop.subscribing == ["+last://word"]
+        assert desk.tool_server.subscribing == ["+last://word"]
         assert "INFO Token file not found" in (folder / "own.log").read_text()
         refused = await desk.host.session("--log-file", str(folder))
         await refused.logged("the log file cannot be written")
@@ -190,10 +190,10 @@ async def test_a_host_that_does_not_read_is_waited_for_and_nothing_piles_up(fold
         await desk.saw("waiting at w", bridge)
         bridge.notify("notifications/cancelled", requestId=waiting)
         await desk.saw("cancelled at w", bridge)
-        await until(lambda: desk.workshop.sent > 50)
+        await until(lambda: desk.tool_server.sent > 50)
         sent = -1
-        while sent != desk.workshop.sent:  # until the tool stands still
-            sent = desk.workshop.sent
+        while sent != desk.tool_server.sent:  # until the tool stands still
+            sent = desk.tool_server.sent
             await asyncio.sleep(0.3)
         assert sent < 3_000
         assert _resident(bridge.pid) < 150 << 20
@@ -211,7 +211,7 @@ async def test_it_ends_promptly_however_it_is_ended(folder: Path) -> None:
             async with asyncio.timeout(PROMPTLY):
                 status = await (bridge.end() if how is None else bridge.kill(how))
             assert status == (0 if how is None else 128 + how)
-            desk.workshop.seen.clear()
+            desk.tool_server.seen.clear()
         assert len(desk.sessions) == 1
 
 
@@ -227,9 +227,9 @@ async def test_a_running_call_goes_on_when_the_host_shakes_hands_again(folder: P
         await bridge.until(lambda: len(bridge.progress()) == 1, "one of four")
         await bridge.handshake()
         await bridge.request("ping")
-        desk.workshop.open("g/1")
+        desk.tool_server.open("g/1")
         await bridge.until(lambda: len(bridge.progress()) == 2, "two of four")
-        desk.workshop.open("g/2")
+        desk.tool_server.open("g/2")
         assert text_of(await bridge.answer(call)) == "counted to 4"
         # The answer and the progress are on two streams now, and a host gets no progress after the answer.
         told = bridge.progress()

@@ -92,7 +92,7 @@ async def test_a_result_that_the_host_has_when_it_leaves_is_not_reported_again(f
         killed.begin_call("wait", gate="w")
         await desk.saw("waiting at w", killed)
         await killed.kill()
-        desk.workshop.open("w")
+        desk.tool_server.open("w")
         reporting = await desk.host.start(held="went through w")
         await reporting.handshake()
         await reporting.until(lambda: len(reporting.reports()) == 1, "the report")
@@ -107,11 +107,11 @@ async def test_a_notice_that_the_host_has_when_it_leaves_is_not_given_again(fold
         await first.handshake()
         for number in (7, 8):
             await first.request("resources/subscribe", {"uri": f"notice://{number}"})
-        await desk.workshop.update("notice://7")
+        await desk.tool_server.update("notice://7")
         await first.until(lambda: first.notices() == [7], "the notice")
         assert await first.end() == 0
         second = await desk.host.session()
-        await desk.workshop.update("notice://8")
+        await desk.tool_server.update("notice://8")
         await second.until(lambda: 8 in second.notices(), "the next notice")
         assert second.notices() == [8]
 
@@ -140,7 +140,7 @@ async def test_a_request_that_is_repeated_in_a_new_session_is_still_reported(fol
         bridge.begin_call("wait", gate="g")
         await desk.saw("waiting at g", bridge)
         await bridge.kill()
-        desk.workshop.open("g")
+        desk.tool_server.open("g")
         again = await desk.host.session()
         await again.until(lambda: len(again.reports()) == 1, "the report")
 

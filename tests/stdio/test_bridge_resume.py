@@ -45,7 +45,7 @@ async def test_restarts_between_calls_and_in_the_middle_of_them(folder: Path) ->
             how = dice.choice([signal.SIGKILL, signal.SIGTERM, None])
             await (bridge.end() if how is None else bridge.kill(how))
             for gate in left:
-                desk.workshop.open(gate)
+                desk.tool_server.open(gate)
         assert len(desk.sessions) == 1
         assert sorted(reported) == sorted(set(reported))
         assert all(text.startswith("went through") for text in reported)
@@ -96,8 +96,8 @@ async def test_what_the_next_instance_finds(folder: Path) -> None:
             await first.request("ping")
         await first.kill()
         # No bridge runs; things happen.
-        await desk.workshop.update("notice://7")
-        desk.workshop.open("c/2")
+        await desk.tool_server.update("notice://7")
+        desk.tool_server.open("c/2")
         await desk.saw("counted 4", first)
 
         second = await desk.host.session(elicitation={})
@@ -127,9 +127,9 @@ async def test_what_the_next_instance_finds(folder: Path) -> None:
         assert (second.reports()[1]["requestId"], asking) == (asking, asking)
         # Ids begin again: the first call of this instance has the id of an earlier one, and an answer of its own.
         assert text_of(await second.answer(second.begin("tools/call", _count(1), id=running))) == "counted to 1"
-        await desk.workshop.update("notice://7")
+        await desk.tool_server.update("notice://7")
         await second.until(lambda: second.notices() == [7, 7], "the subscription lives")
-        assert desk.workshop.levels == ["info"]
+        assert desk.tool_server.levels == ["info"]
         assert len(desk.sessions) == 1
 
 
@@ -140,7 +140,7 @@ async def test_a_host_that_wants_fewer_messages_is_not_sent_reports(folder: Path
         first.begin_call("wait", gate="w")
         await desk.saw("waiting at w", first)
         await first.kill()
-        desk.workshop.open("w")
+        desk.tool_server.open("w")
         second = await desk.host.session()
         await second.logged("the call of wait that an earlier process made has ended")
         await second.request("ping")
@@ -160,19 +160,19 @@ async def test_a_server_without_logging_has_its_results_reported_too(folder: Pat
         first.begin_call("wait", gate="w")
         await desk.saw("waiting at w", first)
         await first.kill()
-        desk.workshop.open("w")
+        desk.tool_server.open("w")
         second = await desk.host.session()
         await _reported(second, 1)
         assert (await second.request("logging/setLevel", {"level": "error"}))["result"] == {}
         second.begin_call("wait", gate="v")
         await desk.saw("waiting at v", second)
         await second.kill()
-        desk.workshop.open("v")
+        desk.tool_server.open("v")
         third = await desk.host.session()
         await third.logged("the call of wait that an earlier process made has ended")
         await third.request("ping")
         assert third.reports() == []
-        assert desk.workshop.levels == []
+        assert desk.tool_server.levels == []
 
 
 async def test_hosts_and_instances_keep_sessions_of_their_own(folder: Path) -> None:
@@ -185,12 +185,12 @@ async def test_hosts_and_instances_keep_sessions_of_their_own(folder: Path) -> N
         for how in (signal.SIGKILL, signal.SIGTERM):
             for number in range(4):
                 await together[number].kill(how)
-                await desk.workshop.update(f"notice://{number}")
+                await desk.tool_server.update(f"notice://{number}")
                 together[number] = await desk.host.session()
                 await _noticed(together[number])
                 assert await sentences(together[number]) == [RESUMED]
                 assert together[number].notices() == [number]
-        await desk.workshop.update("notice://4")
+        await desk.tool_server.update("notice://4")
         await alone.until(lambda: alone.notices() == [4], "its own notice")
         assert len(desk.sessions) == 5
 
@@ -206,7 +206,7 @@ async def test_named_instances_that_are_restarted_together_get_their_own_session
             for bridge in bridges.values():
                 await bridge.end()
             for number in range(3):
-                await desk.workshop.update(f"notice://{number}")
+                await desk.tool_server.update(f"notice://{number}")
             starting = [(name, desk.host.session("--instance", name)) for name in order or names]
             if order is None:
                 bridges = dict(zip(names, await asyncio.gather(*(start for _, start in starting)), strict=True))
@@ -254,7 +254,7 @@ async def test_instances_that_nothing_tells_apart_never_get_each_others_sessions
         again = await desk.host.session()
         assert await sentences(again) == [RESUMED]
         for number in range(4):
-            await desk.workshop.update(f"notice://{number}")
+            await desk.tool_server.update(f"notice://{number}")
         await _noticed(again)
         await _noticed(bridges[1])
         assert (again.notices(), bridges[1].notices()) == ([2], [3])

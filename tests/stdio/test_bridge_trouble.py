@@ -122,7 +122,7 @@ async def test_a_server_that_is_away_is_waited_for_within_limits_and_the_pipe_li
         call = bridge.begin_call("count", token=1, n=4, gate="g", pauses=[2])
         await bridge.until(lambda: len(bridge.progress()) == 2, "two of four")
         proxy.cut()
-        desk.workshop.open("g/2")
+        desk.tool_server.open("g/2")
         assert text_of(await bridge.answer(call)) == "counted to 4"
         assert [number for _, number in bridge.progress()] == [1, 2, 3, 4]
         # It stays away: an error for each request, and the pipe stays open.
@@ -155,9 +155,9 @@ async def test_a_session_that_is_gone_is_replaced_with_the_hosts_own_initialize(
         for call in calls:
             assert "tools" in (await bridge.answer(call))["result"]
         assert len(desk.sessions) == 1
-        assert desk.workshop.levels == ["debug", "debug"]
-        assert desk.workshop.subscribing == ["+notice://3", "+notice://4", "-notice://4", "+notice://3"]
-        await desk.workshop.update("notice://3")
+        assert desk.tool_server.levels == ["debug", "debug"]
+        assert desk.tool_server.subscribing == ["+notice://3", "+notice://4", "-notice://4", "+notice://3"]
+        await desk.tool_server.update("notice://3")
         await bridge.until(lambda: 3 in bridge.notices(), "the subscription in the new session")
         # The server forgets everything under a call: its outcome is unknown.
         asking = bridge.begin_call("ask", question="?")
@@ -223,11 +223,11 @@ async def test_a_token_file_is_read_again_when_the_token_is_refused(folder: Path
 async def test_a_running_call_outlives_a_token_file_that_cannot_be_read(folder: Path, comes_back: bool) -> None:
     """Promise 3: the call runs, so an attempt to resume it that finds no token is followed by others; when patience
     ends, its outcome is unknown."""
-    auth, workshop, file = OneToken("first"), ToolServer(), folder / "bearer"
+    auth, tool_server, file = OneToken("first"), ToolServer(), folder / "bearer"
     file.touch(0o600)
     file.write_text("first")
     async with (
-        serve(workshop.server, auth=auth, retry=0.05) as site,
+        serve(tool_server.server, auth=auth, retry=0.05) as site,
         cutting_proxy(site.port) as proxy,
         a_host(folder, proxy.url) as host,
     ):
@@ -242,14 +242,14 @@ async def test_a_running_call_outlives_a_token_file_that_cannot_be_read(folder: 
         if comes_back:
             file.touch(0o600)
             file.write_text("second")
-            workshop.open("g/1")
+            tool_server.open("g/1")
             assert text_of(await bridge.answer(call)) == "counted to 3"
             assert bridge.progress() == [(1, 1), (1, 2), (1, 3)]
         else:
             ended = (await bridge.answer(call))["error"]
             assert (ended["code"], ended["data"]["outcome"]) == (-31001, "unknown")
             assert "cannot be read" in ended["data"]["reason"]
-            workshop.open("g/1")
+            tool_server.open("g/1")
 
 
 @pytest.mark.parametrize("is_plain", [False, True], ids=["event streams", "plain JSON"])

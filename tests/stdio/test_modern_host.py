@@ -17,9 +17,9 @@ from tests.stdio.desks import a_desk
 from tests.stdio.stdio_bridges import Bridge, Host, Message, a_host, text_of
 from tests.support.processes.cluster import Cluster, cluster
 from tests.support.proxies.cutting_proxy import cutting_proxy
+from tests.support.servers.changing_server import new_server
 from tests.support.servers.gate_file_tools import diary, open_gate
 from tests.support.servers.in_process import serve, under_uvicorn, until
-from tests.support.servers.notice_board import new_server
 
 pytestmark = pytest.mark.anyio
 
@@ -237,7 +237,7 @@ async def test_requests_that_cannot_be_taken(folder: Path) -> None:
         await until(lambda: _ledger(desk.host))
         refused = await bridge.answer(bridge.begin("tools/list", params(), id="twice"))
         assert refused["error"]["code"] == -32600
-        desk.workshop.open("g")
+        desk.tool_server.open("g")
         seen = params({"taskId": handle["taskId"]}, **declared)
 
         async def is_over() -> bool:

@@ -62,7 +62,7 @@ class ProcessTree:
             process.stdout.close()
 
 
-def make_workshop(root: Path) -> ProcessTree:
+def make_process_tree(root: Path) -> ProcessTree:
     bridge = root / "bin" / "perdure"
     _write(bridge, _BRIDGE)
     _write(root / "host.py", _PYTHON)

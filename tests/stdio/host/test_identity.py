@@ -17,7 +17,7 @@ import pytest
 from perdure.stdio import identity as parent
 from perdure.stdio.identity import MAX_COMMAND, Identity, Processes, ProcessInfo, ProcFs, Psutil, here, identify
 from perdure.stdio.resume_slot import SlotName
-from tests.stdio.host.process_trees import ProcessTree, make_workshop
+from tests.stdio.host.process_trees import ProcessTree, make_process_tree
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -51,8 +51,8 @@ HOSTS: dict[str, Sequence[str]] = {
 
 
 @pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> ProcessTree:
-    return make_workshop(tmp_path_factory.mktemp("workshop"))
+def tree(tmp_path_factory: pytest.TempPathFactory) -> ProcessTree:
+    return make_process_tree(tmp_path_factory.mktemp("tree"))
 
 
 def above(pid: int, top: int) -> int:
@@ -68,22 +68,22 @@ def pid_of(identity: Identity | None) -> int | None:
 
 
 @pytest.mark.parametrize("way", LAUNCHED)
-def test_a_launcher_is_skipped(way: str, workshop: ProcessTree) -> None:
+def test_a_launcher_is_skipped(way: str, tree: ProcessTree) -> None:
     """T11: the identity is that of the host behind it, which is this test."""
     command, between = LAUNCHED[way]
     if NODE is None and {"npx", "node"} & set(command):
         pytest.skip("there is no node")
-    with workshop.started(command) as (_, bridge):
+    with tree.started(command) as (_, bridge):
         assert above(bridge, os.getpid()) >= between
         assert pid_of(identify(ProcFs(), pid=bridge)) == os.getpid()
         assert pid_of(identify(Psutil(), pid=bridge)) == os.getpid()
 
 
 @pytest.mark.parametrize("command", [["uv", "run", *US], ["uv", "tool", "uvx", *US]], ids=" ".join)
-def test_what_is_called_uv_and_runs_something_is_skipped(command: Sequence[str], workshop: ProcessTree) -> None:
+def test_what_is_called_uv_and_runs_something_is_skipped(command: Sequence[str], tree: ProcessTree) -> None:
     """T11: by its name and words alone."""
     shell = ["uv", "-c", 'perdure stdio "$0"; exit $?', *command[1:]]
-    with workshop.started(shell, program="/bin/sh") as (uv, bridge):
+    with tree.started(shell, program="/bin/sh") as (uv, bridge):
         assert above(bridge, os.getpid()) == 1
         assert bridge != uv
         assert pid_of(identify(ProcFs(), pid=bridge)) == os.getpid()
@@ -100,38 +100,38 @@ def test_what_is_called_uv_and_runs_something_is_skipped(command: Sequence[str],
     ],
     ids=["uv run", "uvx"],
 )
-def test_the_real_uv_is_skipped(command: Sequence[str], workshop: ProcessTree) -> None:
+def test_the_real_uv_is_skipped(command: Sequence[str], tree: ProcessTree) -> None:
     """T11."""
-    with workshop.started(command) as (_, bridge):
+    with tree.started(command) as (_, bridge):
         assert above(bridge, os.getpid()) >= 1
         assert pid_of(identify(ProcFs(), pid=bridge)) == os.getpid()
 
 
 @pytest.mark.parametrize("way", HOSTS)
-def test_a_host_is_not_skipped(way: str, workshop: ProcessTree) -> None:
+def test_a_host_is_not_skipped(way: str, tree: ProcessTree) -> None:
     """T7: a host may itself be a Python or Node program, or a script."""
     command = HOSTS[way]
     if NODE is None and "node" in command:
         pytest.skip("there is no node")
-    with workshop.started(command) as (started, bridge):
+    with tree.started(command) as (started, bridge):
         below = started if above(bridge, started) == 0 else ProcFs().look(bridge).parent  # type: ignore[union-attr]
         assert below != os.getpid()
         assert pid_of(identify(ProcFs(), pid=bridge)) == below
         assert pid_of(identify(Psutil(), pid=bridge)) == below
 
 
-def test_a_manager_is_no_identity(workshop: ProcessTree, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_manager_is_no_identity(tree: ProcessTree, caplog: pytest.LogCaptureFixture) -> None:
     """T2."""
-    program = workshop.root / "systemd"
+    program = tree.root / "systemd"
     program.symlink_to("/bin/sh")
-    with workshop.started(["systemd", "-c", "perdure stdio URL; exit $?"], program=str(program)) as (_, bridge):
+    with tree.started(["systemd", "-c", "perdure stdio URL; exit $?"], program=str(program)) as (_, bridge):
         assert identify(ProcFs(), pid=bridge) is None
     assert [record.getMessage() for record in caplog.records] == [NO_IDENTITY]
 
 
-def test_whose_parent_is_gone_has_no_identity(workshop: ProcessTree) -> None:
+def test_whose_parent_is_gone_has_no_identity(tree: ProcessTree) -> None:
     """T2: an orphan is adopted, and who adopts it knows nothing of the session."""
-    with workshop.started(["bash", "-c", "perdure stdio URL <&0 & exec sleep 60"]) as (host, bridge):
+    with tree.started(["bash", "-c", "perdure stdio URL <&0 & exec sleep 60"]) as (host, bridge):
         assert pid_of(identify(ProcFs(), pid=bridge)) == host
         os.kill(host, signal.SIGKILL)
         adopter = wait_for(lambda: (now := ProcFs().look(bridge)) and now.parent != host and now.parent)
@@ -140,11 +140,11 @@ def test_whose_parent_is_gone_has_no_identity(workshop: ProcessTree) -> None:
         assert identify(ProcFs(), pid=bridge) is None
 
 
-def test_a_launcher_that_dies_while_we_look_is_never_an_identity(workshop: ProcessTree) -> None:
+def test_a_launcher_that_dies_while_we_look_is_never_an_identity(tree: ProcessTree) -> None:
     """T7: whatever the moment, it is the host or none."""
     seen = set()
     for delay in range(7):
-        with workshop.started(["bash", "-c", "cd /; perdure stdio URL 2>/dev/null"]) as (launcher, bridge):
+        with tree.started(["bash", "-c", "cd /; perdure stdio URL 2>/dev/null"]) as (launcher, bridge):
             table = ProcFs()
             with killed_after(launcher, looks=delay, table=table) as watched:
                 found = {pid_of(identify(watched, pid=bridge)) for _ in range(3)}
@@ -166,20 +166,20 @@ def test_a_process_knows_its_own_host() -> None:
         assert not table.is_gone(first.pid, first.start)
 
 
-def test_a_pid_that_is_used_again_is_another_identity(workshop: ProcessTree) -> None:
+def test_a_pid_that_is_used_again_is_another_identity(tree: ProcessTree) -> None:
     """T7: with real processes of the same pid, one after the other."""
     last = Path("/proc/sys/kernel/ns_last_pid")
     if not os.access(last, os.W_OK):
         pytest.skip("only root may choose the next pid")
     command = ["bash", "-c", "perdure stdio URL; true"]
     for _ in range(50):
-        with workshop.started(command) as (host, bridge):
+        with tree.started(command) as (host, bridge):
             first = identify(ProcFs(), pid=bridge)
         assert first is not None
         assert ProcFs().is_gone(first.pid, first.start)
         wait_for_tick(first.start + 1)
         last.write_text(str(host - 1))
-        with workshop.started(command) as (again, bridge):
+        with tree.started(command) as (again, bridge):
             if again != host:
                 continue  # another process was faster
             second = identify(ProcFs(), pid=bridge)
@@ -222,10 +222,10 @@ def test_where_proc_says_nothing_there_is_no_identity(
     assert [record.getMessage() for record in caplog.records] == [NO_IDENTITY]
 
 
-def test_a_name_with_parentheses_is_read_as_it_is(workshop: ProcessTree) -> None:
-    program = workshop.root / "a) S 1 (b"
+def test_a_name_with_parentheses_is_read_as_it_is(tree: ProcessTree) -> None:
+    program = tree.root / "a) S 1 (b"
     program.symlink_to("/bin/sh")
-    with workshop.started(["x y", "-c", "perdure stdio URL; exit $?"], program=str(program)) as (host, bridge):
+    with tree.started(["x y", "-c", "perdure stdio URL; exit $?"], program=str(program)) as (host, bridge):
         seen = ProcFs().look(host)
         assert seen is not None
         assert (seen.pid, seen.parent, seen.name) == (host, os.getpid(), "a) S 1 (b")
@@ -233,9 +233,9 @@ def test_a_name_with_parentheses_is_read_as_it_is(workshop: ProcessTree) -> None
         assert pid_of(identify(ProcFs(), pid=bridge)) == host
 
 
-def test_a_command_line_that_is_cut_is_a_hosts(workshop: ProcessTree) -> None:
+def test_a_command_line_that_is_cut_is_a_hosts(tree: ProcessTree) -> None:
     long = "x" * MAX_COMMAND
-    with workshop.started(["bash", "-c", f"cd /; perdure stdio {long} 2>/dev/null"]) as (host, bridge):
+    with tree.started(["bash", "-c", f"cd /; perdure stdio {long} 2>/dev/null"]) as (host, bridge):
         assert pid_of(identify(ProcFs(), pid=bridge)) == host
 
 

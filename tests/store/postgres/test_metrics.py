@@ -151,7 +151,7 @@ async def test_work_that_waits_for_a_connection_is_counted(operator: Operator) -
         assert now["connections_lost"] == 0
         assert (
             sum(store.measures().seconds["read"].counts) == READERS + 3 + 2
-        )  # to join: the ear's own word, and the row
+        )  # to join: the listener's own word, and the row
 
 
 async def test_connections_that_are_lost_are_counted(operator: Operator) -> None:
@@ -162,7 +162,7 @@ async def test_connections_that_are_lost_are_counted(operator: Operator) -> None
         await store.read(STREAM, after=0, limit=1)
         cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1"
         count = await operator.fetchval(cut, name)
-        assert count == 3  # the writer's, a reader's, the ear's
+        assert count == 3  # the writer's, a reader's, the listener's
 
         async def works() -> bool:
             """The writer and the reader connect when they are needed."""

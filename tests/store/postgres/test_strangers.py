@@ -263,7 +263,7 @@ async def test_another_role_cannot_keep_a_node_from_writing_by_its_locks(operato
 
 
 async def _take(url: str, role: str, key: int) -> Connection | None:
-    """Take a lock for good, if it is to be had; a shared one is held by the ear for as long as it lives."""
+    """Take a lock for good, if it is to be had; a shared one is held by the listener for as long as it lives."""
     connection = await asyncpg.connect(f"postgresql://{role}@{url.partition('?')[0].partition('@')[2]}")
     with contextlib.suppress(TimeoutError):
         await connection.fetchval("SELECT pg_advisory_lock($1)", key, timeout=1.0)

@@ -33,8 +33,8 @@ class Node:
         return await Peer(port=self.site.port).health()
 
     async def is_well(self) -> bool:
-        """It says so, and has all that it had: the ear is back."""
-        return await self.health() == "ok" and bool(self.proxy.links(Role.EAR))
+        """It says so, and has all that it had: the listener is back."""
+        return await self.health() == "ok" and bool(self.proxy.links(Role.LISTENER))
 
     async def has_ended(self) -> bool:
         """It has learnt that other nodes have buried it."""

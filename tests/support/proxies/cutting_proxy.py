@@ -90,7 +90,7 @@ class CuttingProxy:
         self._answers: Counter[str] = Counter()
         self._answer_began = asyncio.Event()
         self._links: set[_Link] = set()
-        self._ghosts: list[_Link] = []
+        self._unread: list[_Link] = []
         self._serving: set[asyncio.Task[None]] = set()
         self._marks: list[Mark] = []
         self._flowing = asyncio.Event()
@@ -179,8 +179,8 @@ class CuttingProxy:
     async def aclose(self) -> None:
         self.refuse()
         self.cut()
-        for ghost in self._ghosts:
-            reset(ghost.server)
+        for link in self._unread:
+            reset(link.server)
         self.release()
         if self._serving:
             await asyncio.wait(self._serving)
@@ -254,7 +254,7 @@ class CuttingProxy:
         self._links.discard(link)
         reset(link.client)
         if loss is Loss.CLIENT:
-            self._ghosts.append(link)
+            self._unread.append(link)
         else:
             reset(link.server)
 

@@ -38,7 +38,7 @@ class Role(enum.Enum):
     NEW = "new"
     WRITER = "writer"
     READER = "reader"
-    EAR = "ear"
+    LISTENER = "listener"
 
 
 class When(enum.Enum):
@@ -53,7 +53,7 @@ class Direction(enum.Enum):
     DOWN = "to the store"
 
 
-_MARKS = {b"pg_advisory_lock_shared": Role.EAR, b".commit_1(": Role.WRITER}
+_MARKS = {b"pg_advisory_lock_shared": Role.LISTENER, b".commit_1(": Role.WRITER}
 """What only the first statements of such a connection have in them. All others are readers."""
 
 EVERY = frozenset(Role)

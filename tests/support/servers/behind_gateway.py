@@ -60,7 +60,7 @@ async def upstream_over_stdio(server: MCPServer | Server[Any], folder: Path) -> 
         argv = (sys.executable, "-I", "-S", stdio_relay.__file__, place)
         try:
             program = Program(argv=argv, cwd=folder, max_processes=MOST, max_caller_processes=MOST)
-            yield Upstream(name="workshop", program=program)
+            yield Upstream(name="tools", program=program)
         finally:
             accepting.cancel()
             for task in served:

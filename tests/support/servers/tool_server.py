@@ -46,7 +46,7 @@ class Answer(BaseModel):
     answer: str
 
 
-#: Making a tool of a function takes 2 ms, and there are many tests: each is made once, without its workshop.
+#: Making a tool of a function takes 2 ms, and there are many tests: each is made once, without its server.
 _made: dict[object, Tool] = {}
 
 
@@ -76,7 +76,7 @@ class ToolServer:
             self.close_standalone, self.boom, self.die, self.whoami, self.keep, self.log, self.stubborn, self.in_thread,
             self.own_token, self.keep_token, self.guess_token, self.remember, self.credentials, self.quiz,
         )  # fmt: skip
-        self.server = MCPServer("workshop", version="1", log_level="WARNING", tools=[_tool(tool) for tool in tools])
+        self.server = MCPServer("tools", version="1", log_level="WARNING", tools=[_tool(tool) for tool in tools])
         if logs:
             self._declare_logging()
         if subscribes:

@@ -106,7 +106,7 @@ class DeadNode:
 
 
 class Left:
-    """A stream that a ghost has opened."""
+    """A stream that a dead node has opened."""
 
     def __init__(self, stream: StreamId, *, last: int) -> None:
         self.stream = stream
@@ -139,7 +139,7 @@ def logged_by_call(line: str) -> Message:
 
 
 class Library(ToolServer):
-    """A workshop with tools that say of themselves that they may run again."""
+    """A tool server with tools that say of themselves that they may run again."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A notice board: tools that change lists and resources, and publish it. For tests of listening."""
+"""A server whose tools change its lists and resources, and publish that. For tests of listening."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 from mcp.server.mcpserver import Context, MCPServer
 from mcp_types import Prompt, Resource, Tool
 
-#: Names the file in which the boards of several processes keep what has changed; without it each board has its own.
-SHARED = "NOTICE_BOARD"
+#: Names the file in which several processes keep what has changed; without it each has its own.
+SHARED = "CHANGED_ITEMS"
 
 
-class Board(MCPServer):
+class ChangingServer(MCPServer):
     """A server whose lists have one more item, named by how often the list was changed."""
 
     def __init__(self) -> None:
-        super().__init__("board", version="1", log_level="WARNING")
+        super().__init__("changing", version="1", log_level="WARNING")
         self._own: list[str] = []
         self._shared = os.environ.get(SHARED)
 
@@ -45,9 +45,9 @@ class Board(MCPServer):
         return [*await super().list_resources(), Resource(name=name, uri=f"notice://{name}")]
 
 
-def new_server() -> Board:
-    """A board of its own: what one of them publishes the others do not hear."""
-    server = Board()
+def new_server() -> ChangingServer:
+    """A server of its own: what one publishes the others do not hear."""
+    server = ChangingServer()
 
     @server.tool()
     async def change(what: str, ctx: Context, times: int = 1) -> int:
