@@ -267,26 +267,42 @@ def hosts(_: str) -> str:
     return "\n".join(
         (
             "**At the server's address.**\n",
-            _scenarios(seen, through_stdio=False),
+            _scenarios(seen),
             "**Through `perdure stdio`.**\n",
-            _scenarios(seen, through_stdio=True),
+            _through_stdio(seen),
             "**Limits of the hosts' own.**\n",
             "".join(f"- {host} {limit} ({'; '.join(titles)}).\n" for (host, limit), titles in limits.items()),
         )
     )
 
 
-def _scenarios(seen: list[dict[str, Any]], *, through_stdio: bool) -> str:
-    played = [{k: s for k, s in result["seen"].items() if s["stdio"] is through_stdio} for result in seen]
-    titles = {name: scenario["title"] for scenarios in played for name, scenario in scenarios.items()}
+def _scenarios(seen: list[dict[str, Any]]) -> str:
+    played = [_cells(result, through_stdio=False) for result in seen]
+    titles = list(dict.fromkeys(title for cells in played for title in cells))
     rows = []
-    for result, scenarios in zip(seen, played, strict=True):
-        caller = result["caller"]
-        speaks = [] if through_stdio else [caller.get("revision", ""), "yes" if caller.get("token") else "no"]
-        cells = [_cell(scenarios[name]) if name in scenarios else "–" for name in titles]
-        rows.append([f"{result['host']} {result['version']}", result["date"], *speaks, *cells])
-    speaks = [] if through_stdio else ["speaks", "progress token"]
-    return table(("host", "date", *speaks, *titles.values()), rows)
+    for result, cells in zip(seen, played, strict=True):
+        speaks = [result["caller"].get("revision", ""), "yes" if result["caller"].get("token") else "no"]
+        shown = (cells.get(title, "–") for title in titles)
+        rows.append([f"{result['host']} {result['version']}", result["date"], *speaks, *shown])
+    return table(("host", "date", "speaks", "progress token", *titles), rows)
+
+
+def _through_stdio(seen: list[dict[str, Any]]) -> str:
+    """Which scenarios were played so too, and a line for each that came out in another way."""
+    played = [(result, _cells(result, through_stdio=True)) for result in seen]
+    titles = dict.fromkeys(title for _, cells in played for title in cells)
+    others = [
+        f"- {result['host']}, {title}: {cell}.\n"
+        for result, cells in played
+        for title, cell in cells.items()
+        if cell != _cells(result, through_stdio=False).get(title)
+    ]
+    same = "Each host shows the same" if not others else "Each host shows the same, but for the lines below,"
+    return f"{same} in the scenarios {'; '.join(f'“{title}”' for title in titles)}.\n\n{''.join(others)}"
+
+
+def _cells(result: dict[str, Any], *, through_stdio: bool) -> dict[str, str]:
+    return {s["title"]: _cell(s) for s in result["seen"].values() if s["stdio"] is through_stdio}
 
 
 def _cell(scenario: dict[str, Any]) -> str:
