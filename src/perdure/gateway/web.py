@@ -308,7 +308,7 @@ class WebLane:
         """Set when the upstream has taken the last notification."""
         self._bringing: Handshake | None = None
         """The session that the receiver brings up."""
-        self._opening = anyio.CancelScope()
+        self._opening: anyio.CancelScope | None = None
         self._tasks: set[asyncio.Task[object]] = set()
         self._is_closed = False
 
@@ -328,9 +328,9 @@ class WebLane:
         if state:
             with contextlib.suppress(ValueError):  # of a release that recorded something else: another session is begun
                 return self._adopt(client_params, state)
-        with self._opening:
+        with anyio.CancelScope() as self._opening:
             made = await self._begin(client_params)
-            self._link.handshake = made
+            self._link.handshake, self._opening = made, None
             return _opened(made)
         raise UpstreamUnavailable(Reason.NO_HANDSHAKE, "the lane was closed before the handshake was answered")
 
@@ -350,7 +350,8 @@ class WebLane:
         started.add_done_callback(self._tasks.discard)
 
     async def aclose(self, *, ended: bool) -> None:
-        self._opening.cancel()
+        if self._opening is not None:
+            self._opening.cancel()
         self._is_closed = True
         self._link.stop_listening()
         for running in list(self._running.values()):
@@ -589,6 +590,8 @@ class WebLane:
                     await self._listen()
         finally:
             departed.set()
+            if self._before is departed:
+                self._before = None
 
     def reply(self, ask: AskKey, response: JsonObject) -> None:
         if (found := self._asks.pop(ask, None)) is not None:

@@ -181,6 +181,10 @@ class HttpResponse:
         return self._headers.get("www-authenticate", "") if self.status in (401, 403) else None
 
     @property
+    def is_encoded(self) -> bool:
+        return self._headers.get("content-encoding", "identity") != "identity"
+
+    @property
     def redirect(self) -> str | None:
         """The address that the server redirects to, if it does."""
         following = None if isinstance(self._response, Exchange) else self._response.next_request
@@ -231,7 +235,8 @@ class HttpResponse:
         Raises `EventTooLarge`, and `RequestFailed` where the body breaks off.
         """
         body, message = Body.NONE, None
-        if request_id is not None and not (self.status == 200 and self.media == EVENTS):
+        is_stream = self.status == 200 and self.media == EVENTS
+        if request_id is not None and not is_stream:
             self._text = (await self.whole(limit)).decode("utf-8", "replace")
             try:
                 found = messages_in(self._text)
@@ -242,6 +247,9 @@ class HttpResponse:
                     message = one
                     break
         says_when = self.retry_after is not None
+        if is_stream and isinstance(self._response, Exchange):
+            # It may be open for days, as thousands of others are.
+            self._headers, self._response.raw_headers = {}, []
         return of_response(attempt, status=self.status, media=self.media, body=body, says_when=says_when), message
 
     def doubts_session(self, message: Message | None) -> bool:
@@ -389,9 +397,10 @@ class Endpoint:
         if exchange.status_code in _REDIRECTS:
             await exchange.aclose()
             return None
-        if exchange.headers.get("content-encoding", "identity") != "identity":
+        response = HttpResponse(exchange)
+        if response.is_encoded:
             return HttpResponse(httpx2.Response(exchange.status_code, headers=exchange.raw_headers, stream=exchange))
-        return HttpResponse(exchange)
+        return response
 
     def refusal(self, response: HttpResponse) -> Refused:
         """The refusal that a response is which is neither an answer nor a passing trouble."""

@@ -81,7 +81,7 @@ class Standalone:
             retry=retry,
         )
         self.scope = anyio.CancelScope()
-        self.has_begun = anyio.Event()
+        self.has_begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """The first attempt was answered, or failed."""
         self.has_given_up = False
         """Patience has ended: it is worth another try when the server answers a call."""
@@ -93,6 +93,10 @@ class Standalone:
     def _move(self, position: str | None, retry: int | None) -> None:
         if self._link.handshake is self._handshake:
             self._link.program.move(position, retry)
+
+    def _begin(self) -> None:
+        if not self.has_begun.done():
+            self.has_begun.set_result(None)
 
     async def run(self) -> None:
         """Read until there is no such stream, or another one in its place, or patience has ended."""
@@ -118,7 +122,7 @@ class Standalone:
                 link.route.report(Notice.LISTENING_LOST, str(error))
                 await link.route.complain(error)
             finally:
-                self.has_begun.set()
+                self._begin()
 
     async def _attempt(self) -> Meaning:
         """One connection."""
@@ -126,7 +130,7 @@ class Standalone:
         attempt = Attempt(purpose=Purpose.LISTENER, has_position=stream.position is not None, may_renew=self._is_sure)
         opened = route.endpoint.get(stream.position, self._handshake)
         found = await stream.attempt(opened, attempt, None, self._on_response)
-        self.has_begun.set()
+        self._begin()
         if found.failure in FINAL and found.refusal is not None:
             route.report(Notice.REFUSED, str(found.refusal), reason=found.refusal.reason)
         elif found.failure is not None:
@@ -137,7 +141,7 @@ class Standalone:
         return Meaning.RENEW if may_be_gone and await self._link.is_gone(self._handshake) else found.meaning
 
     def _on_response(self, meaning: Meaning, status: int) -> None:
-        self.has_begun.set()
+        self._begin()
         if meaning is Meaning.FOLLOW:
             self._is_sure = True
             self._link.route.report(Notice.REACHED)
@@ -327,7 +331,7 @@ class Link:
         standalone = self._standalone = Standalone(self, self.handshake, position=position, retry=retry, is_new=is_new)
         self.start(standalone.run)
         with anyio.move_on_after(self._listening_seconds):
-            await standalone.has_begun.wait()
+            await asyncio.shield(standalone.has_begun)
 
     async def listen_again(self) -> None:
         """Try a standalone stream again that was given up: the server has answered a call."""

@@ -7,6 +7,7 @@ complete; the limit here is for those that never are.
 import asyncio
 import re
 import socket
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -84,18 +85,24 @@ class Connection(HttpToolsProtocol):
     """An HTTP connection with limits for what uvicorn would wait for without end: headers that are not complete, and
     answers that the peer does not read."""
 
+    # Not in the object's dictionary: with uvicorn's own it would take 1,600 bytes more, of each open event stream.
+    __slots__ = ("giving", "head", "head_timer", "held", "overtaken", "unread_timer")
+
     head_seconds = HEAD_SECONDS
-    #: Bytes of headers so far, without the chunk in which they began; None when no headers are under way.
-    head: int | None = None
-    head_timer: asyncio.TimerHandle | None = None
     unread_seconds = UNREAD_SECONDS
-    unread_timer: asyncio.TimerHandle | None = None
-    #: The end of the last segment, if it may be the beginning of an upgrade header.
-    held = b""
-    #: The socket to the processes with newer code, one of which gets this connection as soon as it is idle.
-    giving: socket.socket | None = None
-    #: Requests that were not answered yet when another one came after them on the same connection.
-    overtaken: tuple[RequestResponseCycle, ...] = ()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.head: int | None = None
+        """Bytes of headers so far, without the chunk in which they began; None when no headers are under way."""
+        self.head_timer: asyncio.TimerHandle | None = None
+        self.unread_timer: asyncio.TimerHandle | None = None
+        self.held = b""
+        """The end of the last segment, if it may be the beginning of an upgrade header."""
+        self.giving: socket.socket | None = None
+        """The socket to the processes with newer code, one of which gets this connection as soon as it is idle."""
+        self.overtaken: tuple[RequestResponseCycle, ...] = ()
+        """Requests that were not answered yet when another one came after them on the same connection."""
 
     @property
     def is_idle(self) -> bool:
