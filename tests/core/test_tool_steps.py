@@ -98,6 +98,44 @@ def test_recorded_steps_that_do_not_come_are_known() -> None:
     assert course.unused == ["b"]
 
 
+def test_a_round_returns_what_the_one_before_has_done_and_asks_again() -> None:
+    """What no round of this run has done comes in its order all the same."""
+    rows = [Row(1, "a"), Row(2, "a"), Row(3, "0123abcd", ASK, own=False), Row(4, "b")]
+    course = StepHistory(rows)
+    for name, kind in (("a", STEP), ("a", STEP), ("0123abcd", ASK)):
+        begun(course, name, kind=kind, own=kind is STEP)
+    course.begin_round(rows)
+    places = [begun(course, name) for name in ("a", "a")]
+    assert [place.number for place in places] == [1, 2]
+    assert begun(course, "0123abcd", kind=ASK, own=False).label == "question #2"
+    assert refused(course, "c").sentence.startswith("this call had done 'b' as its step 4, and now begins 'c'")
+
+
+def test_a_round_need_not_do_what_the_one_before_has_done() -> None:
+    rows = [Row(1, "a")]
+    course = StepHistory()
+    begun(course, "a")
+    course.begin_round(rows)
+    assert begun(course, "b").recorded is None
+    assert course.unused == []
+
+
+@pytest.mark.parametrize(("again", "goes_on", "is_refused"), [(0, 1, True), (1, 1, False), (0, 0, False)])
+def test_a_step_that_an_earlier_round_left_open_runs_only_if_it_may(again: int, goes_on: int, is_refused: bool) -> None:
+    course = StepHistory()
+    begun(course, "a")
+    course.goes_on = bool(goes_on)
+    course.begin_round([Row(1, "a", state=OPEN, again=bool(again))])
+    assert isinstance(course.begin(STEP, "a", own=True), StepRefusal) is is_refused
+
+
+def test_a_tool_that_may_only_run_again_may_take_another_way() -> None:
+    course = StepHistory([Row(1, "a"), Row(2, "b")])
+    course.goes_on = False
+    places = [begun(course, name) for name in ("c", "b", "a")]
+    assert [place.number for place in places] == [3, 2, 1]
+
+
 def test_two_steps_of_one_name_at_once_are_refused() -> None:
     course = StepHistory()
     place = course.begin(STEP, "a", own=False)

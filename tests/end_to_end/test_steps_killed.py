@@ -209,7 +209,11 @@ async def test_a_death_in_a_sleep_does_not_count(story: Story) -> None:
 
 
 async def test_a_hinted_tool_runs_an_open_step_again(story: Story) -> None:
-    await story.play(SHOP, "behind charge", tool="play_again")
+    """Its second run may also take another way: another text is asked."""
+    script: Script = [{"first": [{"ask": "Why?"}], "then": [{"ask": "Where?"}]}, *SHOP]
+    view = await story.play(script, "behind charge", tool="play_again")
+    assert str(said(view)).split(" ")[0] == "answer-2"
+    assert story.asked == ["Why?", "Where?"]
     assert story.effects == {"price": 1, "charge": 2, "mail": 1}
 
 

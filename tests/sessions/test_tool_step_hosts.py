@@ -25,7 +25,7 @@ from pydantic import BaseModel
 import perdure
 from perdure.store.interface import Store
 from perdure.store.steps import Append, OpenStream, PutCall, PutToolStep, Refusals, Step
-from tests.support.clients.modern_peer import ALL_ASKS, TAKES_TASKS, CallPeer, result_of
+from tests.support.clients.modern_peer import ALL_ASKS, TAKES_TASKS, CallPeer, accept, result_of
 from tests.support.clients.task_client import Balancer, TaskClient, said
 from tests.support.clients.wire_client import Peer, Wire, text_of
 from tests.support.servers.in_process import Site, serve, until
@@ -344,3 +344,46 @@ async def test_no_kind_of_question_is_asked_again_in_a_task_or_a_round(takes_tas
             await waiting  # the server that stopped asks to come again
             assert result_of(await peer.round("ask", state, responses))["resultType"] == "complete"
     assert (got, asked) == ([SAID, SAID], ASKED)
+
+
+def in_rounds(shop: Shop) -> MCPServer[Any]:
+    """A tool that does its steps in each round, asks twice the same by its results, and then does one more."""
+    server = MCPServer("rounds", version="1", log_level="CRITICAL")
+    form = {"type": "object", "properties": {"answer": {"type": "string"}}}
+    question = types.ElicitRequest(params=types.ElicitRequestFormParams(message="Buy it?", requested_schema=form))
+
+    @server.tool(meta=perdure.RESUMABLE)
+    async def order(ctx: Context) -> str | types.InputRequiredResult:
+        shop.runs += 1
+        values = [await perdure.step(name, shop.effect, name) for name in ("price", "charge")]
+        await perdure.sleep(0)
+        told = {name: getattr(answer, "content", None) for name, answer in (ctx.input_responses or {}).items()}
+        if "last" not in told:
+            return types.InputRequiredResult(input_requests={"last" if "first" in told else "first": question})
+        values.append(await perdure.step("mail", shop.effect, "mail"))
+        if shop.runs == 3:
+            shop.standing.set()
+            await asyncio.Event().wait()
+        return ", ".join([*values, str(told)])
+
+    return server
+
+
+async def test_a_tool_that_asks_by_its_result_does_each_step_once_in_all_rounds(tmp_path: Path) -> None:
+    """Also in the next process, which plays the rounds again with what was answered."""
+    shop, asked = Shop(), list[str]()
+    server = in_rounds(shop)
+    async with serve(server, store=SharedStore(tmp_path / "log.db"), task_after=0.0, drain_timeout=0.0) as site:
+        peer = CallPeer(port=site.port, capabilities={**ALL_ASKS, **TAKES_TASKS})
+        task = result_of(await peer.call("order"))["taskId"]
+        questions: dict[str, Any] = {}
+        for number in range(2):
+            questions = await peer.until_asked(task, other_than=questions)
+            asked += [ask["params"]["message"] for ask in questions.values()]
+            await peer.update(task, {name: accept(answer=str(number)) for name in questions})
+        await shop.standing.wait()
+    async with serve(server, store=SharedStore(tmp_path / "log.db")) as site:
+        view = await peer.through(site.port).until_over(task)
+    assert said(view) == "price 1, charge 1, mail 3, {'last': {'answer': '1'}}"
+    assert asked == ["Buy it?", "Buy it?"]
+    assert shop.effects == {"price": 1, "charge": 1, "mail": 1}

@@ -8,7 +8,7 @@ mismatch. Steps of other tasks begin in any order, so they are matched by name a
 
 import enum
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from perdure._core.states import TOOL_STEP, ToolStepState
@@ -109,7 +109,18 @@ Key = tuple[ToolStepKind, str, int]
 class StepHistory:
     """The steps of one call, in this run and in those before it."""
 
-    __slots__ = ("_counts", "_next", "_own", "_recorded", "_under_way", "marks", "mismatch", "size")
+    __slots__ = (
+        "_counts",
+        "_next",
+        "_own",
+        "_recorded",
+        "_repeated",
+        "_under_way",
+        "goes_on",
+        "marks",
+        "mismatch",
+        "size",
+    )
 
     def __init__(self, records: Iterable[Recorded] = ()) -> None:
         self.marks: dict[int, Mark] = {}
@@ -118,21 +129,21 @@ class StepHistory:
         """Bytes of their values."""
         self.mismatch = ""
         """Why this run does not do what earlier ones have done; empty while it does."""
+        self.goes_on = True
+        """The tool says that it takes the same way in each run. One that may only run again may take another one."""
         self._recorded: dict[Key, Recorded] = {}
         """Those of earlier runs that have not come in this one."""
         self._own: deque[Key] = deque()
         """The keys of those that the tool's own task has done, in their order."""
         self._counts: Counter[tuple[ToolStepKind, str]] = Counter()
+        self._repeated: set[Key] = set()
+        """Those that have come in an earlier round of this run."""
         self._under_way: set[tuple[ToolStepKind, str]] = set()
-        before: Counter[tuple[ToolStepKind, str]] = Counter()
-        for record in sorted(records, key=lambda record: record.number):
-            before[record.kind, record.name] += 1
-            nth = before[record.kind, record.name]
-            key = record.kind, record.name, nth
+        for key, record in _keyed(records):
             self._recorded[key] = record
             if record.own:
                 self._own.append(key)
-            label = _label(record.kind, record.name, nth)
+            label = _label(*key)
             mark = Mark(record.kind, label, record.state, record.again, record.attempt, record.ended)
             self.put(record.number, mark, len(record.value))
         self._next = max(self.marks, default=0) + 1
@@ -151,7 +162,11 @@ class StepHistory:
         nth = self._counts[kind, name] + 1
         key, label = (kind, name, nth), _label(kind, name, nth)
         recorded = self._recorded.get(key)
-        if own and self._own and self._own[0] != key and (recorded is None or recorded.own):
+        if recorded is not None and self.goes_on and TOOL_STEP[recorded.state] and not recorded.again:
+            self.mismatch = f"{label!r}, its step {recorded.number}, was begun in an earlier round and has not finished"
+            return StepRefusal(StepProblem.MISMATCH, self.mismatch)
+        is_in_turn = not self._own or self._own[0] == key or (recorded is not None and key not in self._own)
+        if own and self.goes_on and not is_in_turn:
             expected = self._recorded[self._own[0]]
             done = self.marks[expected.number].label
             self.mismatch = (
@@ -167,11 +182,21 @@ class StepHistory:
             self._next += 1
         else:
             del self._recorded[key]
-            if recorded.own:
+            if key in self._own:
                 self._own.remove(key)
         if kind is not ToolStepKind.ASK:
             self._under_way.add((kind, name))
         return StepPlace(number, kind, name, label, own, recorded)
+
+    def begin_round(self, records: Iterable[Recorded]) -> None:
+        """The tool is called again, in the same run: what it has done in the round before returns. A question does not,
+        because a round may ask what the one before has asked."""
+        for key, record in _keyed(records):
+            if key[0] is not ToolStepKind.ASK and key not in self._recorded:
+                self._recorded[key] = record
+                self._repeated.add(key)
+        for named in [named for named in self._counts if named[0] is not ToolStepKind.ASK]:
+            del self._counts[named]
 
     def leave(self, place: StepPlace) -> None:
         """A step runs no longer: it has ended, or was cut short."""
@@ -201,7 +226,7 @@ class StepHistory:
     @property
     def unused(self) -> list[str]:
         """The labels of recorded steps that have not come in this run."""
-        return [self.marks[record.number].label for record in self._recorded.values()]
+        return [self.marks[record.number].label for key, record in self._recorded.items() if key not in self._repeated]
 
     @property
     def finished(self) -> int:
@@ -236,6 +261,14 @@ def is_resumable(tool: Mapping[str, Any]) -> bool:
     """Whether a tool, as `tools/list` shows it, says that a second run goes on behind its finished steps."""
     meta = tool.get("_meta")
     return isinstance(meta, Mapping) and meta.get(RESUMABLE_META) is True
+
+
+def _keyed(records: Iterable[Recorded]) -> Iterator[tuple[Key, Recorded]]:
+    """The steps of a call in the order in which they began, with their keys."""
+    counts: Counter[tuple[ToolStepKind, str]] = Counter()
+    for record in sorted(records, key=lambda record: record.number):
+        counts[record.kind, record.name] += 1
+        yield (record.kind, record.name, counts[record.kind, record.name]), record
 
 
 def _label(kind: ToolStepKind, name: str, nth: int) -> str:

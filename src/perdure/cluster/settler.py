@@ -577,6 +577,7 @@ class Settler:
         )
         if row[may] is Verdict.ASK:
             may = await by.tools.ask(owner, call.request, by.origin)
+            call.course.goes_on = may is Rerun.STEPS
             if may is Rerun.STEPS and call.course.is_unknown:
                 may = Rerun.NO
         return row[may]

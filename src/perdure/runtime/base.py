@@ -78,6 +78,10 @@ class Outlet(Protocol):
         """Ask the client; its answer is sent to the runtime as a `Response` with that id. Raises `CallEnded` if the
         call has its answer."""
 
+    async def begin_round(self, call: int) -> None:
+        """Report that the tool of a call is called again with what its client has answered: the steps that it has done
+        return."""
+
     def answer(self, call: int, body: bytes, *, failed: bool) -> None:
         """Answer a request with its result or, `failed`, with its error object, as JSON."""
 

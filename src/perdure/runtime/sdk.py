@@ -444,6 +444,7 @@ class CallRuntime(HandlerRuntime):
             params = {**(request.params or {}), "inputResponses": dict(zip(wanted, answers, strict=True))}
             if "requestState" in result:
                 params["requestState"] = result["requestState"]
+            await self.outlet.begin_round(int(request.id))
             result = await self._run(replace(request, params=params), context)
         raise MCPError(code=INTERNAL_ERROR, message=f"The tool asked for input in more than {MOST_ROUNDS} rounds")
 

@@ -414,6 +414,10 @@ class RuntimeLink:
                 return None
         return self.asks.put(ask_id, Ask(ask_id, method, params, found, place=place, steps=steps))
 
+    async def begin_round(self, call: int) -> None:
+        if (found := self.calls.by_number.get(call)) is not None and found.steps is not None:
+            await found.steps.begin_round()
+
     def _asking(self, call: Call | None) -> ToolSteps | None:
         """The steps of the tool that asks, which may do so on the session's own channel. `None` for other handlers, and
         in a step: its questions are part of it."""
@@ -507,6 +511,7 @@ class RuntimeLink:
             if call.steps is not None:
                 done = await context.store.tool_steps(call.stream.id)
                 call.steps = ToolSteps(context, call, course_of(done, call.incarnation, request.id))
+                call.steps.course.goes_on = False  # a tool outside this process says no more than that it may run again
             await context.journal.write(self._call_row(call, attempt=call.attempt + 1, progress=progress))
             if call.state is not CallState.RUNNING or self.keeper.record.state is SessionState.ENDED:
                 self.calls.runtime_done(call.number)  # it was cancelled, or another node has it

@@ -166,6 +166,13 @@ class ToolSteps:
         self._put(place, step.record)
         return (step,)
 
+    async def begin_round(self) -> None:
+        """The tool is called again within this run."""
+        rows = await self._rows(values=True) if self.has_rows else ()
+        if self._lacks(rows):
+            self.course.mismatch = "the store has lost steps that it had done"
+        self.course.begin_round(rows)
+
     # The store
 
     def _leave(self, place: StepPlace) -> None:
@@ -204,20 +211,27 @@ class ToolSteps:
         """Compare the store with what is recorded. If something is missing, the call goes on here, but no other process
         may go on in its place."""
         doubts, stream = self._context.journal.doubts, self.call.stream.id
-        while True:
-            try:
-                rows = await self._context.store.tool_steps(stream, values=False)
-                break
-            except StoreUnavailable:
-                await asyncio.sleep(_RETRY_MOST)
+        rows = await self._rows(values=False)
         self._doubts = doubts
-        key = self.call.incarnation, self.call.request.id
-        stored = {row.number: row.state for row in rows if (row.incarnation, row.request_id) == key}
-        if any(stored.get(number) is not mark.state for number, mark in self.course.marks.items()):
+        if self._lacks(rows):
             place = StepPlace(self.course.new_number(), ToolStepKind.STEP, LOST, LOST, False, None)
             await self._record(place, ToolStepState.OPEN, again=False)
             sentence = "the store has lost steps of a call: it goes on here, and not after the end of this process"
             log_event(logging.ERROR, "step.lost", sentence, session=self.call.stream.session, stream=stream)
+
+    async def _rows(self, *, values: bool) -> Sequence[ToolStepRecord]:
+        call = self.call
+        while True:
+            try:
+                rows = await self._context.store.tool_steps(call.stream.id, values=values)
+            except StoreUnavailable:
+                await asyncio.sleep(_RETRY_MOST)
+            else:
+                return steps_of(rows, call.incarnation, call.request.id)
+
+    def _lacks(self, rows: Sequence[ToolStepRecord]) -> bool:
+        stored = {row.number: row.state for row in rows}
+        return any(stored.get(number) is not mark.state for number, mark in self.course.marks.items())
 
     async def _record(
         self,
@@ -276,9 +290,11 @@ class ToolSteps:
 
 def course_of(records: Sequence[ToolStepRecord], incarnation: int, request_id: int | str) -> StepHistory:
     """The course of one call, out of all tool steps of its stream."""
-    return StepHistory(
-        record for record in records if (record.incarnation, record.request_id) == (incarnation, request_id)
-    )
+    return StepHistory(steps_of(records, incarnation, request_id))
+
+
+def steps_of(records: Sequence[ToolStepRecord], incarnation: int, request_id: int | str) -> Sequence[ToolStepRecord]:
+    return [record for record in records if (record.incarnation, record.request_id) == (incarnation, request_id)]
 
 
 def ask_name(method: str, params: dict[str, Any] | None) -> str:
