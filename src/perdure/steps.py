@@ -70,8 +70,8 @@ class StepLog(Protocol):
 
     async def sleep(self, seconds: float, name: str, *, own: bool) -> None: ...
 
-    def too_large(self, size: int) -> str:
-        """Why a value of that size is not kept; empty if it is."""
+    def reserve(self, place: StepPlace, size: int) -> str:
+        """Reserve the room for the value of a step. Returns why it is not kept; empty if it is."""
 
     def key_of(self, place: StepPlace) -> uuid.UUID: ...
 
@@ -140,9 +140,9 @@ async def step(  # type: ignore[misc]  # mypy does not match `*args: *Ts` with a
         with spans.tool_step(place.label):
             found = await _called(check, ()) if check is not None and recorded is not None else NOT_DONE
             value = await _called(fn, args) if found is NOT_DONE else found
-        how, body = values.write(log, value)
+        how, body = values.write(log, place, value)
     except Exception as failure:
-        how, body, cause = ToolStepStep.FAIL, _error(log, name, failure), failure
+        how, body, cause = ToolStepStep.FAIL, _error(log, place, failure), failure
     except BaseException:
         log.leave(place, again=again)
         raise
@@ -179,9 +179,9 @@ def step_sync(
         with spans.tool_step(place.label):
             found = check() if check is not None and recorded is not None else NOT_DONE
             value = fn(*args) if found is NOT_DONE else found
-        how, body = values.write(log, value)
+        how, body = values.write(log, place, value)
     except Exception as failure:
-        how, body, cause = ToolStepStep.FAIL, _error(log, name, failure), failure
+        how, body, cause = ToolStepStep.FAIL, _error(log, place, failure), failure
     except BaseException:
         loop.call_soon_threadsafe(functools.partial(log.leave, place, again=again))
         raise
@@ -326,14 +326,14 @@ class _Values:
             ) from failure
         return _PLAIN if annotation is Any else cls(_adapter(fn, annotation))
 
-    def write(self, log: StepLog, value: object) -> tuple[ToolStepStep, bytes]:
+    def write(self, log: StepLog, place: StepPlace, value: object) -> tuple[ToolStepStep, bytes]:
         """The recorded form of a value. Raises `StepLimit`, or whatever shows that it cannot be written or read."""
         if self._adapter is None:
             body = to_json(value, inf_nan_mode="constants")
         else:
             body = self._adapter.dump_json(value, by_alias=True, round_trip=True, warnings=False)
             self._adapter.validate_json(body)
-        if sentence := log.too_large(len(body)):
+        if sentence := log.reserve(place, len(body)):
             raise StepLimit(sentence)
         return ToolStepStep.END, body
 
@@ -380,10 +380,10 @@ def _outcome(values: _Values, name: str, state: ToolStepState, body: bytes, caus
     raise (_rebuilt(error) or StepFailed(name, error["kind"], error["message"])) from cause
 
 
-def _error(log: StepLog, name: str, failure: Exception) -> bytes:
+def _error(log: StepLog, place: StepPlace, failure: Exception) -> bytes:
     """The recorded form of an error: its class and arguments, if it can be made again of them."""
     if isinstance(failure, PydanticSerializationError):
-        failure = StepFailed(name, type(failure).__name__, f"its value cannot be kept as JSON: {failure}")
+        failure = StepFailed(place.name, type(failure).__name__, f"its value cannot be kept as JSON: {failure}")
     kind = type(failure)
     error: dict[str, Any] = {"kind": kind.__name__, "message": str(failure)[:_MOST_MESSAGE]}
     try:
@@ -391,7 +391,7 @@ def _error(log: StepLog, name: str, failure: Exception) -> bytes:
         body = to_json(whole)
         again = _rebuilt(from_json(body))
         is_same = again is not None and again.args == failure.args and str(again) == str(failure)
-        if is_same and not log.too_large(len(body)):
+        if is_same and not log.reserve(place, len(body)):
             return body
     except ValueError:  # its arguments are no JSON
         pass

@@ -97,7 +97,7 @@ async def fill(path: Path) -> None:
         PutToolStep(fence=fence, record=record)
         for record in (
             a_tool_step(1, name=EVIL, value=b'"secret"', ended=now - 29.75, **done),
-            a_tool_step(2, name="nap", kind=ToolStepKind.SLEEP, value=b"", ended=now + 3600, **done),
+            a_tool_step(2, name="nap", kind=ToolStepKind.SLEEP, **done | {"ended": now + 3600}),
             a_tool_step(3, name=EVIL, **done),
         )
     ]

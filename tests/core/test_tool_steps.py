@@ -12,7 +12,6 @@ from perdure._core.tool_steps import (
     MOST_NAME,
     MOST_STEPS,
     MOST_VALUE,
-    MOST_VALUES,
     Mark,
     StepHistory,
     StepPlace,
@@ -159,26 +158,37 @@ def test_the_step_beyond_the_limit_is_refused_and_recorded_ones_are_not() -> Non
 
 @pytest.mark.parametrize(("size", "fits"), [(MOST_VALUE, True), (MOST_VALUE + 1, False)])
 def test_a_value_has_its_limit(size: int, fits: bool) -> None:
-    assert (StepHistory().too_large(size) == "") is fits
+    assert (StepHistory().reserve(1, size) == "") is fits
 
 
 def test_all_values_together_have_their_limit() -> None:
+    """Also those of steps that end at the same time; a step that was cut short needs its room no longer."""
     course = StepHistory()
-    course.put(1, Mark(STEP, "a", ENDED, False, 1, 0.0), MOST_VALUES - 10)
-    assert course.too_large(10) == ""
-    assert "16,777,216" in course.too_large(11)
+    for number in range(1, 17):
+        course.put(number, Mark(STEP, f"{number}", ENDED, False, 1, 0.0), MOST_VALUE - 1)
+    place = course.begin(STEP, "a", own=False)
+    assert isinstance(place, StepPlace)
+    assert course.reserve(17, 17).endswith("16,777,216 bytes as JSON; this would be the next 17")
+    assert course.reserve(17, 16) == ""
+    assert course.reserve(18, 1) != ""
+    course.put(17, Mark(STEP, "a", OPEN, True, 1, None), 0)
+    assert course.reserve(18, 1) != ""
+    course.leave(place._replace(number=17))
+    assert course.reserve(18, 16) == ""
 
 
 def test_the_outline_tells_what_has_finished_and_what_is_open() -> None:
     rows = [
         Row(1, "a"),
         Row(2, "b", state=FAILED),
-        Row(3, "nap", SLEEP, ended=50.0),
+        Row(3, "nap", SLEEP, state=OPEN, ended=50.0),
+        Row(6, "cut short", SLEEP, ended=50.0),
         Row(4, "0123abcd", ASK),
         Row(5, "a", state=OPEN, ended=None),
     ]
-    assert StepHistory(rows).outline(now=49.0) == {"finished": ["a", "b"], "open": ["nap", "a #2"]}
-    assert StepHistory(rows).outline(now=50.0) == {"finished": ["a", "b", "nap"], "open": ["a #2"]}
+    assert StepHistory(rows).outline(now=49.0) == {"finished": ["a", "b", "cut short"], "open": ["nap", "a #2"]}
+    assert StepHistory(rows).outline(now=50.0) == {"finished": ["a", "b", "nap", "cut short"], "open": ["a #2"]}
+    assert StepHistory(rows).finished == 5
     assert (StepHistory(rows).sleeps(49.0), StepHistory(rows).sleeps(50.0)) == (True, False)
 
 

@@ -98,6 +98,8 @@ class Ear:
         self.said.append(("ask", ask_id, method, call))
         return self.room if self.room.is_full else None
 
+    async def begin_round(self, call: int) -> None: ...
+
     def answer(self, call: int, body: bytes, *, failed: bool) -> None:
         self.said.append(("answer", call, json.loads(body), failed))
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 import perdure
 from perdure._core.ids import Fence, SessionId, StreamId
 from perdure._core.jsonrpc import Request
-from perdure._core.states import ToolStepState
+from perdure._core.states import CALL, CallStep, ToolStepState, advance
 from perdure._core.tool_steps import StepHistory
 from perdure.sessions.ledger import Call
 from perdure.sessions.tool_steps import ToolSteps, course_of
@@ -116,6 +116,7 @@ class History:
     attempt: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     """How often each name has come in this run."""
+    call: Call | None = None
 
     @classmethod
     async def begin(cls, store: Store, fence: Fence) -> History:
@@ -144,6 +145,7 @@ class History:
         request = Request(id=1, method="tools/call", params={}, raw={})
         call = Call(number=1, request=request, key=(1, 1), sent_in=1, token=None, stream=stream, attempt=self.attempt)
         context: Any = process
+        self.call = call
         log = ToolSteps(context, call, await self.course())
 
         async def handler() -> list[str]:
@@ -366,6 +368,8 @@ async def test_an_owner_that_lost_its_claim_in_a_step_writes_no_end_and_begins_n
     released.set()
     await until(lambda: owner.commits >= 3 or losing.done())  # it writes in vain, until it learns of the claim
     assert not losing.done()
+    assert first.call is not None
+    first.call.state = advance(CALL, first.call.state, CallStep.LOSE_NODE)
     losing.cancel()
     assert await store.tool_steps(history.stream) == before
     assert history.effects == {"again0": 2, "once1": 1}

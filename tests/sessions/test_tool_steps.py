@@ -7,6 +7,7 @@ Both run in the test's own process, so a test sees what the tool got in each run
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import datetime
 import math
@@ -27,9 +28,10 @@ from pydantic import BaseModel
 
 import perdure
 from perdure._core.ids import SessionId, parse_position
-from perdure._core.tool_steps import MOST_NAME, MOST_STEPS, MOST_VALUE, MOST_VALUES
+from perdure._core.states import ToolStepState
+from perdure._core.tool_steps import MOST_NAME, MOST_STEPS, MOST_VALUE, MOST_VALUES, StepHistory
 from perdure.errors import Misuse, StepLimit
-from perdure.store import SqliteStore
+from perdure.store import open_store
 from perdure.store.interface import Store
 from perdure.store.records import ToolStepRecord
 from tests.support.clients.task_client import CAN_BE_ASKED, OUTCOME_UNKNOWN, Balancer, TaskClient, said
@@ -208,6 +210,17 @@ async def test_values_that_are_too_large_together_fail_the_step_that_is_too_much
         assert whole == f"step 'b' failed: {kind}: {sentence}; this would be the next 4"
 
 
+async def test_values_that_end_at_the_same_time_have_room_together_or_fail(tmp_path: Path) -> None:
+    """Sixteen of the largest have, and of seventeen one has not, whichever it is."""
+
+    async def body() -> list[int]:
+        each = (outcome_of(perdure.step(f"{number}", largest, again=True)) for number in range(17))
+        kinds = [kind.__name__ for kind, _ in await asyncio.gather(*each)]
+        return [kinds.count("str"), kinds.count("StepFailed") + kinds.count("StepLimit")]
+
+    assert await in_each_run(body, tmp_path / "log.db") == [[16, 1]] * 2
+
+
 async def test_a_sleep_ends_when_it_would_have_ended(tmp_path: Path) -> None:
     """Also in the third process, and under the name that it has."""
     ends: list[float] = []
@@ -347,6 +360,104 @@ async def test_a_step_waits_while_the_store_fails_and_the_call_ends_well(tmp_pat
     assert got == ["a 5", "b 5"]
 
 
+async def cut_short(step: Awaitable[Any], ready: Callable[[], bool]) -> None:
+    """What a timeout does to a step, in the tool's own task, once something is so."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(None) as limit:
+
+            async def end() -> None:
+                await until(ready)
+                limit.reschedule(0)
+
+            ending = asyncio.create_task(end())
+            await step
+            assert ending
+
+
+@pytest.mark.parametrize("moment", ["begin", "end", "end again", "sleep"])
+async def test_a_step_whose_record_is_cut_short_keeps_its_place(moment: str, tmp_path: Path) -> None:
+    """The store fails while a step begins or ends, and a timeout of the tool does not wait for it. The tool goes on
+    with another step, which is recorded behind that one."""
+    store, goes = FaultyStore(SharedStore(tmp_path / "log.db")), asyncio.Event()
+    got, effects = list[str](), list[str]()
+
+    def first() -> str:
+        effects.append("a")
+        if moment != "begin":
+            store.writes = Fault.RAISES
+        return "a"
+
+    async def body() -> None:
+        await goes.wait()
+        if effects or got:  # the second run
+            if moment == "sleep":
+                await perdure.sleep(0)
+            else:
+                got.append(await perdure.step("a", first, again=moment == "end again"))
+            store.works()
+        else:
+            if moment in ("begin", "sleep"):
+                store.writes = Fault.RAISES
+            asked = store.asked
+            step = perdure.step("a", first, again=moment == "end again")
+            if moment == "sleep":
+                step.close()
+                await cut_short(perdure.sleep(0), lambda: store.asked > asked + 2)
+            else:
+                await cut_short(step, lambda: store.writes is Fault.RAISES and store.asked > asked + 2)
+            store.works()
+        got.append(await perdure.step("b", effect, "b"))
+
+    tool, balancer = Tool(body), Balancer(ports=[])
+    settings: dict[str, Any] = {"task_after": 0.0, "drain_timeout": 0.0, "store_timeout": 0.5}
+    client = TaskClient(balancer=balancer)
+    async with serve(tool.server, store=store, complaint="the store fails", **settings) as site:
+        balancer.ports[:] = [site.port]
+        task = await client.task("do")
+        goes.set()
+        await until(lambda: tool.has_run(1))
+        if moment.startswith("end"):
+            await until_ended(store, task)
+    async with serve(tool.server, store=SharedStore(tmp_path / "log.db"), **settings) as site:
+        balancer.ports[:] = [site.port]
+        assert said(await client.outcome(task)) == "done"
+    assert got == (["b 5", "b 5"] if moment == "sleep" else ["b 5", "a", "b 5"])
+    assert effects == ([] if moment == "sleep" else ["a"])
+
+
+async def until_ended(store: Store, task: str) -> None:
+    """Wait until no step of a call is open."""
+    while any(step.state is ToolStepState.OPEN for step in await steps_in(store, task)):  # noqa: ASYNC110 - as above
+        await asyncio.sleep(0.005)
+
+
+async def test_a_sleep_that_was_cut_short_excuses_no_death(tmp_path: Path) -> None:
+    """The next run sleeps the rest of it."""
+    store, tasks = SharedStore(tmp_path / "log.db"), list[str]()
+
+    async def body() -> float | None:
+        rows: Sequence[ToolStepRecord] = ()
+
+        async def look() -> None:
+            nonlocal rows
+            while not tasks or not (rows := await steps_in(store, tasks[0])):  # noqa: ASYNC110 - a store has no event
+                await asyncio.sleep(0.005)
+
+        looking = asyncio.create_task(look())
+        await cut_short(perdure.sleep(3600), looking.done)
+        assert StepHistory(rows).sleeps(store.clock())
+        return rows[0].ended
+
+    tool = Tool(body)
+    async with serve(tool.server, store=store, task_after=0.0, drain_timeout=0.0) as site:
+        client = TaskClient(balancer=Balancer(ports=[site.port]))
+        tasks.append(await client.task("do"))
+        await until(lambda: tool.has_run(1))
+        await until_ended(store, tasks[0])
+        [row] = await steps_in(store, tasks[0])
+        assert (row.ended, StepHistory([row]).sleeps(store.clock())) == (tool.got[0], False)
+
+
 async def test_an_answer_is_taken_when_it_is_in_the_store(tmp_path: Path) -> None:
     """Before that neither the client is told that it is, nor has the tool got it."""
     store, got = FaultyStore(SharedStore(tmp_path / "log.db")), list[str]()
@@ -402,22 +513,36 @@ async def test_a_cancelled_call_tells_what_was_finished(tmp_path: Path) -> None:
         ]
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
-@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "outage", "stops"),
+    [
+        *((kind, True, stops) for kind in ("memory", "sqlite") for stops in (False, True)),
+        *((kind, False, True) for kind in ("memory", "sqlite", "postgres")),
+    ],
+)
 async def test_a_store_that_lost_a_finished_step_does_not_let_it_run_again_silently(
-    kind: str, stops: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kind: str, outage: bool, stops: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The call goes on where it runs. After the end of that process it is answered that something was lost."""
+    """The call goes on where it runs. After the end of that process it is answered that something was lost. That is
+    noticed also where a file is put back in its place, and no request to it fails."""
     losing, got = Losing(kind, tmp_path), list[str]()
-    store, begun, goes = FaultyStore(losing.store), asyncio.Event(), asyncio.Event()
+    store, begun, goes, lost = FaultyStore(losing.store), asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def of_two(name: str) -> None:
+        got.append(await perdure.step(name, effect, name, again=name == "c"))
 
     async def body() -> None:
         begun.set()
         await goes.wait()
-        for name in ("a", "b", "c"):
-            if name == "b":
-                store.writes = Fault.RAISES
-            got.append(await perdure.step(name, effect, name, again=True))
+        await asyncio.gather(of_two("a"))
+        if outage:
+            store.writes = Fault.RAISES
+        else:
+            await lost.wait()
+        await asyncio.gather(of_two("b"), of_two("c"))
+
+    async def aside(work: Callable[[], Any]) -> Any:
+        return await asyncio.to_thread(work) if kind == "postgres" else work()
 
     tool = Tool(body, runs=2 if stops else 1)
     settings: dict[str, Any] = {"task_after": 0.0, "store_timeout": 0.5, "complaint": LOST}
@@ -425,27 +550,27 @@ async def test_a_store_that_lost_a_finished_step_does_not_let_it_run_again_silen
         client = TaskClient(balancer=Balancer(ports=[site.port]))
         task = await client.task("do")
         await begun.wait()
-        lose = losing.remember()
+        lose = await aside(losing.remember)
         goes.set()
-        await until(lambda: got and store.writes is Fault.RAISES)
+        await until(lambda: len(got) == 1)
         asked = store.asked
-        await until(lambda: store.asked > asked + 2)  # it is known here that the store fails
-        lose()
+        await until(lambda: not outage or store.asked > asked + 2)  # it is known here that the store fails
+        await aside(lose)
         store.works()
+        lost.set()
         await until(lambda: tool.has_run(1))
-        [lost] = [step for step in await steps_in(store, task) if step.name == "lost"]
-        assert (lost.state.value, lost.again) == ("open", False)
+        [step] = [step for step in await steps_in(store, task) if step.name == "lost"]
+        assert (step.state.value, step.again) == ("open", False)
         if not stops:
             assert said(await client.outcome(task)) == "done"
     assert [record for record in caplog.records if getattr(record, "action", "") == "step.lost"]
-    assert got == ["a 5", "b 5", "c 5"]
-    if stops and kind == "sqlite":
-        async with serve(tool.server, store=SqliteStore(str(losing.path))) as site:
+    if stops and kind != "memory":
+        async with serve(tool.server, store=open_store(losing.url, busy_timeout=20.0)) as site:
             client = TaskClient(balancer=Balancer(ports=[site.port]))
             view = await client.outcome(task)
             assert said(view) == OUTCOME_UNKNOWN
             assert view["error"]["data"]["steps"]["open"] == ["lost"]
-    assert len(got) == 3
+    assert sorted(got) == ["a 5", "b 5", "c 5"]
 
 
 async def steps_in(store: Store, task: str) -> Sequence[ToolStepRecord]:

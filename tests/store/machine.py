@@ -295,13 +295,28 @@ class _StreamRules(_Twins):
     def put_call(self, writer: int | None, **fields: Any) -> None:
         self.write(PutCall(fence=Fence(0), incarnation=1, progress=self.now, **fields), writer)
 
-    @rule(writer=stale, stream=streams, number=st.integers(1, 2), id_=requests, value=st.none() | short, own=flags)
+    @rule(
+        writer=stale,
+        stream=streams,
+        number=st.integers(1, 2),
+        id_=requests,
+        value=st.none() | short,
+        own=flags,
+        after=st.integers(0, 2),
+    )
     def put_tool_step(
-        self, writer: int | None, stream: StreamId, number: int, id_: int | str, value: bytes | None, own: bool
+        self,
+        writer: int | None,
+        stream: StreamId,
+        number: int,
+        id_: int | str,
+        value: bytes | None,
+        own: bool,
+        after: int,
     ) -> None:
         done = {} if value is None else {"value": value}
         record = a_tool_step(number, stream=stream, request_id=id_, own=own, **done)
-        self.write(PutToolStep(fence=Fence(0), record=record), writer)
+        self.write(PutToolStep(fence=Fence(0), record=record, after=after, after_ended=own), writer)
 
     @rule(stream=streams, writer=stale)
     def release(self, stream: StreamId, writer: int | None) -> None:

@@ -74,8 +74,16 @@ class Mark(NamedTuple):
     attempt: int
     ended: float | None
 
+    @property
+    def got_on(self) -> bool:
+        """The call has got on with it. A sleep is recorded with its end, and is open while the call sleeps."""
+        return self.kind is ToolStepKind.SLEEP or not TOOL_STEP[self.state]
+
+    def sleeps(self, now: float) -> bool:
+        return self.kind is ToolStepKind.SLEEP and bool(TOOL_STEP[self.state]) and (self.ended or 0.0) > now
+
     def is_over(self, now: float) -> bool:
-        return not TOOL_STEP[self.state] and (self.ended is None or self.ended <= now)
+        return self.got_on and not self.sleeps(now)
 
 
 class StepPlace(NamedTuple):
@@ -115,6 +123,7 @@ class StepHistory:
         "_own",
         "_recorded",
         "_repeated",
+        "_sizes",
         "_under_way",
         "goes_on",
         "marks",
@@ -126,7 +135,8 @@ class StepHistory:
         self.marks: dict[int, Mark] = {}
         """All that are recorded, by number."""
         self.size = 0
-        """Bytes of their values."""
+        """Bytes of their values, and of those that are about to be recorded."""
+        self._sizes: dict[int, int] = {}
         self.mismatch = ""
         """Why this run does not do what earlier ones have done; empty while it does."""
         self.goes_on = True
@@ -201,24 +211,34 @@ class StepHistory:
     def leave(self, place: StepPlace) -> None:
         """A step runs no longer: it has ended, or was cut short."""
         self._under_way.discard((place.kind, place.name))
+        if place.number not in self.marks or TOOL_STEP[self.marks[place.number].state]:
+            self._resize(place.number, 0)
 
     def put(self, number: int, mark: Mark, size: int) -> None:
         """A step, or its end, is in the store."""
         self.marks[number] = mark
-        self.size += size
+        if not TOOL_STEP[mark.state]:
+            self._resize(number, size)
+
+    def _resize(self, number: int, size: int) -> None:
+        self.size += size - self._sizes.pop(number, 0)
+        if size:
+            self._sizes[number] = size
 
     def new_number(self) -> int:
         number, self._next = self._next, self._next + 1
         return number
 
-    def too_large(self, size: int) -> str:
-        """Why a value of that size is not kept; empty if it is."""
+    def reserve(self, number: int, size: int) -> str:
+        """Reserve the room for the value of a step, as long as the step runs. Returns why such a value is not kept;
+        empty if it is."""
         if size > MOST_VALUE:
             return f"the value of a step may have {MOST_VALUE:,} bytes as JSON; this one has {size:,}"
-        if self.size + size > MOST_VALUES:
+        if self.size - self._sizes.get(number, 0) + size > MOST_VALUES:
             return (
                 f"the values of a call's steps may have {MOST_VALUES:,} bytes as JSON; this would be the next {size:,}"
             )
+        self._resize(number, size)
         return ""
 
     # What is recorded
@@ -231,12 +251,12 @@ class StepHistory:
     @property
     def finished(self) -> int:
         """How many have ended, and return in the next run."""
-        return sum(not TOOL_STEP[mark.state] for mark in self.marks.values())
+        return sum(mark.got_on for mark in self.marks.values())
 
     @property
     def progressed(self) -> int:
         """The last run in which a step ended; 0 if none did."""
-        return max((mark.attempt for mark in self.marks.values() if not TOOL_STEP[mark.state]), default=0)
+        return max((mark.attempt for mark in self.marks.values() if mark.got_on), default=0)
 
     @property
     def is_unknown(self) -> bool:
@@ -244,8 +264,7 @@ class StepHistory:
         return any(TOOL_STEP[mark.state] and not mark.again for mark in self.marks.values())
 
     def sleeps(self, now: float) -> bool:
-        ends = (mark.ended for mark in self.marks.values() if mark.kind is ToolStepKind.SLEEP)
-        return any(end is not None and end > now for end in ends)
+        return any(mark.sleeps(now) for mark in self.marks.values())
 
     def outline(self, now: float) -> Outline:
         """The steps for a model: those that have finished, and those of which that is not known. Questions are left

@@ -17,8 +17,8 @@ from perdure._core import mail
 from perdure._core.ids import Kind, NodeId, RecordKind, SessionId, StreamId, reader_since
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.principals import is_called, readable
-from perdure._core.states import SESSION, CallState, IllegalStep, SessionState, SessionStep, advance
-from perdure._core.tool_steps import StepHistory
+from perdure._core.states import SESSION, CallState, IllegalStep, SessionState, SessionStep, ToolStepState, advance
+from perdure._core.tool_steps import StepHistory, ToolStepKind
 from perdure.errors import Misuse
 from perdure.store.interface import Inspect, Store, stream_by_id
 from perdure.store.notes import chain_of
@@ -354,14 +354,17 @@ def show_object(
 
 
 def _steps_of(call: CallRecord, tool_steps: Sequence[ToolStepRecord]) -> list[JsonObject]:
-    """Return the steps of a call's tool, without their values. The `ended` of a sleep may be in the future."""
+    """Return the steps of a call's tool, without their values. The `ended` of a sleep may be in the future; one that
+    was cut short has none."""
     key = call.stream, call.incarnation, call.request_id
     records = [step for step in tool_steps if (step.stream, step.incarnation, step.request_id) == key]
     marks = StepHistory(records).marks
-    return [
-        {"name": marks[step.number].label, **_picked(step, "kind", "state", "attempt", "began", "ended")}
-        for step in records
-    ]
+    shown = [{"name": marks[step.number].label, **_picked(step, "kind", "attempt", "began")} for step in records]
+    for step, row in zip(records, shown, strict=True):
+        sleeps = step.kind is ToolStepKind.SLEEP
+        row["state"] = ToolStepState.ENDED.value if sleeps else step.state.value
+        row["ended"] = None if sleeps and step.state is not ToolStepState.OPEN else step.ended
+    return shown
 
 
 def _readers(usage: Usage, living: Collection[NodeId] | None) -> dict[StreamId, JsonObject | None]:

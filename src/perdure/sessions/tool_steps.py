@@ -12,13 +12,14 @@ import hashlib
 import logging
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from perdure._core.ids import StreamId
 from perdure._core.states import TOOL_STEP, CallState, ToolStepState, ToolStepStep, advance
 from perdure._core.tool_steps import LOST, Mark, StepHistory, StepPlace, StepProblem, StepRefusal, ToolStepKind
 from perdure._core.unknown_outcome import Outline
-from perdure.errors import Misuse, PerdureError, StaleFence, StepLimit, StepMismatch, StoreUnavailable
+from perdure.errors import Behind, Misuse, PerdureError, StaleFence, StepLimit, StepMismatch, StoreUnavailable
 from perdure.sessions.ledger import encode
 from perdure.store.records import ToolStepRecord
 from perdure.store.steps import PutToolStep, Step
@@ -47,17 +48,22 @@ _ERRORS: dict[StepProblem, type[PerdureError]] = {
 }
 
 
+_tasks: set[asyncio.Task[None]] = set()
+"""Keeps the tasks that record the ends of cancelled steps from being collected while they run."""
+
+
 class ToolSteps:
     """The steps of one call that runs here."""
 
-    __slots__ = ("_active", "_context", "_doubts", "_idle", "call", "course", "thread")
+    __slots__ = ("_active", "_began", "_context", "_idle", "_last", "call", "course", "thread")
 
     def __init__(self, context: ServerContext, call: Call, course: StepHistory | None = None) -> None:
         self._context = context
         self.call = call
-        self._doubts = context.journal.doubts
-        """The journal's, when the store was last known to have all that is recorded."""
         self.course = course or StepHistory()
+        self._last = max(self.course.marks, default=0)
+        """The number of the step that the store was last known to have; 0 if it need have none."""
+        self._began: dict[int, float] = {}
         self._active = 0
         """How many steps run."""
         self._idle = 0
@@ -88,8 +94,10 @@ class ToolSteps:
         elif place.recorded is None and writes:
             try:
                 await self._record(place, ToolStepState.OPEN, again=again)
-            except BaseException:
+            except BaseException as failure:
                 self._leave(place)
+                if isinstance(failure, asyncio.CancelledError):
+                    self._note_open(place, again=True)  # it has not run
                 raise
         return place
 
@@ -97,8 +105,18 @@ class ToolSteps:
         state = advance(TOOL_STEP, ToolStepState.OPEN, step)
         try:
             await self._record(place, state, again=False, value=value)
-        finally:
+        except asyncio.CancelledError:
+            # It has ended all the same, and a tool that goes on may record what follows.
+            if place.number not in self.course.marks:
+                self._note_open(place, again=True)
+            task = asyncio.create_task(self._record(place, state, again=False, value=value))
+            _tasks.add(task)
+            task.add_done_callback(partial(self._on_recorded, place))
+            raise
+        except BaseException:
             self._leave(place)
+            raise
+        self._leave(place)
         counters = self._context.counters
         if step is ToolStepStep.END:
             counters.tool_steps_ended += 1
@@ -107,12 +125,8 @@ class ToolSteps:
 
     def leave(self, place: StepPlace, *, again: bool) -> None:
         self._leave(place)
-        is_done = place.recorded is not None or place.number in self.course.marks
-        if not is_done and self.call.state is CallState.RUNNING:
-            # A tool that goes on, because only a part of it was cancelled, may have recorded what follows.
-            step = self._step(place, ToolStepState.OPEN, again=again)
-            self._context.put(step)
-            self._put(place, step.record)
+        if place.recorded is None and place.number not in self.course.marks:
+            self._note_open(place, again=again)
 
     async def sleep(self, seconds: float, name: str, *, own: bool) -> None:
         await self._pass_boundary()
@@ -123,7 +137,7 @@ class ToolSteps:
                 self._context.counters.tool_steps_replayed += 1
             else:
                 ends = clock() + seconds
-                await self._record(place, ToolStepState.ENDED, again=True, ended=ends)
+                await self._record(place, ToolStepState.OPEN, again=True, ended=ends)
                 self._context.counters.tool_steps_slept += 1
             self._idle += 1
             try:
@@ -131,11 +145,15 @@ class ToolSteps:
                     await asyncio.sleep(min(left, _LONGEST_SLEEP))
             finally:
                 self._idle -= 1
+        except asyncio.CancelledError:
+            if not self.call.leaves:  # it sleeps no longer, and excuses no death; the next run sleeps the rest
+                self._note(place, advance(TOOL_STEP, ToolStepState.OPEN, ToolStepStep.END), again=True, ended=ends)
+            raise
         finally:
             self.course.leave(place)
 
-    def too_large(self, size: int) -> str:
-        return self.course.too_large(size)
+    def reserve(self, place: StepPlace, size: int) -> str:
+        return self.course.reserve(place.number, size)
 
     def key_of(self, place: StepPlace) -> uuid.UUID:
         call = self.call
@@ -153,7 +171,7 @@ class ToolSteps:
     async def answered(self, place: StepPlace, response: dict[str, Any], *also: Step) -> None:
         """Record the client's answer, in one commit with other steps, and wait until the store has it."""
         state, value = recorded_answer(response)
-        if self.too_large(len(value)):
+        if self.reserve(place, len(value)):
             state, value = ToolStepState.OPEN, b""  # it is asked again in the next run
         await self._record(place, state, again=True, value=value, also=also)
         self._context.counters.tool_steps_answered += 1
@@ -163,25 +181,58 @@ class ToolSteps:
         if self.call.state is not CallState.RUNNING or place.number in self.course.marks:
             return ()
         step = self._step(place, ToolStepState.OPEN, again=True)
-        self._put(place, step.record)
+        self._put(step.record, place.label)
         return (step,)
 
     async def begin_round(self) -> None:
         """The tool is called again within this run."""
-        rows = await self._rows(values=True) if self.has_rows else ()
-        if self._lacks(rows):
-            self.course.mismatch = "the store has lost steps that it had done"
-        self.course.begin_round(rows)
+        done = await self._rows() if self.has_rows else ()
+        last = next((record for record in done if record.number == self._last), None)
+        if self._last and (last is None or (TOOL_STEP[last.state] and self._has_ended(self._last))):
+            self.course.mismatch = "the store has lost what it had done"
+        self.course.begin_round(done)
 
     # The store
+
+    async def _rows(self) -> Sequence[ToolStepRecord]:
+        call = self.call
+        while True:
+            try:
+                rows = await self._context.store.tool_steps(call.stream.id)
+            except StoreUnavailable:
+                await asyncio.sleep(_RETRY_MOST)
+            else:
+                return steps_of(rows, call.incarnation, call.request.id)
+
+    def _has_ended(self, number: int) -> bool:
+        return not TOOL_STEP[self.course.marks[number].state]
 
     def _leave(self, place: StepPlace) -> None:
         self._active -= 1
         self.course.leave(place)
 
+    def _on_recorded(self, place: StepPlace, task: asyncio.Task[None]) -> None:
+        _tasks.discard(task)
+        self._leave(place)
+        if not task.cancelled():
+            task.exception()  # the call has ended meanwhile
+
+    def _note_open(self, place: StepPlace, *, again: bool) -> None:
+        """Note a step that was cut short: a tool of which only a part was cancelled goes on, and records what
+        follows."""
+        self._note(place, ToolStepState.OPEN, again=again)
+
+    def _note(self, place: StepPlace, state: ToolStepState, *, again: bool, ended: float | None = None) -> None:
+        """Write a step behind what is written already, without waiting for it."""
+        if self.call.state is CallState.RUNNING:
+            step = self._step(place, state, again=again, ended=ended)
+            self._context.put(step)
+            self._put(step.record, place.label)
+
     def _enter(self, kind: ToolStepKind, name: str, *, own: bool) -> StepPlace:
         place = self.course.begin(kind, name, own=own)
         if not isinstance(place, StepRefusal):
+            self._began[place.number] = self._context.clock()
             return place
         if place.why is StepProblem.MISMATCH:
             self._context.counters.tool_step_mismatches += 1
@@ -190,8 +241,7 @@ class ToolSteps:
         raise _ERRORS[place.why](place.sentence)
 
     async def _pass_boundary(self) -> None:
-        """Wait where the tool may stand still: the process stops, and the next one goes on here. Check what the store
-        may have lost."""
+        """Wait where the tool may stand still: the process stops, and the next one goes on here."""
         if self.call.leaves:
             self._idle += 1
             try:
@@ -200,38 +250,19 @@ class ToolSteps:
             finally:
                 self._idle -= 1
         self._check_running()
-        if self._doubts != self._context.journal.doubts and self.has_rows:
-            await self._check_rows()
 
     def _check_running(self) -> None:
         if self.call.state is not CallState.RUNNING:
             raise Misuse(CALL_ENDED)
 
-    async def _check_rows(self) -> None:
-        """Compare the store with what is recorded. If something is missing, the call goes on here, but no other process
-        may go on in its place."""
-        doubts, stream = self._context.journal.doubts, self.call.stream.id
-        rows = await self._rows(values=False)
-        self._doubts = doubts
-        if self._lacks(rows):
-            place = StepPlace(self.course.new_number(), ToolStepKind.STEP, LOST, LOST, False, None)
-            await self._record(place, ToolStepState.OPEN, again=False)
-            sentence = "the store has lost steps of a call: it goes on here, and not after the end of this process"
-            log_event(logging.ERROR, "step.lost", sentence, session=self.call.stream.session, stream=stream)
-
-    async def _rows(self, *, values: bool) -> Sequence[ToolStepRecord]:
-        call = self.call
-        while True:
-            try:
-                rows = await self._context.store.tool_steps(call.stream.id, values=values)
-            except StoreUnavailable:
-                await asyncio.sleep(_RETRY_MOST)
-            else:
-                return steps_of(rows, call.incarnation, call.request.id)
-
-    def _lacks(self, rows: Sequence[ToolStepRecord]) -> bool:
-        stored = {row.number: row.state for row in rows}
-        return any(stored.get(number) is not mark.state for number, mark in self.course.marks.items())
+    async def _note_loss(self) -> None:
+        """The store has lost steps: the call goes on here, but no other process may go on in its place."""
+        self._last = 0
+        place = StepPlace(self.course.new_number(), ToolStepKind.STEP, LOST, LOST, False, None)
+        await self._record(place, ToolStepState.OPEN, again=False)
+        sentence = "the store has lost steps of a call: it goes on here, and not after the end of this process"
+        stream = self.call.stream
+        log_event(logging.ERROR, "step.lost", sentence, session=stream.session, stream=stream.id)
 
     async def _record(
         self,
@@ -246,21 +277,32 @@ class ToolSteps:
         delay = 0.0
         while True:
             self._check_running()
-            step = self._step(place, state, again=again, value=value, ended=ended)
+            step = self._step(place, state, again=again, value=value, ended=ended, after=self._last)
             try:
                 await self._context.journal.write(*also, step, may_be_held=False)
                 break
+            except Behind:
+                if step.after == self._last:  # else it is noted already
+                    await self._note_loss()
+                continue
             except StoreUnavailable:
                 pass
             except StaleFence:
-                # Another node has the call, and this one is about to learn it; or the store has lost the stream.
-                self._doubts = -1
+                pass  # another node has the call, and this one is about to learn it; or the store has lost the stream
             delay = min(delay * 2, _RETRY_MOST) or _RETRY_FIRST
             await asyncio.sleep(delay)
-        self._put(place, step.record)
+        self._put(step.record, place.label)
+        self._last = place.number
 
     def _step(
-        self, place: StepPlace, state: ToolStepState, *, again: bool, value: bytes = b"", ended: float | None = None
+        self,
+        place: StepPlace,
+        state: ToolStepState,
+        *,
+        again: bool,
+        value: bytes = b"",
+        ended: float | None = None,
+        after: int = 0,
     ) -> PutToolStep:
         call, now = self.call, self._context.clock()
         recorded = place.recorded
@@ -277,15 +319,16 @@ class ToolSteps:
             again=again,
             own=place.own,
             attempt=call.attempt,
-            began=now if recorded is None else recorded.began,
+            began=self._began.get(place.number, now) if recorded is None else recorded.began,
             ended=ended,
             value=value,
         )
-        return PutToolStep(fence=call.stream.fence, record=record)
+        after_ended = after > 0 and self._has_ended(after)
+        return PutToolStep(fence=call.stream.fence, record=record, after=after, after_ended=after_ended)
 
-    def _put(self, place: StepPlace, record: ToolStepRecord) -> None:
-        mark = Mark(place.kind, place.label, record.state, record.again, record.attempt, record.ended)
-        self.course.put(place.number, mark, len(record.value))
+    def _put(self, record: ToolStepRecord, label: str) -> None:
+        mark = Mark(record.kind, label, record.state, record.again, record.attempt, record.ended)
+        self.course.put(record.number, mark, len(record.value))
 
 
 def course_of(records: Sequence[ToolStepRecord], incarnation: int, request_id: int | str) -> StepHistory:

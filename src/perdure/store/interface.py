@@ -68,8 +68,9 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
 22. **A call is not a session.** Records have a kind. Each kind is counted, limited and given up apart from the others,
     and a record that is no session's leaves nothing when it ends. The limit of a caller's durable calls is kept nearly:
     calls that are committed at the same moment may not count each other.
-23. **Steps stay with their call.** A `PutToolStep` shows a fence, and is refused as a `PutCall` is (2). A tool step
-    that has ended keeps its first end. Tool steps are deleted with their stream. A `CallEnd` with `stepped` empties
+23. **Steps stay with their call.** A `PutToolStep` shows a fence, and is refused as a `PutCall` is (2), and as
+    `Behind` if it names a step of the call that the store has not, or not its end. A tool step that has ended keeps its
+    first end. Tool steps are deleted with their stream. A `CallEnd` with `stepped` empties
     their values, and none is put afterwards.
 
 **A store that has lost its tail.** A server that crashed without waiting for its disk, a replica that lagged when it

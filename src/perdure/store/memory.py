@@ -407,6 +407,9 @@ class MemoryStore(Store):
         elif isinstance(step, steps.PutToolStep):
             record = step.record
             call = stream.calls.get((record.incarnation, record.request_id))
+            before = stream.steps.get((record.incarnation, record.request_id, step.after))
+            if step.after and (before is None or (step.after_ended and TOOL_STEP[before.state])):
+                return refusal(step, Why.BEHIND)
             known = stream.steps.get(key := (record.incarnation, record.request_id, record.number))
             if call is not None and call.state in _OPEN and (known is None or TOOL_STEP[known.state]):
                 stream.steps[key] = record

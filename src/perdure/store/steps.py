@@ -166,10 +166,14 @@ class PutCall(Step):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PutToolStep(Step):
     """Put a step of a call's tool, or its end; nothing if the step or the call has ended (23). Refused as a `PutCall`
-    is."""
+    is, and as `Behind` where the store has lost the step that the writer has put last."""
 
     fence: Fence
     record: ToolStepRecord
+    after: int = 0
+    """The number of the call's step that the store must have; 0: of none."""
+    after_ended: bool = False
+    """It must have the end of that step as well."""
 
     @property
     def stream(self) -> StreamId:
@@ -367,6 +371,8 @@ def refusal(step: Any, why: Why, what: object = "") -> StepRejected:
             return Behind(f"stream {step.stream} ends at {what}, before {step.events[-1].seq}", last=int(str(what)))
         case Why.BEHIND, Forward():
             return Behind(f"message {step.first - 1} for stream {step.stream} is not there", last=int(str(what)))
+        case Why.BEHIND, PutToolStep():
+            return Behind(f"stream {step.stream} has lost step {step.after} of a tool", last=0)
         case Why.GONE, Forward():
             return SessionEnded(f"stream {step.stream} is not there")
         case Why.NO_NODE, Forward():

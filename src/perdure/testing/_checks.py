@@ -18,6 +18,7 @@ from perdure._core.retention import MAX_ENDED_OF_CALLER, MAX_ENDED_PARAMS, Cutof
 from perdure._core.states import CallState, ClaimState, SessionState, SessionStep, ToolStepState
 from perdure._core.tool_steps import ToolStepKind
 from perdure.errors import (
+    Behind,
     IdTaken,
     MailFull,
     NodeGone,
@@ -140,6 +141,26 @@ class ToolStepChecks(StreamCase):
         failed = replace(ended.record, state=ToolStepState.FAILED, value=b"{}")
         await self.accept(replace(ended, record=failed))
         same("tool steps", await self._steps(), [ended.record])
+
+    async def promise_23_a_step_is_refused_if_the_one_before_it_was_lost(self) -> None:
+        """A commit may be repeated after the end of the step that it names."""
+        begun, ended = a_put_tool_step(self.fence), a_put_tool_step(self.fence, after=1, value=b"1")
+        behind = [
+            a_put_tool_step(self.fence, 2, after=1, after_ended=True),
+            a_put_tool_step(self.fence, 2, after=2),
+            a_put_tool_step(self.fence, 2, after=1, request_id="one"),
+        ]
+        await self.accept(begun)
+        for step in behind:
+            refused(await self.put(step), 0, why=Behind)
+        same("tool steps", await self._steps(), [a_tool_step()])
+        await self.accept(ended, ended, begun)
+        await self.accept(ended, a_put_tool_step(self.fence, 2, after=1, after_ended=True))
+        same("tool steps", await self._steps(), [ended.record, a_tool_step(2)])
+        await self.accept(self.append(1, final=True, ends=(an_end(),)))
+        await self.accept(a_put_tool_step(self.fence, 3, after=2))
+        await self.accept(self.append(2, final=True, ends=(an_end("one"),), seal=True))
+        refused(await self.put(a_put_tool_step(self.fence, 3, after=9)), 0)
 
     async def promise_23_the_end_of_a_call_empties_the_values_of_its_own_steps(self) -> None:
         """And none is put afterwards."""

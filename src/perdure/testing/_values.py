@@ -110,8 +110,10 @@ def a_tool_step(number: int = 1, **more: Any) -> ToolStepRecord:
     return ToolStepRecord(number=number, **fields)
 
 
-def a_put_tool_step(fence: Fence, number: int = 1, **more: Any) -> PutToolStep:
-    return PutToolStep(fence=fence, record=a_tool_step(number, **more))
+def a_put_tool_step(
+    fence: Fence, number: int = 1, *, after: int = 0, after_ended: bool = False, **more: Any
+) -> PutToolStep:
+    return PutToolStep(fence=fence, record=a_tool_step(number, **more), after=after, after_ended=after_ended)
 
 
 def an_ask(id_: str = "ask-1", *, stream: str = STREAM, session: str = SESSION) -> AskRecord:

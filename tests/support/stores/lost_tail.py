@@ -12,10 +12,10 @@ from pathlib import Path
 
 import asyncpg
 
-from perdure.store import MemoryStore, SqliteStore
+from perdure.store import MemoryStore, open_store
 from perdure.store.interface import Store
 from perdure.store.postgres.address import parse_address
-from tests.support.stores.postgres import connection
+from tests.support.stores.postgres import connection, store_url
 from tests.support.stores.shared import ON_POSTGRES, shared_address
 
 LOST = "the store (has lost|fails)"
@@ -27,13 +27,15 @@ class Losing:
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.path = folder / "log.db"
-        self.store: Store = MemoryStore() if kind == "memory" else SqliteStore(str(self.path))
+        urls = {"memory": "memory:", "sqlite": f"sqlite:{self.path}"}
+        self.url = urls[kind] if kind in urls else store_url()
+        self.store: Store = open_store(self.url, busy_timeout=20.0)
 
     def remember(self) -> Callable[[], None]:
-        """Gives what loses all that is written from now on."""
+        """Gives what loses all that is written from now on. Beside the event loop for PostgreSQL: see `remember`."""
         if isinstance(self.store, MemoryStore):
             return _remember_tables(self.store)
-        return remember_file(self.path)
+        return remember_file(self.path) if self.url.startswith("sqlite:") else remember_schema(self.url)
 
 
 def remember(path: Path) -> Callable[[], Awaitable[None]]:

@@ -146,7 +146,7 @@ class CommitArguments:
             case steps.PutToolStep(record=done):
                 names = (done.stream, rows.request_id_text(done.request_id), done.state.value, done.kind.value)
                 place = (step.fence, done.incarnation, done.attempt, done.number)
-                how = (int(done.again), int(done.own), int(done.ended is not None))
+                how = (int(done.again), int(done.own), int(done.ended is not None), step.after, int(step.after_ended))
                 times = (done.began, done.ended or 0.0)
                 self._put("S", names, (*place, *how), times, (stored(done.name), done.value))
             case steps.Release():

@@ -11,7 +11,7 @@ from typing import Any
 
 from perdure._core import retention, sticky
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId, new_fence
-from perdure._core.states import CallState
+from perdure._core.states import TOOL_STEP, CallState, ToolStepState
 from perdure.store import records, rows, steps
 from perdure.store.records import (
     MAX_FORWARDED,
@@ -184,10 +184,16 @@ class StreamSteps:
         return None
 
     def put_tool_step(self, step: steps.PutToolStep) -> StepRejected | None:
-        key = self._key(step.stream)
-        self._cursor.execute(_PUT_TOOL_STEP, (key, *rows.tool_step_row(step.record), step.fence))
+        key, row = self._key(step.stream), rows.tool_step_row(step.record)
+        self._cursor.execute(_PUT_TOOL_STEP, (key, *row, step.fence, step.after, step.after_ended))
+        if self._cursor.rowcount == 1:
+            return None
         # Where nothing was written, the call or the step may have ended, which is no refusal.
-        return None if self._cursor.rowcount == 1 else self._not_written(key, step)
+        if (refused := self._not_written(key, step)) is not None or not step.after:
+            return refused
+        before = self._cursor.execute(_SQL["tool_step_state"], (key, *row[:2], step.after)).fetchone()
+        is_there = before is not None and not (step.after_ended and TOOL_STEP[ToolStepState(before[0])])
+        return None if is_there else refusal(step, Why.BEHIND)
 
     def release(self, step: steps.Release) -> StepRejected | None:
         key = self._key(step.stream)

@@ -689,7 +689,8 @@ BEGIN
                 DELETE FROM perdure.stream WHERE key = k;
             END IF;
         WHEN 'p', 'S', 'r' THEN  -- stream; fence. Put call: id, state; incarnation, attempt, has progress, has upstream; progress; upstream.
-            -- Put tool step: id, state, kind; incarnation, attempt, number, again, own, has ended; began, ended; name, value
+            -- Put tool step: id, state, kind; incarnation, attempt, number, again, own, has ended, after or 0, after ended; began,
+            -- ended; name, value
             SELECT key, fence, sealed, node INTO s FROM perdure.stream WHERE id = texts[t] FOR NO KEY UPDATE;
             IF NOT FOUND THEN
                 why := ARRAY['gone', ''];
@@ -701,6 +702,11 @@ BEGIN
                 UPDATE perdure.stream SET node = '' WHERE key = s.key;
             ELSIF s.node = '' THEN
                 why := ARRAY['released', ''];
+            ELSIF kind_ = 'S' AND numbers[n + 7] > 0 AND NOT EXISTS (
+                SELECT 1 FROM perdure.tool_step WHERE stream = s.key AND number = numbers[n + 7]
+                    AND incarnation = numbers[n + 1] AND request_id = texts[t + 1]
+                    AND (numbers[n + 8] = 0 OR state <> 'open')) THEN
+                why := ARRAY['behind', ''];
             ELSIF kind_ = 'S' THEN
                 INSERT INTO perdure.tool_step AS u
                 SELECT s.key, numbers[n + 1], texts[t + 1], numbers[n + 3], texts[t + 3], blobs[b], texts[t + 2],

@@ -107,16 +107,21 @@ WHERE stream = ? AND incarnation = ? AND request_id = ? AND state IN ('running',
 UPDATE call SET state = ?, attempt = ?, progress = ?, upstream = coalesce(?, upstream)
 WHERE stream = ? AND incarnation = ? AND request_id = ? AND state IN ('running', 'waiting');
 
--- put_tool_step: a step of a tool whose call has not ended, or the end of one that has none, if the fence is the stream's
+-- put_tool_step: a step of a tool whose call has not ended, or the end of one that has none, if the fence is the stream's and the step before is there
 INSERT INTO tool_step (stream, incarnation, request_id, number, kind, name, state, again, own, attempt, began, ended, value)
 SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13
 WHERE EXISTS (SELECT 1 FROM call AS c JOIN stream AS s ON s.key = c.stream
     WHERE c.stream = ?1 AND c.incarnation = ?2 AND c.request_id = ?3 AND c.state IN ('running', 'waiting')
       AND s.fence = ?14 AND s.sealed = 0 AND s.node != '')
+  AND (?15 = 0 OR EXISTS (SELECT 1 FROM tool_step
+    WHERE stream = ?1 AND incarnation = ?2 AND request_id = ?3 AND number = ?15 AND (?16 = 0 OR state != 'open')))
 ON CONFLICT (stream, incarnation, request_id, number) DO UPDATE SET
     kind = excluded.kind, name = excluded.name, state = excluded.state, again = excluded.again, own = excluded.own,
     attempt = excluded.attempt, began = excluded.began, ended = excluded.ended, value = excluded.value
 WHERE tool_step.state = 'open';
+
+-- tool_step_state: the state of one step of a tool
+SELECT state FROM tool_step WHERE stream = ? AND incarnation = ? AND request_id = ? AND number = ?;
 
 -- empty_tool_steps: the values of a call's tool steps are not needed any more
 UPDATE tool_step SET value = x'' WHERE stream = ? AND incarnation = ? AND request_id = ?;
