@@ -124,12 +124,13 @@ async def step(  # type: ignore[misc]  # mypy does not match `*args: *Ts` with a
     process died is not run again, and its call is answered -31001, unless it says otherwise. `again=True`: it may be
     run again. `check`: it is called first; what it returns is the result, and `NOT_DONE` lets `fn` run.
 
-    The value is kept as JSON, and `fn`'s return annotation decides what comes out of it.
+    The value is kept as JSON, and `fn`'s return annotation decides what comes out of it. One that cannot be read at run
+    time raises `Misuse`, also where nothing is recorded: a test finds it.
     """
     _refuse_both(again, check)
+    values = _Values.of(fn)
     if (log := _log()) is None:
         return await _plain(fn, args)
-    values = _Values.of(fn)
     place = await log.begin(ToolStepKind.STEP, name, own=is_own_task(), writes=not again, again=again or bool(check))
     if (recorded := place.recorded) is not None and recorded.state is not ToolStepState.OPEN:
         log.leave(place, again=again)
@@ -162,13 +163,14 @@ def step_sync(
 ) -> T:
     """`step` for a synchronous tool: `fn` runs in the tool's own thread."""
     _refuse_both(again, check)
+    values = _Values.of(fn)
     if (open_log := _open_log()) is None or (task := handler_task.get()) is None:
         token = _step.set(_step.get() or _Running(None, None, uuid.uuid4()))
         try:
             return fn(*args)
         finally:
             _step.reset(token)
-    values, loop = _Values.of(fn), task.get_loop()
+    loop = task.get_loop()
     log, place = _in_loop(loop, _begin_in_thread(open_log, name, _worker_thread(), again=again, check=bool(check)))
     if (recorded := place.recorded) is not None and recorded.state is not ToolStepState.OPEN:
         loop.call_soon_threadsafe(functools.partial(log.leave, place, again=again))
@@ -245,11 +247,23 @@ def _worker_thread() -> int | None:
 async def _begin_in_thread(
     open_log: Callable[[], StepLog], name: str, thread: int | None, *, again: bool, check: bool
 ) -> tuple[StepLog, StepPlace]:
-    """Begin a step of a synchronous tool. Its own thread is the first worker thread in which it does a step."""
+    """Begin a step of a synchronous tool. Its own thread is the first in which it does a step while the tool's own task
+    waits for a thread: `gather` may begin threads in any order."""
     log = open_log()
-    log.thread = log.thread or thread
+    if log.thread is None and _waits_for_thread(handler_task.get()):
+        log.thread = thread
     own = thread is not None and log.thread == thread
     return log, await log.begin(ToolStepKind.STEP, name, own=own, writes=not again, again=again or check)
+
+
+def _waits_for_thread(task: asyncio.Task[Any] | None) -> bool:
+    """Whether a task itself waits for a function in a worker thread, and not for another task."""
+    waits: Any = None if task is None else task.get_coro()
+    while inspect.iscoroutine(waits) or inspect.isgenerator(waits):
+        if inspect.iscoroutine(waits) and waits.cr_code is anyio.to_thread.run_sync.__code__:
+            return True
+        waits = waits.cr_await if inspect.iscoroutine(waits) else waits.gi_yieldfrom
+    return False
 
 
 def is_in_step() -> bool:

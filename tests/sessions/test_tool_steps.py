@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import contextvars
 import datetime
+import itertools
 import math
 import threading
 import uuid
@@ -18,7 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio.from_thread
+import anyio.to_thread
 import pytest
+from fastmcp import FastMCP
 from mcp import Client, MCPError
 from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.mcpserver import Context, MCPServer
@@ -272,6 +276,57 @@ async def test_threads_have_the_steps_if_they_have_the_context(tmp_path: Path) -
     assert effects == ["with", "without", "without"]
 
 
+async def test_threads_that_a_tool_begins_at_once_may_come_in_any_order(tmp_path: Path) -> None:
+    """The first to begin in the second run has recorded nothing in the first one."""
+    runs, first = itertools.count(1), asyncio.Event()
+
+    async def body() -> list[str]:
+        run, loop = next(runs), asyncio.get_running_loop()
+        first.clear()
+
+        def do(name: str) -> str:
+            value = perdure.step_sync(name, str, name)
+            loop.call_soon_threadsafe(first.set)
+            return value
+
+        async def second() -> list[str]:
+            await first.wait()
+            return [] if run == 1 else [await anyio.to_thread.run_sync(do, "a")]
+
+        values, more = await asyncio.gather(anyio.to_thread.run_sync(do, "a" if run == 1 else "b"), second())
+        return [values, *more]
+
+    assert await in_each_run(body, tmp_path / "log.db") == [["a"], ["b", "a"]]
+
+
+@pytest.mark.parametrize("host", [MCPServer, FastMCP])
+async def test_a_synchronous_tool_that_takes_another_way_is_told(host: Callable[..., Any], tmp_path: Path) -> None:
+    """Its thread is the tool's own, so the order counts."""
+    server, runs, effects = host("sync", version="1"), itertools.count(1), list[str]()
+    standing = asyncio.Event()
+
+    @server.tool(meta=perdure.RESUMABLE)  # type: ignore[untyped-decorator]
+    def do() -> str:
+        run = next(runs)
+        perdure.step_sync("a" if run == 1 else "c", effects.append, "effect")
+        if run == 1:
+            anyio.from_thread.run_sync(standing.set)
+            anyio.from_thread.run(asyncio.Event().wait)
+        return "done"
+
+    balancer = Balancer(ports=[])
+    client = TaskClient(balancer=balancer)
+    async with serve(server, store=SharedStore(tmp_path / "log.db"), task_after=0.0, drain_timeout=0.0) as site:
+        balancer.ports[:] = [site.port]
+        task = await client.task("do")
+        await standing.wait()
+    async with serve(server, store=SharedStore(tmp_path / "log.db"), complaint="this call had done 'a'") as site:
+        balancer.ports[:] = [site.port]
+        view = await client.outcome(task)
+    assert "had done 'a' as its step 1, and now begins 'c'" in view["error"]["data"]["reason"]
+    assert effects == ["effect"]
+
+
 async def test_what_is_wrong_is_said_and_nothing_runs(tmp_path: Path) -> None:
     ran: list[str] = []
 
@@ -323,6 +378,25 @@ async def test_outside_perdure_a_step_is_a_plain_call() -> None:
     async with Client(tool.server) as client:
         await client.call_tool("do", {})
     assert tool.got == ["a 4"]
+
+
+async def test_an_annotation_that_cannot_be_read_is_told_everywhere(tmp_path: Path) -> None:
+    """A test outside Perdure finds what would fail on the log."""
+
+    async def hidden() -> HiddenPrice:  # type: ignore[name-defined]  # noqa: F821
+        return None
+
+    async def body() -> str:
+        with pytest.raises(Misuse) as failure:
+            await perdure.step("a", hidden)
+        return str(failure.value)
+
+    on_the_log, again = await in_each_run(body, tmp_path / "log.db")
+    assert await body() == on_the_log == again
+    assert "the return annotation of" in on_the_log
+    assert "import its names at run time" in on_the_log
+    with pytest.raises(Misuse, match="import its names at run time"):
+        perdure.step_sync("a", hidden)
 
 
 async def test_a_call_that_is_not_on_the_log_records_nothing(tmp_path: Path) -> None:
@@ -484,8 +558,9 @@ async def test_an_answer_is_taken_when_it_is_in_the_store(tmp_path: Path) -> Non
         assert said(await client.outcome(task)) == "answer='so'"
 
 
-async def test_a_cancelled_call_tells_what_was_finished(tmp_path: Path) -> None:
-    """Its open step stays open, and no value is left of those that have ended."""
+@pytest.mark.parametrize("how", ["cancelled", "deleted"])
+async def test_a_cancelled_call_tells_what_was_finished(how: str, tmp_path: Path) -> None:
+    """Its open step stays open, and no value is left of those that have ended. So does one whose session is deleted."""
     begun = asyncio.Event()
 
     async def endless() -> None:
@@ -501,11 +576,14 @@ async def test_a_cancelled_call_tells_what_was_finished(tmp_path: Path) -> None:
         peer = await site.join()
         wire = await peer.call("do", id=7)
         await begun.wait()
-        await peer.cancel(7)
+        await (peer.cancel(7) if how == "cancelled" else peer.delete())
         [answer] = await wire.rest()
         assert answer["error"]["data"] == {"steps": {"finished": ["a"], "open": ["b"]}}
+        assert answer["error"]["code"] == -32800
         position = parse_position(wire.seen[0].id)
         assert position is not None
+        if how == "deleted":
+            return  # and its steps with it
         steps = await store.tool_steps(position.stream)
         assert [(step.name, step.state.value, step.value) for step in steps] == [
             ("a", "ended", b""),

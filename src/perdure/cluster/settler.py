@@ -30,7 +30,6 @@ from perdure.errors import HeldElsewhere, IdTaken, SessionEnded, StaleFence, Sto
 from perdure.log.chores import Chores
 from perdure.log.peers import mail_to
 from perdure.log.stream import Stream
-from perdure.sessions.calls_by_id import asks_for
 from perdure.sessions.context import ServerContext
 from perdure.sessions.ledger import cancelled, end_of_call, request_of, unknown_outcome
 from perdure.sessions.registry import SessionRegistry, ToolHints
@@ -63,8 +62,10 @@ class AbandonedCall:
     row: CallRecord
     course: StepHistory = field(default_factory=StepHistory)
     """The steps that its tool has done."""
-    asked: bool = False
-    """Its client had a question to answer."""
+    asks: Sequence[AskRecord] = ()
+    """The questions that its client had to answer."""
+    dead: NodeId = field(default=NodeId(""))
+    """The node that has asked them."""
     claims: int = 1
     """How often nodes have claimed its stream: its generation, before the claim that settles it."""
 
@@ -88,7 +89,7 @@ class AbandonedCall:
         """Whether it did nothing but wait when its process ended. Then that end was not due to it, and does not
         count."""
         waits = settling.is_wait(self.row.method, settling.decode_kept(self.row.upstream))
-        return waits or self.asked or self.course.sleeps(now)
+        return waits or bool(self.asks) or self.course.sleeps(now)
 
     def ended(self, step: CallStep) -> CallEnd:
         row, state, stepped = self.row, advance(CALL, self.row.state, step), bool(self.course.marks)
@@ -127,6 +128,14 @@ _Settle = Callable[[StreamRecord, SettleRequest], Awaitable[bool]]
 """Settles the calls that wait on a stream; `False` if none waits any more."""
 
 
+def is_of(ask: AskRecord, row: CallRecord) -> bool:
+    """Whether a question is that of a call's tool."""
+    return (ask.call, ask.incarnation, ask.request_id) == (row.stream, row.incarnation, row.request_id)
+
+
+ELSEWHERE = StreamId("")
+
+
 class WaitingCalls:
     """The calls that wait for their principal, as far as this node knows."""
 
@@ -136,15 +145,16 @@ class WaitingCalls:
         self._settle = settle
         self._monotonic = context.hub.monotonic
         self._chores = Chores()
-        self._until: dict[SessionId, float] = {}
-        """Sessions with such calls, here or elsewhere, and until when they wait."""
+        self._until: dict[SessionId, dict[StreamId, float]] = {}
+        """Sessions with such calls, and until when the calls of a stream wait here. Those elsewhere have no stream."""
 
-    def expect(self, session_id: SessionId, *, goes_on: bool = True) -> None:
+    def expect(self, session_id: SessionId, stream: StreamId = ELSEWHERE, *, goes_on: bool = True) -> None:
         """Calls of a session wait, here or elsewhere, for its principal. One that only has to go on behind its steps
         waits as long as its task, because nothing about it is unknown."""
         settings = self._context.settings
         seconds = max(settings.session_grace, settings.task_ttl if goes_on else 0.0)
-        self._until[session_id] = max(self._until.get(session_id, 0.0), self._monotonic() + seconds)
+        until = self._until.setdefault(session_id, {})
+        until[stream] = max(until.get(stream, 0.0), self._monotonic() + seconds)
         if (session := self._sessions.held(session_id)) is not None:
             session.waits = True
             self.send_back()
@@ -178,14 +188,19 @@ class WaitingCalls:
         """Answer calls that have waited here for too long."""
         now = self._monotonic()
         by = SettleRequest(occasion=Occasion.GRACE_PASSED, tools=ToolHints(self._context))
-        for session_id in [session_id for session_id, until in self._until.items() if until <= now]:
+        for session_id, until in [*self._until.items()]:
+            if not (due := [stream for stream, end in until.items() if end <= now]):
+                continue
             with self._chores.surviving("calls that waited for too long could not be answered", session_id):
                 for record in await self._waiting_streams(session_id):
-                    if record.node == self._context.node:
+                    if record.node == self._context.node and record.id in due:
                         await self._settle(record, by)
-                if (session := self._sessions.held(session_id)) is not None:
-                    session.waits = False
-                self._until.pop(session_id, None)
+                for stream in due:
+                    until.pop(stream, None)
+                if not until and self._until.get(session_id) is until:
+                    del self._until[session_id]
+                    if (session := self._sessions.held(session_id)) is not None:
+                        session.waits = False
 
     async def cancel(self, cancelled: mail.Cancelled) -> None:
         """The client cancels a call that waits."""
@@ -457,19 +472,53 @@ class Settler:
         store, steps, asks = self._context.store, list[ToolStepRecord](), list[AskRecord]()
         if any(row.method == "tools/call" for row in rows):
             steps += await store.tool_steps(stream.id)
-            of_session = await store.asks(stream.session)
-            asks += [ask for ask in of_session if ask.stream == stream.id or asks_for(ask.request, stream.id)]
-        if asks and len(rows) == 1:  # of several calls it is not known which one has asked
-            answers = await self._answers_in_mail(dead)
-            for ask in [ask for ask in asks if ask.id in answers]:
-                step = self._answer_step(rows[0], steps, ask, answers[ask.id], stream.fence)
-                await self._context.journal.write(CloseAsk(session=ask.session, id=ask.id), step, may_be_held=False)
-                steps.append(step.record)
-                asks.remove(ask)
-        courses = [course_of(steps, row.incarnation, row.request_id) for row in rows]
-        pairs = zip(rows, courses, strict=True)
-        claims = stream.generation - 1
-        return [AbandonedCall(row=row, course=course, asked=bool(asks), claims=claims) for row, course in pairs]
+            asks += [ask for ask in await store.asks(stream.session) if ask.call == stream.id]
+        if asks:
+            answered = await self._record_mail(rows, steps, asks, dead, stream.fence)
+            asks = [ask for ask in asks if ask not in answered]
+        return [
+            AbandonedCall(
+                row=row,
+                course=course_of(steps, row.incarnation, row.request_id),
+                asks=tuple(ask for ask in asks if is_of(ask, row)),
+                claims=stream.generation - 1,
+                dead=dead,
+            )
+            for row in rows
+        ]
+
+    async def _record_mail(
+        self,
+        rows: Sequence[CallRecord],
+        steps: list[ToolStepRecord],
+        asks: Sequence[AskRecord],
+        dead: NodeId,
+        fence: Fence,
+    ) -> list[AskRecord]:
+        """Record the answers to questions that are in the mail of the dead node. Returns those questions."""
+        answers, answered = await self._answers_in_mail(dead), list[AskRecord]()
+        for ask in asks:
+            for row in rows if ask.id in answers else ():
+                if is_of(ask, row):
+                    step = self._answer_step(row, steps, ask, answers[ask.id], fence)
+                    await self._context.journal.write(CloseAsk(session=ask.session, id=ask.id), step, may_be_held=False)
+                    steps.append(step.record)
+                    answered.append(ask)
+        return answered
+
+    async def _with_late_answers(self, call: AbandonedCall, stream: Stream) -> AbandonedCall:
+        """Record the answers that other nodes accepted before its questions were withdrawn: afterwards they accept
+        none."""
+        if not call.asks:
+            return call
+        context, row = self._context, call.row
+        await context.journal.write(MailReceived(node=context.node, through=0))  # the withdrawal is written before it
+        steps = list(await context.store.tool_steps(stream.id))
+        if not await self._record_mail([row], steps, call.asks, call.dead, stream.fence):
+            return call
+        course = course_of(steps, row.incarnation, row.request_id)
+        course.goes_on = call.course.goes_on
+        return replace(call, course=course)
 
     async def _answers_in_mail(self, dead: NodeId) -> dict[str, JsonObject]:
         answers: dict[str, JsonObject] = {}
@@ -524,6 +573,7 @@ class Settler:
         with contextlib.nullcontext() if session is None else session.in_use():
             if not progress.withdrawn:
                 await self._withdraw_asks(owner, stream, by)
+                progress.calls = [await self._with_late_answers(call, stream) for call in progress.calls]
                 progress.withdrawn = True
             for verdict in verdicts:
                 call = progress.calls[0]
@@ -546,7 +596,7 @@ class Settler:
                         log_event(logging.INFO, "call.waits", sentence, **call.ids)
                         self._send_all(mail.Waiting(session=owner.id))
                         self._context.waiters.tell(stream.id)  # a request for its result may have the credentials
-                        self.waiting.expect(owner.id, goes_on=await self._goes_on(owner, call, by))
+                        self.waiting.expect(owner.id, stream.id, goes_on=await self._goes_on(owner, call, by))
                     case Verdict.RERUN | Verdict.FOLLOW | Verdict.BEGIN if session is not None:
                         await self._run(session, call, stream, by, verdict)
                     case _:
@@ -677,7 +727,7 @@ class Settler:
         context = self._context
         living = {context.node, *context.nodes.others}
         for ask in await context.store.asks(owner.id):
-            if ask.node in living or ask.id in by.withdrawn or ask.stream not in (stream.id, owner.standalone):
+            if ask.node in living or ask.id in by.withdrawn or not await self._is_withdrawn_with(ask, owner, stream):
                 continue
             by.withdrawn.add(ask.id)
             params = {"requestId": ask.id, "reason": DIED}
@@ -689,6 +739,16 @@ class Settler:
             elif (session := await self._sessions.load(owner.id)) is not None:
                 await session.home.caught_up()  # the ask may still wait for the home
                 session.home.send(payload, close)
+
+    async def _is_withdrawn_with(self, ask: AskRecord, owner: SessionRecord, stream: Stream) -> bool:
+        """Whether a question of a dead node is withdrawn when a stream is settled. That of another call's tool is
+        withdrawn with its call, after an answer to it was looked for."""
+        if ask.call == stream.id:
+            return True
+        if ask.stream not in (stream.id, owner.standalone):
+            return False
+        asking = await stream_by_id(self._context.store, ask.call) if ask.call else None
+        return asking is None or asking.sealed
 
     # Homes
 

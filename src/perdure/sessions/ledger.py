@@ -273,10 +273,10 @@ def unknown_outcome(
     return error_payload(request_id, OUTCOME_UNKNOWN, *unknown_error(method, name_of(params), reason, steps))
 
 
-def cancelled(request_id: int | str, steps: Outline | None = None) -> bytes:
+def cancelled(request_id: int | str, steps: Outline | None = None, reason: str = "Request cancelled") -> bytes:
     """The answer to a request that its client has cancelled; with the steps that its tool had done."""
     data = None if steps is None else {"steps": steps}
-    return error_payload(request_id, REQUEST_CANCELLED, "Request cancelled", data)
+    return error_payload(request_id, REQUEST_CANCELLED, reason, data)
 
 
 def end_of_call(

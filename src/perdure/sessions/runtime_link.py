@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from perdure._core import heartbeats, session_tasks, settling, sticky
-from perdure._core.codes import CLIENT_AWAY, INTERNAL_ERROR, REQUEST_CANCELLED
+from perdure._core.codes import CLIENT_AWAY, INTERNAL_ERROR
 from perdure._core.durable_calls import TaskFacts
 from perdure._core.early_answers import OwnTools, is_cancelled_by_id, naming_call, resumes
 from perdure._core.handshakes import announce_keys
@@ -482,9 +482,18 @@ class RuntimeLink:
             return  # a sticky request that was repeated
         if may_run_again is None:
             may_run_again = found.upstream.may_run_again  # as the process knew that began the call
-        kept, method = UpstreamCall(may_run_again=may_run_again), found.request.method
-        row = settling.VERDICTS[Occasion.UPSTREAM_DIED]
-        may = settling.rerun(method, attempt=found.attempt, occasion=Occasion.UPSTREAM_DIED, kept=kept)
+        row, is_asked = (
+            settling.VERDICTS[Occasion.UPSTREAM_DIED],
+            any(ask.call is found for ask in self.asks.open.values()),
+        )
+        may = settling.rerun(
+            found.request.method,
+            attempt=found.attempt,
+            occasion=Occasion.UPSTREAM_DIED,
+            kept=UpstreamCall(may_run_again=may_run_again),
+            progressed=found.attempt if is_asked else found.steps.course.progressed if found.steps is not None else 0,
+            claims=found.stream.generation,
+        )
         if found.state is CallState.RUNNING and row[may] is Verdict.RERUN:
             task = self.context.task_context.run(asyncio.create_task, self._run_again(found, why))
             _tasks.add(task)
@@ -642,7 +651,7 @@ class RuntimeLink:
     async def aclose(self, reason: str) -> None:
         """The session has ended: answer its running calls, and drop the runtime."""
         for call in self.calls.all_running():
-            self.calls.answer(call, CallStep.CANCEL, error_payload(call.request.id, REQUEST_CANCELLED, reason))
+            self.calls.answer(call, CallStep.CANCEL, cancelled(call.request.id, call.outline, reason))
             self.context.keyed.stop(self, call, cancels=False)
             if self.context.early is not None:
                 self.context.early.stop(call)
@@ -788,6 +797,11 @@ class Ask(NamedTuple):
     steps: ToolSteps | None = None
     """Of the tool that asks."""
 
+    @property
+    def caller(self) -> Call | None:
+        """The call whose tool asks, perhaps on the session's own channel."""
+        return self.call if self.steps is None else self.steps.call
+
 
 class _Closing(Steps):
     """Closes an ask of a durable call: requests may wait for that, at any node."""
@@ -829,6 +843,8 @@ class Asks:
         payload = encode_ask(name, ask.method, params)
         session, node = link.keeper.record.id, link.context.node
         record = AskRecord(session=session, id=name, stream=stream.id, request=payload, node=node)
+        if (of := ask.caller) is not None:
+            record = replace(record, call=of.stream.id, incarnation=of.incarnation, request_id=of.request.id)
         self.open[name] = ask._replace(on=stream.id)
         flow = link.append(on, payload, also=OpenAsk(record=record))
         if ask.call is not None:

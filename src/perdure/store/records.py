@@ -138,8 +138,14 @@ class AskRecord:
     session: SessionId
     id: str
     stream: StreamId
+    """On which the client is asked."""
     request: bytes
     node: NodeId
+    call: StreamId = field(default=StreamId(""))
+    """The stream of the call whose tool asks; empty if no call does."""
+    incarnation: int = 0
+    request_id: int | str | None = None
+    """Of that call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

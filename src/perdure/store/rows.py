@@ -81,11 +81,15 @@ def tool_step_row(record: ToolStepRecord) -> Row:
     return (*key, *said, record.attempt, record.began, record.ended, record.value)
 
 
+def ask_values(record: AskRecord) -> dict[str, object]:
+    return named_values(record) | {"request_id": request_id_text(record.request_id)}
+
+
 def sticky_text(requests: tuple[bytes, ...]) -> str:
     return json.dumps([request.decode("latin-1") for request in requests])
 
 
-def request_id_text(request_id: int | str) -> str:
+def request_id_text(request_id: int | str | None) -> str:
     """As JSON: keeps 8 and "8" apart, and takes numbers of any size and any text that a peer may send."""
     return str(request_id) if type(request_id) is int else json.dumps(request_id)
 
@@ -175,7 +179,7 @@ tool_step_record = record_maker(
     again=bool,
     own=bool,
 )
-ask_record = record_maker(AskRecord)
+ask_record = record_maker(AskRecord, request_id=json.loads)
 reader_record = record_maker(ReaderRecord)
 node_record = record_maker(NodeRecord)
 kept_record = record_maker(UsageRecord)

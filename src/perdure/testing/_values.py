@@ -116,10 +116,9 @@ def a_put_tool_step(
     return PutToolStep(fence=fence, record=a_tool_step(number, **more), after=after, after_ended=after_ended)
 
 
-def an_ask(id_: str = "ask-1", *, stream: str = STREAM, session: str = SESSION) -> AskRecord:
-    return AskRecord(
-        session=SessionId(session), id=id_, stream=StreamId(stream), request=b'{"method":"roots/list"}', node=NODE
-    )
+def an_ask(id_: str = "ask-1", *, stream: str = STREAM, session: str = SESSION, **more: Any) -> AskRecord:
+    request = b'{"method":"roots/list"}'
+    return AskRecord(session=SessionId(session), id=id_, stream=StreamId(stream), request=request, node=NODE, **more)
 
 
 def a_reader(name: str = "reader-1", *, stream: str = STREAM, seq: int = 0, node: NodeId = NODE) -> ReaderRecord:

@@ -89,7 +89,19 @@ class DeadNode:
             )
             for request in requests
         )
-        asks = [AskRecord(session=owner.id, id=ask, stream=record.id, request=b"{}", node=self.node) for ask in asked]
+        asks = [
+            AskRecord(
+                session=owner.id,
+                id=ask,
+                stream=record.id,
+                request=b'{"method":"roots/list"}',
+                node=self.node,
+                call=record.id,
+                incarnation=owner.incarnation,
+                request_id=requests[0]["id"],
+            )
+            for ask in asked
+        ]
         payloads = [*said, *({"jsonrpc": "2.0", "id": ask, "method": "roots/list"} for ask in asked)]
         events = tuple(
             Event(number, owner.created, json.dumps(payload).encode()) for number, payload in enumerate(payloads, 1)

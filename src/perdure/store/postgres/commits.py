@@ -169,7 +169,8 @@ class CommitArguments:
             case steps.DropStream():
                 self._put("d", (step.stream,))
             case steps.OpenAsk(record=ask):
-                self._put("q", (ask.session, ask.id, ask.stream, ask.node), blobs=(ask.request,))
+                asks = (ask.session, ask.id, ask.stream, ask.node, ask.call, rows.request_id_text(ask.request_id))
+                self._put("q", asks, (ask.incarnation,), blobs=(ask.request,))
             case steps.CloseAsk():
                 self._put("Q", (step.session, step.id))
             case steps.PutReader(record=reader):

@@ -44,7 +44,6 @@ MAX_KEYS = 20_000
 
 _STATEMENTS: Mapping[type[Step], str] = {
     steps.Trim: "trim",
-    steps.OpenAsk: "open_ask",
     steps.CloseAsk: "close_ask",
     steps.PutReader: "put_reader",
     steps.LeaveReader: "leave_reader",
@@ -293,6 +292,7 @@ class StepWriter:
             steps.ChangeSession: self._change_session,
             steps.EndSession: self._end_session,
             steps.SendMail: self._send_mail,
+            steps.OpenAsk: self._open_ask,
         }
         for kind, query in _STATEMENTS.items():
             self._apply[kind] = partial(self._execute, _SQL[query])
@@ -305,6 +305,9 @@ class StepWriter:
         """A statement names the fields of the step, and of its record if it has one."""
         record = getattr(step, "record", None)
         self._cursor.execute(query, rows.named_values(step) | ({} if record is None else rows.named_values(record)))
+
+    def _open_ask(self, step: steps.OpenAsk) -> None:
+        self._cursor.execute(_SQL["open_ask"], rows.ask_values(step.record))
 
     def _put_session(self, step: steps.PutSession) -> StepRejected | None:
         """Put the session first, and take it away again if it was one too many."""

@@ -84,7 +84,7 @@ FROM perdure.session AS n LEFT JOIN perdure.stream AS s ON s.id = n.standalone W
 SELECT {session n},
        c.session, c.incarnation, c.request_id, c.stream_id, c.method, c.request, c.principal, c.attempt,
        c.progress, c.state, c.digest, c.name, c.upstream, e.seqs, e.times, e.payloads, e.finals,
-       a.sessions, a.ids, a.streams, a.requests, a.nodes
+       a.sessions, a.ids, a.streams, a.requests, a.nodes, a.calls, a.incarnations, a.request_ids
 FROM perdure.session AS n
 LEFT JOIN LATERAL (
     SELECT c.*, s.id AS stream_id, s.last, s.trimmed, s.forgotten
@@ -106,7 +106,9 @@ LEFT JOIN LATERAL (
 LEFT JOIN LATERAL (
     SELECT array_agg(session ORDER BY key) AS sessions,
            array_agg(id ORDER BY key) AS ids, array_agg(c.stream_id ORDER BY key) AS streams,
-           array_agg(request ORDER BY key) AS requests, array_agg(node ORDER BY key) AS nodes
+           array_agg(request ORDER BY key) AS requests, array_agg(node ORDER BY key) AS nodes,
+           array_agg(call ORDER BY key) AS calls, array_agg(incarnation ORDER BY key) AS incarnations,
+           array_agg(request_id ORDER BY key) AS request_ids
     FROM perdure.ask WHERE session = n.id AND c.state IN ('running', 'waiting')) AS a ON true
 WHERE n.id = $1;
 
@@ -196,7 +198,7 @@ FROM perdure.stream AS s JOIN perdure.tool_step AS t ON t.stream = s.key
 WHERE s.id = $1 ORDER BY t.number, t.request_id;
 
 -- asks_of_session: a session's open asks, the oldest first
-SELECT a.session, a.id, s.id, a.request, a.node
+SELECT a.session, a.id, s.id, a.request, a.node, a.call, a.incarnation, a.request_id
 FROM perdure.ask AS a JOIN perdure.stream AS s ON s.key = a.stream
 WHERE a.session = $1 ORDER BY a.key;
 

@@ -200,6 +200,9 @@ CREATE TABLE perdure.ask (
     stream  bigint NOT NULL,
     request bytea NOT NULL,
     node    text COLLATE "C" NOT NULL,
+    call        text COLLATE "C" NOT NULL,
+    incarnation int NOT NULL,
+    request_id  text COLLATE "C" NOT NULL,
     UNIQUE (session, id)
 );
 
@@ -779,12 +782,12 @@ BEGIN
             IF FOUND THEN
                 PERFORM perdure.drop_streams_1(ARRAY[k]);
             END IF;
-        WHEN 'q' THEN  -- open ask: session, id, stream, node; request
+        WHEN 'q' THEN  -- open ask: session, id, stream, node, call, request id; incarnation; request
             -- The lock keeps the stream from being deleted before the ask is seen, and stops no append.
             SELECT key INTO k FROM perdure.stream WHERE id = texts[t + 2] FOR KEY SHARE;
             IF FOUND THEN
-                INSERT INTO perdure.ask (session, id, stream, request, node)
-                VALUES (texts[t], texts[t + 1], k, blobs[b], texts[t + 3])
+                INSERT INTO perdure.ask (session, id, stream, request, node, call, incarnation, request_id)
+                VALUES (texts[t], texts[t + 1], k, blobs[b], texts[t + 3], texts[t + 4], numbers[n], texts[t + 5])
                 ON CONFLICT (session, id) DO NOTHING;
             END IF;
         WHEN 'Q' THEN  -- close ask: session, id

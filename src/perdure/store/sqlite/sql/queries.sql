@@ -143,8 +143,8 @@ SELECT e.seq FROM stream AS s JOIN event AS e ON e.stream = s.key WHERE s.id = ?
 DELETE FROM stream WHERE id = ?;
 
 -- open_ask: an ask that waits; nothing if it exists, or its stream does not
-INSERT INTO ask (session, id, stream, request, node)
-SELECT :session, :id, key, :request, :node FROM stream WHERE id = :stream
+INSERT INTO ask (session, id, stream, request, node, call, incarnation, request_id)
+SELECT :session, :id, key, :request, :node, :call, :incarnation, :request_id FROM stream WHERE id = :stream
 ON CONFLICT (session, id) DO NOTHING;
 
 -- close_ask: an ask that was answered or given up
@@ -312,7 +312,7 @@ FROM stream AS s JOIN tool_step AS t ON t.stream = s.key
 WHERE s.id = ?1 ORDER BY t.number, t.request_id;
 
 -- asks_of_session: a session's open asks, the oldest first
-SELECT a.session, a.id, s.id, a.request, a.node
+SELECT a.session, a.id, s.id, a.request, a.node, a.call, a.incarnation, a.request_id
 FROM ask AS a JOIN stream AS s ON s.key = a.stream
 WHERE a.session = ? ORDER BY a.key;
 

@@ -131,6 +131,9 @@ CREATE TABLE ask (
     stream  INTEGER NOT NULL,
     request BLOB NOT NULL,
     node    TEXT NOT NULL,
+    call        TEXT NOT NULL,
+    incarnation INTEGER NOT NULL,
+    request_id  TEXT NOT NULL,
     UNIQUE (session, id)
 );
 
