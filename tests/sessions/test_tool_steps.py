@@ -383,7 +383,7 @@ async def test_outside_perdure_a_step_is_a_plain_call() -> None:
 async def test_an_annotation_that_cannot_be_read_is_told_everywhere(tmp_path: Path) -> None:
     """A test outside Perdure finds what would fail on the log."""
 
-    async def hidden() -> HiddenPrice:  # type: ignore[name-defined]  # noqa: F821
+    def hidden() -> HiddenPrice:  # type: ignore[name-defined]  # noqa: F821
         return None
 
     async def body() -> str:
