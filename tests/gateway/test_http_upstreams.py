@@ -111,6 +111,24 @@ async def test_gateway_killed_in_a_followable_call(tmp_path: Path) -> None:
         assert await it.peer.result("plain") == "done"
 
 
+async def test_a_followed_call_has_its_limit(tmp_path: Path) -> None:
+    """G7."""
+    limits = {"era": "session", "call_timeout": "1s"}
+    async with (
+        scripted_http() as upstream,
+        cluster(tmp_path / "log.db", target=pinned(tmp_path, upstream.url, **limits)) as gateways,
+        joined(gateways.proxy.url) as peer,
+    ):
+        wire = await peer.call("plain", token="t", steps=[["progress", 1], ["never"]])
+        await wire.messages(1)
+        await gateways.crash()
+        await wire.drop()
+        answer = (await (await peer.get(wire.last_id)).rest())[-1]
+        assert answer["error"]["code"] == -31001
+        assert "did not answer within 1 s" in answer["error"]["data"]["reason"]
+        assert upstream.runs == {"plain": 1}
+
+
 @pytest.mark.parametrize(("tool", "code", "runs"), [("plain", -31001, 1), ("idempotent", None, 2)])
 async def test_gateway_killed_before_the_first_position(tmp_path: Path, tool: str, code: int | None, runs: int) -> None:
     """G9."""

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from perdure._core.codes import INVALID_PARAMS, METHOD_NOT_FOUND, UNSUPPORTED_VERSION
 from perdure._core.envelope import CALLS, KEPT
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.revisions import LATEST_SESSION, REVISIONS
@@ -43,6 +44,15 @@ def front_result(result: Mapping[str, Any], version: str) -> JsonObject:
         if name in LISTS:
             capabilities[name] = {**lists, "listChanged": True}
     return {**result, "protocolVersion": version, "capabilities": capabilities}
+
+
+def is_for_one_client(code: int | None, *, is_up: bool) -> bool:
+    """Whether a handshake that an upstream has refused with this error says nothing of the handshakes of others: it is
+    about the params, as far as its code says, or the upstream has just been up. Not where it does not know the method,
+    or the revision: the gateway names these."""
+    if code is None or code in (METHOD_NOT_FOUND, UNSUPPORTED_VERSION):
+        return False
+    return is_up or code == INVALID_PARAMS
 
 
 def lost_capabilities(before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]) -> list[str]:

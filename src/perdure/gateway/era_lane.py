@@ -84,7 +84,7 @@ class EraLane:
         self._lane.listen(wanted)
 
     async def open(self, client_params: JsonObject, state: JsonObject | None = None) -> Opened:
-        era, refusals, has_probed = self._era, list[str](), False
+        era, refusals, has_probed = self._era, list[UpstreamUnavailable](), False
         if era.front is Era.MODERN and era.pinned is None:
             async with era.probing:
                 if era.learnt is None:
@@ -104,12 +104,13 @@ class EraLane:
             except UpstreamUnavailable as failure:
                 if failure.reason is not Reason.VERSION and not (is_probe and failure.reason in _ENDS_PROBE):
                     raise
-                refusals.append(str(failure))
+                refusals.append(failure)
             else:
                 if has_probed and tried is Era.SESSION and loop.time() - began > self._probe_seconds:
                     era.learnt = None  # it starts so slowly that the probe may have been too short
                 return opened
-        raise UpstreamUnavailable(Reason.VERSION, " ".join(refusals))
+        code = next((refusal.code for refusal in refusals if refusal.code is not None), None)
+        raise UpstreamUnavailable(Reason.VERSION, " ".join(map(str, refusals)), code=code)
 
     async def _try(
         self, era: Era, client_params: JsonObject, state: JsonObject | None, *, probe: float | None

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from perdure._core.codes import UPSTREAM_UNAVAILABLE
 from perdure._core.jsonrpc import JsonObject
@@ -51,7 +51,13 @@ class UpstreamUnavailable(Exception):
     """The upstream did not run a request, or cannot be opened. The sentence is for a model and for people."""
 
     def __init__(
-        self, reason: Reason, sentence: str, *, retry_after: float | None = None, challenge: str | None = None
+        self,
+        reason: Reason,
+        sentence: str,
+        *,
+        retry_after: float | None = None,
+        challenge: str | None = None,
+        code: int | None = None,
     ) -> None:
         super().__init__(sentence)
         self.reason = reason
@@ -59,11 +65,13 @@ class UpstreamUnavailable(Exception):
         """Seconds until another try may succeed; `None` if waiting alone does not help."""
         self.challenge = challenge
         """The upstream has refused the credentials of a request: its `WWW-Authenticate`, or empty."""
+        self.code = code
+        """The upstream has refused a session: the code of its error."""
 
     def masked(self, mask: Callable[[str], str]) -> Self:
         """The same without secrets."""
-        sentence = mask(str(self))
-        return type(self)(self.reason, sentence, retry_after=self.retry_after, challenge=self.challenge)
+        how: dict[str, Any] = {"retry_after": self.retry_after, "challenge": self.challenge, "code": self.code}
+        return type(self)(self.reason, mask(str(self)), **how)
 
     def report_to(self, origin: object) -> None:
         """Have the HTTP request that `origin` is refused as the upstream has refused it, if its token was passed on."""

@@ -239,7 +239,7 @@ class PipeLane:
             is_other_era = found["code"] in _OTHER_ERA
             reason = Reason.VERSION if is_other_era else Reason.NO_HANDSHAKE
             sentence = f"{server} refused {self._greeting}: {self._mask(found['message']):.{MAX_QUOTED}}"
-            raise UpstreamUnavailable(reason, sentence)
+            raise UpstreamUnavailable(reason, sentence, code=found["code"] if self._greeting == INITIALIZE else None)
         if self._greeting != INITIALIZE and isinstance(found, dict):
             return Opened(version="", result=found)
         version = found.get("protocolVersion") if isinstance(found, dict) else None

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from perdure._core.handshakes import is_for_one_client
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.limits import Caller, Full
 from perdure.errors import TooManyProcesses
@@ -110,6 +111,10 @@ class Seats:
         return Full.FOR_ALL if self.children.room <= self._reserved.total() else None
 
 
+_OF_ALL_REQUESTS = (Reason.UNREACHABLE, Reason.UNAUTHORIZED)
+"""Why no request can be served."""
+
+
 class WatchedLane:
     """A lane that reports the health of its upstream, has a seat, and gives up requests that take too long."""
 
@@ -138,9 +143,10 @@ class WatchedLane:
         self._begun: dict[RequestKey, float] = {}
         self.on_notification, self.on_position = receiver.on_notification, receiver.on_position
         self.on_ask, self.on_ask_withdrawn = receiver.on_ask, receiver.on_ask_withdrawn
-        self.on_gone, self.on_renewed = receiver.on_gone, receiver.on_renewed
+        self._is_renewing = False
+        """The upstream has lost the session, and the handshake of the next one was not answered."""
         self._lane = lane = make(self)
-        self.follow, self.notify, self.reply, self.listen = lane.follow, lane.notify, lane.reply, lane.listen
+        self.notify, self.reply, self.listen = lane.notify, lane.reply, lane.listen
 
     @property
     def state(self) -> JsonObject:
@@ -156,22 +162,23 @@ class WatchedLane:
             opened = await self._lane.open(client_params, state)
         except UpstreamUnavailable as unmasked:
             failure = unmasked.masked(self._mask)
-            if self._has_callers_credentials and failure.challenge is not None:
-                self._health.report(UpstreamState.UP)  # it refuses one caller
-            elif failure.reason is not Reason.LIMIT:
-                waits = failure.retry_after
-                seen = UpstreamState.DOWN if waits is None else UpstreamState.BACKING_OFF
-                next_try = None if waits is None else time.time() + waits
-                self._health.report(seen, str(failure), next_try=next_try)
+            self._report(failure)
             raise failure from None
-        self._health.report(UpstreamState.UP)
-        if opened.is_new:
+        if opened.is_new:  # otherwise the upstream was not asked anything yet
+            self._health.report(UpstreamState.UP)
             self._health.numbers.upstream_start_seconds.observe(time.perf_counter() - began)
         return replace(opened, mask=self._mask)
 
     def request(self, key: RequestKey, method: str, params: JsonObject | None) -> None:
         self._begun[key] = time.perf_counter()
         self._lane.request(key, method, params)
+        self._limit(key)
+
+    def follow(self, key: RequestKey, method: str, params: JsonObject | None, state: JsonObject) -> None:
+        self._lane.follow(key, method, params, state)
+        self._limit(key)
+
+    def _limit(self, key: RequestKey) -> None:
         if self._call_timeout is not None:
             self._timers[key] = asyncio.get_running_loop().call_later(self._call_timeout, self._time_out, key)
 
@@ -188,14 +195,46 @@ class WatchedLane:
 
     # What the lane reports
 
+    def _report(self, failure: UpstreamUnavailable) -> None:
+        """Note why the upstream has not served a handshake, or a request."""
+        health, waits = self._health, failure.retry_after
+        if self._has_callers_credentials and failure.challenge is not None:
+            health.report(UpstreamState.UP)  # it refuses one caller
+        elif is_for_one_client(failure.code, is_up=health.state is UpstreamState.UP):
+            health.note_failure(str(failure))
+        elif failure.reason is not Reason.LIMIT:
+            is_down = waits is None or failure.reason is Reason.UNREACHABLE  # which was waited for already
+            next_try = None if waits is None else time.time() + waits
+            health.report(UpstreamState.DOWN if is_down else UpstreamState.BACKING_OFF, str(failure), next_try=next_try)
+
+    def _report_up(self) -> None:
+        # The processes of a program do not tell of each other: that one answers does not say that the next one starts.
+        if self._seats is None:
+            self._is_renewing = False
+            if self._health.state is not UpstreamState.UP:
+                self._health.report(UpstreamState.UP)
+
+    async def on_gone(self) -> JsonObject | None:
+        self._is_renewing = True
+        return await self._receiver.on_gone()
+
+    async def on_renewed(self, opened: Opened) -> None:
+        self._report_up()
+        await self._receiver.on_renewed(opened)
+
     def on_answer(self, key: RequestKey, body: bytes, *, failed: bool) -> None:
         if (began := self._forget(key)) is not None:
             self._health.numbers.upstream_request_seconds.observe(time.perf_counter() - began)
+        self._report_up()
         self._receiver.on_answer(key, body, failed=failed)
 
     def on_lost(self, key: RequestKey, lost: Lost) -> None:
         self._forget(key)
-        self._receiver.on_lost(key, lost.masked(self._mask))
+        lost = lost.masked(self._mask)
+        # All else may be about this request alone.
+        if lost.unavailable is not None and (self._is_renewing or lost.unavailable.reason in _OF_ALL_REQUESTS):
+            self._report(lost.unavailable)
+        self._receiver.on_lost(key, lost)
 
     def on_closed(self, why: str) -> None:
         self._leave()

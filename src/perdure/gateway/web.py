@@ -402,7 +402,7 @@ class WebLane:
         if begun.answer.is_error:
             code, sentence = begun.answer.body["error"].get("code"), f"it refuses the handshake: {begun.answer.why}"
             is_other = code in _OTHER_ERA or begun.status == 400
-            raise UpstreamUnavailable(Reason.VERSION if is_other else Reason.NO_HANDSHAKE, sentence)
+            raise UpstreamUnavailable(Reason.VERSION if is_other else Reason.NO_HANDSHAKE, sentence, code=code)
         made = Handshake(session=begun.session, request=client_params, result=begun.answer.result)
         if made.version not in REVISIONS:
             await self._delete(made)
