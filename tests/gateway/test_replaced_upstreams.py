@@ -35,7 +35,7 @@ RESULTS: dict[str, Any] = {
 
 
 class Chameleon:
-    """A server that speaks one era at a time. `gate`: its calls wait for that."""
+    """A server that speaks one era at a time."""
 
     def __init__(self) -> None:
         self.era = SESSION
@@ -51,6 +51,8 @@ class Chameleon:
         """How it refuses each request of the other era."""
         self.heard: list[str] = []
         self.runs = 0
+        self.held = "tools/call"
+        """Requests of this method wait for the gate."""
         self.gate = asyncio.Event()
         self.gate.set()
         self.cut = asyncio.Event()
@@ -84,7 +86,9 @@ class Chameleon:
             return self._stream({"method": "notifications/subscriptions/acknowledged", "params": params})
         if method == "tools/call":
             self.runs += 1
+        if method == self.held:
             await self.gate.wait()
+        if method == "tools/call":
             result = {"content": [{"type": "text", "text": era}]}
         if is_modern:
             result = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private", **result}
@@ -191,6 +195,23 @@ async def test_a_session_that_only_listens_goes_on(first: str, then: str) -> Non
         server.cut.set()
         wanted = "session resources/subscribe" if then == SESSION else f"{MODERN} subscriptions/listen"
         await until(lambda: wanted in server.heard)
+
+
+async def test_a_call_waits_until_the_new_session_is_where_the_old_one_was() -> None:
+    """HTTP has no order between requests."""
+    async with chameleon(MODERN) as (server, url), gateway(url) as site:
+        peer = await site.join()
+        await peer.send(peer.request("resources/subscribe", {"uri": "a:1"}))
+        server.era, server.held = SESSION, "resources/subscribe"
+        server.gate.clear()
+        wires = [await peer.call("plain")]
+        await until(lambda: "session resources/subscribe" in server.heard)
+        wires.append(await peer.call("plain"))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await until(lambda: "session tools/call" in server.heard)
+        server.gate.set()
+        assert [text_of((await wire.rest())[-1]) for wire in wires] == [SESSION] * 2
 
 
 async def test_a_call_that_runs_at_the_earlier_server_may_end() -> None:

@@ -361,6 +361,7 @@ def host_upstream(upstream: Upstream, settings: Settings, *, children: Children 
                 tools=tools,
                 numbers=health.numbers,
                 idle=idle,
+                keeps_order=program is not None,
                 ends_sessions=upstream.on_restart == "end",
             )
             answers_within = _ANSWER_SECONDS + (0.0 if program is None else program.start_timeout)

@@ -110,6 +110,8 @@ class LaneMaker:
     numbers: UpstreamNumbers = field(default_factory=UpstreamNumbers)
     idle: float | None = None
     """Seconds after which a lane with nothing to do is closed."""
+    keeps_order: bool = False
+    """Whether messages reach the upstream in their order, as over a pipe."""
     ends_sessions: bool = False
     """Whether a session ends with its lane."""
     closing: set[asyncio.Task[None]] = field(default_factory=set)
@@ -216,7 +218,7 @@ class SessionRuntime(SessionReceiver):
             self._outlet.handled(size)
 
     def _put(self, waiting: _Waiting) -> None:
-        if self._lane is not None:
+        if self._lane is not None and self._opening is None:
             self._lane.listen(self._outlet.is_home)
             self._pass_on(self._lane, waiting)
             return
@@ -314,6 +316,7 @@ class SessionRuntime(SessionReceiver):
             self._fail_waiting(failure)
             return
         self._opening, self._is_cancelled, self._mask = None, False, opened.mask
+        answered = list[asyncio.Future[None]]()
         if isinstance(handshake, Request):
             self._lane = lane
             self._answer_handshake(handshake, opened)
@@ -327,11 +330,19 @@ class SessionRuntime(SessionReceiver):
             return
         else:
             self._lane = lane
-            self._go_on(lane, opened)
+            answered = self._go_on(lane, opened)
         lane.listen(self._outlet.is_home)
         self._keep_state(lane)
         if opened.process:
             self._keep(process=opened.process)
+        if answered and not self._lanes.keeps_order:
+            self._opening = asyncio.current_task()  # what comes meanwhile waits as well
+            await asyncio.wait(answered, timeout=_STICKY_SECONDS)
+            self._opening = None
+            if self._lane is None:  # it was lost again
+                if self._queue or self._is_subscribed:
+                    self._open()
+                return
         queue, self._queue = self._queue, []
         for one in queue:
             if one.message is not handshake:
