@@ -20,7 +20,7 @@ from perdure.gateway.lane import Lane, Reason, Receiver, UpstreamUnavailable
 from perdure.gateway.upstream import Upstream
 from tests.cli.test_main import quiet_environment, refusal
 from tests.gateway.memory_lane import MemoryServer
-from tests.support.clients.wire_client import Peer, Web
+from tests.support.clients.wire_client import Peer, Web, answer_of
 from tests.support.processes.serving import SERVE, serving
 from tests.support.servers import scripted_stdio
 
@@ -323,6 +323,16 @@ def scripted(*settings: str) -> dict[str, Any]:
     return {"command": sys.executable, "args": [scripted_stdio.__file__, *settings]}
 
 
+async def refusal_of(url: str) -> dict[str, Any]:
+    """The error with which a session is refused."""
+    web = Web(url)
+    peer = Peer(web)
+    response = await web.request("POST", headers=peer.headers(), body=peer.handshake())
+    await web.aclose()
+    error: dict[str, Any] = answer_of(response)["error"]
+    return error
+
+
 async def flour(url: str) -> str | None:
     """A variable of the program behind an address."""
     web = Web(url)
@@ -335,28 +345,42 @@ async def flour(url: str) -> str | None:
 
 
 @pytest.mark.anyio
-async def test_two_of_three_serve_each_with_a_store_of_its_own(tmp_path: Path) -> None:
-    """G49."""
+async def test_bad_ones_leave_the_others_serving_each_with_a_store_of_its_own(tmp_path: Path) -> None:
+    """A store that cannot be opened, a program that is not there, and an address that does not answer. G49."""
     bread = {**scripted(), "env": {"FLOUR": "rye"}, "colour": "brown"}
-    servers = {"bread": bread, "cold": scripted(), "cake": {**scripted(), "env": {"FLOUR": "wheat"}}}
+    servers = {
+        "bread": bread,
+        "cold": scripted(),
+        "missing": {"command": "no-such-program"},
+        "away": {"url": "http://127.0.0.1:1/mcp", "perdure": {"patience": "0.1s", "era": "session"}},
+        "cake": {**scripted(), "env": {"FLOUR": "wheat"}},
+    }
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
     (tmp_path / "perdure.cold.db").mkdir()
     async with serving("--servers=mcp.json", cwd=tmp_path) as process:
         root = process.url.removesuffix("/mcp/bread")
         assert await flour(f"{root}/mcp/bread") == "rye"
         assert await flour(f"{root}/mcp/cake") == "wheat"
+        for name, reason in (("cold", "not_started"), ("missing", "no_program"), ("away", "unreachable")):
+            error = await refusal_of(f"{root}/mcp/{name}")
+            assert (error["code"], error["data"]["reason"], error["data"]["ran"]) == (-31010, reason, False)
         web = Web(f"{root}/healthz/upstreams")
         health = await web.request("GET")
         await web.aclose()
         states = health.json()["upstreams"]
-        assert {name: states[name]["state"] for name in states} == {"bread": "up", "cold": "down", "cake": "up"}
-        assert (health.status_code, "perdure.cold.db" in states["cold"]["reason"]) == (503, True)
+        down = dict.fromkeys(("cold", "missing", "away"), "down")
+        assert {name: states[name]["state"] for name in states} == {"bread": "up", "cake": "up", **down}
+        assert health.status_code == 503
+        assert "perdure.cold.db" in states["cold"]["reason"]
+        assert "no-such-program" in states["missing"]["reason"]
+        assert "cannot be reached" in states["away"]["reason"]
+        assert await flour(f"{root}/mcp/bread") == "rye"
         assert await process.stop() == 0
-    assert [line.rpartition("/")[2] for line in process.output if "serving on" in line] == ["bread", "cold", "cake"]
+    assert [line.rpartition("/")[2] for line in process.output if "serving on" in line] == list(servers)
     assert any("the key 'colour' of bread is not known, and is ignored" in line for line in process.output)
     assert any("the upstream cold failed, and is started again" in line for line in process.output)
     stores = {name for name in os.listdir(tmp_path) if name.endswith(".db")}
-    assert stores == {"perdure.bread.db", "perdure.cold.db", "perdure.cake.db"}
+    assert stores == {f"perdure.{name}.db" for name in servers}
 
 
 @pytest.mark.anyio

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.gateway.gateways import (
     text_of_call,
     until_method,
 )
+from tests.support.clients.modern_peer import CallPeer, message_of
 from tests.support.clients.wire_client import gaps_of, progress_of, text_of
 from tests.support.servers.in_process import until
 
@@ -178,19 +180,25 @@ async def test_a_program_that_is_not_there(tmp_path: Path) -> None:
 
 
 async def test_a_crash_loop_is_slowed(tmp_path: Path) -> None:
-    """Each of many clients gets its answer, and together they start a few processes. G26."""
-    async with gateway(tmp_path, "exit=1", patience=1.0, max_caller_processes=64) as served:
+    """Each of many clients of both eras gets its answer, and together they start a few processes. G26."""
+    limits = {"patience": 1.0, "max_caller_processes": 64, "era": "auto"}
+    async with gateway(tmp_path, "exit=1", serving={"eras": "both"}, **limits) as served:
 
         async def knock() -> str:
             reason: str = (await refused_handshake(served))[1]["data"]["reason"]
             return reason
 
+        async def call() -> str:
+            answer = message_of(await CallPeer(port=served.site.port).call("plain"))
+            reason: str = answer["error"]["data"]["reason"]
+            return reason
+
         assert await knock() == "died"
         begun = time.monotonic()
-        reasons = await asyncio.gather(*(knock() for _ in range(50)))
+        reasons = await asyncio.gather(*(each() for each in (knock, call) * 25))
         assert set(reasons) <= {"died", "backing_off"}
-        assert time.monotonic() - begun < 10
-        assert len(served.pids) <= 8  # after 0.1, 0.2, 0.4 s, …
+        # Pauses of 0.1, 0.2, 0.4 s and so on, and a probe of the other era before each start at most.
+        assert len(served.pids) <= 2 * (2 + math.log2((time.monotonic() - begun) / 0.1 + 1))
         [health] = [served.site.app.upstream]
         assert health is not None
         assert health.state in ("backing off", "down")

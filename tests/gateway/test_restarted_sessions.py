@@ -216,10 +216,16 @@ async def test_an_ask_that_its_child_withdraws(tmp_path: Path) -> None:
 
 async def test_the_upstreams_ping_is_answered_here(tmp_path: Path) -> None:
     """While the client is away; it is not asked. G24."""
+    go, pinged = tmp_path / "go", tmp_path / "pinged"
     async with gateway(tmp_path) as served:
         peer = await served.join()
-        wire = await begin(peer, "plain", {"ask": "ping"})
-        assert (await wire.rest())[-1]["result"]["content"][0]["text"] == "{}"
+        wire = await begin(peer, "plain", {"progress": 1}, {"wait": str(go)}, {"ask": "ping"}, {"note": str(pinged)})
+        await until_method(wire, "notifications/progress")
+        await wire.drop()
+        go.touch()
+        await until(pinged.exists)
+        [answer] = await (await peer.get(wire.last_id)).rest()
+        assert text_of(answer) == "{}"
         assert await ask(peer, "ping") == {}
         assert "ping" not in methods_of(await heard(peer))
 
