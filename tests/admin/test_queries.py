@@ -322,6 +322,16 @@ STEPS = [
 ]
 
 
+def test_a_call_whose_tool_asks_is_shown_so() -> None:
+    """Also where its question is on the session's own stream."""
+    ask = AskRecord(
+        session=ID, id="ask-2", stream=STANDALONE, request=b"{}", node=NODE, call=CALL, incarnation=1, request_id=3
+    )
+    whole = show_object(**{**PARTS, "asks": [*PARTS["asks"], ask]})
+    assert [call["asks"] for call in whole["calls"]] == [1, 1]
+    assert [line.split()[:3] for line in shown(asks=[ask]) if line.startswith("  3 ")] == [["3", "running,", "asks"]]
+
+
 def test_the_steps_of_tools_are_shown_without_their_values() -> None:
     lines = shown(tool_steps=STEPS)
     begin = lines.index("steps of tools: 6")

@@ -16,8 +16,8 @@ from perdure._core.principals import user_principal
 from perdure._core.states import SessionState
 from perdure._core.tool_steps import ToolStepKind
 from perdure.store import SqliteStore
-from perdure.store.records import CallRecord, Event, SessionRecord, StreamRecord
-from perdure.store.steps import Append, OpenStream, PutSession, PutToolStep, Step
+from perdure.store.records import AskRecord, CallRecord, Event, SessionRecord, StreamRecord
+from perdure.store.steps import Append, OpenAsk, OpenStream, PutSession, PutToolStep, Step
 from perdure.testing._values import a_tool_step
 from tests.browser.console_page import BUILT, VIOLATIONS, Page, axe, build, open_page
 from tests.support.clients.chromium import Browser
@@ -101,6 +101,8 @@ async def fill(path: Path) -> None:
             a_tool_step(3, name=EVIL, **done),
         )
     ]
+    ask = AskRecord(session=call.session, id="ask-1", stream=stream, request=b"{}", node=node, call=stream)
+    steps.append(OpenAsk(record=dataclasses.replace(ask, incarnation=call.incarnation, request_id=EVIL)))
     assert not any(await store.commit(steps))
     await store.leave(node)
     await store.aclose()
@@ -192,6 +194,7 @@ async def test_what_a_peer_wrote_is_shown_and_does_nothing(browser: Browser, lef
     await page.click("tbody a", "00000xxx")
     await page.shows(".lane", SHOWN)
     await page.shows(".open-calls", f"request {SHOWN}")
+    await page.shows(".open-calls .chip", "asks")
     await page.shows(".facts", SHOWN)
     # The steps of its tool, and none of their values.
     await page.shows(".steps tr:nth-child(1)", "ended")

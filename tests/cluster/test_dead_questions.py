@@ -38,7 +38,7 @@ async def roots(ctx: Context) -> str:
 class Scene:
     site: Site
     peer: Peer
-    ghost: DeadNode
+    dead: DeadNode
     left: Left
     asks: list[AskRecord]
 
@@ -49,7 +49,7 @@ class Scene:
             assert (await self.peer.send({"jsonrpc": "2.0", "id": ask.id, "result": result})).status_code == 202
 
     async def settle(self) -> None:
-        await self.ghost.die()
+        await self.dead.die()
         await until(lambda: self.site.app.counters.nodes_settled)
 
     async def messages(self) -> list[Message]:
@@ -58,14 +58,14 @@ class Scene:
 
 @asynccontextmanager
 async def scene(path: Path, where: str, *, store: Any = None) -> AsyncIterator[Scene]:
-    """A ghost runs a call, or a batch of two, whose tools have asked their client on the stream of the call or on the
-    standalone one."""
+    """A node that is about to die runs a call, or a batch of two. Their tools have asked their client, on the stream of
+    the call or on the standalone one."""
     async with serve(server, store=store or SharedStore(path)) as site:
         peer = Peer(site, version="2025-03-26", capabilities={"roots": {}})
         await peer.initialize()
-        ghost = await DeadNode.on(path)
+        dead = await DeadNode.on(path)
         requests = [peer.tool("roots", id=id_) for id_ in ((1, 2) if where == "batch" else (1,))]
-        left = await ghost.take(peer.session, *requests)
+        left = await dead.take(peer.session, *requests)
         owner = await site.store.session(SessionId(peer.session))
         assert owner is not None
         one = AskRecord(
@@ -73,13 +73,13 @@ async def scene(path: Path, where: str, *, store: Any = None) -> AsyncIterator[S
             id="",
             stream=owner.standalone if where == "standalone" else left.stream,
             request=b'{"method":"roots/list"}',
-            node=ghost.node,
+            node=dead.node,
             call=left.stream,
             incarnation=owner.incarnation,
         )
-        asks = [replace(one, id=f"ask-{ghost.node}-{request['id']}", request_id=request["id"]) for request in requests]
-        assert not any(await ghost.store.commit([OpenAsk(record=ask) for ask in asks]))
-        yield Scene(site=site, peer=peer, ghost=ghost, left=left, asks=asks)
+        asks = [replace(one, id=f"ask-{dead.node}-{request['id']}", request_id=request["id"]) for request in requests]
+        assert not any(await dead.store.commit([OpenAsk(record=ask) for ask in asks]))
+        yield Scene(site=site, peer=peer, dead=dead, left=left, asks=asks)
 
 
 @pytest.mark.parametrize("where", ["own", "standalone", "batch"])
@@ -115,7 +115,7 @@ async def test_an_answer_that_is_accepted_while_its_call_is_settled_counts(tmp_p
     store = HeldReads(tmp_path / "log.db", "asks", lambda _: next(reads) == 2)  # to record answers, and to withdraw
     async with scene(tmp_path / "log.db", "own", store=store) as told:
         store.hold = True
-        await told.ghost.die()
+        await told.dead.die()
         await store.reached.wait()
         await told.answer()
         store.go.set()

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp.server.mcpserver import MCPServer
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, PROTOCOL_VERSION_META_KEY
 
+import perdure
 from perdure._core import mail
 from perdure._core.ids import (
     Kind,
@@ -37,6 +39,7 @@ from perdure.store.steps import Append, Forward, OpenAsk, OpenStream, PutCall, P
 from perdure.testing._values import dead_nodes
 from tests.cluster.held_reads import HeldReads
 from tests.support.clients.wire_client import LATEST, Message, Peer, answer_of, progress_of, text_of
+from tests.support.servers.gate_file_tools import IDEMPOTENT
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.stores.dead_node import DeadNode, Left, Library, life_of, logged_by_call, progress_of_call
 from tests.support.stores.faulty_store import Fault, FaultyStore
@@ -208,6 +211,24 @@ async def test_what_only_waits_for_another_call_goes_on_however_often_its_proces
     shop.open("g")
     assert [text_of((await read(peer, left))[-1]) for left in lefts] == ["went through g"] * 3
     assert shop.seen == ["waiting at g"]
+
+
+async def test_each_call_of_a_session_waits_for_its_principal_as_long_as_it_may(
+    house: House, tokens: FileTokens
+) -> None:
+    """One that only has to go on waits for `task_ttl`, and one beside it that begins again for `session_grace`."""
+    server = MCPServer("waiting", version="1", log_level="CRITICAL")
+    server.tool(name="go_on", meta=perdure.RESUMABLE)(lambda: "done")
+    server.tool(name="begin_again", annotations=IDEMPOTENT)(lambda: "done")
+    options: dict[str, Any] = {"auth": tokens, "session_grace": 0.3}
+    site = await house.stack.enter_async_context(serve(server, store=SharedStore(house.path), **options))
+    peer, dead_node = await site.join(token=TOKENS["ann"]), await house.dead_node()
+    for number, tool in enumerate(("go_on", "begin_again"), 1):
+        await dead_node.take(peer.session, peer.tool(tool, id=number))
+    await settle(dead_node, site)
+    await until(lambda: site.app.counters.calls_settled)
+    states = {call.request_id: call.state for call in await site.store.calls(SessionId(peer.session))}
+    assert (states[1], states[2]) == (CallState.WAITING, CallState.SETTLED)
 
 
 async def test_a_batch_is_settled_call_by_call_and_sealed_once(house: House) -> None:

@@ -25,7 +25,8 @@ import perdure
 from perdure._core.ids import Fence, SessionId, StreamId
 from perdure._core.jsonrpc import Request
 from perdure._core.states import CALL, CallStep, ToolStepState, advance
-from perdure._core.tool_steps import StepHistory
+from perdure._core.tool_steps import MOST_STEPS, MOST_VALUE, StepHistory
+from perdure.errors import Misuse
 from perdure.sessions.ledger import Call
 from perdure.sessions.tool_steps import ToolSteps, course_of
 from perdure.steps import call_steps, handler_task, is_own_task
@@ -33,7 +34,7 @@ from perdure.store import open_store
 from perdure.store.interface import Store
 from perdure.store.steps import OpenStream, PutSession, Step
 from perdure.telemetry.counters import Counters
-from perdure.testing._values import NODE, OTHER, a_call, a_session, a_stream
+from perdure.testing._values import NODE, OTHER, a_call, a_put_tool_step, a_session, a_stream
 from tests.conftest import EXAMPLES
 from tests.support.servers.in_process import until
 from tests.support.stores.postgres import store_url
@@ -139,14 +140,7 @@ class History:
 
     async def run(self, process: Process, tool: Tool) -> list[str]:
         """Run the tool, in a task of its own as a handler runs."""
-        self.attempt += 1
-        self.counts = Counter()
-        stream: Any = SimpleNamespace(id=self.stream, fence=process.fence, session=SessionId(self.stream))
-        request = Request(id=1, method="tools/call", params={}, raw={})
-        call = Call(number=1, request=request, key=(1, 1), sent_in=1, token=None, stream=stream, attempt=self.attempt)
-        context: Any = process
-        self.call = call
-        log = ToolSteps(context, call, await self.course())
+        log = await self.log(process)
 
         async def handler() -> list[str]:
             call_steps.set(lambda: log)
@@ -154,6 +148,17 @@ class History:
             return await self.play(log, tool)
 
         return await asyncio.create_task(handler())
+
+    async def log(self, process: Process) -> ToolSteps:
+        """Begin a run."""
+        self.attempt += 1
+        self.counts = Counter()
+        stream: Any = SimpleNamespace(id=self.stream, fence=process.fence, session=SessionId(self.stream))
+        request = Request(id=1, method="tools/call", params={}, raw={})
+        call = Call(number=1, request=request, key=(1, 1), sent_in=1, token=None, stream=stream, attempt=self.attempt)
+        context: Any = process
+        self.call = call
+        return ToolSteps(context, call, await self.course())
 
     def know(self, name: str, value: str) -> str:
         """The tool gets a value: each run gets the same one."""
@@ -373,4 +378,48 @@ async def test_an_owner_that_lost_its_claim_in_a_step_writes_no_end_and_begins_n
     losing.cancel()
     assert await store.tool_steps(history.stream) == before
     assert history.effects == {"again0": 2, "once1": 1}
+    await store.aclose()
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_an_answer_that_is_too_large_is_asked_for_again_by_the_next_run(more: int) -> None:
+    """The tool gets it all the same."""
+    store, fence = await opened("memory:")
+    history, process = await History.begin(store, fence), Process(store, fence, None)
+    answer = {"result": "x" * (MOST_VALUE - len('{"result":""}') + more)}
+    for state in (None, ToolStepState.OPEN if more else ToolStepState.ENDED):
+        log = await history.log(process)
+        place = log.ask("elicitation/create", {"message": "Why?"}, own=True)
+        assert place is not None
+        assert (None if place.recorded is None else place.recorded.state) is state
+        await log.answered(place, answer)
+    await store.aclose()
+
+
+@pytest.mark.parametrize("steps", [MOST_STEPS - 1, MOST_STEPS])
+async def test_a_question_after_the_last_step_of_a_call_is_asked_and_not_recorded(steps: int) -> None:
+    store, fence = await opened("memory:")
+    history = await History.begin(store, fence)
+    stream = history.stream
+    assert not any(
+        await store.commit([a_put_tool_step(fence, n + 1, stream=stream, value=b"1", own=False) for n in range(steps)])
+    )
+    log = await history.log(Process(store, fence, None))
+    assert (log.ask("elicitation/create", None, own=True) is not None) is (steps < MOST_STEPS)
+    await store.aclose()
+
+
+async def test_a_node_without_its_claim_begins_no_unmarked_step() -> None:
+    """Its function never runs: the step waits in vain for the store, until the node learns of the claim."""
+    store, fence = await opened("memory:")
+    history, owner = await History.begin(store, fence), Process(store, fence, None)
+    await history.claim()
+    losing = asyncio.create_task(history.run(owner, named((Act("once"),), itertools.count())))
+    await until(lambda: owner.commits >= 2 or losing.done())
+    assert not losing.done()
+    assert history.call is not None
+    history.call.state = advance(CALL, history.call.state, CallStep.LOSE_NODE)
+    with pytest.raises(Misuse, match="the call of this step has ended"):
+        await losing
+    assert (history.effects, await store.tool_steps(history.stream)) == ({}, [])
     await store.aclose()

@@ -75,6 +75,8 @@ export interface CallRow extends DurableCall {
   request_id: number | string;
   progress: number | null;
   stream: string;
+  /** Questions of its tool that its client has not answered. */
+  asks: number;
   steps: ToolStep[];
 }
 

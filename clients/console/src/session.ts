@@ -348,6 +348,7 @@ function pendingOf({ facts: session, streams }: SessionRecord): HTMLElement[] {
       h('b', {}, plain(call.name ?? call.method)),
       h('span', { class: 'quiet' }, `request ${plain(String(call.request_id))}`),
       call.attempt > 1 ? h('span', { class: 'chip warn' }, `attempt ${call.attempt}`) : null,
+      call.asks ? h('span', { class: 'chip warn' }, call.asks > 1 ? `asks ${call.asks} questions` : 'asks') : null,
       h('span', { class: 'quiet' }, streams.get(call.stream)?.progress ?? ''),
       h('span', { class: 'quiet' }, 'on node ', h('code', {}, short(call.node))),
       call.state === 'waiting' ? h('span', { class: 'quiet' }, 'its node died; it waits for its client to come back, or to be settled') : null,

@@ -331,6 +331,10 @@ def show_object(
                 **_picked(call, "state", "attempt", "progress", "principal"),
                 "node": writers.get(call.stream) or None,
                 "stream": call.stream,
+                "asks": sum(
+                    (ask.call, ask.incarnation, ask.request_id) == (call.stream, call.incarnation, call.request_id)
+                    for ask in asks
+                ),
                 "steps": _steps_of(call, tool_steps),
             }
             for call in calls

@@ -85,7 +85,7 @@ def show_lines(session: JsonObject, *, nodes: Collection[str], now: float) -> li
     calls = [
         (
             json.dumps(call["request_id"], ensure_ascii=False),
-            call["state"],
+            f"{call['state']}, asks" if call["asks"] else call["state"],
             str(call["attempt"]),
             _short(call["node"]),
             _short(call["stream"]),
