@@ -1,6 +1,6 @@
 """Decides when a program that keeps ending soon after its start is started again.
 
-Time comes in as seconds of any clock that never goes back.
+Callers pass the time as seconds of any clock that never goes back.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def is_held_by(chain: Chain, holder: str) -> bool:
 
 
 def use(chain: Chain, action: Action, token: Token, *, fresh: bytes) -> tuple[Chain | None, Outcome]:
-    """The chain after a use of one of its tokens (`None`: gone), and the outcome. `fresh`: the secret to issue."""
+    """The chain after a use of one of its tokens (`None`: revoked), and the outcome. `fresh`: the secret to issue."""
     secret = hashed(token.secret)
     # Both are compared, whichever it is.
     is_current, is_next = hmac.compare_digest(chain.current, secret), hmac.compare_digest(chain.next, secret)

@@ -1,4 +1,4 @@
-"""Changes what a server says in `WWW-Authenticate` for the clients of a gateway in front of it."""
+"""Rewrites the `WWW-Authenticate` of a server for the clients of a gateway in front of it."""
 
 import re
 
@@ -12,8 +12,8 @@ _VISIBLE = re.compile(r"[ -~]*")
 
 def with_metadata(challenge: str, url: str) -> str:
     """The challenge of a server, with the address of the gateway's own metadata (RFC 9728) in place of the server's:
-    there a client finds the resource under the address that it knows. Another scheme than `Bearer`, and what a header
-    cannot have, is left out."""
+    there a client finds the resource under the address that it knows. Other schemes than `Bearer`, and characters that
+    a header cannot have, are left out."""
     found = _BEARER.match(challenge)
     said = ""
     if found is not None and len(challenge) <= MAX_CHALLENGE and _VISIBLE.fullmatch(challenge):

@@ -53,7 +53,7 @@ CLIENT_AWAY = -31007
 """The server gave up an ask because its client had been away for too long."""
 
 REISSUE_FAILED = -31008
-"""The session is gone, and the server's own part of a new handshake failed (`recover=reissue`)."""
+"""The session has ended, and the server's own part of a new handshake failed (`recover=reissue`)."""
 
 KEY_TAKEN = -31009
 """The key of this call belongs to another one, which has other arguments."""

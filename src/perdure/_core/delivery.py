@@ -48,7 +48,7 @@ second run changes nothing. A list, because names of other servers' methods prom
 
 SESSIONLESS = READS | {DISCOVER, LISTEN, GET_TASK, UPDATE_TASK, CANCEL_TASK, CANCEL}
 """The same for requests without a session (2026-07-28). A task is read by `tasks/get`; its other requests are
-acknowledged however often they come."""
+acknowledged however often they are sent."""
 
 _UNAUTHORIZED = frozenset({401, 403})
 _NO_READING = frozenset({400, 404, 405})
@@ -106,7 +106,7 @@ class Failure(enum.Enum):
 
 
 class ResponseKind(enum.Enum):
-    """What a response comes to; with the reason for its row."""
+    """The meaning of a response, with the reason for its row."""
 
     STREAM = "200 with an event stream", "the answer will be on it"
     ANSWERED = "another success, with the answer", "the server's answer"
@@ -134,8 +134,8 @@ class Attempt:
     has_position: bool = False
     """A call with a position is read by GET; without one it is sent by POST."""
     may_renew: bool = False
-    """404 means that the session is gone. Not so where there is no session, where this was sent again in a new one
-    already (H6), or where a listener's stream has never been there: many servers answer 404 to every GET."""
+    """404 means that the session has ended; except without a session, where the request was sent again in a new one
+    already (H6), or where a listener's stream has never existed: many servers answer 404 to every GET."""
     may_have_arrived: bool = False
     """An earlier attempt may have reached the server. Of keyed calls only."""
 
@@ -243,7 +243,7 @@ def of_failure(attempt: Attempt, failure: Failure) -> Meaning:
 
 
 def is_read(attempt: Attempt) -> bool:
-    """Whether it is a GET. What is not is a POST."""
+    """Whether it is a GET; else it is a POST."""
     return attempt.purpose is Purpose.LISTENER or (attempt.purpose is Purpose.CALL and attempt.has_position)
 
 

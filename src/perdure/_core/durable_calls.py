@@ -124,14 +124,14 @@ def key_names(secret: bytes, owner: str, key: str, state: str | None) -> tuple[S
 
 
 def is_key(given: object) -> TypeGuard[str]:
-    """Whether a client may give this as a key."""
+    """Whether a client may use this as a key."""
     if not isinstance(given, str) or not 0 < len(given) <= MAX_KEY:
         return False
     return not any(character < " " or character == "\x7f" for character in given)
 
 
 def call_digest(method: str, params: Mapping[str, Any]) -> bytes:
-    """Stands for what a request asks for: equal for requests that a tool cannot tell apart."""
+    """Digest a request: equal for requests that a tool cannot tell apart."""
     asked = [method, params.get("name"), params.get("arguments") or {}]
     return hashlib.sha256(json.dumps(asked, sort_keys=True, separators=(",", ":")).encode()).digest()
 
@@ -265,7 +265,7 @@ def task_view(facts: TaskFacts, *, now: float, ttl: float) -> JsonObject:
 
 
 def handle_view(view: JsonObject) -> JsonObject:
-    """A task as it is handed out: without what came of it."""
+    """A task as it is handed out: without its outcome."""
     left_out = ("result", "error", "inputRequests")
     return {name: value for name, value in view.items() if name not in left_out}
 

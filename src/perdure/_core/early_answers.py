@@ -1,6 +1,6 @@
-"""Decides which clients are answered before their call ends, and what a model reads then.
+"""Decides which clients are answered before their call ends, and with which text.
 
-A rule says after how many seconds a client of this name is answered. It gets a text, and its call goes on; a tool of
+A rule says after how many seconds a client of this name is answered. It gets a text, and its call continues; a tool of
 Perdure's own then waits for the result. Such a client is shown no output schemas: a text alone would break them.
 """
 
@@ -162,7 +162,7 @@ def _own(names: OwnTools, seconds: float) -> list[JsonObject]:
 def still_running(
     tool: str, call: str, *, age: float, seconds: float, names: OwnTools, progress: JsonObject | None, asks: bool
 ) -> JsonObject:
-    """The result that takes the place of a call's own, while the call goes on."""
+    """The result in place of a call's own, while the call continues."""
     name, wait = _quoted(tool), format_duration(seconds)
     said = _said(progress) if progress is not None else ""
     last = " It waits for an answer from the user." if asks else f" Last progress: {said}." if said else ""
@@ -201,7 +201,7 @@ def unanswered_round(tool: str) -> JsonObject:
 
 
 def unknown_call(kept: float) -> JsonObject:
-    """Of an id that was never given out, of another caller's call, and of one whose time has passed. `kept`: seconds
+    """For an id that was never issued, another caller's call, and a call whose time has passed. `kept`: seconds
     for which results are kept."""
     return failure(
         f"There is no such call, or its result is no longer kept ({format_duration(kept)}). Check what happened before"

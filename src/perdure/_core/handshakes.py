@@ -1,4 +1,4 @@
-"""Decides what the handshake of a session is to its client, and to the servers behind the gateway that answer it."""
+"""Decides the handshake of a session, for its client and for the servers behind the gateway."""
 
 import json
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
 """Decides what progress a client is shown while its tool says nothing.
 
 Hosts end a call that is silent for too long, and progress resets their clocks. A beat is no event: it is not in the
-log, and nothing is kept of it. Its value follows from what the tool said last and from the age of the call, so it rises
-over resumes and at every node, and stays within a millionth of what the tool said.
+log, and nothing is kept of it. Its value follows from the tool's last progress and from the age of the call, so it
+rises over resumes and at every node, and stays within a millionth of the tool's own.
 """
 
 import json
@@ -17,7 +17,7 @@ from perdure._core.settling import as_progress
 PROGRESS = "notifications/progress"
 
 SHARE = 1e-6
-"""By how much of its value, or of 1, a beat may go beyond what the tool said: no host shows so small a part."""
+"""The part of its value, or of 1, by which a beat may exceed the tool's own: no host shows so small a part."""
 
 HALF = 3_600.0
 """Seconds after which half of that is used: a call of days has room left, and a beat of 1 s still moves a float."""
@@ -62,7 +62,7 @@ def raised(params: JsonObject, said: float, seconds: float) -> bytes | None:
 
 
 def rising(before: JsonObject | None, said: JsonObject | None) -> JsonObject | None:
-    """What a tool has said last, with the highest progress of this and of what it said before."""
+    """The last progress of a tool, with the highest value of this and of the previous one."""
     if before is None or said is None:
         return said or before
     values = as_progress(before.get("progress")), as_progress(said.get("progress"))
@@ -84,8 +84,8 @@ class Hearing:
     """There may have been beats that are above all that the tool has said."""
 
     def hear(self, events: Iterable[tuple[float, bytes]]) -> bytes:
-        """Take the next events, by their times. Returns the last one as the client is shown it: what is not above the
-        beats that may have been before it has a value that is."""
+        """Take the next events, by their times. Returns the last one as the client is shown it: a value that is not
+        above earlier beats is replaced by one that is."""
         shown = b""
         for time, payload in events:
             shown = payload

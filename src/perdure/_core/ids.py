@@ -21,7 +21,7 @@ StreamId = NewType("StreamId", str)
 NodeId = NewType("NodeId", str)
 Fence = NewType("Fence", int)
 NO_FENCE = Fence(0)
-"""Below all that are given out."""
+"""Below all issued ones."""
 
 RandomBytes = Callable[[int], bytes]
 """A source of unguessable bytes, such as `secrets.token_bytes` (S11)."""
@@ -72,8 +72,8 @@ class RecordKind(enum.Enum):
     """A durable call: a request of 2026-07-28, kept as a session of one call. It has no standalone stream."""
 
     KEY = "key"
-    """What is left of a durable call whose answer was given up for newer ones: its id, and what was asked for. So its
-    key is not free, and a request that shows it again does not run."""
+    """The rest of a durable call whose answer was given up for newer ones: its id, and the digest of its request. So
+    its key is not free, and a request that shows it again does not run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
@@ -106,10 +106,10 @@ class Generation:
 
 
 def place(position: Position, *, generation: int, last: int, ended: Sequence[Generation]) -> int:
-    """The sequence number after which a reader goes on: that of the position, or less where its tail was lost.
+    """The sequence number after which a reader continues: that of the position, or less where its tail was lost.
 
-    Of a generation that is not recorded all events count as lost: it began after the end of the last one before it,
-    or it is older than all that are known. One that is still to come is of a store that lost it.
+    All events of an unrecorded generation count as lost: it began after the end of the last recorded one, or it is
+    older than all known ones. A generation of the future belongs to a store that lost it.
     """
     if position.generation == generation:
         return min(position.seq, last)
@@ -167,7 +167,7 @@ def reader_since(name: str) -> float | None:
 def new_fence(generation: int, random: RandomBytes) -> Fence:
     """A fence for the writer of a generation, or for a node that opens streams in their first one.
 
-    No counter is kept: one that a store has lost a part of would give the same fence twice. Fences are compared for
+    No counter is kept: after a loss of the store it would return the same fence twice. Fences are compared for
     equality alone, and the generation says which claim is later.
     """
     return Fence(generation << FENCE_BYTES * 8 | int.from_bytes(random(FENCE_BYTES), "big"))

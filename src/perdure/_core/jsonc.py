@@ -1,6 +1,6 @@
 """Reads JSON as people keep it in configurations: with comments, and with a comma after a last value.
 
-Both are replaced by spaces, one for each character. What is left is JSON with every value in its old place, so that
+Both are replaced by spaces, one for each character. The result is JSON with every value in its old place, so that
 errors name the right line and column, and an editor finds the places of values.
 """
 

@@ -157,7 +157,7 @@ def _nests_too_deep(body: bytes) -> bool:
     """Counts before parsing, so that a bomb never meets the parser's recursion, whatever its limit is set to.
 
     Without escaped backslashes and quotes, every second piece between quotes is outside of strings. For a body that
-    is not JSON this holds up to its first error, and the parser comes no further.
+    is not JSON this holds up to its first error, and the parser reads no further.
     """
     pieces = body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
     brackets = b"".join(pieces[::2]).translate(None, _NOT_BRACKETS)

@@ -85,7 +85,7 @@ class Claim:
     def renew(self, until: float, *, now: float) -> None:
         if self._state is not ClaimState.BURIED:
             self.until = max(self.until, until)
-            if now < self.until:  # else the answer came so late that it says nothing of this moment
+            if now < self.until:  # a late answer proves nothing about now
                 self._state = advance(CLAIM, self._state, ClaimStep.RENEW)
 
     def bury(self) -> None:

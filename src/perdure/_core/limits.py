@@ -1,4 +1,4 @@
-"""Limits on what callers may make a process hold and do: in all, each of them, and how often each may ask.
+"""Limits the memory and the work that callers may cost a process: in all, for each, and how often each may ask.
 
 The memory of a message is estimated from its bytes before it is parsed: what JSON holds in two bytes (`{}`) is an
 object of 64 bytes afterwards. An estimate that is too high costs a refusal near the limit; one that is too low would
@@ -69,7 +69,7 @@ class Quota:
         return Full.FOR_CALLER if own and own + size > self.each else None
 
     def take(self, caller: Caller, size: int = 1) -> None:
-        """Take so much, or give it back where it is less than 0."""
+        """Take an amount, or return it where it is less than 0."""
         self.held += size
         own = self._held_by.get(caller, 0) + size
         if own:

@@ -1,6 +1,6 @@
 """Listening to changes of a server's lists and resources (`subscriptions/listen` of 2026-07-28), at both ends.
 
-A change says nothing but "read it again". So two changes of one item are one cue, and a needless cue costs one read.
+A change means nothing but "read it again". So two changes of one item are one cue, and a needless cue costs one read.
 
 **Server.** A listener names the items that it wants in a filter; the items that have changed are due to it, each once.
 

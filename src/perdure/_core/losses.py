@@ -1,5 +1,5 @@
-"""Losses and the notifications about them: a gap is a run of events that are gone, an orphan is a call whose client
-came back without its position."""
+"""Losses and the notifications about them: a gap is a run of lost events, an orphan is a call whose client returned
+without its position."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TAKEN = 1_000_000
 """More incarnations than a session can have."""
 
 _CALL = re.compile(r"([0-9]{1,9}):(.*)", re.DOTALL)
-"""Nine digits: more incarnations than a session can have, and a number that every store can look for."""
+"""Nine digits: more incarnations than a session can have, and a number that every store can compare."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +69,7 @@ class Orphan:
     """The tool, the prompt or the resource, if the server still has the request."""
     ended: bool
     position: Position
-    """After it come the events that no reader was sent and, if the call has ended, the answer."""
+    """The events that no reader was sent follow it and, if the call has ended, the answer."""
     last: int
     """The last event on the call's own stream."""
 
@@ -106,12 +106,12 @@ class Visits:
     attached: int = 0
     """Calls whose reader was lost before this are orphans."""
     began: int = 0
-    """It last came without a position: what it heard before that, it has forgotten."""
+    """It last connected without a position: it has forgotten earlier events."""
     due: int = 0
     """It has had the time to resume calls whose reader was lost before this."""
 
     def come_without_positions(self, now: int) -> None:
-        """The client comes without the positions of its calls."""
+        """The client connects without the positions of its calls."""
         self.attached = self.began = now
 
     def pass_time(self, since: int) -> None:
@@ -127,7 +127,7 @@ class Visits:
         return 0 < lost_at < self.due
 
     def remembers(self, told_at: int) -> bool:
-        """Whether it still knows what it heard at that moment."""
+        """Whether it still knows the events of that moment."""
         return told_at > self.began
 
 

@@ -1,7 +1,7 @@
 """Encodes and decodes the messages that nodes send each other through the store's mailboxes.
 
 A newer release may run beside this one: a message of a kind that this release does not know is decoded to `None`, and
-its reader logs that and goes on.
+its reader logs that and continues.
 """
 
 import dataclasses
@@ -64,7 +64,7 @@ class Attached(_Mail):
 
     incarnation: int
     cursor: int
-    """It reads the standalone stream from there on, and has forgotten what was before."""
+    """It reads the standalone stream from there on, and has forgotten earlier events."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,7 +144,7 @@ class Subscribed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Joined:
-    """To a node with listeners: this node does not know what they want. Announce it."""
+    """To a node with listeners: announce their filters again, because this node does not know them."""
 
     node: NodeId
 

@@ -1,4 +1,4 @@
-"""Polling: decides what the answer to one `tasks/get` leads to, and when a client asks again.
+"""Polling: decides what follows from the answer to one `tasks/get`, and when a client asks again.
 
 A client follows a task by `tasks/get` until the task ends. The server says how often it wants to be asked
 (`pollIntervalMs`), counted from one request to the next: a server that holds a request until something happens is asked

@@ -1,4 +1,4 @@
-"""Decides when a client comes back to one stream, and when it gives the stream up.
+"""Decides when a client reconnects to one stream, and when it gives the stream up.
 
 **What counts as trouble.** An attempt that brings no event stream is a failure; failures in a row are counted, and
 timed from the first. A connection that did bring a stream ends the count, also if nothing but a priming event came: a
@@ -6,10 +6,10 @@ server may close as often as it likes and let its client poll (SEP-1699), for ho
 
 **Delays.** What the server asked for (`retry`) is a lower bound and is always kept (B7). Without it, and after
 failures, the delay doubles from `first_delay` up to `max_delay`. Chance spreads the clients that one restart has cut
-off: down to half of a delay of our own, up to a tenth more than one of the server's. A server cannot make us wait for
+off: down to half of a delay of our own, up to a tenth above one of the server. A server cannot make us wait for
 ever, nor call us back without a pause for ever (`MOST_ASKED`, `FREE_POLLS`).
 
-Time comes in as seconds of any clock that never goes back, chance as a number from 0 up to 1.
+Callers pass the time as seconds of any clock that never goes back, and chance as a number from 0 up to 1.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Patience:
 
     #: Seconds from the first failure in a row until the stream is given up: a deploy takes minutes, not hours.
     max_time: float = 300.0
-    #: Failures in a row until then, whatever the clock says: with the delays below, `max_time` comes first.
+    #: Failures in a row until then, whatever the time: with the delays below, `max_time` is reached first.
     max_tries: int = 100
     #: Seconds before the first attempt, where the server asked for nothing. Doubles with each failure.
     first_delay: float = 0.5

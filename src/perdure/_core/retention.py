@@ -1,6 +1,6 @@
-"""Rules say what may be forgotten, and in which order (R7).
+"""Decides which events and streams may be deleted, and in which order (R7).
 
-They work on plain numbers; streams, sessions and the store apply them. A final answer is the last thing to go.
+They work on plain numbers; streams, sessions and the store apply them. A final answer is deleted last.
 """
 
 from __future__ import annotations
@@ -64,17 +64,17 @@ class StreamUsage:
 
     stream: StreamId
     events: int
-    """Events that may go: not final answers, and not beyond the position of an attached reader."""
+    """Events that may be deleted: not final answers, and not beyond the position of an attached reader."""
     answers: int
     idle: bool
-    """Sealed, and not read: may go altogether."""
+    """Sealed and without a reader: may be deleted altogether."""
     event_bytes: int = 0
     """Of those events."""
     answer_bytes: int = 0
 
 
 class StreamSizes:
-    """Counts what one stream keeps, of what this process has appended; the store alone knows of other processes."""
+    """Counts the kept events of one stream that this process has appended; only the store knows those of others."""
 
     __slots__ = ("_event_bytes", "_finals", "_sized_from", "_sizes", "trimmed")
 
@@ -111,7 +111,7 @@ class StreamSizes:
             self._sized_from = through
 
     def overflow(self, last: int, *, limit: int, read: int | None) -> int:
-        """Up to where events must go so that no more than the limit are kept; not past `read`, where a reader is."""
+        """Where deleting must end so that no more events than the limit are kept; not past the reader at `read`."""
         events = last - self.trimmed
         if events > limit:
             events -= sum(1 for seq, _ in self._finals if seq > self.trimmed)
@@ -124,7 +124,7 @@ class StreamSizes:
         return through if read is None else max(self.trimmed, min(through, read))
 
     def usage(self, stream: StreamId, *, last: int, read: int | None, idle: bool) -> StreamUsage:
-        """What the stream keeps; events may go, but not past `read`, where a reader is."""
+        """What the stream keeps; events may be deleted, but not past `read`, where a reader is."""
         floor = last if read is None else min(last, read)
         events, event_bytes, answer_bytes = floor - self.trimmed, self._event_bytes, 0
         for seq, size in self._finals:
@@ -143,7 +143,7 @@ class StreamSizes:
 
 
 def keeps_params(reason: str, size: int) -> bool:
-    """Whether an ended session's record keeps what the client said of itself: only a session that expired is ever
+    """Whether an ended session's record keeps the client's params: only a session that expired is ever
     replaced by a new one (`recover="reissue"`)."""
     return reason == SessionStep.WINDOW_PASSED.value and size <= MAX_ENDED_PARAMS
 
@@ -153,8 +153,8 @@ def cutoffs(*, now: float, event_ttl: float, replay_window: float, task_ttl: flo
 
 
 def answers_to_drop(kept: Iterable[StreamUsage], *, total: int, size: int, limits: Limits) -> Sequence[StreamId]:
-    """The streams that go altogether, so that of `total` answers with `size` bytes no more than the limits allow are
-    kept: the oldest. `kept` comes in that order, and is read no further than needed."""
+    """The streams to delete, so that of `total` answers with `size` bytes no more than the limits allow are kept: the
+    oldest. `kept` has that order, and is read no further than needed."""
     dropped: list[StreamId] = []
     if total <= limits.answers + limits.answers // SLACK_SHARE and size <= limits.size:
         return dropped

@@ -20,7 +20,7 @@ class Revision:
     primes: bool
     """Every event stream begins with an event that carries only an id, and with `retry`."""
     closes_early: bool
-    """The server may close a connection before it has responded; the client comes back for it (SEP-1699)."""
+    """The server may close a connection before it has responded; the client reconnects for it (SEP-1699)."""
     tasks: bool = False
     """A client may ask for a call as a task."""
 

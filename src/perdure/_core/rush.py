@@ -4,7 +4,7 @@ Most servers write each event by itself, and a read costs its receiver as much a
 write. So a stream that sends without a pause is read each `GATHER` seconds only.
 """
 
-#: Seconds between two reads of a stream in a rush. An event comes later by that at most, which nobody sees.
+#: Seconds between two reads of a stream in a rush. An event is later by that at most, which no user notices.
 GATHER = 0.002
 #: Seconds within which the next read of a stream in a rush brings something.
 SOON = 0.001

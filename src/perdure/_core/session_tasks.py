@@ -30,7 +30,7 @@ GET, RESULT, CANCEL, LIST = "tasks/get", "tasks/result", "tasks/cancel", "tasks/
 STATUS_CHANGED = "notifications/tasks/status"
 
 RELATED = "io.modelcontextprotocol/related-task"
-"""In `_meta` of what a task sends, and of its result: the task."""
+"""In `_meta` of a task's messages, and of its result: the task."""
 
 IMMEDIATE = "io.modelcontextprotocol/model-immediate-response"
 """In `_meta` of the answer that names a task: what a host may show its model meanwhile."""
@@ -56,7 +56,7 @@ REQUIRED: tuple[int, str] = (METHOD_NOT_FOUND, "This tool runs only as a task: c
 
 
 def may_announce(version: object) -> bool:
-    """Whether a client that asks for a revision may get one that knows tasks."""
+    """Whether a client that requests a revision may get one with tasks."""
     revision = REVISIONS.get(version) if isinstance(version, str) else None
     return revision is None or revision.tasks
 
@@ -67,8 +67,8 @@ def capability(*, lists: bool) -> JsonObject:
 
 
 def announce(result: bytes, tasks: JsonObject | None) -> bytes:
-    """Add the capability to an `initialize` result. A server that declares tasks itself keeps its own; also one that is
-    behind another Perdure, whose mark is not this one's."""
+    """Add the capability to an `initialize` result. A server with tasks of its own keeps its capability, also through
+    another Perdure, whose mark differs."""
     if tasks is None and OURS.encode() not in result:
         return result
     said: JsonObject = json.loads(result)

@@ -57,7 +57,7 @@ class Occasion(enum.Enum):
     PRINCIPAL_BACK = "principal back"
     """Their principal has sent a request, whose credentials are at hand."""
     GRACE_PASSED = "grace passed"
-    """Their principal has not come back in time."""
+    """Their principal has not returned in time."""
     CALL_CANCELLED = "call cancelled"
     """The client has cancelled a call beside them, on the same stream."""
     HANDED_OVER = "handed over"
@@ -76,7 +76,7 @@ class Rerun(enum.Enum):
     ASK = "ask"
     """Only the server knows: it declares for each tool whether it may."""
     STEPS = "steps"
-    """Its tool goes on behind its finished steps."""
+    """Its tool continues after its finished steps."""
     HIDDEN = "hidden"
     """The server does not show the tool to the caller that asked."""
     FOLLOW = "follow"
@@ -203,7 +203,7 @@ def progress_in(payload: bytes, tokens: Collection[int | str] | None = None) -> 
 
 
 def as_progress(sent: object) -> float | None:
-    """Progress as the ledger keeps it: the smallest float that is not below it. What is not above that was sent."""
+    """Progress as the ledger keeps it: the smallest float that is not below it. Values up to it were sent."""
     if isinstance(sent, bool) or not isinstance(sent, int | float) or sent != sent:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Replaces values in JSON text and leaves the rest as it came.
+"""Replaces values in JSON text and leaves the rest as it is.
 
 A bridge changes ids and tokens of messages that it does not otherwise understand. Decoding and encoding the whole
 message would lose what a program's numbers cannot hold (`1e400`, an integer of a hundred digits), half an emoji, a
@@ -92,7 +92,7 @@ def _anchored(path: tuple[str, ...]) -> tuple[tuple[str, ...], re.Pattern[str]] 
     if not path or not all(map(_PLAIN_NAME.fullmatch, path)):
         return None
     quoted = tuple(f'"{name}"' for name in path)
-    # Lazy, so that it stops at the first member of that name; possessive inside, so that it never looks back.
+    # Lazy, so that it stops at the first member of that name; possessive inside, so that it never backtracks.
     objects = (rf"\{{ ?(?:{_PLAIN_STRING}: ?{_PLAIN_VALUE}, ?)*?{name}: ?" for name in quoted)
     return quoted, re.compile("".join(objects) + rf"({_PLAIN_STRING}|-?[0-9]++)(?=[,}}])")
 
@@ -170,7 +170,7 @@ def answer(text: str) -> tuple[dict[str, Any], int, int] | None:
         if _AFTER_ANSWER.fullmatch(text, stop) is None:
             return None
         envelope = _DECODER.decode(f"{text[: before.end()]}null{text[stop:]}")
-    except (ValueError, RecursionError):  # `decode` says what is wrong
+    except (ValueError, RecursionError):  # `decode` reports the error
         return None
     return {**envelope, before[1]: value}, before.end(), stop
 

@@ -6,7 +6,7 @@ rules.
 
 - `feed` returns the events that the rules dispatch. A `data` field without a value counts, so a priming event (an id
   and empty data) comes out as an event with `data == ""`; receivers remember its id and hand nothing on (B8).
-- A block without any `data` field is not dispatched. What it says still holds: its id is in `last_event_id` once its
+- A block without any `data` field is not dispatched. Its fields still count: its id is in `last_event_id` once its
   blank line was read, its `retry` is in `Decoder.retry` at once. An event's own `retry` is the one of its block.
 """
 
@@ -34,14 +34,14 @@ def encode_event(position: bytes, payload: bytes) -> bytes:
 
 
 def encode_message(payload: bytes) -> bytes:
-    """One message without an id: a client cannot come back to it."""
+    """One message without an id: a client cannot resume from it."""
     if _LF in payload or _CR in payload:
         payload = _continued(payload, b"\ndata: ")
     return b"event: message\ndata: %b\n\n" % payload
 
 
 def encode_priming(position: bytes, retry_ms: int | None) -> bytes:
-    """An id with empty data: nothing to handle, a position to come back to (SEP-1699)."""
+    """An id with empty data: nothing to handle, a position to resume from (SEP-1699)."""
     if _LF in position or _CR in position or _NUL in position:
         raise _unfit_id(position)
     retry = b"" if retry_ms is None else _retry_field(retry_ms)
@@ -93,7 +93,7 @@ class ServerSentEvent:
 
     event: str = "message"
     data: str
-    id: str = ""  #: the last event id when it was dispatched; it may come from an earlier block
+    id: str = ""  #: the last event id when it was dispatched; it may be that of an earlier block
     retry: int | None = None  #: from the same block
 
 

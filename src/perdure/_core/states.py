@@ -45,8 +45,8 @@ from typing import TypeVar
 
 
 class _Name(enum.Enum):
-    """A member is one object, so it is hashed as one: hashing its name takes ten times as long, and tables are looked
-    into for each event."""
+    """A member is one object, so it is hashed as one: hashing its name takes ten times as long, and tables are
+    read for each event."""
 
     __hash__ = object.__hash__
 

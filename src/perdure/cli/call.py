@@ -242,7 +242,7 @@ async def _address(connection: ServerOptions) -> AsyncIterator[str]:
         while not (found := _READY.match(line := await asyncio.to_thread(process.stdout.readline))):
             if not line:
                 raise click.exceptions.Exit(process.wait() or REFUSED)
-            sys.stderr.buffer.write(line)  # what the code prints when it is imported
+            sys.stderr.buffer.write(line)  # output of the code when it is imported
         output = process.stdout.fileno()
 
         def pass_on() -> None:

@@ -39,7 +39,7 @@ once, and a broken program is tried often enough."""
 ANSWER_SECONDS = 5.0
 
 _CHATTER = ("call.answered", "era.", "node.", "resume.", "session.", "store.swept")
-"""Actions that tell the operator of a server what it does. A host shows its user what is written here."""
+"""Actions for the operator of a server. A host shows its user every record that is written here."""
 
 
 def _is_shown(record: logging.LogRecord) -> bool:
@@ -68,7 +68,7 @@ class ChildServer:
                 stack.callback(logger.removeFilter, _is_shown)
             reaper = Reaper()
             stack.push_async_callback(reaper.aclose)
-            # The next bridge goes on with the sessions as soon as this one's node has left, which waits for no process.
+            # The next bridge continues the sessions as soon as this one's node has left, which waits for no process.
             children = Children(program_of(self.upstream), reaper=reaper, pauses=PAUSES, lanes_wait=False)
             stack.push_async_callback(children.aclose)
             children.start_ahead()
@@ -102,7 +102,7 @@ async def _serving(upstream: Upstream, children: Children, place: Place | None) 
     from perdure.serve.in_process import InProcess
     from perdure.store import MemoryStore, SqliteStore
 
-    # One user has all of it, and no limit is there for others.
+    # One user has all of it, so no limit protects others.
     settings = Settings(max_share=100, max_body=MAX_LINE_BYTES, metrics=False)
 
     def make_app(folder: Path | None) -> App:
@@ -122,7 +122,7 @@ async def _serving(upstream: Upstream, children: Children, place: Place | None) 
             log_event(logging.WARNING, "stdio.log_in_memory", sentence)
             app = make_app(None)
             await stack.enter_async_context(app.lifespan())
-        # A new process can use the log that is there now; this one cannot.
+        # A new process can use the present log; this one cannot.
         app.when_lost(lambda _: signal.raise_signal(signal.SIGTERM))
         yield await stack.enter_async_context(httpx2.AsyncClient(transport=InProcess(app), timeout=None))
 

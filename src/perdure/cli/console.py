@@ -1,4 +1,4 @@
-"""Defines the operator's command `perdure console`: a page that shows what is in a store."""
+"""Defines the operator's command `perdure console`: a page that shows a store."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _COMMANDS = {
     "tail": "sessions:tail",
     "uninstall": "hosts:uninstall",
 }
-#: What commands of other programs are called here.
+#: The names here of commands of other programs.
 _ELSEWHERE = {
     "run": "perdure serve FILE.py serves a server, and perdure dev FILE.py loads its code again at each save",
     "start": "perdure serve FILE.py serves a server",
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _option_hint(error: click.ClickException) -> str:
-    """Return what a person may have meant by an option that does not exist; "" if it is not known."""
+    """Return a hint for an option that does not exist; "" without one."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return ""
     name, command = error.option_name, error.ctx.command.name

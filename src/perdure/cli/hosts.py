@@ -108,7 +108,7 @@ def _server_words(command: Sequence[str], watch: Sequence[Path], cwd: Path | Non
     """Return the end of the command line for a program. The host has another folder and another PATH than this shell,
     so both are written down as they are here."""
     folder = os.path.abspath(cwd or Path.cwd())
-    # As the system looks for it, which begins in the folder for a path that is not absolute.
+    # As the system searches it, which begins in the folder for a path that is not absolute.
     program = shutil.which(os.path.join(folder, command[0]) if os.sep in command[0] else command[0])
     if program is None:
         raise Misuse(f"there is no program {command[0]!r} here: install it first, or give its path")
@@ -126,7 +126,7 @@ def _check(host: Host, name: str, given: dict[str, Any]) -> None:
         )
     variable = given["token_env"]
     if variable is not None and not _VARIABLE.fullmatch(variable):
-        # Not what was seen: it may be the token.
+        # The message omits the text: it may be the token.
         raise Misuse(
             "--token-env takes the name of a variable, such as BAKERY_TOKEN; the token itself is never written"
         )

@@ -337,7 +337,7 @@ def check_variables(environ: Mapping[str, str], commands: Iterable[click.Command
         if not (unknown := unknown - known):
             return
     for name in sorted(unknown):
-        # Without what they all have in common, which would make them look alike.
+        # Without their common prefix, which would make them alike.
         close = did_you_mean(name.removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in sorted(known)], PREFIX)
         hint = close or "; unset it: names that begin with PERDURE_ are for the command"
         raise Misuse(f"there is no variable {name}{hint}")

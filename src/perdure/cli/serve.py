@@ -121,7 +121,7 @@ def run_serve(
     settings = settings_from(given)
     channel = WorkerChannel.from_environment(os.environ)
     if upstreams is not None:
-        for warning in upstreams.warnings if channel is None else ():  # the parent has told it once for all
+        for warning in upstreams.warnings if channel is None else ():  # the parent has logged it once for all
             log_event(logging.WARNING, "serve.unknown_key", warning)
         if given["check"]:
             return check_servers(upstreams)
@@ -210,7 +210,7 @@ def _check_together(tokens: Path | None, given: Mapping[str, Any]) -> None:
 
 
 def _listening(given: Mapping[str, Any], *, is_open: bool) -> AbstractContextManager[socket.socket]:
-    """Listen on a Unix socket or on a port: on what comes from the source that overrides the other. Warn if any caller
+    """Listen on a Unix socket or on a port, whichever its source puts above the other. Warn if any caller
     on other machines may come."""
     from perdure.serve.listener import listen, listening_at
 
@@ -280,7 +280,7 @@ _ACCESS_HELP = "log each request on stderr as well, when its response has ended"
 
 
 def show_frames(error: PerdureError) -> None:
-    """Print where the user's own code failed, above the line that says what is wrong."""
+    """Print the traceback of the user's own code, above the line with the reason."""
     if isinstance(error, TargetFailed):
         lines = error.traceback.rstrip().split("\n")
         print(*(printable(line, MAX_LINE) for line in lines[:MAX_LINES]), sep="\n", file=sys.stderr, flush=True)

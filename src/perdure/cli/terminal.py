@@ -1,4 +1,4 @@
-"""Writes progress and log lines to stderr, and asks the user on the terminal what a tool wants to know (elicitation).
+"""Writes progress and log lines to stderr, and asks the user the questions of a tool on the terminal (elicitation).
 
 On a terminal, progress is one line that is drawn again and again. Elsewhere each step of progress is a line. stdout is
 for results.
@@ -103,7 +103,7 @@ class Terminal(logging.Handler):
         return data.decode(errors="replace").strip()
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # its reader has gone
+        with contextlib.suppress(OSError, ValueError):  # its reader has ended
             sys.stderr.write(text)
             sys.stderr.flush()
 

@@ -90,7 +90,7 @@ def upstream_options() -> Iterator[ServeOption]:
 
 
 class _Source(NamedTuple):
-    """One way to say what is served, where it was given."""
+    """One source of what is served."""
 
     spelled: str
     rank: int
@@ -132,7 +132,7 @@ def find_servers(ctx: click.Context) -> Servers | None:
         raise Misuse(f"--check is for servers that are not Python code; perdure list {source.value} shows this one")
     is_what = "a URL" if is_address else _WHAT[kind]
     for name, what in _FOR.items():
-        # What a weaker source says is for what was overridden.
+        # Options of a weaker source belong to the overridden target.
         if given[name] and is_what not in what and rank(name) <= source.rank:
             raise Misuse(f"{spelling(ctx, params[name])} is for {what}, and {source.spelled} is {is_what}")
     around = _surroundings(Path.cwd())

@@ -33,7 +33,7 @@ LONGEST_PAUSE = 3.0
 
 class Watcher:
     """Reads what other nodes wrote, and handles their mail, when the store hints at it and in each round. Streams,
-    homes and mail are separate jobs: a message may take long (a session ends, a home is looked for), and readers must
+    homes and mail are separate jobs: a message may take long (a session ends, a home is searched), and readers must
     not wait for that."""
 
     def __init__(
@@ -68,9 +68,9 @@ class Watcher:
         await asyncio.gather(self._streams.aclose(), self._homes.aclose(), self._mail.aclose())
 
     def go_round(self, seen: Overview | None) -> None:
-        """Read whatever another node may have written. `seen`: what this round has read; `None`: it could not."""
+        """Read everything that another node may have written. `seen`: this round's overview; `None`: unreadable."""
         if seen is None or seen.has_forwarded:
-            self._homes.want()  # also what this node itself has forwarded to one that died
+            self._homes.want()  # including messages this node forwarded to a dead home
         if self.listening is not None:
             self.listening.go_round(seen)
         if self._context.store.stamp() != self._looked or self._readers.has_readers_beyond:
@@ -104,7 +104,7 @@ class Watcher:
 
     async def _look_at_homes(self) -> None:
         """Become the home of sessions whose standalone stream is read here and has no writer, and of those with
-        messages that were forwarded to this node or to a node that is gone; append these."""
+        messages that were forwarded to this node or to a dead node; append these."""
         homeless, self._homeless = self._homeless, {}
         for record in (*homeless.values(), *await self._context.store.written_by(self._context.node, forwarded=True)):
             try:
@@ -115,7 +115,7 @@ class Watcher:
                         if await session.home.claim():
                             await session.home.caught_up()
             except SessionEnded:
-                await self._sessions.load(record.session)  # which lets go of it
+                await self._sessions.load(record.session)  # which removes it
             except (StoreUnavailable, StoreLost):
                 raise
             except Exception as failure:  # it must not stand in the way of other streams
@@ -177,7 +177,7 @@ class Watcher:
                     call.is_displaced = True
             case mail.Unread() if held is not None:
                 held.orphans.time_has_passed_elsewhere()
-            # What a client said to another node, and concerns this one.
+            # A client's message that reached another node.
             case mail.AskAnswered() if held is not None:
                 await held.link.asks.answer(Response(id=message.response.get("id"), raw=message.response), None)
             case mail.Notified() if held is not None:
@@ -196,7 +196,7 @@ class Watcher:
 
 
 class Node:
-    """Beats, and does the rounds. Beats go on while a dead node is settled, however long that takes."""
+    """Beats, and does the rounds. Beats continue while a dead node is settled, however long that takes."""
 
     def __init__(
         self,
@@ -253,7 +253,7 @@ class Node:
         while True:
             await self._attempt(what, work())
             holds = self._liveness.node_claim.at(time.monotonic()) is ClaimState.HOLDING
-            await asyncio.sleep(pause if holds else self._round)  # so that it goes on soon
+            await asyncio.sleep(pause if holds else self._round)  # so that it continues soon
 
     async def _attempt(self, what: str, work: Awaitable[None]) -> None:
         """Do something that may fail, and that is done again in the next round."""

@@ -78,8 +78,7 @@ class EventStream:
     # Writing
 
     async def write(self, body: bytes, *, last: bool = False) -> None:
-        """Write the head, if it is not written, and frames. Where the response is no event stream, what comes before
-        the answer is left out."""
+        """Write the head, if it is not written, and frames. A JSON response omits everything before the answer."""
         if not self._streams:
             return
         message = {"type": "http.response.body", "body": body, "more_body": not last}

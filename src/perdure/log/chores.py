@@ -1,4 +1,5 @@
-"""Runs chores that go on after a failure: it costs its own item, is logged once, and is tried again the next round."""
+"""Runs chores that continue after a failure: it costs its own item, is logged once, and is tried again in the next
+round."""
 
 import asyncio
 import logging
@@ -24,7 +25,7 @@ class Chores:
 
     @contextmanager
     def surviving(self, what: str, item: object = None) -> Iterator[None]:
-        """Log an exception of the block and go on. `what` says what could not be done, `item` for which item."""
+        """Log an exception of the block and continue. `what` names the failed work, `item` its item."""
         key = (what, item)
         try:
             yield

@@ -23,16 +23,16 @@ from perdure.telemetry.counters import Counters
 from perdure.telemetry.log_records import PeerLog
 
 MOMENT = 0.1
-"""Seconds until the store learns what was delivered. With less, a busy standalone stream costs a write for each event;
-with more, more is delivered again after a crash."""
+"""Seconds until a reader's position is written. With less, a busy standalone stream costs a write for each event; with
+more, more events are delivered again after a crash."""
 
 
 class ReadMarks:
-    """Writes how far readers have got, so that the next reader goes on from there in any process.
+    """Writes the positions of readers, so that the next reader continues from there in any process.
 
     For standalone streams this is written `MOMENT` later, for all of them together, and at once when a reader leaves.
-    So a process that is killed forgets what it delivered last, and a client that comes back without a position is sent
-    that again. For a call's stream only the loss of its reader before the end is written, because a client that lost
+    So a process that is killed forgets its last deliveries, and a client that returns without a position gets them
+    again. For a call's stream only the loss of its reader before the end is written, because a client that lost
     the position as well has to learn of it.
     """
 
@@ -41,7 +41,7 @@ class ReadMarks:
         self._unwritten: dict[StreamId, Stream] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.one_at_a_time = asyncio.Lock()
-        """Held while unread calls are searched: thousands of clients may come at once, and their requests go first."""
+        """Held while unread calls are searched: thousands of clients may return at once, and requests come first."""
 
     def left(self, stream: Stream) -> None:
         """The reader of a stream has left, or came to its end."""
@@ -110,7 +110,7 @@ class Hub:
     open: Quota = field(init=False)
     """The open event streams, by caller."""
     retry: int = field(init=False)
-    """Milliseconds after which a client comes again."""
+    """Milliseconds after which a client connects again."""
     heartbeat: float = field(init=False)
     """Seconds of silence after which a call's client is sent progress; without end if never."""
     _chores: Chores = field(default_factory=Chores)
@@ -184,7 +184,7 @@ class Hub:
         behind: int | None = None,
         progress: float | None = None,
     ) -> bytes:
-        """Count, log and frame a gap: events no longer exist (promise 4). The stream goes on after `behind`, or after
+        """Count, log and frame a gap: events no longer exist (promise 4). The stream continues after `behind`, or after
         the last of them. `progress` is the progress that they had reported."""
         self.counters.gaps += 1
         sentence = f"events {first} to {last} of a stream are gone: {reason}"
@@ -214,7 +214,7 @@ class Hub:
                 reader.beat_if_silent(silent_since)
 
     def end_idle(self) -> None:
-        """End every reader that does not wait for a call that runs here; its client comes back at another node."""
+        """End every reader that does not wait for a call that runs here; its client reconnects to another node."""
         for reader in list(self.readers):
             stream = reader.stream
             if stream.kind is Kind.STANDALONE or (stream.writer is None and not stream.is_over):
@@ -233,8 +233,8 @@ class Hub:
 
 
 def warning_frames(behind: Position, sentence: str, *messages: bytes, random: RandomBytes, log: bool) -> bytes:
-    """Frame a warning: a comment for people, messages for programs, and with `log` a log message. The stream goes on
-    after `behind`."""
+    """Frame a warning: a comment for people, messages for programs, and with `log` a log message. The stream
+    continues after `behind`."""
     if log:
         params = {"level": "warning", "logger": "perdure", "data": sentence}
         message = {"jsonrpc": "2.0", "method": "notifications/message", "params": params}

@@ -66,15 +66,15 @@ _RETRY_MOST = 0.5
 """Seconds between attempts while the store fails: soon at first, then without being a burden to a store in trouble."""
 
 AHEAD = 4
-"""Events that a call may be ahead of the log without a place in the line: one that sends now and then never waits."""
+"""Events that a call may be ahead of the log without a place in the line: a call that sends rarely never waits."""
 
 SHARED_TURN = 64
 """Events of all calls in one turn while others wait in the line, nearly: about five milliseconds. A request takes about
 ten turns. Fewer would make commits small, and those cost more for each event."""
 
 SOLE_TURN = 256
-"""Events in one turn while none waits: as many as a call may run ahead (`RUN_AHEAD`), so one that is alone does not
-notice."""
+"""Events in one turn while no call waits: as many as a call may run ahead (`RUN_AHEAD`), so a call that is alone is not
+slowed."""
 
 QUEUED_BYTES = 256 * 1024
 """Bytes of events that may be queued to be written; again as many as a call may run ahead."""
@@ -141,7 +141,7 @@ class Journal:
         self._refused = 0
         """Steps that were refused since the store last began to fail."""
         self.doubts = 0
-        """How often the store may have lost something: it was away, or it is behind."""
+        """How often the store may have lost something: it was unreachable, or it is behind."""
         self._has_lapsed = False
         """The claim has lapsed since the store began to fail. Other nodes may write this node's streams, so nothing
         that is held is shown before the store has it."""
@@ -268,16 +268,16 @@ class Journal:
     async def _write_group(self, group: Group) -> None:
         try:
             await self._commit(group)
-            # Groups that are held while the store fails would tell of the outage only.
+            # Groups that are held while the store fails would only measure the outage.
             self.counters.append_seconds.observe(time.perf_counter() - self._taken_since)
         except _FAILURES as failure:
             self._failed(failure)
             self._too_much = weigh(flat(group))[1]
             self._hold(group)
-            self._hold(list(self._taken()))  # what came while the store was tried: it is not put into the queue again
+            self._hold(list(self._taken()))  # queued while the store was tried, so not put into the queue again
 
     async def _commit(self, group: Group) -> None:
-        """Write a group, and remove the sources from it that were called back. If the store fails, the rest stays."""
+        """Write a group, and remove from it the sources that were called back. If the store fails, the others stay."""
         while group:
             if self._is_buried:
                 self._done(group, [StaleFence("other nodes have buried this one")] * len(flat(group)))
@@ -435,7 +435,7 @@ class Steps:
 
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
         if self.outcome is None:
-            # Mail to a node that is gone concerns no node, and a writer that lost its claim says so itself.
+            # Mail to a dead node concerns no node, and a writer that lost its claim logs that itself.
             level = logging.DEBUG if isinstance(reason, NodeGone | StaleFence | MailFull) else logging.ERROR
             log_event(level, "journal.refused", f"the store refused steps: {reason}")
         elif not self.outcome.done():
@@ -561,11 +561,11 @@ class Turns:
         asyncio.get_running_loop().call_soon(self._begin)
 
     def _begin(self) -> None:
-        """Begin the next turn. One call goes on in it; if it sends less than the share, this is called again soon."""
+        """Begin the next turn. One call continues in it; if it sends less than the share, this is called again soon."""
         self._scheduled = False
         self.sent = 0
         if self.queued >= QUEUED_BYTES:
-            return  # `on_taken` goes on
+            return  # `on_taken` continues
         while self._line:
             if not (place := self._line.popleft()).done():  # it may have been cancelled
                 place.set_result(None)

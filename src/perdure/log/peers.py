@@ -12,7 +12,7 @@ from perdure.store.steps import SendMail, Step
 from perdure.telemetry.prometheus import has_left
 
 _KNOWN_DEAD = 64
-"""Dead nodes that are remembered: their sessions come in herds, soon after the death."""
+"""Dead nodes that are remembered: the clients of all their sessions return soon after the death."""
 
 
 class Peers:

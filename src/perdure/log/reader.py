@@ -135,7 +135,7 @@ class Reader:
         self._replay = replay
 
     async def begin(self, connection: Connection) -> None:
-        """Write what comes before the first event. The caller then waits for its client to leave, or for `finish`."""
+        """Write the preamble. The caller then waits for its client to leave, or for `finish`."""
         self._connection = connection
         if self.state is ReaderState.CLOSING:  # another reader was faster than the start of this response
             self.preamble = b""
@@ -199,7 +199,7 @@ class Reader:
             self.wake()
 
     def stop_here(self) -> None:
-        """Close the connection once everything appended so far is written; the stream goes on (P7)."""
+        """Close the connection once everything appended so far is written; the stream stays open (P7)."""
         self._stop_at = self.stream.tail.last
         self.wake()
 

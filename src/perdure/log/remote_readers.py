@@ -63,7 +63,7 @@ class RemoteReaders:
 
     @property
     def has_readers_beyond(self) -> bool:
-        """Readers here rest beyond the end of their stream, until its writer has written what it has shown."""
+        """Readers here rest beyond the end of their stream until its writer has written the shown events."""
         return any(entry.rests_beyond for entry in self._followed.values())
 
     def follows(self, stream: StreamId) -> bool:
@@ -99,7 +99,7 @@ class RemoteReaders:
 
     async def _look_up_readers(self) -> None:
         while self._unsure:
-            with self._chores.surviving(_UNSEEN):  # the other streams are looked up all the same
+            with self._chores.surviving(_UNSEEN):  # a failure does not stop the others
                 await self.look_who_reads(self._unsure.pop(next(iter(self._unsure))))
 
     async def look_who_reads(self, stream: Stream) -> None:
@@ -190,8 +190,8 @@ class RemoteReaders:
     # Reading the store
 
     async def look(self, named: Collection[StreamId], *, everything: bool) -> Sequence[StreamRecord]:
-        """Read how far streams have come that are read here and written elsewhere, or the reverse: the named ones, or
-        all. Returns the standalone streams that are read here and have no writer any more."""
+        """Read the ends of streams that are read here and written elsewhere, or the reverse: the named ones, or all.
+        Returns the standalone streams that are read here and have no writer any more."""
         holders = await self._peers.holders() if everything and self.has_readers_beyond else ()
         names = list(self._followed) if everything else [name for name in named if name in self._followed]
         after = {name: self._followed[name].reader.cursor for name in names}
@@ -213,31 +213,31 @@ class RemoteReaders:
                 if not record.node and record.kind is Kind.STANDALONE:
                     homeless.append(record)
                 elif record.node not in ("", before, self._node) and not stream.is_over:
-                    # The new writer may have looked before our row was there, and a reader that overtook ours told the
-                    # old one.
+                    # The new writer may have read before this node's reader row existed, and a reader that overtook
+                    # this node's notified the old one.
                     self._put(*self._reading(record.node, stream))
                     self._want_look_up(stream)
         for entry in [entry for entry in self._followed.values() if everything and entry.rests_beyond]:
-            # A reader rests beyond the end of a stream while its writer holds what follows. Once that is written, it
-            # goes on; if it is not there then, it never will be: the reader is ended, and its client learns of the gap
-            # when it comes again.
+            # A reader rests beyond the end of a stream while its writer holds the events that follow. Once these are
+            # written, it continues; events that are missing then are lost: the reader is ended, and its client learns
+            # of the gap when it resumes.
             beyond = entry.reader.cursor > entry.reader.stream.tail.durable
             entry.rests_beyond = beyond and entry.reader.stream.node in holders
             if beyond and not entry.rests_beyond:
                 entry.reader.end()
         for stream in list(self._lent.values()):
             if stream.is_over:
-                del self._lent[stream.id]  # nothing comes that its reader would have to learn
-            # Who comes and goes is in the mail; only progress is hinted at, and matters once a writer waits for it.
+                del self._lent[stream.id]  # no event follows that its reader needs
+            # Mail reports readers that join or leave; hints report progress, which matters once a writer waits for it.
             elif stream.id in named or (everything and stream.readers.waiting):
                 with self._chores.surviving(_UNSEEN, stream.id):
                     await self.look_who_reads(stream)
         return homeless
 
     async def _look_for_loss(self, stream: Stream, record: StreamRecord) -> int | None:
-        """Another writer has gone on after what was read here, and perhaps not after all of it: the store may have lost
-        the end, or the claim under which it was written. Then returns where the other went on. (Or the record is older
-        than what is known here: the reader is ended for nothing, and comes again.)"""
+        """Return where another writer continued, if it did not continue after all events that were read here: the store
+        may have lost the last ones, or the claim under which they were written. (If the record is older than this
+        node's knowledge, the reader is ended without need, and its client reconnects.)"""
         if stream.writer is not None or stream.is_over or record.fence == stream.fence:
             return None
         ended, known = await self._store.generations(stream.id), stream.tail.durable
@@ -255,14 +255,14 @@ class _Entry:
     seq: int
     """How far the reader had got when that was last written."""
     rests_beyond: bool
-    """The writer has shown it what is not in the store yet."""
+    """The writer has shown it events that are not in the store yet."""
     is_listed: bool = False
     """Its row is written, and says which reader is on the stream."""
 
 
 class _Hinting(Steps):
     """Steps after which a node gets a hint about a stream. With `entry`, they enter a reader in the store, and its own
-    node reads once the row exists: no node got hints about what came before the row."""
+    node reads once the row exists: no node got hints about earlier events."""
 
     __slots__ = ("_entry", "_node", "_store", "_stream")
 
@@ -283,5 +283,5 @@ class _Hinting(Steps):
 
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
         if self._entry is not None:
-            self.written(steps)  # only the writer did not get its mail, and it is gone
-        # Otherwise the stream is gone, and its readers with it.
+            self.written(steps)  # only the mail to the writer was refused, and the writer is dead
+        # Otherwise the stream does not exist any more, and neither do its readers.

@@ -158,7 +158,7 @@ class Readership:
 
     def end_beyond(self, end: int) -> None:
         """End a reader that was shown events which the log will not have: their writer held them, and lost its claim or
-        died. The client learns that from its position when it comes again."""
+        died. The client learns that from its position when it resumes."""
         if self.reader is not None and self.reader.cursor > end:
             self.reader.end()
 
@@ -188,7 +188,7 @@ class StreamWriter:
     written_ends: tuple[CallEnd, ...] = ()
     """Ends of calls that are written; mostly empty, because few streams have more than one call."""
     loss: str = ""
-    """What the store has lost, when it was last found behind."""
+    """What the store lacked when it was last behind."""
     written_taken: int = 0
     """The key of the last forwarded message whose event is written."""
     seals: bool = False
@@ -198,7 +198,7 @@ class StreamWriter:
     is_queued: bool = False
     ahead_bytes: int = 0
     pending: list[Event] = field(default_factory=list)
-    """Events that the journal has not taken yet. What follows is committed together with the last of them."""
+    """Events that the journal has not taken yet. The fields below are committed together with the last of them."""
     taken: int = 0
     # Tuples, as `Readership.waiting`.
     ends: tuple[CallEnd, ...] = ()
@@ -309,11 +309,11 @@ class Stream:
 
     def follow(self, record: StreamRecord, *, kept: int | None = None) -> None:
         """Take over the record of a stream that another node writes. `kept`: the store has lost what was followed here
-        after that number, and the writer went on from there. The reader is ended, and its client learns of the gap when
-        it comes again."""
+        after that number, and the writer continued from there. The reader is ended, and its client learns of the gap
+        when it resumes."""
         tail, readers, writes = self.tail, self.readers, self.writer is not None
         if record.generation > self.generation and record.last < tail.durable and kept is None:
-            kept = record.last  # a claim changes no end: the store has lost the last claim, and what came with it
+            kept = record.last  # a claim changes no end: the store has lost the last claim and its events
         if kept is not None and not writes:
             if readers.reader is not None:
                 readers.reader.end()
@@ -322,7 +322,7 @@ class Stream:
             readers.delivered = min(readers.delivered, kept)
         under_way = writes and (record.fence == self.fence or tail.durable < tail.last)
         if record.generation < self.generation or under_way or self.writing is WritingState.UNLOGGED:
-            # Read before this node became the writer; or what it still writes will be refused, and dealt with there.
+            # Read before this node became the writer; or its next write is refused, and handled there.
             return
         if record.fence != self.fence:
             readers.end_beyond(tail.durable)
@@ -347,7 +347,7 @@ class Stream:
     def _on_writer_lost(self, unwritten: Sequence[Event], *, shown: int) -> None:
         self.writer = None
         if self.answered > self.tail.durable:
-            self.answered = 0  # it was not written, and what has its number is another event
+            self.answered = 0  # it was not written: another event has its number
         is_call = self.kind is Kind.CALL
         self.writing = advance(WRITING, self.writing, WritingStep.LOSE_CALL if is_call else WritingStep.LOSE_HOME)
         if is_call and self.readers.reader is not None:
@@ -361,7 +361,7 @@ class Stream:
         self.writing = advance(WRITING, self.writing, WritingStep.CLAIM)
         tail, readers = self.tail, self.readers
         tail.reset(record.last)
-        # What a writer under an earlier claim had under way is refused by the store; what it counted is still there.
+        # The store refuses the pending steps of an earlier claim, but their counts still stand.
         sizes = StreamSizes(record.last) if self.writer is None else self.writer.sizes.restarted(record.last)
         self.writer = StreamWriter(sizes, owed, record, _light(calls))
         readers.delivered = max(min(readers.delivered, record.last), record.delivered)
@@ -402,7 +402,7 @@ class Stream:
     def position(self, seq: int, progress: float | None = None) -> Position:
         return Position(kind=self.kind, stream=self.id, generation=self.generation, seq=seq, progress=progress)
 
-    # How far its life has come
+    # State
 
     @property
     def is_sealed(self) -> bool:
@@ -416,7 +416,7 @@ class Stream:
 
     @property
     def is_over(self) -> bool:
-        """Nothing more will come; or another node has taken over this call, and what is known here is of no use."""
+        """Sealed, expired, or claimed by another node."""
         return self.content is not ContentState.OPEN or self.writing is WritingState.LOST
 
     def expire(self) -> None:
@@ -426,7 +426,7 @@ class Stream:
             self.moved()
 
     def unlog(self) -> None:
-        """The store has deleted it with its session: what was and will be appended is for the present reader."""
+        """The store has deleted it with its session: its events are for the present reader only."""
         if self.writing is WritingState.WRITING:
             self.writing = advance(WRITING, self.writing, WritingStep.FORGET)
         if self.writer is None:
@@ -453,9 +453,9 @@ class Stream:
         taken: int = 0,
         early: bool = False,
     ) -> bool:
-        """Add a message, unless another node writes. `end` marks a final answer, `early` a response to a call that goes
-        on, `also` is committed together with it, `taken` is the key of a message that another node forwarded. Returns
-        whether the writer should wait in `wait_for_room` before it goes on."""
+        """Add a message, unless another node writes. `end` marks a final answer, `early` a response to a call that
+        continues, `also` is committed together with it, `taken` is the key of a message that another node forwarded.
+        Returns whether the writer should wait in `wait_for_room` before it continues."""
         writer = self.writer
         if writer is None:
             return False
@@ -511,7 +511,7 @@ class Stream:
     @contextmanager
     def pinned(self) -> Iterator[None]:
         """Keep all of the stream in memory during the block: it will be read from its start even if the store fails, or
-        a reader is about to come."""
+        a reader is expected."""
         self.tail.pins += 1
         try:
             yield
@@ -535,7 +535,7 @@ class Stream:
         if tail.pins:
             return
         tail.release(tail.durable if reader is None else reader.cursor, kept)
-        # What this node does not write is here for its reader only. What it writes and is over, the store knows.
+        # A foreign stream is kept for its reader only; an ended own one is in the store.
         if reader is None and (self.writer is None or (tail.durable >= tail.last and self.is_over)):
             self._owner.on_settled(self)
 
@@ -588,7 +588,7 @@ class Stream:
         """Let readers see the events of an append, up to a number."""
         tail, events = self.tail, append.events
         last = events[-1].seq
-        if through > tail.visible:  # what was held is accepted again when it is written
+        if through > tail.visible:  # held events are accepted again when they are written
             if events[0].seq <= tail.visible or through < last:
                 events = tuple([event for event in events if tail.visible < event.seq <= through])
             size = sum([len(event.payload) for event in events])
@@ -624,14 +624,14 @@ class Stream:
         self.moved(kept=len(append.events))  # for its reader, which was woken just now
 
     def after_loss(self, steps: Sequence[Step], reason: Behind) -> Sequence[Step]:
-        """Open a stream again whose end, or all of it, the store has lost. It goes on with the numbers that its readers
-        know. Lost events that are still in memory are written again, the others leave a hole. Ended calls stay ended,
-        and messages that were taken stay taken."""
+        """Open a stream again whose end, or all of it, the store has lost. It continues with the numbers that its
+        readers know. Lost events that are still in memory are written again, the others leave a hole. Ended calls stay
+        ended, and messages that were taken stay taken."""
         append, writer = _append_of(steps), self.writer
         if append.lost or append.fence != self.fence or writer is None or self.writing is not WritingState.WRITING:
             return ()
         events = append.events
-        if events[0].seq == self.tail.durable + 1:  # what is held after it follows it then
+        if events[0].seq == self.tail.durable + 1:  # the events held after it follow it then
             events = (*self.tail.after(reason.last), *events)
         ends, taken = (*writer.written_ends, *append.ends), max(append.taken, writer.written_taken)
         again = replace(append, events=events, ends=ends, taken=taken, lost=True)
@@ -645,11 +645,11 @@ class Stream:
             return  # this node has claimed it again meanwhile
         extra = () if self.writer is None else self.writer.drop()
         if extra:
-            self._journal.put(Steps(extra))  # they are no less so because their events go elsewhere
+            self._journal.put(Steps(extra))  # also if their events go elsewhere
         for step in (*steps[1:], *extra):
             self._owner.on_step_written(self, step)
         if self.writing is not WritingState.WRITING:
-            return  # more of what was held: it was lost with the first of it
+            return  # more of the held events: lost with the first of them
         if isinstance(reason, SessionEnded) and self.kind is Kind.CALL:
             self.unlog()
             return
@@ -710,7 +710,7 @@ class Streams:
     """Keeps the call streams that are in memory, by session and id.
 
     Sessions, settling and resumed readers all share these objects. A stream stays until it is over, written and unread,
-    or until no reader needs what another node writes. A session keeps its standalone stream itself.
+    or, if another node writes it, until no reader needs it. A session keeps its standalone stream itself.
     """
 
     def __init__(self, journal: Journal, owner: StreamOwner, *, limit: int, wait_for_readers: bool = True) -> None:
@@ -756,7 +756,7 @@ class Streams:
             stream.follow(record)
             if stream.writing is WritingState.LOST:
                 stream.follow(record)  # this node does not write it any more; it is read here all the same
-        self._by_session.setdefault(stream.session, {})[stream.id] = stream  # again, if that let go of it
+        self._by_session.setdefault(stream.session, {})[stream.id] = stream  # again, if `follow` removed it
         return stream
 
     def release(self, stream: Stream) -> bool:

@@ -1,4 +1,4 @@
-"""A call takes one request to its one answer; a sender sends what has none.
+"""A call takes one request to its one answer; a sender sends messages without an answer.
 
 A request is sent until the server has taken it. In a session it is then read until it is answered; without one
 (2026-07-28) a broken response cannot be read on, so reads, the requests of tasks and calls with a key are sent again.
@@ -76,7 +76,7 @@ class OutgoingRequest:
     """None: an earlier process has sent the request, and it is only read."""
     headers: Mapping[str, str] = field(default_factory=dict)
     is_keyed: bool = False
-    """The server runs it once, however often it comes."""
+    """The server runs it once, however often it is sent."""
     is_first: bool = False
     """Patience is for servers that answered before: the request fails at once if no connection can be made."""
     may_run_again: Callable[[], Awaitable[bool]] | None = None
@@ -217,7 +217,7 @@ class Call:
                     return self._end(ended, f"the server did not come back: {stream.trouble}")
             return found
         except EventTooLarge as too_large:
-            # The same event would come again and again.
+            # The server would send the same event again and again.
             ended = of_failure(self._attempted(), Failure.TOO_LARGE)
             return self._end(ended, str(too_large), Refused("too_large", str(too_large)))
         except Exception as failure:  # any error ends this request alone
@@ -265,7 +265,7 @@ class Call:
         if link is not None and (meaning is Meaning.RENEW or (may_be_gone and await link.is_gone(self.handshake))):
             return await self._renew(link, attempt)
         if found.failure is Failure.NOT_SENT:
-            self._was_renewed = False  # it may have been restarted again when it comes back
+            self._was_renewed = False  # it may be restarted again later
         is_new_one_gone = found.status == 404 and self._was_renewed
         if meaning is Meaning.ANSWER and found.message is not None and not is_new_one_gone:
             return found.message
@@ -305,7 +305,7 @@ class Call:
         if trouble is None and self._may_have_arrived and self._request.is_keyed and self._runs == 1:
             return await self._conclude(Meaning.UNKNOWN, "its session is gone")
         if trouble is None:
-            # Another one, that was begun for an earlier request or by another process, may be gone as well by now.
+            # A session that was begun for an earlier request, or by another process, may have ended as well.
             self._was_renewed = is_newest and link.handshake is not None and not link.handshake.is_adopted
             return await self._attempt()
         if isinstance(trouble, Refused):
@@ -394,7 +394,7 @@ class Sender:
     ) -> bool:
         """Send a notification or a reply until the server has taken it; False if it does not.
 
-        `departed` is set when the next message may follow. Without `may_renew` a session that is gone is left for the
+        `departed` is set when the next message may follow. Without `may_renew` a session that has ended is left for the
         next request to find: the second half of a handshake does not begin another one. `handshake`: the session that
         it belongs to, in place of the one that requests go to.
         """

@@ -92,7 +92,7 @@ class DurableCall(ToolCall):
 
     headers: dict[str, str]
     key: str | None = None
-    """By the key the server knows the call, if it comes again."""
+    """The key by which the server recognizes the call if it is sent again."""
     task: str | None = None
     """The handle of the task that the call became."""
     began: float = 0.0
@@ -129,10 +129,10 @@ def offers_in(discovered: Mapping[str, Any], member: str = "extensions") -> Offe
 
 @dataclass(frozen=True, kw_only=True)
 class CallHandlers:
-    """What the program that waits for one call does with what comes of it."""
+    """Callbacks of the program that waits for one call."""
 
     take: Take
-    """Takes a notification that comes before the answer."""
+    """Takes a notification before the answer."""
     on_progress: Callable[[JsonObject], Awaitable[None]]
     """Takes the params of the progress that a task reports, without a token."""
     on_changed: Callable[[], None]

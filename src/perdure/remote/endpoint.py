@@ -32,7 +32,7 @@ from perdure.remote.message import Message, messages_in
 from perdure.telemetry.log_records import log_event
 
 _SESSION = "mcp-session-id"
-#: The library decodes what is encoded; requests past it do not ask for that.
+#: The library decodes compressed responses; requests past it do not ask for compression.
 _PLAIN = {"accept-encoding": "identity"}
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _ALWAYS = {
@@ -130,7 +130,7 @@ class Heartbeat:
     that was heard counts. A stream that has a position and is silent for three beats is resumed. All streams of a
     client share what was heard, as one server writes them all. A server that sends no comments is left alone, and so is
     a stream without a position: to break it could cost a call its answer. After a cut the beat is learnt again, so that
-    a server which has changed its ways is cut off once.
+    a server that has changed its beat is cut off once.
     """
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class Heartbeat:
 
 
 class HttpResponse:
-    """A response whose headers have come."""
+    """A response whose headers have arrived."""
 
     def __init__(self, response: httpx2.Response | Exchange) -> None:
         self._response = response
@@ -209,7 +209,7 @@ class HttpResponse:
             raise _named(error) from error
 
     async def gather(self, seconds: float) -> None:
-        """Let so much time pass, in which nothing is read: `receive` then returns what has come together."""
+        """Read nothing for so long: `receive` then returns all bytes that have arrived meanwhile."""
         if isinstance(self._response, Exchange):
             await self._response.gather(seconds)
         else:
@@ -360,7 +360,7 @@ class Endpoint:
             await response.aclose()
 
     def _request(self, method: str, headers: Mapping[str, str], body: bytes | None) -> httpx2.Request:
-        # A position is any text, and goes back as UTF-8 (WHATWG HTML, 9.2.4).
+        # A position is any text, and is sent back as UTF-8 (WHATWG HTML, 9.2.4).
         encoded = httpx2.Headers({**headers, **_ALWAYS[method]}, encoding="utf-8" if method == "GET" else "ascii")
         return self._client.build_request(method, self._address, headers=encoded, content=body)
 
@@ -434,7 +434,7 @@ def _named(error: Exception) -> RequestFailed:
 
 
 def _within_origin(response: httpx2.Response) -> httpx2.Request | None:
-    """The request that follows a redirect, if it is the same one at the same place: credentials go nowhere else."""
+    """The request that follows a redirect within the origin: credentials are sent nowhere else."""
     sent, following = response.request, response.next_request
     if following is None or following.method != sent.method:
         return None
@@ -570,7 +570,7 @@ def token_provider(env: str | None, file: Path | None, environ: Mapping[str, str
         else:
             raise Refused(reason, f"{where} is not set")
         if not _FIT.fullmatch(token := text.strip()):
-            # Not what was seen: it is a secret.
+            # The message omits the text: it is a secret.
             raise Refused(reason, f"{where} does not hold a token: one line of visible ASCII characters is expected")
         return token
 
@@ -618,5 +618,5 @@ def checked_transport(
 
 
 def on_401(token: TokenProvider | None) -> str:
-    """How a sentence about a 401 ends: what the user can do about it."""
+    """The end of a sentence about a 401: what the user can do."""
     return "wants a token: see --token-env and --token-file" if token is None else "does not accept the given token"

@@ -81,7 +81,7 @@ class Direct(httpx2.AsyncBaseTransport):
         return httpx2.Response(exchange.status_code, headers=headers, stream=exchange, extensions=extensions)
 
     async def exchange(self, origin: Origin, data: bytes, times: Times) -> Exchange:
-        """Send the bytes of a request, and return the response when its headers have come.
+        """Send the bytes of a request, and return the response when its headers have arrived.
 
         Raises `httpx2.TransportError`. A caller that does without the library's requests and responses saves two thirds
         of the CPU time.
@@ -143,7 +143,7 @@ class Direct(httpx2.AsyncBaseTransport):
 
 
 class Exchange(httpx2.AsyncByteStream):
-    """A response whose headers have come, on its connection."""
+    """A response whose headers have arrived, on its connection."""
 
     def __init__(
         self, connection: _Connection, seconds: float | None, give_back: Callable[[_Connection], None]
@@ -169,7 +169,7 @@ class Exchange(httpx2.AsyncByteStream):
         return b"" if self._connection is None else await self._connection.receive_body(self._seconds)
 
     async def gather(self, seconds: float) -> None:
-        """Let what comes wait in the system for so long: `receive` then returns all of it together."""
+        """Leave arriving bytes in the system for so long: `receive` then returns all of them together."""
         if self._connection is not None:
             await self._connection.gather(seconds)
 
@@ -200,7 +200,7 @@ class _Connection(asyncio.Protocol):
         self._has_head = False
         self._body = bytearray()
         self._failure: httpx2.TransportError | None = None
-        """Why nothing more comes on this connection."""
+        """Why no more bytes arrive on this connection."""
         self._changed: asyncio.Future[None] | None = None
         """What the one task waits for that uses the connection. (An `Event` takes 800 bytes, of each open stream.)"""
         self._may_write = True
@@ -224,7 +224,7 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._has_head, self._bare_bytes, self.headers = False, 0, []
         self._socket.write(data)
-        # A response may come, and the connection end, before all is written.
+        # A response may arrive, and the connection end, before all is written.
         while not self._may_write and not self._has_head and self._failure is None:
             await self._change(seconds, httpx2.WriteTimeout)
 
@@ -332,7 +332,7 @@ class _Connection(asyncio.Protocol):
         assert self._parser is not None
         self.status = self._parser.get_status_code()
         if self.status < 200:
-            self.headers = []  # the response is still to come (RFC 9110, 15.2)
+            self.headers = []  # the final response follows (RFC 9110, 15.2)
             return
         has_body = self.status not in (204, 304)
         self._ends_with_connection = has_body and _LENGTHS.isdisjoint([name for name, _ in self.headers])

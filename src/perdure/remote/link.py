@@ -1,7 +1,7 @@
-"""A link holds one client's session at one server, renews it when it is gone, and reads its standalone stream.
+"""A link holds one client's session at one server, renews it when it has ended, and reads its standalone stream.
 
-A renewal is a task of its own: a request that found the session gone waits for it, and may stop waiting, but it is
-finished. Only then is the new session the one that requests go to; so none of them comes before `initialized`.
+A renewal is a task of its own: a request that found the session ended waits for the renewal, and may stop waiting; the
+renewal is finished all the same. Only then do requests use the new session, so none of them precedes `initialized`.
 
 A Perdure server with `recover="reissue"` answers 404 with the id of a session that it has made already. That id is
 not used: the specification has a client begin again without one (B5), and what the server agreed to would be unknown.
@@ -44,7 +44,7 @@ class Begun:
 
 
 class LinkClient(Protocol):
-    """The client above a link. It takes what the standalone stream brings, and has its say in renewals."""
+    """The client above a link. It takes messages of the standalone stream, and takes part in renewals."""
 
     async def take(self, message: Message) -> None:
         """A message of the standalone stream, before its position moves."""
@@ -60,7 +60,7 @@ class LinkClient(Protocol):
         (`Link.bring_up`). Raises `Unavailable`, and `Refused` if the new one cannot be used."""
 
     async def on_replaced(self, handshake: Handshake) -> None:
-        """Requests go to the new session from now on."""
+        """Requests use the new session from now on."""
 
     def fail(self, error: Exception) -> None:
         """A task of the link raised."""
@@ -88,7 +88,7 @@ class Standalone:
         self._link = link
         self._handshake = handshake
         self._is_sure = not is_new
-        """The server has such a stream; then 404 means that the session is gone."""
+        """The server has such a stream; then 404 means that the session has ended."""
 
     def _move(self, position: str | None, retry: int | None) -> None:
         if self._link.handshake is self._handshake:
@@ -136,7 +136,7 @@ class Standalone:
         elif found.failure is not None:
             route.report(Notice.WAITING, found.why)
         stream.failed(found.why, at_least=found.at_least)
-        # Some servers say 404 or 400 to every GET, and some because the session is gone.
+        # Some servers answer 404 or 400 to every GET, and some because the session has ended.
         may_be_gone = found.meaning is Meaning.REFUSED and found.status in (400, 404)
         return Meaning.RENEW if may_be_gone and await self._link.is_gone(self._handshake) else found.meaning
 
@@ -149,7 +149,7 @@ class Standalone:
 
 class Link:
     """Holds the session. `listening_seconds`: how long `listen` waits for the standalone stream. Some servers answer a
-    GET only with their first event. `checks`: a session that seems to be gone is asked for (`is_gone`). `listens`: the
+    GET only with their first event. `checks`: a session that seems to have ended is checked (`is_gone`). `listens`: the
     standalone stream of a new session is read. `start_soon` runs the link's tasks, in place of `running`.
     """
 
@@ -165,7 +165,7 @@ class Link:
     ) -> None:
         self.route = route
         self.handshake: Handshake | None = None
-        """The session that requests go to."""
+        """The session that requests use."""
         self.program = program
         self.listens = listens
         self._listening_seconds = listening_seconds
@@ -237,7 +237,7 @@ class Link:
     # Renewal
 
     async def renew(self, gone: Handshake | None) -> Exception | None:
-        """Begin one new session in place of one that is gone, however many requests have noticed (B5, H8).
+        """Begin one new session in place of one that has ended, however many requests have noticed (B5, H8).
 
         None if there is one; else `Unavailable` or `Refused`.
         """
@@ -265,7 +265,7 @@ class Link:
             over.set_result(trouble)
 
     async def begin_again(self, text: str, gone: Handshake) -> Handshake:
-        """A session in place of one that is gone, by the text of an `initialize` request."""
+        """Begin a session in place of one that has ended, by the text of an `initialize` request."""
         begun = await self.begin(text, self.route.new_id())
         if begun.answer.is_error:
             raise Refused("refused", f"the server refuses a handshake: {begun.answer.why}")
@@ -292,7 +292,7 @@ class Link:
             await asyncio.shield(self._renewal)
 
     async def is_gone(self, doubted: Handshake | None) -> bool:
-        """Whether a session is gone that the server seems not to know: then it refuses a `ping` in it as well.
+        """Whether a session has ended that the server seems not to know: then it refuses a `ping` in it as well.
 
         At most one `ping` in `CHECK_PAUSE` finds that out for all who ask.
         """
@@ -321,9 +321,9 @@ class Link:
     # The standalone stream
 
     async def listen(self, *, position: str | None = None, retry: int | None = None, is_new: bool) -> None:
-        """Read the standalone stream of the session that there is now, and no other. `is_new`: it has just begun.
+        """Read the standalone stream of the present session, and no other. `is_new`: it has just begun.
 
-        Waits until the stream is open, or cannot be: what a server without a log says before is lost.
+        Waits until the stream is open, or cannot be opened: earlier messages of a server without a log are lost.
         """
         self.stop_listening()
         if self.handshake is None:

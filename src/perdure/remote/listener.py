@@ -11,8 +11,8 @@ from perdure.remote.stream import pause_before_return
 
 
 class Listener:
-    """`send` sends the request once, gives `hear` what comes, and returns the end. `patience` sets the pauses between
-    two requests."""
+    """`send` sends the request once, passes notifications to `hear`, and returns the end. `patience` sets the pauses
+    between two requests."""
 
     def __init__(self, send: Callable[[], Awaitable[Message | Ended]], patience: Patience) -> None:
         self._send = send

@@ -58,7 +58,7 @@ class ConnectionLog:
         self._first_wait = first_wait
         self._has_answered = False
         self._last: str | None = None
-        """The last refusal in the log, "" for a server that is away, None for one that answers."""
+        """The last refusal in the log, "" for an unreachable server, None for one that answers."""
 
     def __call__(self, notice: Notice, why: str = "", *, reason: str = "") -> None:
         if notice in self._skips:
@@ -99,7 +99,7 @@ class ClientLimits:
     """How long one client waits for what, and how large a message may be."""
 
     patience: Patience
-    """For requests, and for what has no answer."""
+    """For requests, and for messages without an answer."""
     listening: Patience
     """For the standalone stream."""
     handshake: Patience
@@ -116,7 +116,7 @@ class ClientLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """One server, how long and how it is tried, and the receiver of what goes wrong on the way."""
+    """One server, how long and how it is tried, and the receiver of errors."""
 
     endpoint: Endpoint
     limits: ClientLimits

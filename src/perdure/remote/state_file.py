@@ -1,4 +1,4 @@
-"""Encodes what a client must remember over its own death, writes it down, and reads it back.
+"""Writes and reads the state that a client must keep over its own death.
 
 A fact is written before it can matter: a call before it is sent, the end of a call when it is reported. Positions are
 written a little later (`LAG`), many at a time: after a crash an old position repeats a few events and loses none.
@@ -109,7 +109,7 @@ class StateWriter:
             self._due = asyncio.get_running_loop().call_later(self._lag, self.changed)
 
     def close(self) -> None:
-        """Write what is due, and nothing after that: the file may be another process's from now on."""
+        """Write what is due, and nothing afterwards: the file may belong to another process from now on."""
         if self._due is not None:
             self.changed()
         self._save = None

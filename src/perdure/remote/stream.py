@@ -1,7 +1,7 @@
 """A stream reads one event stream of a server, over as many connections as it takes.
 
 Bytes become events, events become messages, messages are handed on, and the position follows them. The course
-(`_core/reconnect.py`) says when to come back.
+(`_core/reconnect.py`) decides when to connect again.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ Take = Callable[[Message], Awaitable[None]]
 Move = Callable[[str | None, int | None], None]
 """Takes another position, and the milliseconds before the next connection, if the server names them."""
 OnResponse = Callable[[Meaning, int], None]
-"""The headers of a response have come: what it means, and its status."""
+"""The headers of a response have arrived: its meaning and its status."""
 
 
 async def ignore(_: object) -> None:

@@ -1,7 +1,7 @@
 """Watches the files of the target's code, and reports when they have changed and rest.
 
 Editors write a file in several steps, and one change of a developer's (a rename, a checkout) touches many files. So a
-change is reported once no further one has come for `QUIET_SECONDS`.
+change is reported once no further one has followed for `QUIET_SECONDS`.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Limits what uvicorn would wait for without end on a connection.
+"""Limits the waits of uvicorn on a connection that have no end otherwise.
 
-uvicorn with httptools collects headers without limit and waits for them for ever. The endpoint judges headers that are
-complete; the limit here is for those that never are.
+uvicorn with httptools collects headers without limit and waits for them for ever. The endpoint judges complete
+headers; the limit here is for headers that never become complete.
 """
 
 import asyncio
@@ -118,7 +118,7 @@ class Connection(HttpToolsProtocol):
     def hand_over(self, giving: socket.socket) -> None:
         """Give this connection to another process as soon as it is idle. Its peer does not notice.
 
-        Nothing is lost: what the peer sends from now on waits in the system until the other process reads it.
+        Nothing is lost: further bytes of the peer wait in the system until the other process reads them.
         """
         self.giving = giving
         self._hand_over_if_idle()
@@ -150,7 +150,7 @@ class Connection(HttpToolsProtocol):
         if self.timeout_keep_alive_task is not None:  # uvicorn forgets it when the peer resets the connection
             self.timeout_keep_alive_task.cancel()
         super().connection_lost(exc)
-        # uvicorn disconnects the last request only; an event stream before it would go on without a reader, for ever.
+        # uvicorn disconnects the last request only; an earlier event stream would stay without a reader for ever.
         for cycle in self.overtaken:
             if not cycle.response_complete:
                 cycle.disconnected = True

@@ -63,7 +63,7 @@ class _Exchange(httpx2.AsyncByteStream):
         self._is_left = False
         """The client reads no more."""
         self._is_broken = False
-        """Nothing more comes of a response that is not complete."""
+        """An incomplete response has ended."""
         self._written, self._taken, self._over = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     # For the client

@@ -1,4 +1,4 @@
-"""Writes the log of a serving process to stderr: its handler, and what it does not show.
+"""Writes the log of a serving process to stderr: its handler and its filters.
 
 Workers share their parent's stderr. A traceback is longer than what a pipe takes in one piece, so each record is
 written under a lock of the file that stderr leads to. The system frees the lock when a process dies.
@@ -113,10 +113,10 @@ class ShownRecords:
 
 
 def name_call(record: logging.LogRecord) -> bool:
-    """Let a record say in which call it was written, unless it names a session by itself.
+    """Add the call in which a record was written, unless the record names a session itself.
 
-    Perdure's own records name what they are about. A call that meets a failing store first is not what its record is
-    about, and neither is one whose event has started a task of the whole process.
+    Perdure's own records name their subject, which is not the call that first meets a failing store, or whose event
+    has started a task of the whole process.
     """
     is_other = record.name.partition(".")[0] == _OURS and not str(vars(record).get("action")).startswith("call.")
     if not is_other and (ids := current_call.get()) is not None and "session" not in vars(record):

@@ -24,7 +24,7 @@ from perdure.store.owner import Owner
 _FORMS = "write package.module:name or path/file.py:name"
 
 USUAL_NAMES = ("server", "mcp", "app")
-"""What servers are called: the names that the commands of the SDK and of FastMCP look for."""
+"""Names of servers: those that the commands of the SDK and of FastMCP search."""
 MAX_SEEN = 8
 """Names that a refusal lists: enough to see what is in a module, and still one line."""
 
@@ -36,7 +36,7 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def load_target(target: str) -> object:
-    """Return the object that a target names. Raises `BadTarget` with one sentence: what is wrong, and what to do."""
+    """Return the object that a target names. Raises `BadTarget` with one sentence: the fault and the next step."""
     if target.startswith(("http://", "https://")):
         raise BadTarget(
             f"{target} is the address of a server that runs; a target is its code, such as bakery.py. perdure serve,"
@@ -59,7 +59,7 @@ def load_target(target: str) -> object:
 
 
 def owner_of(target: str) -> Owner:
-    """Say where a target that was loaded comes from, for the store."""
+    """Return the origin of a loaded target, for the store."""
     place, colon, part = target.rpartition(":")
     place, part = (place, part) if colon else (target, "")
     is_path = place.endswith(".py")

@@ -35,7 +35,7 @@ class FileTokens(TokenVerifier):
         self.read_again()
 
     def read_again(self) -> None:
-        """Replace the tokens by those that the file has now. Raises `Misuse` as before, and keeps the old ones."""
+        """Read the tokens again. Raises `Misuse` as the constructor, and keeps the old ones then."""
         path = self._path
         principals: dict[bytes, str] = {}
         for where, line in _lines(Path(path)):

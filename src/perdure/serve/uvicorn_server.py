@@ -1,6 +1,6 @@
 """Runs the app under uvicorn: a gentle end on the first signal, a quick one on the second.
 
-The first SIGTERM or SIGINT drains: the server goes on listening, so that balancers and clients learn of it, while
+The first SIGTERM or SIGINT drains: the server keeps listening, so that balancers and clients learn of it, while
 running calls finish. When the app is drained, what is left is settled and the process ends with status 0. A second
 signal does not wait: what is left is settled at once and the process is gone within two seconds, whatever its tools do.
 """
@@ -233,7 +233,7 @@ class _Server(uvicorn.Server):
     def on_hangup(self, has_terminal: bool) -> None:
         """A terminal that goes away sends SIGHUP, and then the user expects a drain. In a process without a terminal a
         service manager sends it to have tokens and code loaded: the process reads its tokens again. Only a parent of
-        workers can load new code, so the process logs that and goes on. A worker leaves SIGHUP to its parent."""
+        workers can load new code, so the process only logs that. A worker leaves SIGHUP to its parent."""
         if self.channel is not None:
             return
         if has_terminal:

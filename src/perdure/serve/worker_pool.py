@@ -53,9 +53,9 @@ class Fault(enum.StrEnum):
 
 # What the parent sends; each word is one byte, so that words cannot run together.
 DRAIN = b"d"
-"""The server stops: drain, and go on listening to answer clients."""
+"""The server stops: drain, and keep listening to answer clients."""
 LEAVE = b"l"
-"""Other workers go on: let them have the port, and end once no client uses a connection any more."""
+"""Other workers continue: leave the port to them, and end once no client uses a connection any more."""
 RELOAD = b"r"
 """As `LEAVE`, for new code: idle connections go to other workers, and running calls may take `RELOAD_SECONDS`."""
 TOKENS = b"t"
@@ -124,7 +124,7 @@ class WorkerChannel:
         self.send(f"{fault} ".encode() + line[:MAX_REASON] + b"\n")
 
     def send(self, word: bytes) -> None:
-        with contextlib.suppress(OSError):  # `receive` notices that the parent is gone
+        with contextlib.suppress(OSError):  # `receive` notices that the parent has ended
             self._parent.sendall(word)
 
     def receive(self) -> bytes:
@@ -141,7 +141,7 @@ class NotReady(Exception):
     """A worker ended, or reported why it cannot serve, before it was ready."""
 
     def __init__(self, reason: str, fault: Fault | None = None) -> None:
-        """`fault`: what is wrong, if the worker reported it."""
+        """`fault`: the reason, if the worker reported one."""
         super().__init__(reason)
         self.fault = fault
 
@@ -359,7 +359,7 @@ class WorkerPool:
                 raise NotReady(f"it could not be started: {error}") from error
             self._alive.add(worker)
             worker.ended.add_done_callback(partial(self._on_ended, worker))
-            if self._ending.is_set():  # it did not exist yet when the others were told to end
+            if self._ending.is_set():  # it did not exist yet when the others were asked to end
                 worker.end(DRAIN)
             ready = asyncio.create_task(worker.get_ready())
             try:
@@ -481,7 +481,7 @@ class WorkerPool:
     def _on_signal(self, sig: signal.Signals) -> None:
         """The first signal lets the workers drain, the second one ends them at once."""
         if not self._ending.is_set():
-            self._end_all(DRAIN)  # each worker says what it waits for
+            self._end_all(DRAIN)  # each worker logs the reason of its wait
             return
         self._ended_badly = self._ended_badly or sig is signal.SIGINT
         self._end_all(AT_ONCE)

@@ -281,7 +281,7 @@ class Home(StreamOwner):
                         self._outbox.take_back()  # nothing reads it any more
                     return
                 except Behind:
-                    # All that came back goes again in order, so what is missing was accepted, and is not there.
+                    # All returned messages are sent again in order: a missing number was accepted and then lost.
                     if self._outbox is not None:
                         self._outbox.restart()
                 except MailFull:

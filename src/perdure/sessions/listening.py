@@ -587,8 +587,8 @@ class Listening:
     # Rounds
 
     def go_round(self, seen: Overview | None) -> None:
-        """Do again what has failed, and compare what this node knows with the beats of the others. A beat may be older
-        than mail that has come since it was read, so what it says counts when the next round sees the same."""
+        """Repeat what failed, and compare what this node knows with the beats of the others. A beat may be older than
+        mail, so this node acts when two rounds agree."""
         if self._to_answer:
             self._subscribes.want()
         if self._unsent:

@@ -349,7 +349,7 @@ class Session:
         return self.keeper.tells_by_log
 
     async def lost_answers(self, stream: Stream) -> Sequence[bytes]:
-        # What is held is in memory alone; it is looked at first, because from there it goes into the store.
+        # Read memory first, because held events move from there to the store.
         finals = stream.tail.finals
         stored = paged(lambda after: self.context.store.read(stream.id, after=after, limit=1_000))
         finals += [event async for event in stored if event.final]
@@ -488,7 +488,7 @@ class Intake:
 
     @property
     def _own_key(self) -> CallKey | None:
-        """The key of which the stream's id is made: that of the first request that gives it."""
+        """The key that determines the stream's id: that of the first request with a key."""
         return None if self._key is None or self._key.is_taken else self._key
 
     def _rows(

@@ -39,11 +39,11 @@ from perdure.telemetry.log_records import log_event
 
 REVOKED = "notifications/perdure/resume_revoked"
 #: Seconds for a handshake, however patient the bridge is otherwise: hosts give up after 30 (some editors) or 60 (the
-#: TypeScript SDK), and an answer that says what is wrong must come before that.
+#: TypeScript SDK), and the answer with the reason must arrive earlier.
 HANDSHAKE_SECONDS = 25.0
 #: Seconds between two attempts at a handshake, at most: the host waits.
 HANDSHAKE_DELAY = 2.0
-#: Seconds for what the host said last before it closed the pipe.
+#: Seconds for the last messages of a host that has closed the pipe.
 FLUSH_SECONDS = 0.5
 #: Seconds between two attempts to reach a server that stays away, for the standalone stream.
 MAX_LISTEN_DELAY = 30.0
@@ -127,7 +127,7 @@ class Bridge:
                 except HostGone:
                     pass
             await self._output.settle()
-            # What comes from now on is for the next process, which must not find its streams taken from it.
+            # Messages from now on belong to the next process, so this one must not take its streams.
             self._link.stop_listening()
             self._host.stop()
             on_leaving()
@@ -213,7 +213,7 @@ class Bridge:
     # The link's program
 
     async def take(self, message: Message) -> None:
-        """Write what a stream brought to the host, before its position moves on."""
+        """Write the messages of a stream to the host, before its position is advanced."""
         if message.method == REVOKED:
             sentence = "another process used a resume token of this session; a new one is asked for"
             log_event(logging.WARNING, "stdio.revoked", sentence)
@@ -247,7 +247,7 @@ class Bridge:
             await self._output.write(f'{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{params}}}')
 
     def fail(self, error: Exception) -> None:
-        """Log what a task has raised; the other tasks continue."""
+        """Log the exception of a task; the other tasks continue."""
         if isinstance(error, HostGone):
             self.stop()
         else:

@@ -112,8 +112,8 @@ class _HostRequest:
 class HostSide:
     """Follows the host's calls, and translates ids and progress tokens between the host and the wire.
 
-    `output` writes what the host gets. `initialize` returns the answer to its `initialize`, and `finish` takes its
-    `initialized`. `modern` takes what the host says in the revision without sessions.
+    `output` writes to the host. `initialize` returns the answer to its `initialize`, and `finish` takes its
+    `initialized`. `modern` takes requests of the revision without sessions.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class HostSide:
         self._finish = finish
         self._positions = positions
         self._output = output
-        self._requests: dict[str, _HostRequest] = {}  #: those that run, by the id that the host gave, as JSON
+        self._requests: dict[str, _HostRequest] = {}  #: running calls, by the host's id as JSON
         self._earlier: set[Call] = set()  #: calls of an earlier process that run
         self._tokens: dict[str, str] = {}  #: the tokens of the host, as JSON, by those on the wire
         self._asks: dict[str, None] = {}  #: the ids of the server's asks that wait for the host, as JSON

@@ -79,7 +79,7 @@ class HostRequest:
 
 
 class ModernHost:
-    """`output` writes what the host gets."""
+    """`output` writes to the host."""
 
     def __init__(self, link: Link, output: Output, keys: KeysFile) -> None:
         self._link = link
@@ -109,7 +109,7 @@ class ModernHost:
             request.scope.cancel()
 
     async def flush(self) -> None:
-        """Wait until what the host has cancelled is cancelled."""
+        """Wait until the calls that the host cancelled are cancelled."""
         await self._calls.flush()
 
     async def beat(self) -> None:
@@ -156,7 +156,7 @@ class ModernHost:
         offers = await self._calls.known_offers(request.params)
         drives = offers.tasks and not declares(meta.get(CAPABILITIES), TASKS)
         if offers.keys and not isinstance(meta.get(KEY), str):
-            if state is not None:  # a round of the tool's own; no retry of it comes after a restart
+            if state is not None:  # a round of the tool's own; the host does not retry it after a restart
                 meta[KEY] = new_key()
             else:
                 request.kept_key = self._keys.begin(digest_of(request.params))

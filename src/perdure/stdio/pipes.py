@@ -23,7 +23,7 @@ from perdure._core.lines import MAX_LINE_BYTES, Cutter, Line
 _CHUNK = 1 << 16
 #: Bytes that are written in one go, if that many wait: the pipe itself takes 64 KiB.
 _BATCH = 1 << 20
-#: Seconds in which nothing is taken of what was read: then the bridge checks whether the host has left. Longer
+#: Seconds without progress after which the bridge checks whether the host has left. Longer
 #: than a message waits for a server that answers (`DEPARTURE`), shorter than hosts wait for us to end (2 s).
 STUCK = 0.75
 #: Seconds for a host that leaves to take what is being written. It may have stopped reading, and waits 2 s for our end.
@@ -110,13 +110,14 @@ class Output:
         await written
 
     async def deliver(self, text: str) -> None:
-        """Write what the caller then notes as written. What comes while the output settles is for the next process."""
+        """Write a message; the caller then notes its position. One that arrives while the output settles belongs to the
+        next process."""
         if self._is_settling:
             await anyio.sleep_forever()
         await self.write(text)
 
     async def settle(self) -> None:
-        """Wait until all that is being written is written, and noted by those who wait for it.
+        """Wait until all pending lines are written, and noted by their writers.
 
         A host can have a line, and close the pipe, before the thread that wrote the line gets to say so.
         """

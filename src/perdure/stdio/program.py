@@ -1,10 +1,9 @@
-"""Runs `perdure stdio` from its start to its end: checks what the user gave, makes the HTTP client, runs the bridge.
+"""Runs `perdure stdio` from its start to its end: checks its options, makes the HTTP client, runs the bridge.
 
 The bridge's log goes to stderr, and to a file if the user names one. stdout belongs to MCP. A thread writes the
-records: a host that does not read stderr must not stop the bridge. What such a host leaves unread beyond `ROOM` records
-is dropped.
+records: a host that does not read stderr must not stop the bridge. Unread records beyond `ROOM` are dropped.
 
-`--explain` prints which session a bridge would go on with: the host that was found, the slots there, and why (T7, T9).
+`--explain` prints which session a bridge would continue: the host that was found, its slots, and why (T7, T9).
 """
 
 import asyncio
@@ -47,7 +46,7 @@ from perdure.stdio.resume_slot import (
 from perdure.stdio.state_files import KeysFile, PositionsFile
 from perdure.telemetry.log_records import LogLines, log_event
 
-#: As for the other commands: what was asked for cannot be done.
+#: As for the other commands: the request cannot be fulfilled.
 REFUSED = 2
 #: What a shell reports for a program that a signal ended, beyond the signal's number.
 BY_SIGNAL = 128
@@ -81,7 +80,7 @@ class Options:
 
 
 Place = tuple[Path | None, Target]
-"""The directory for what the next bridge needs, and the target that it is for."""
+"""The directory of the files for the next bridge, and the target that they are for."""
 
 Connect = Callable[[Place | None], AbstractAsyncContextManager[Endpoint]]
 """Leads to the server during a block; the place is `None` if nothing may be kept on disk. Raises `Refused`."""
@@ -164,7 +163,7 @@ async def _run(options: Options, place: Place | None, connect: Connect) -> int:
 
 
 def _place(options: Options, arguments: list[str], environ: Mapping[str, str]) -> Place | None:
-    """Return where the next bridge finds what it needs; None if resume is off."""
+    """Return the place of the files for the next bridge; None if resume is off."""
     if not options.resume:
         return None
     if not HAS_FLOCK:  # Windows
@@ -249,8 +248,8 @@ _KINDS = {
 
 
 def explain(options: Options, *, arguments: list[str], environ: Mapping[str, str]) -> int:
-    """Print which session a bridge would go on with that is called with these arguments, and why. Nothing is taken,
-    written or asked for."""
+    """Print which session a bridge with these arguments would continue, and why. Nothing is taken, written or asked
+    for."""
 
     def say(name: str, text: str) -> int:
         print(f"{name:<9} {printable(text, MAX_TEXT)}")

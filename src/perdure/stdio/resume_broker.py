@@ -54,7 +54,7 @@ class ResumeBroker:
             return  # the handshake asks again, and answers the host
 
     async def session(self, patience: Patience) -> str | None:
-        """Return the session to go on with, if there is one. Raises `Unavailable` or `Refused`; the token stays."""
+        """Return the session to continue, if there is one. Raises `Unavailable` or `Refused`; the token stays."""
         async with self._turn:
             token = self._slot.token() if not self._is_asked and self._slot.holder else None
             if token is not None:
@@ -83,7 +83,7 @@ class ResumeBroker:
             return True
         async with self._turn:
             if self._session != session:
-                self._slot.forget()  # what is on disk must not lead back to the earlier session
+                self._slot.forget()  # the files must not lead back to the earlier session
             self._is_asked, self._session = True, session
             try:
                 [token] = await self._ask("open", {}, ONCE, "token", session=session)

@@ -165,12 +165,12 @@ class SlotChooser:
         self._folder = folder
         self._first = SlotName(pid=identity.pid, start=identity.start)
         self._held: int | None = None
-        """Slots that were in use at the first look, if no session waited."""
+        """Slots that were in use when they were first read, if no session waited."""
 
     def take(self, *, is_late: bool) -> LockedSlot | None:
         """Return the slot of this bridge; None to look again, which `is_late` excludes, or if all are in use.
 
-        One bridge looks at a time: two that lock a slot each would both believe that there is no other.
+        One bridge reads the slots at a time: two that lock a slot each would both find no other one.
         """
         names = self._names()
         free = [slot for name in names if (slot := self._lock(name)) is not None]
@@ -315,7 +315,7 @@ async def open_slot(
             while True:
                 is_late = time.monotonic() >= deadline
                 with folder.alone() as is_alone:
-                    # Without a look at the others, a session is a fresh one.
+                    # The other slots were not read, so the session is a fresh one.
                     taken = chooser.take(is_late=is_late) if is_alone else chooser.take_new() if is_late else None
                 if taken is not None:
                     stack.pop_all()

@@ -65,13 +65,13 @@ class Positions:
 
     session: str = ""  #: a digest of its id
     position: str | None = None  #: of the standalone stream
-    calls: dict[str, RunningCall] = field(default_factory=dict)  #: those that run, by their ids on the wire
+    calls: dict[str, RunningCall] = field(default_factory=dict)  #: running calls, by their ids on the wire
     sticky: list[str] = field(default_factory=list)
     """The requests to repeat in a new session: a log level, subscriptions."""
 
 
 def decode(data: bytes) -> Positions:
-    """Raises `ValueError` for what is not ours."""
+    """Raises `ValueError` for a file that is not one of ours."""
     found = state_file.decode(Positions, data)
     for call in found.calls.values():
         json.loads(call.id)
@@ -119,7 +119,7 @@ class PositionsFile:
             self.positions = read_back
 
     def begin(self, session: str) -> None:
-        """Begin the positions of a new session. What the server has not taken yet is repeated in it."""
+        """Begin the positions of a new session. Requests that the server has not taken yet are repeated in it."""
         untaken = {wire_id: call for wire_id, call in self.positions.calls.items() if call.position is None}
         self.positions = Positions(session=digest(session), calls=untaken, sticky=self.positions.sticky)
         self.changed()
@@ -133,7 +133,7 @@ class PositionsFile:
             return  # it can be repeated, or its session is gone
         is_first, call.position = call.position is None, position
         if is_first:
-            self.changed()  # without a position the next process could not go on at all
+            self.changed()  # without a position the next process could not continue
         else:
             self._moved()
 
@@ -147,7 +147,7 @@ class PositionsFile:
         self.changed()
 
     def stick(self, request: bytes) -> None:
-        """Repeat a request in later sessions, in place of those that it overrides."""
+        """Repeat a request in later sessions, in place of the requests that it overrides."""
         kept = tuple(earlier.encode() for earlier in self.positions.sticky)
         self.positions.sticky = [one.decode() for one in sticky_after(kept, request)]
         self.changed()

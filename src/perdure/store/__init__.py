@@ -1,4 +1,4 @@
-"""Keeps the log: what a store promises, and the stores; uses `_files`, `settings`, `errors` and `_core`."""
+"""Keeps the log: the promises of a store, and the stores; uses `_files`, `settings`, `errors` and `_core`."""
 
 from pathlib import PurePath
 from typing import TypeVar
@@ -44,7 +44,7 @@ def open_store(url: str, *, busy_timeout: float = 1.0) -> Store:
 
 
 def existing_store(url: str, *, writes: bool, busy_timeout: float = 5.0) -> Inspect:
-    """The same for a program that does not serve: the store must be there, in this release's version.
+    """The same for a program that does not serve: the store must exist, in this release's version.
 
     The store is neither made nor migrated. Without `writes` it is only read, and no server waits for that.
     """

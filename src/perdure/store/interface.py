@@ -147,11 +147,11 @@ class Liveness(Protocol):
         """Return all that a node reads in each of its rounds. A store on a network reads it in one go."""
 
     def hold(self, holding: bool) -> None:
-        """Declare that this node shows what is not in the store, or that all of it is written (15). Never waits or
-        fails. A store that machines share answers its neighbours' questions, for example."""
+        """Declare that this node shows events that are not in the store, or that all of them are written (15). Never
+        waits or fails. A store that machines share answers its neighbours' questions, for example."""
 
     async def holders(self) -> Sequence[NodeId]:
-        """Return the other living nodes that hold steps (15). Asked before this node denies what the store lacks."""
+        """Return the other living nodes that hold steps (15), before this node denies events that the store lacks."""
 
     def ages(self) -> dict[NodeId, float]:
         """Seconds since each node was last known to be alive, as far as this one has seen; itself included."""

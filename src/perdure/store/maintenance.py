@@ -14,7 +14,7 @@ from typing import Protocol
 from perdure._core.ids import NodeId
 
 MOST_SHOWN = 20
-"""Faults of one rule that are named. A damaged store may have millions, and the first ones tell where to look."""
+"""Faults of one rule that are named. A damaged store may have millions, and the first ones show where to search."""
 
 CHECK_VALUES = {"unanswered": (60.0,)}
 """The values of the checks that have any: seconds by which the clocks of nodes may differ (promise 18) before a time

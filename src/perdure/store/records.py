@@ -1,4 +1,4 @@
-"""The records that a store keeps, and the limits of what waits in it."""
+"""The records that a store keeps, and the limits of waiting messages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionRecord:
-    """All that is needed to go on with a session."""
+    """Everything that a node needs to continue a session."""
 
     id: SessionId
     owner: str
@@ -54,9 +54,9 @@ class SessionRecord:
     is_task: bool = False
     """Of a durable call: its client can ask for it again, because it has the call's handle or gave it a key."""
     digest: bytes = b""
-    """Of a key: what stands for the request that was given up (`CallRecord.digest`)."""
+    """Of a key: the digest of the request whose answer was given up (`CallRecord.digest`)."""
     upstream: bytes = b""
-    """What the runtime needs to go on elsewhere, as JSON; empty where it needs nothing."""
+    """What the runtime needs to continue elsewhere, as JSON; empty where it needs nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,9 +75,9 @@ class StreamRecord:
     delivered: int = 0
     """How far its readers have got, as far as it was written (19)."""
     unread: bool = False
-    """The reader of this call's stream was lost before the end, and no reader has come to the end since."""
+    """The reader of this call's stream was lost before the end, and no reader has reached the end since."""
     answered: int = 0
-    """The number of the early answer: readers of this call's stream end with it, while the call goes on. 0: none."""
+    """The number of the early answer: readers of this call's stream end with it, while the call continues. 0: none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +101,7 @@ class CallRecord:
     name: str = ""
     """The tool or prompt that it asks for, also when the call has ended: for people."""
     upstream: bytes = b""
-    """Whether its tool may run again, and how the runtime can go on with it, as JSON (`_core.settling.UpstreamCall`);
+    """Whether its tool may run again, and how the runtime can continue it, as JSON (`_core.settling.UpstreamCall`);
     empty where that is not known, and once the call has ended."""
 
 
@@ -342,7 +342,7 @@ class Survey:
     rotated: Mapping[str, float] = field(default_factory=dict)
     """When each part of the store began to be written to its present place, by the store's clock."""
     lag_bytes: Mapping[str, int] = field(default_factory=dict)
-    """How far each standby is behind."""
+    """The lag of each standby."""
     lag_seconds: Mapping[str, float] = field(default_factory=dict)
     files: Mapping[str, int] = field(default_factory=dict)
     """Bytes of a store that is a file: what is `used` in it, what is `free` in it, and the `log` beside it."""

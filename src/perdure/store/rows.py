@@ -61,7 +61,7 @@ def session_values(record: SessionRecord) -> dict[str, object]:
 
 
 def stream_row(record: StreamRecord, *, listed: bool, seen: int | None) -> Row:
-    """The session comes once more at the end, with its revision, because the statement looks it up."""
+    """The last columns are the session again and its revision, because the statement looks the session up."""
     row = (record.id, record.session, record.kind.value, record.node, record.fence, record.opened)
     return (*row, record.generation, record.last, record.sealed, record.answered, listed, record.session, seen)
 

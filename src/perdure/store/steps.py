@@ -125,7 +125,7 @@ class Append(Step):
     taken: int = 0
     """The forwarded messages up to and including this key are among the events, and wait no longer (16)."""
     answered: int = 0
-    """The number of the early answer among the events: a response to a call that goes on. A stream keeps its first."""
+    """The number of the early answer among the events: a response to a call that continues. The first one counts."""
     lost: bool = False
     """The writer's answer to `Behind`: the store has lost the events before these, and accepts the hole. Refused as any
     other append if the stream does not exist or is not this writer's."""
@@ -149,8 +149,8 @@ class Forward(Step):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PutCall(Step):
-    """Change the row of a call that has not ended: its writer runs it again, has it wait, or has learnt how to go on
-    with it."""
+    """Change the row of a call that has not ended: its writer runs it again, has it wait, or has learnt how to continue
+    it."""
 
     stream: StreamId
     fence: Fence
@@ -182,7 +182,7 @@ class PutToolStep(Step):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Release(Step):
-    """The writer of a stream lets go of it: from now on no node writes it, until one claims it."""
+    """The writer of a stream releases it: from now on no node writes it, until one claims it."""
 
     stream: StreamId
     fence: Fence
@@ -315,14 +315,14 @@ class Why(StrEnum):
     """Why a store refuses a step. The functions of a database return these values."""
 
     GONE = "gone"
-    """The stream is not there."""
+    """The stream does not exist."""
     FENCED = "fenced"
     """Another writer has claimed the stream, under the fence that is given."""
     SEALED = "sealed"
     RELEASED = "released"
     """The stream has no writer any more."""
     BEHIND = "behind"
-    """The stream, or what a sender forwards to it, ends at the number that is given, before what the step brings."""
+    """The stream, or what a sender forwards to it, ends at the given number, before the events of the step."""
     ENDED = "ended"
     CHANGED = "changed"
     """The session's record has the revision that is given."""
@@ -335,7 +335,7 @@ class Why(StrEnum):
     ALL = "all"
     """So many sessions are open."""
     NO_NODE = "no_node"
-    """The node is not there, or no node writes the stream."""
+    """The node does not exist, or no node writes the stream."""
     FULL = "full"
     """Too many messages wait for the node; or so many, for the stream."""
 
