@@ -141,13 +141,19 @@ class UpstreamCall:
     """Perdure itself answers it, with what became of another call: no process dies because of it."""
 
     def encode(self) -> bytes:
-        if self == NOTHING_KEPT:
-            return b""
+        if self.follow is None and not self.own:
+            return _ENCODED[self.may_run_again]  # of nearly all calls
         kept = {"rerun": self.may_run_again, "follow": self.follow, **({"own": True} if self.own else {})}
         return json.dumps(kept, separators=(",", ":")).encode()
 
 
 NOTHING_KEPT = UpstreamCall()
+
+_ENCODED: Mapping[bool | None, bytes] = {
+    None: b"",
+    True: b'{"rerun":true,"follow":null}',
+    False: b'{"rerun":false,"follow":null}',
+}
 
 
 def decode_kept(kept: bytes) -> UpstreamCall:

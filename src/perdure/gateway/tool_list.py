@@ -50,6 +50,8 @@ class ToolList:
     """By name; `None` before the first list."""
     is_stale: bool = False
     """The upstream's code has changed since then."""
+    _judged: dict[str, bool] = field(default_factory=dict)
+    """What was said of listed tools: each call asks several times."""
 
     def learn(self, tools: Sequence[JsonObject]) -> None:
         """Take in a whole list. Tools that other lists have shown stay (each caller may be shown its own), unless they
@@ -57,7 +59,7 @@ class ToolList:
         listed = {str(tool.get("name")): tool for tool in tools}
         known = {**({} if self.is_stale else self.tools or {}), **listed}
         self.tools = known if len(known) <= MAX_TOOLS else listed
-        self.is_stale = False
+        self.is_stale, self._judged = False, {}
 
     def learn_page(self, params: Mapping[str, Any] | None, page: Mapping[str, Any]) -> None:
         """Take in the answer to a request of a client: a whole list, or a page of one that is known."""
@@ -70,7 +72,9 @@ class ToolList:
         """Whether a tool may run a second time; `None` if no list was read yet. A tool that is not listed may not."""
         if self.tools is None:
             return None
-        return name in self.tools and self._judge(self.tools[name])
+        if name not in self._judged and name in self.tools:
+            self._judged[name] = self._judge(self.tools[name])
+        return self._judged.get(name, False)
 
     def may_still_run_again(self, name: str, at_start: bool | None) -> bool | None:
         """Whether a tool may run again for a call that has begun. `at_start`: what was known then. A tool that has lost

@@ -55,7 +55,8 @@ class SessionAccess:
         """A client has come to its session. `resume`: calls that wait for their principal run again in the context of
         this request."""
         spans.add_attributes(session=session.name)
-        self.credentials.bring(session.id, scope)
+        if "user" in scope:
+            self.credentials.bring(session.id, scope)
         await session.come_back()
         if session.waits and resume:
             await self.waiting.resume(session, HttpRequest(scope))

@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
     from perdure.http.authentication import Authentication
 
+_BLANKS = frozenset({b" ", b"\t"})
+
 _ENTERED = "perdure.entered"
 """In the scope of a request that needs the endpoint's authentication: the path that it was sent to."""
 
@@ -349,7 +351,7 @@ class App:
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> Response | EventStreamResponse | None:
         # Blanks around a header's value are no part of it (RFC 9110, 5.5); httptools leaves those at its end.
-        if any(value[-1:].isspace() for _, value in scope["headers"]):
+        if not _BLANKS.isdisjoint([value[-1:] for _, value in scope["headers"]]):
             scope["headers"] = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         headers: Headers = dict(scope["headers"])
         # Lines of a list are one list (RFC 9110, 5.3); the only list that matters here is Accept.

@@ -66,7 +66,7 @@ READ_AFTER_ANSWER = "tools/list"
 """The Python SDK's client sends this after the answer of a tool that it does not know. A refusal while the process
 drains would cost the program the answer that the stop has waited for."""
 
-_SUBSCRIBING = ("resources/subscribe", "resources/unsubscribe")
+_SUBSCRIBING = frozenset({"resources/subscribe", "resources/unsubscribe"})
 
 W = TypeVar("W")
 _Write = Callable[[Intake, Sequence[bytes], int | None], Awaitable[W]]
@@ -279,7 +279,7 @@ class PostHandler:
         first: FirstAnswer | None,
     ) -> list[Call]:
         async def write(intake: Intake, bodies: Sequence[bytes], most: int | None) -> list[Call]:
-            if any(request.method in _SUBSCRIBING for request in requests):
+            if not _SUBSCRIBING.isdisjoint([request.method for request in requests]):
                 # Subscriptions live with the home: the node that changes them becomes it.
                 await session.home.take()
             return await intake.accept(bodies, most_calls=most, seen=seen, first=first)
@@ -337,12 +337,13 @@ class PostHandler:
     ) -> W:
         """Check the limits, and write requests by `write`, under numbers whose ids are free."""
         settings, calls = self._settings, session.link.calls
-        self._check_room(calls.caller, is_read=all(request.method == READ_AFTER_ANSWER for request in requests))
+        methods = {request.method for request in requests}
+        self._check_room(calls.caller, is_read=methods == {READ_AFTER_ANSWER})
         if calls.load + len(requests) > settings.max_calls:
             raise HttpRefusal(Refusal.TOO_MANY_CALLS, limit=settings.max_calls)
         self._access.refuse_calls(calls.caller, len(requests))
         record = session.keeper.record
-        if any(request.method in sticky.METHODS for request in requests):
+        if not methods.isdisjoint(sticky.METHODS):
             running = [call.request for call in calls.all_running()]
             if sticky.is_full(record.sticky, running, requests):
                 raise HttpRefusal(Refusal.TOO_MANY_SUBSCRIPTIONS, limit=sticky.MAX_STICKY, size=sticky.MAX_BYTES)

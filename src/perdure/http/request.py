@@ -53,7 +53,7 @@ class HostAndOrigin:
         """Raise `HttpRefusal` unless the request is admitted. `beside`: its path is beside the endpoint, where any IP
         address is a good host, because no name is rebound to an address (a scraper of metrics knows servers by their
         addresses), and the server's own pages are a good origin (a login has forms)."""
-        if sum(len(name) + len(value) for name, value in raw) > self._most:
+        if sum([len(name) + len(value) for name, value in raw]) > self._most:
             raise HttpRefusal(Refusal.HEADERS_TOO_LARGE, limit=self._most)
         names = [name for name, _ in raw if name in (b"host", b"origin")]
         for name in names:

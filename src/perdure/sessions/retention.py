@@ -68,8 +68,8 @@ class RetainedStreams:
         for stream_id in dropped:
             answer_bytes -= self._forget(stream_id)
             steps.append(DropStream(stream=stream_id))
-        events = self._events + sum(usage.events for usage in kept)
-        size = self._event_bytes + answer_bytes + sum(usage.event_bytes for usage in kept)
+        events = self._events + sum([usage.events for usage in kept])
+        size = self._event_bytes + answer_bytes + sum([usage.event_bytes for usage in kept])
         if self._limits.allow(events=events, streams=len(self._with_events) + len(kept), size=size):
             return steps  # as after most calls, without a look at each stream
         over = [stream for stream in self._with_events.values() if stream.stream not in resumed]

@@ -403,7 +403,9 @@ class Intake:
     ) -> None:
         """`size`: the bytes of memory that the requests take together. `key`: of the one request, in a session."""
         self._session = session
-        self._key = key
+        self._is_joined = key is not None and key.is_taken
+        self._own_key = None if self._is_joined else key
+        """The key that determines the stream's id: that of the first request with a key."""
         self._requests = requests
         self._incarnation = session.record.incarnation if incarnation is None else incarnation
         self._keys = [(self._incarnation, coerce_id(request.id)) for request in requests]
@@ -440,7 +442,8 @@ class Intake:
         stream = context.new_stream(session.id, Kind.CALL)
         if stream_id is not None:
             stream = replace(stream, id=stream_id)
-        rows = self._rows(stream.id, bodies, digest=digest)
+        hints = [self._hint(request) for request in self._requests]
+        rows = self._rows(stream.id, bodies, hints, digest=digest)
         unique = stream_id is not None
         opened = OpenStream(record=stream, calls=rows, most_calls=most_calls, seen=seen, unique=unique)
         answered = self._first(stream, first)
@@ -450,8 +453,8 @@ class Intake:
         entered = session.call_streams.write(stream, owed=len(rows), calls=rows)
         self._is_open = True
         calls = session.link.calls.open(self._keys, self._requests, stream=entered)
-        for call in calls:
-            call.upstream = self._hint(call.request)
+        for call, hint in zip(calls, hints, strict=True):
+            call.upstream = hint
         return calls
 
     async def hand_over(
@@ -471,7 +474,8 @@ class Intake:
         if own is not None:
             stream = replace(stream, id=own.stream)
         digest, unique = b"" if own is None else own.digest, own is not None
-        rows = self._rows(stream.id, bodies, digest=digest, state=CallState.WAITING)
+        hints = [self._hint(request) for request in self._requests]
+        rows = self._rows(stream.id, bodies, hints, digest=digest, state=CallState.WAITING)
         opened = OpenStream(record=stream, calls=rows, most_calls=most_calls, seen=seen, unique=unique)
         answered = self._first(stream, first)
         posts = mail_to([node], mail.HandedOver(session=session.id, stream=stream.id))
@@ -486,21 +490,17 @@ class Intake:
         event = Event(1, stream.opened, first(stream), True)
         return (Append(stream=stream.id, fence=stream.fence, events=(event,), answered=1),)
 
-    @property
-    def _own_key(self) -> CallKey | None:
-        """The key that determines the stream's id: that of the first request with a key."""
-        return None if self._key is None or self._key.is_taken else self._key
-
     def _rows(
         self,
         stream: StreamId,
         bodies: Sequence[bytes],
+        hints: Sequence[UpstreamCall],
         *,
         digest: bytes = b"",
         state: CallState = CallState.RUNNING,
     ) -> tuple[CallRecord, ...]:
         record = self._session.keeper.record
-        return tuple(
+        rows = [
             CallRecord(
                 session=record.id,
                 incarnation=self._incarnation,
@@ -512,10 +512,11 @@ class Intake:
                 state=state,
                 digest=digest,
                 name=kept_name(request.params),
-                upstream=self._hint(request).encode(),
+                upstream=hint.encode(),
             )
-            for request, body in zip(self._requests, bodies, strict=True)
-        )
+            for request, body, hint in zip(self._requests, bodies, hints, strict=True)
+        ]
+        return tuple(rows)
 
     async def _write(self, *steps: Step, stream: StreamId, unique: bool = False, may_be_held: bool = True) -> None:
         """`unique`: the stream's id is made of a key. Not `may_be_held`: the client is told its id at once."""
@@ -538,7 +539,7 @@ class Intake:
         """Whether the request's tool may run again, if the runtime knows that now: it may be gone when it is asked."""
         if request.method != "tools/call":
             return NOTHING_KEPT
-        if self._key is not None and self._key.is_taken:
+        if self._is_joined:
             return OWN_CALL
         session = self._session
         name = name_of(request.params) or ""
