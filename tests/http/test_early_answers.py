@@ -361,8 +361,60 @@ async def test_a_json_answer_is_the_early_one(shop: ToolServer) -> None:
         assert text_of((await peer.send(peer.tool(WAIT, call=call_in(first)))).json()) == "went through g"
 
 
+async def test_a_server_that_does_not_list_its_tools_is_not_waited_for(shop: ToolServer) -> None:
+    """Whether it must keep its names is not known in time. The wait is in time as well."""
+    listed = asyncio.Event()
+
+    async def list_tools(_: ServerRequestContext[Any], __: types.PaginatedRequestParams | None) -> Any:
+        await listed.wait()
+        return types.ListToolsResult(tools=[])
+
+    async def call_tool(_: ServerRequestContext[Any], params: types.CallToolRequestParams) -> types.CallToolResult:
+        return types.CallToolResult(content=[types.TextContent(text=await shop.wait("g"))])
+
+    async with serve(Server("slow", on_list_tools=list_tools, on_call_tool=call_tool), answer_within=RULE) as site:
+        peer = await site.join()
+        first = await answered(peer, "wait")
+        assert text_of(first).startswith('"wait" is still running after 1 s')
+        waiting = await peer.call(WAIT, call=call_in(first))
+        await waiting.event()
+        listed.set()
+        shop.open("g")
+        assert text_of((await waiting.rest())[-1]) == "went through g"
+
+
+async def test_a_request_for_a_task_is_not_answered_early_where_there_are_none(shop: ToolServer, early: Site) -> None:
+    """Nor is one with a key."""
+    peer = await early.join()
+    plain, keyed = peer.tool("wait", gate="g"), peer.tool("wait", gate="g")
+    plain["params"]["task"], keyed["params"]["_meta"] = {}, {KEY: "order-7"}
+    calls = [await peer.post(message) for message in (plain, keyed)]
+    first = await answered(peer, "wait", gate="h")  # a rule that applied would have answered the others too
+    shop.open("g")
+    assert [text_of((await call.rest())[-1]) for call in calls] == ["went through g"] * 2
+    shop.open("h")
+    assert text_of(await answered(peer, WAIT, call=call_in(first))) == "went through h"
+
+
+async def test_calls_behind_early_answers_and_waits_count_as_the_calls_of_their_session(shop: ToolServer) -> None:
+    async with serve(shop.server, answer_within=RULE, max_calls=2) as site:
+        peer = await site.join()
+        first = await answered(peer, "wait", gate="g")
+        assert "still running" in text_of(await answered(peer, WAIT, call=call_in(first)))
+        await answered(peer, "wait", gate="g")
+        refused = await peer.send(peer.tool(WAIT, call=call_in(first)))
+        assert (refused.status_code, answer_of(refused)["error"]["code"]) == (429, -31004)
+        shop.open("g")
+        await until(lambda: not site.app.running)
+        assert text_of(await answered(peer, WAIT, call=call_in(first))) == "went through g"
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-async def test_a_wait_at_another_node_gets_the_result(shop: ToolServer, tmp_path: Path, kind: str) -> None:
+async def test_a_wait_at_another_node_asks_what_its_call_asks_and_gets_the_result(
+    shop: ToolServer, tmp_path: Path, kind: str
+) -> None:
+    """As behind a balancer, for a client that does not read the standalone stream. The node that runs the call serves
+    the wait."""
     opened: Callable[[], Store] = new_stores(kind, tmp_path)
     async with AsyncExitStack() as stack:
         shops = (shop, ToolServer())
@@ -370,11 +422,20 @@ async def test_a_wait_at_another_node_gets_the_result(shop: ToolServer, tmp_path
             await stack.enter_async_context(serve(each.server, store=opened(), answer_within=RULE)) for each in shops
         ]
         peer = await sites[0].join()
-        first = await answered(peer, "wait", gate="g")
         await until(lambda: all(len(site.app.other_nodes()) == 1 for site in sites))
-        waiting = await peer.through(sites[1]).call(WAIT, call=call_in(first))
-        shop.open("g")
-        assert text_of((await waiting.rest())[-1]) == "went through g"
+        there = peer.through(sites[1])
+        first = await answered(peer, "ask", question="Why?")
+        waiting = await there.call(WAIT, call=call_in(first))
+        withdrawn, asked = await waiting.message(), await waiting.message()
+        assert (withdrawn["method"], asked["params"]["message"]) == ("notifications/cancelled", "Why?")
+        later = [await waiting.message(), *[await answered(each, WAIT, call=call_in(first)) for each in (peer, there)]]
+        assert all(text_of(each).endswith("It waits for an answer from the user.") for each in later)
+        assert ", waits for an answer from the user: " in text_of(await answered(there, WAIT))
+        waiting = await there.call(WAIT, call=call_in(first))
+        _, asked = await waiting.message(), await waiting.message()
+        await there.answer(asked, {"action": "accept", "content": {"answer": "because"}})
+        assert text_of((await waiting.rest())[-1]) == "because"
+        await until(partial(is_told, peer, lines=0))
 
 
 async def test_a_call_whose_process_is_killed_behind_its_early_answer_ends_as_its_tool_allows(tmp_path: Path) -> None:

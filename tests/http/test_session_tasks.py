@@ -464,7 +464,8 @@ async def test_a_json_server_has_tasks_as_well(shop: ToolServer) -> None:
 async def test_a_task_is_followed_fetched_and_cancelled_at_another_node(
     shop: ToolServer, tmp_path: Path, kind: str
 ) -> None:
-    """K12, K19: what it says comes to the reader of the session's home."""
+    """K12, K16, K19: what it says comes to the reader of the session's home; without one, its questions come on an open
+    request for the result."""
     opened: Callable[[], Store] = new_stores(kind, tmp_path)
     async with AsyncExitStack() as stack:
         shops = (shop, ToolServer())
@@ -472,6 +473,11 @@ async def test_a_task_is_followed_fetched_and_cancelled_at_another_node(
         await until(lambda: all(len(site.app.other_nodes()) == 1 for site in sites))
         here = await sites[0].join()
         there = here.through(sites[1])
+        unread = (await begin(here, "ask", question="How?"))["taskId"]
+        waiting = await there.post(there.request("tasks/result", {"taskId": unread}))
+        asked = await until_heard(waiting, "elicitation/create")
+        await there.answer(asked, {"action": "accept", "content": {"answer": "so"}})
+        assert text_of((await waiting.rest())[-1]) == "so"
         standalone = await here.get()
         asking = (await begin(there, "ask", question="Why?"))["taskId"]
         asked = await until_heard(standalone, "elicitation/create")

@@ -18,7 +18,7 @@ from perdure._core.states import CallState
 from perdure._core.text import format_duration, parse_duration
 
 CALL = "dev.perdure/call"
-"""In `_meta`: the call that an early answer or a question is about, or that a cancellation names."""
+"""In `_meta`: the call that an early answer is about, or that a cancellation names."""
 
 RESUMES = "dev.perdure/resumes"
 """A client that declares this experimental capability waits by itself, and is never answered early."""
@@ -99,12 +99,6 @@ def is_cancelled_by_id(params: Mapping[str, Any], call: str) -> bool:
     """Whether a cancellation names a call itself, not its request, which may have its early answer."""
     meta = params.get("_meta")
     return isinstance(meta, dict) and meta.get(CALL) == call
-
-
-def naming_call(params: JsonObject | None, call: str) -> JsonObject:
-    """The params of a question of a call that stands elsewhere than on the call's stream."""
-    given = params or {}
-    return {**given, "_meta": {**(given.get("_meta") or {}), CALL: {"id": call}}}
 
 
 def names_of(tools: Iterable[Mapping[str, Any]]) -> frozenset[str]:

@@ -193,8 +193,16 @@ class PostHandler:
             return await self._take(session, parsed, body, http)
 
     async def _take(
-        self, session: Session, parsed: Envelope | Batch, body: bytes, http: HttpRequest, seen: int | None = None
+        self,
+        session: Session,
+        parsed: Envelope | Batch,
+        body: bytes,
+        http: HttpRequest,
+        seen: int | None = None,
+        *,
+        waits_here: bool = False,
     ) -> Response | EventStreamResponse:
+        """`waits_here`: a request that waits for a call runs here, though another node may run the call."""
         messages = parsed.messages if isinstance(parsed, Batch) else (parsed,)
         requests = [message for message in messages if isinstance(message, Request)]
         if isinstance(parsed, Batch):
@@ -223,6 +231,8 @@ class PostHandler:
                 raise HttpRefusal(Refusal.TOO_MUCH_OF_SESSION, limit=most)
             self._access.refuse_work(link.calls.caller, size)
         node = await session.runner() if requests else None
+        if node is None and isinstance(parsed, Request) and not waits_here:
+            node = await session.asker(parsed)
         if node is not None:
             return await self._hand_over(session, parsed, body, http, node, size=size, seen=seen, first=first)
         calls = await self._accept(session, requests, body, http, size, seen, first) if requests else []
@@ -260,8 +270,8 @@ class PostHandler:
 
         try:
             stream = await self._write(session, requests, body, size, write, http)
-        except NodeGone:  # no node is the home: this one becomes it
-            return await self._take(session, parsed, body, http)
+        except NodeGone:  # this one becomes the home; the calls of the other are about to be settled
+            return await self._take(session, parsed, body, http, waits_here=True)
         with stream.pinned():
             for message in messages:
                 if not isinstance(message, Request):

@@ -6,8 +6,7 @@ so it does not matter at which node a call runs.
 
 import asyncio
 import contextlib
-import json
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,10 +15,9 @@ from perdure._core import heartbeats, mail, splice
 from perdure._core.early_answers import ListedCall
 from perdure._core.envelope import SERVER
 from perdure._core.eras import result_down, result_up
-from perdure._core.ids import Kind, RecordKind, SessionId, StreamId, parse_session_id, parse_stream_id
+from perdure._core.ids import Kind, RecordKind, SessionId, parse_session_id, parse_stream_id
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.limits import Caller
-from perdure._core.session_tasks import RELATED
 from perdure._core.states import CallState, SessionState
 from perdure.errors import NodeGone
 from perdure.log.peers import mail_to
@@ -183,13 +181,8 @@ class CallsById:
         store, stream = self._context.store, call.stream
         events = await store.read(stream.id, after=max(0, stream.last - _RECENT), limit=_RECENT)
         said = (heartbeats.progress_params(event.payload) for event in reversed(events))
-        asks = self._asks_of(call, await store.asks(stream.session))
+        asks = [ask for ask in await store.asks(stream.session) if _is_of(call, ask)]
         return Said(progress=next(filter(None, said), None), asks={ask.id: ask.request for ask in asks})
-
-    def _asks_of(self, call: KnownCall, asks: Sequence[AskRecord]) -> Sequence[AskRecord]:
-        """A call's open questions among those of its session. One that stands elsewhere names the call."""
-        own = call.stream.id
-        return [ask for ask in asks if call.is_durable_call or ask.stream == own or asks_for(ask.request, own)]
 
     async def outcome(self, call: KnownCall, server_info: JsonObject | None) -> bytes:
         """The result of a call that has ended, as JSON: its tool's own, or a text. `server_info`: the server's entry in
@@ -237,7 +230,8 @@ class CallsById:
 
     async def _listed(self, call: KnownCall) -> ListedCall:
         stream, ended = call.stream, None
-        waits = not stream.sealed and bool(self._asks_of(call, await self._context.store.asks(call.record.id)))
+        asks = () if stream.sealed else await self._context.store.asks(call.record.id)
+        waits = any(_is_of(call, ask) for ask in asks)
         if stream.sealed:
             events = await self._context.store.read(stream.id, after=stream.last - 1, limit=1)
             ended = events[-1].time if events else None
@@ -264,11 +258,9 @@ def _is_unseen(stream: StreamRecord) -> bool:
     return stream.delivered < stream.last if stream.answered else stream.unread
 
 
-def asks_for(request: bytes, call: StreamId) -> bool:
-    """Whether a question that stands on another stream is one of this call's."""
-    params = json.loads(request).get("params") or {}
-    meta = params.get("_meta") or {}
-    return meta.get(texts.CALL) == {"id": call} or meta.get(RELATED) == {"taskId": call}
+def _is_of(call: KnownCall, ask: AskRecord) -> bool:
+    """Whether a question is one of this call's. It may stand on the stream of a wait."""
+    return call.is_durable_call or ask.call == call.stream.id
 
 
 def is_waiting(row: CallRecord) -> bool:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from perdure._core import early_answers as texts
 from perdure._core import heartbeats
 from perdure._core.durable_calls import CallClient
-from perdure._core.envelope import KEY
 from perdure._core.ids import StreamId
 from perdure._core.jsonrpc import JsonObject
+from perdure._core.session_tasks import wants_task
 from perdure._core.settling import UpstreamCall
 from perdure._core.states import CallState
 from perdure.errors import StoreError
@@ -25,6 +25,7 @@ from perdure.log.chores import cancel_all
 from perdure.log.stream import Stream
 from perdure.sessions.calls_by_id import CallsById, KnownCall, resume_if_waiting
 from perdure.sessions.context import ServerContext
+from perdure.sessions.keyed_calls import has_key
 from perdure.sessions.ledger import Call, encode, encode_answer, name_of
 from perdure.store.records import Event, SessionRecord
 
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 OWN_CALL = UpstreamCall(may_run_again=True, own=True)
 """Perdure's own tools change nothing that a second run would change again."""
+
+NAMES_SECONDS = 1.0
+"""By how much an early answer may be late, where it is due before the server has listed its tools."""
 
 _RECENT = 16
 """Events at the end of a stream in which the last progress is searched."""
@@ -78,10 +82,11 @@ class EarlyAnswers:
             self._served[call] = task = asyncio.create_task(serving)
             task.add_done_callback(lambda _: self._served.pop(call, None))
             return True
-        meta = params.get("_meta")
-        has_key = isinstance(meta, dict) and KEY in meta
-        if call.stream.has_one_call and not call.stream.answered and not has_key:
-            left = call.stream.opened + within - link.context.clock()
+        is_exempt = has_key(params) or wants_task(params)
+        if call.stream.has_one_call and not call.stream.answered and not is_exempt:
+            left = _left(link, call, within)
+            if link.own_tools is None:
+                left -= link.context.runtimes.answers_within  # so that their names are known in time
             loop = asyncio.get_running_loop()
             call.timer = loop.call_later(max(0.0, left), self._on_time, link, call, origin, within)
         return False
@@ -119,8 +124,9 @@ class EarlyAnswers:
         task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, link: RuntimeLink, call: Call, origin: object, within: float) -> None:
-        names = await self._names(link, origin)
         stream = call.stream
+        names = await self._names(link, call, origin, within)
+        await asyncio.sleep(_left(link, call, within))
         events: Sequence[Event] = ()
         with contextlib.suppress(StoreError):  # then its text says nothing of its progress
             events = await stream.read(after=max(0, stream.tail.last - _RECENT), limit=_RECENT)
@@ -139,12 +145,13 @@ class EarlyAnswers:
         if stream.append(encode_answer(call.request.id, encode(result)), early=True):
             link.context.counters.calls_answered_early += 1
 
-    async def _names(self, link: RuntimeLink, origin: object) -> texts.OwnTools:
-        """The names of Perdure's own tools beside those of the server."""
+    async def _names(self, link: RuntimeLink, call: Call, origin: object, within: float) -> texts.OwnTools:
+        """The names of Perdure's own tools beside those of the server, if it lists them before a call is due."""
         if link.own_tools is None:
             context = link.context
             try:
-                async with asyncio.timeout(context.runtimes.answers_within):
+                seconds = max(_left(link, call, within), NAMES_SECONDS)
+                async with asyncio.timeout(min(seconds, context.runtimes.answers_within)):
                     tools = await context.runtimes.tools(link.keeper.record, origin)
             except Exception:  # whatever the server's handler raises: it lists nothing
                 return texts.OwnTools()
@@ -154,7 +161,7 @@ class EarlyAnswers:
     # Perdure's own tools
 
     async def _serve(self, link: RuntimeLink, call: Call, origin: object, within: float) -> bytes | None:
-        names, name = await self._names(link, origin), name_of(call.request.params)
+        names, name = await self._names(link, call, origin, within), name_of(call.request.params)
         if name not in names:
             del self._served[call]
             link.pass_to_runtime(call, origin)
@@ -191,7 +198,7 @@ class EarlyAnswers:
     ) -> bytes:
         """Wait for the end of a call, at whatever node it runs."""
         record, last = link.keeper.record, None
-        follow = calls.follow(wanted, record.owner, seconds=within, session=record.id)
+        follow = calls.follow(wanted, record.owner, seconds=_left(link, call, within), session=record.id)
         try:
             async with contextlib.aclosing(follow) as states:
                 async for found in states:
@@ -227,15 +234,20 @@ class EarlyAnswers:
         )
 
 
+def _left(link: RuntimeLink, call: Call, within: float) -> float:
+    """Seconds until a request is to be answered, counted from when it came."""
+    return call.stream.opened + within - link.context.clock()
+
+
 async def _note_fetched(context: ServerContext, wait: Stream, calls: CallsById, found: KnownCall) -> None:
     """Note that a result was fetched, once the client of the wait has it. Where the wait loses its reader before, the
-    call stays in the list."""
+    call stays in the list. A reader at another node is trusted to come to the end."""
     readers = wait.readers
-    while readers.present and not (wait.is_over and readers.delivered >= wait.tail.last):
+    while readers.reader is not None and not (wait.is_over and readers.delivered >= wait.tail.last):
         await readers.wait()
-    if (wait.is_over and readers.delivered >= wait.tail.last) or context.settings.json_response:
-        with contextlib.suppress(StoreError):
-            calls.fetched(found)
+    is_trusted = context.settings.json_response or readers.remote is not None
+    if is_trusted or (wait.is_over and readers.delivered >= wait.tail.last):
+        calls.fetched(found)
 
 
 def _pass_progress(link: RuntimeLink, wait: Call, progress: JsonObject) -> None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from perdure._core import heartbeats, session_tasks, settling, sticky
 from perdure._core.codes import CLIENT_AWAY, INTERNAL_ERROR
 from perdure._core.durable_calls import TaskFacts
-from perdure._core.early_answers import OwnTools, is_cancelled_by_id, naming_call, resumes
+from perdure._core.early_answers import OwnTools, is_cancelled_by_id, resumes
 from perdure._core.handshakes import announce_keys
 from perdure._core.ids import NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import Envelope, JsonObject, Notification, Request, Response, coerce_id, error_payload
@@ -838,8 +838,6 @@ class Asks:
         params = ask.params
         if ask.call is not None and ask.call.is_task:
             params = session_tasks.related(params, ask.call.stream.id)
-        elif ask.call is not None and stream is not ask.call.stream and link.context.early is not None:
-            params = naming_call(params, ask.call.stream.id)
         payload = encode_ask(name, ask.method, params)
         session, node = link.keeper.record.id, link.context.node
         record = AskRecord(session=session, id=name, stream=stream.id, request=payload, node=node)

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Self
 
-from perdure._core import mail, sticky
+from perdure._core import mail, session_tasks, sticky
 from perdure._core.codes import POSITION_LOST
 from perdure._core.durable_calls import client_of
-from perdure._core.early_answers import is_cancelled_by_id
-from perdure._core.ids import Kind, NodeId, SessionId, StreamId
+from perdure._core.early_answers import OwnTools, is_cancelled_by_id
+from perdure._core.ids import Kind, NodeId, SessionId, StreamId, parse_stream_id
 from perdure._core.jsonrpc import Notification, Request, Response, coerce_id, error_payload
 from perdure._core.losses import Visits, incarnation_of, read_call
 from perdure._core.settling import NOTHING_KEPT, UpstreamCall
@@ -285,6 +285,23 @@ class Session:
         if not self.context.runtimes.runs_at_home or self.is_durable_call or await self.home.claim():
             return None
         return self.standalone.node
+
+    async def asker(self, request: Request) -> NodeId | None:
+        """The other node that runs the call of this session for whose end a request waits, if that call may ask its
+        client there: only that node can write on the stream of the request. A wait ends in any case, so it goes there
+        only for a question that is open: the node may be stuck."""
+        params, wanted, store = request.params or {}, None, self.context.store
+        is_result = request.method == session_tasks.RESULT and self.link.serves_tasks
+        if is_result:
+            wanted = params.get("taskId")
+        elif request.method == "tools/call" and str(params.get("name")).startswith(OwnTools().wait):
+            arguments = params.get("arguments")
+            wanted = arguments.get("call") if isinstance(arguments, dict) and self.context.early is not None else None
+        stream_id = None if self.context.nodes.alone else parse_stream_id(wanted)
+        stream = None if stream_id is None else await stream_by_id(store, stream_id)
+        if stream is None or stream.session != self.id or stream.sealed or stream.node == self.context.node:
+            return None
+        return stream.node if is_result or any(ask.call == stream.id for ask in await store.asks(self.id)) else None
 
     async def _may_be_asked(self, ask: object, node: NodeId | None) -> bool:
         """Whether an ask may wait at a node: a node that holds may have asks that are not in the store yet."""
