@@ -88,12 +88,6 @@ class Heard:
     def on_closed(self, why: str) -> None:
         self.closed.append(why)
 
-    async def on_gone(self) -> JsonObject | None:
-        raise AssertionError("there is no session over HTTP here")
-
-    async def on_renewed(self, opened: Opened) -> None:
-        raise AssertionError("there is no session over HTTP here")
-
     async def answer(self, key: RequestKey) -> Any:
         """The result of a request, or its error."""
         await until(lambda: key in self.answers or key in self.lost)

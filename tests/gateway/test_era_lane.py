@@ -55,10 +55,10 @@ def chameleon(tmp_path: Path) -> Chameleon:
 async def opened(children: Children, era: KnownEra, *, probe_seconds: float = PROBE_SECONDS) -> AsyncIterator[Opened]:
     heard = Heard()
     lanes: dict[Era, MakeLane] = {
-        Era.SESSION: lambda to, _: PipeLane(children, to),
-        Era.MODERN: lambda to, probe: ModernLane(PipeWire(children, probe_seconds=probe), to),
+        Era.SESSION: lambda _: PipeLane(children, heard),
+        Era.MODERN: lambda probe: ModernLane(PipeWire(children, probe_seconds=probe), heard),
     }
-    lane = EraLane(era, heard, lanes, probe_seconds=probe_seconds)
+    lane = EraLane(era, lanes, probe_seconds=probe_seconds)
     try:
         found = await lane.open(CLIENT)
         lane.notify("notifications/initialized", None)

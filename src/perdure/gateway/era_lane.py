@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from perdure._core.eras import Era, eras_to_try, other_era
 from perdure._core.jsonrpc import JsonObject
-from perdure.gateway.lane import AskKey, Lane, Lost, Opened, Reason, RequestKey, SessionReceiver, UpstreamUnavailable
+from perdure.gateway.lane import AskKey, Lane, Opened, Reason, RequestKey, UpstreamUnavailable
 
 PROBE_SECONDS = 5.0
 """How long a program may be silent at a probe before a session is tried: a client waits meanwhile, and a program that
@@ -50,8 +50,8 @@ class KnownEra:
     address do not wait, because it may be away for long."""
 
 
-MakeLane = Callable[[SessionReceiver, float | None], Lane]
-"""Makes a lane. The last argument is that of a probe: the seconds that a program has to answer (`PipeLane`)."""
+MakeLane = Callable[[float | None], Lane]
+"""Makes a lane. The argument is that of a probe: the seconds that a program has to answer (`PipeLane`)."""
 
 
 class EraLane:
@@ -60,17 +60,11 @@ class EraLane:
     def __init__(
         self,
         era: KnownEra,
-        receiver: SessionReceiver,
         lanes: Mapping[Era, MakeLane],
         *,
         probe_seconds: float = PROBE_SECONDS,
     ) -> None:
         self._era = era
-        self._receiver = receiver
-        self.on_notification, self.on_position = receiver.on_notification, receiver.on_position
-        self.on_ask, self.on_ask_withdrawn = receiver.on_ask, receiver.on_ask_withdrawn
-        self.on_gone, self.on_renewed = receiver.on_gone, receiver.on_renewed
-        self.on_answer, self.on_closed = receiver.on_answer, receiver.on_closed
         self._lanes = lanes
         self._probe_seconds = probe_seconds
         self._tried: Era
@@ -116,7 +110,7 @@ class EraLane:
         self, era: Era, client_params: JsonObject, state: JsonObject | None, *, probe: float | None
     ) -> Opened:
         """Open a lane, and learn from it."""
-        self._tried, self._lane = era, self._lanes[era](self, probe)
+        self._tried, self._lane = era, self._lanes[era](probe)
         try:
             opened = await self._lane.open(client_params, state)
         except UpstreamUnavailable as failure:
@@ -145,7 +139,6 @@ class EraLane:
     async def aclose(self, *, ended: bool) -> None:
         await self._lane.aclose(ended=ended)
 
-    def on_lost(self, key: RequestKey, lost: Lost) -> None:
-        if lost.has_other_era:
-            self._era.learnt = other_era(self._tried)
-        self._receiver.on_lost(key, lost)
+    def forget_era(self) -> None:
+        """Try the other era first at the next lane: the upstream was replaced."""
+        self._era.learnt = other_era(self._tried)

@@ -176,7 +176,7 @@ class UpstreamLanes:
         secrets = self.upstream.secrets | values.secrets
         mask = replace(self.upstream, secrets=secrets).mask if values.secrets else self.upstream.mask
 
-        def eras(own: SessionReceiver) -> Lane:
+        def eras(own: SessionReceiver) -> EraLane:
             lanes: Mapping[Era, MakeLane]
             settings = self.upstream.program
             ping = PING_SECONDS if settings is None else settings.ping_timeout
@@ -186,9 +186,9 @@ class UpstreamLanes:
                     if self.upstream.needs_caller:
                         program = replace(children.program, env=dict(values.texts), mask=mask)
                     lanes = {
-                        Era.SESSION: lambda to, _: PipeLane(children, to, ping_seconds=ping, program=program),
-                        Era.MODERN: lambda to, probe: ModernLane(
-                            PipeWire(children, program, probe), to, passes_round, mask
+                        Era.SESSION: lambda _: PipeLane(children, own, ping_seconds=ping, program=program),
+                        Era.MODERN: lambda probe: ModernLane(
+                            PipeWire(children, program, probe), own, passes_round, mask
                         ),
                     }
                 case WebUpstream() as upstream:
@@ -197,10 +197,10 @@ class UpstreamLanes:
                         token = None if passport is None else passport.token
                         web = upstream.for_caller(dict(values.texts), token, mask)
                     lanes = {
-                        Era.SESSION: lambda to, _: WebLane(web, to),
-                        Era.MODERN: lambda to, _: ModernLane(HttpWire(web.route()), to, passes_round, mask),
+                        Era.SESSION: lambda _: WebLane(web, own),
+                        Era.MODERN: lambda _: ModernLane(HttpWire(web.route()), own, passes_round, mask),
                     }
-            return EraLane(era, own, lanes)
+            return EraLane(era, lanes)
 
         return WatchedLane(
             eras,

@@ -15,7 +15,8 @@ from perdure._core.jsonrpc import JsonObject
 from perdure._core.limits import Caller, Full
 from perdure.errors import TooManyProcesses
 from perdure.gateway.children import Children
-from perdure.gateway.lane import Lane, Lost, Opened, Reason, RequestKey, SessionReceiver, UpstreamUnavailable
+from perdure.gateway.era_lane import EraLane
+from perdure.gateway.lane import Lost, Opened, Reason, RequestKey, SessionReceiver, UpstreamUnavailable
 from perdure.runtime.base import CALLER
 from perdure.runtime.health import Health, UpstreamState
 
@@ -120,7 +121,7 @@ class WatchedLane:
 
     def __init__(
         self,
-        make: Callable[[SessionReceiver], Lane],
+        make: Callable[[SessionReceiver], EraLane],
         receiver: SessionReceiver,
         *,
         health: Health,
@@ -231,6 +232,8 @@ class WatchedLane:
     def on_lost(self, key: RequestKey, lost: Lost) -> None:
         self._forget(key)
         lost = lost.masked(self._mask)
+        if lost.has_other_era:
+            self._lane.forget_era()
         # All else may be about this request alone.
         if lost.unavailable is not None and (self._is_renewing or lost.unavailable.reason in _OF_ALL_REQUESTS):
             self._report(lost.unavailable)
