@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import anyio
 from mcp.server.mcpserver import Context, MCPServer
@@ -17,6 +18,7 @@ from tests.support.servers.gate_file_tools import note, pass_gate
 
 server = MCPServer("bakery", version="1", log_level="WARNING")
 
+TASKS = "io.modelcontextprotocol/tasks"
 IDEMPOTENT = ToolAnnotations(idempotent_hint=True)
 
 
@@ -26,12 +28,21 @@ class Flour(BaseModel):
     flour: str
 
 
+def _caller(ctx: Context) -> dict[str, Any]:
+    params, capabilities = ctx.session.client_params, ctx.client_capabilities
+    return {
+        "name": params.client_info.name if params else "",
+        "revision": ctx.protocol_version,
+        "token": "progress_token" in (ctx.request_context.meta or {}),
+        "tasks": TASKS in ((capabilities and capabilities.extensions) or {}),
+        "elicitation": bool(capabilities and capabilities.elicitation is not None),
+    }
+
+
 def _begin(tool: str, folder: str, ctx: Context) -> str:
     """Note the beginning and who calls; gives the gate."""
     here = Path(folder)
-    meta = ctx.request_context.meta or {}
-    caller = {"revision": ctx.protocol_version, "token": "progress_token" in meta}
-    (here / "caller").write_text(json.dumps(caller))
+    (here / "caller").write_text(json.dumps(_caller(ctx)))
     note(str(here / "diary"), tool)
     return str(here / "gate")
 
@@ -67,4 +78,4 @@ async def mix(folder: str, ctx: Context) -> str:
     """Asks the user."""
     _begin("mix", folder, ctx)
     answer = await ctx.elicit("Which flour?", Flour)
-    return f"mix is done with {answer.data.flour if answer.action == 'accept' else answer.action}"
+    return f"mix is done with {answer.data.flour}" if answer.action == "accept" else f"mix was told {answer.action}"

@@ -11,6 +11,15 @@ from pathlib import Path
 PROMPT = "Use the tools of the bakery."
 #: The bakery's name in the configurations of hosts.
 NAME = "bakery"
+_LIBRARY = "is a library: the program around it keeps the conversation"
+#: What libraries are left out of.
+KEPT_BY_PROGRAM = dict.fromkeys(("host_again", "host_again_early", "stdio_host_again_early"), _LIBRARY)
+_KEYS = "speaks 2026-07-28 through stdio, where calls have keys and are never answered early"
+#: What hosts are left out of that speak 2026-07-28 without tasks.
+HAS_KEYS = dict.fromkeys(("stdio_early", "stdio_host_again_early"), _KEYS)
+
+#: The limit of hosts that are built on the Python SDK.
+TWICE = "tries twice to resume a call, 5 s (`retry`) apart"
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,10 @@ class Start:
     terminal: bool = False
     """Whether it needs a terminal."""
     keys: Mapping[str, str] = field(default_factory=dict)
-    """What is typed when the terminal shows a text."""
+    """What is typed when the terminal shows a text (without its spaces), each once."""
+    idle: str = ""
+    """What the terminal shows (without spaces) at the end of a turn. The prompt is typed again if the model was not
+    offered its tool: a host with a terminal asks its model while it still connects."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +74,16 @@ class Host:
     """Write the configuration, and say how to start it with the prompt."""
     again: Callable[[Place], Start] | None = None
     """How to start it again so that it goes on with its conversation; None: it keeps none."""
-    asks: bool = False
-    """Whether it can ask its user what a tool asks."""
+    asks: Callable[[Place], Start] | None = None
+    """How to start it so that it asks its user what a tool asks; None: it always does, or never."""
+    client: str = "mcp"
+    """Its name in `clientInfo`, by which a rule of `answer_within` knows it; `mcp` is the Python SDK's own."""
+    options: Sequence[str] = ()
+    """Of the server that it is played with."""
     own_limits: Mapping[str, str] = field(default_factory=dict)
     """Why a scenario ends with neither a result nor -31001: the host's own limit, by the scenario's name."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Why a scenario cannot be played with it, by the scenario's name."""
 
     @property
     def version(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -14,9 +15,13 @@ from starlette.routing import Route
 from tests.real_hosts.model_apis import APIS, Call, Json, Say, Turn, call_id, sse
 from tests.support.servers.in_process import under_uvicorn
 
+#: Perdure's tool that waits for a call that was answered early, and the call's id in that answer.
+WAIT = "perdure_wait_for_result"
+EARLY = re.compile(r'"call\\*": *\\*"([\w-]+)')
+
 
 class Model:
-    """Asks for `tools` one after the other, each with the same `arguments`."""
+    """Asks for `tools` one after the other, each with `arguments`, but `WAIT` with the id that it was shown."""
 
     def __init__(self, tools: list[str], arguments: Json) -> None:
         self.url = ""
@@ -26,6 +31,8 @@ class Model:
         self.asked = 0
         self.before_next: Callable[[], Awaitable[None]] | None = None
         """What is done between the first call's result and the second call."""
+        self.held: set[str] = set()
+        """Calls of which the host said only that it waits for the result."""
         self._arguments = arguments
         self._news = asyncio.Condition()
 
@@ -34,9 +41,24 @@ class Model:
         async with self._news:
             await self._news.wait_for(lambda: call_id(number) in self.shown)
 
+    async def holds(self, number: int) -> None:
+        """Wait until the host has said that it waits for the result of the n-th call."""
+        async with self._news:
+            await self._news.wait_for(lambda: call_id(number) in self.held)
+
+    async def has_asked(self, number: int) -> None:
+        """Wait until the n-th call was asked for."""
+        async with self._news:
+            await self._news.wait_for(lambda: self.asked >= number)
+
+    def forget_last(self) -> None:
+        """Ask for the last call again, because the host ended before it came."""
+        self.asked -= 1
+
     async def answer(self, turn: Turn) -> Say | Call:
         async with self._news:
             self.shown.update(turn.results)
+            self.held.update(turn.held)
             self._news.notify_all()
             # Hosts also ask for titles and summaries, and offer no tools then.
             wanted = self.tools[self.asked] if self.asked < len(self.tools) else None
@@ -45,9 +67,10 @@ class Model:
                 return Say("That is all.")
             self.asked += 1
             number = self.asked
+            self._news.notify_all()
         if number > 1 and self.before_next is not None:
             await self.before_next()
-        return Call(call_id(number), tool, self._arguments)
+        return Call(call_id(number), tool, _named_call(turn) if wanted == WAIT else self._arguments)
 
     async def respond(self, request: Request) -> Response:
         path = request.url.path
@@ -60,6 +83,12 @@ class Model:
         if body.get("stream") or "streamGenerateContent" in path:
             return Response(sse(api.events(answer)), media_type="text/event-stream")
         return JSONResponse(api.whole(answer))
+
+
+def _named_call(turn: Turn) -> Json:
+    """Arguments of the tool that waits: the id in an early answer that the host shows now, else none."""
+    found = EARLY.search(" ".join(turn.results.values()))
+    return {"call": found[1]} if found else {}
 
 
 @asynccontextmanager

@@ -25,6 +25,8 @@ class Turn:
     tools: tuple[Tool, ...]
     results: Mapping[str, str]
     """What tools answered, by the id of the call."""
+    held: frozenset[str] = frozenset()
+    """The calls whose result the host still waits for, while its model goes on."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,19 @@ class Messages:
         return path.endswith("/messages")
 
     def read(self, body: Json) -> Turn:
-        parts = [
-            part for message in body["messages"] if isinstance(message["content"], list) for part in message["content"]
-        ]
-        results = {p["tool_use_id"]: text_of(p.get("content", "")) for p in parts if p["type"] == "tool_result"}
-        return Turn(tuple(Tool(tool["name"]) for tool in body.get("tools", [])), results)
+        results: dict[str, str] = {}
+        last = ""
+        for message in body["messages"]:
+            parts = message["content"] if isinstance(message["content"], list) else [{"text": message["content"]}]
+            for part in parts:
+                if part.get("type") == "tool_result":
+                    last = part["tool_use_id"]
+                    results[last] = text_of(part.get("content", ""))
+                elif last and "<task-notification>" in part.get("text", ""):
+                    results[last] = part["text"].partition("<task-notification>")[2]
+        held = frozenset(call for call, text in results.items() if "moved to the background as task" in text)
+        shown = {call: text for call, text in results.items() if call not in held}
+        return Turn(tuple(Tool(tool["name"]) for tool in body.get("tools", [])), shown, held)
 
     def events(self, answer: Say | Call) -> Iterator[Json]:
         whole = self.whole(answer)

@@ -23,7 +23,7 @@ from tests.real_hosts import hosts
 from tests.real_hosts.host import Host
 from tests.real_hosts.installing import BUILD, NotInstalled, install
 from tests.real_hosts.model_apis import call_id
-from tests.real_hosts.scenarios import GOOD, SCENARIOS, Scenario, outcome
+from tests.real_hosts.scenarios import EARLY, PLAIN, SCENARIOS, Scenario, outcome
 from tests.real_hosts.stage import stage
 
 RESULTS = Path(__file__).with_name("results")
@@ -34,8 +34,10 @@ PATIENCE = 180
 async def play(host: Host, installed: Path, scenario: Scenario, folder: Path) -> dict[str, Any]:
     """One scenario with one host: what was seen."""
     tools = list(scenario.tools)
-    async with stage(folder, installed, host, tools, is_stdio=scenario.is_stdio) as here:
-        await here.start_host()
+    rules = ("--answer-within", f"{host.client}={EARLY}") if scenario.early else ()
+    options = (*host.options, *rules)
+    async with stage(folder, installed, host, tools, is_stdio=scenario.is_stdio, options=options) as here:
+        await here.start_host(asks=scenario is SCENARIOS["question"])
         story = asyncio.create_task(scenario.story(here))
         seen = asyncio.create_task(here.model.has_seen(len(tools)))
         ended = asyncio.create_task(here.host_ended())
@@ -43,15 +45,20 @@ async def play(host: Host, installed: Path, scenario: Scenario, folder: Path) ->
         has_ended = ended.done()
         for task in (story, seen, ended):
             task.cancel()
-        await asyncio.gather(story, seen, ended, return_exceptions=True)
+        await asyncio.gather(seen, ended, return_exceptions=True)
+        with contextlib.suppress(asyncio.CancelledError):
+            await story
         shown = here.model.shown.get(call_id(len(tools)))
+        caller = here.caller()
         return {
+            "part": scenario.part,
             "title": scenario.title,
-            "stdio": scenario.is_stdio,
-            "outcome": outcome(tools[-1], shown, has_ended=has_ended),
+            "version": host.version,
+            "date": f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}",
+            "outcome": outcome(scenario, shown, caller, has_ended=has_ended),
             "began": here.runs(),
             "shown": (shown or "").replace(str(folder), "FOLDER")[:500],
-            "caller": here.caller(),
+            "caller": caller,
         }
 
 
@@ -60,39 +67,50 @@ async def play_all(key: str, host: Host, names: list[str], at_once: int) -> list
     installed = install(host)
     room = asyncio.Semaphore(at_once)
     file = RESULTS / f"{key}.json"
-    before = json.loads(file.read_text())["seen"] if file.exists() else {}
+    before = json.loads(file.read_text()) if file.exists() else {}
 
     async def one(name: str) -> tuple[str, dict[str, Any]]:
         async with room:
             folder = Path(tempfile.mkdtemp(prefix=f"{key}-{name}-"))
             seen = await play(host, installed, SCENARIOS[name], folder)
         print(f"{host.name}, {name}: {seen['outcome']} ({seen['began']})", file=sys.stderr)
-        if seen["outcome"] in GOOD or host.own_limits.get(name):
+        if is_explained(host, name, seen["outcome"]):
             shutil.rmtree(folder)
         else:
             print(f"    what was written is in {folder}", file=sys.stderr)
         return name, seen
 
     played = dict(await asyncio.gather(*(one(name) for name in names)))
-    caller = next((seen["caller"] for seen in played.values() if seen["caller"] and not seen["stdio"]), None)
-    known: dict[str, dict[str, Any]] = {**before, **played}
-    seen = {name: known[name] for name in SCENARIOS if name in known}
-    for each in seen.values():
-        each.pop("caller", None)
+    result = merged(host, before, played)
+    file.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    cells = {name: seen["outcome"] for name, seen in result["seen"].items()}
+    return [f"{host.name}, {name}: {cell}" for name, cell in cells.items() if not is_explained(host, name, cell)]
+
+
+def merged(host: Host, before: dict[str, Any], played: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The results of a host: what was played, and what was seen of this version before."""
+    if before.get("version") != host.version:
+        before = {"seen": {}, "caller": {}}
+    direct = [seen["caller"] for name, seen in played.items() if seen["caller"] and not SCENARIOS[name].is_stdio]
+    known = {**before["seen"], **played}
+    seen = {name: dict(known[name]) for name in SCENARIOS if name in known and name not in host.left_out}
     for name, each in seen.items():
-        each["limit"] = None if each["outcome"] in GOOD else host.own_limits.get(name)
+        each.pop("caller", None)
+        each["limit"] = None if each["outcome"] in PLAIN else host.own_limits.get(name)
     package = next(iter(host.packages))
-    result = {
+    return {
         "host": host.name,
         "package": package.partition("[")[0],
         "version": host.version,
-        "date": f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}",
-        "caller": caller or (json.loads(file.read_text())["caller"] if file.exists() else {}),
+        "caller": direct[0] if direct else before["caller"],
         "seen": seen,
+        "left_out": dict(host.left_out),
     }
-    file.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-    bad = [name for name, each in seen.items() if each["outcome"] not in GOOD and not each["limit"]]
-    return [f"{host.name}, {name}: {seen[name]['outcome']}" for name in bad]
+
+
+def is_explained(host: Host, name: str, outcome: str) -> bool:
+    """Whether a model can go on from the outcome, or a limit of the host's own explains it."""
+    return outcome in PLAIN or name in host.own_limits
 
 
 def known_hosts() -> dict[str, Host]:
@@ -114,7 +132,7 @@ def main() -> int:
     unexplained = []
     for key in arguments.hosts or known:
         host = known[key]
-        names = [name for name in arguments.scenario or SCENARIOS if host.asks or name != "question"]
+        names = [name for name in arguments.scenario or SCENARIOS if name not in host.left_out]
         try:
             # The servers' own words, which `serving` prints for pytest to show.
             with (BUILD / "servers.log").open("a") as log, contextlib.redirect_stdout(log):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 
-from tests.real_hosts.host import NAME, PROMPT, Host, Place, Start
+from tests.real_hosts.host import HAS_KEYS, NAME, PROMPT, Host, Place, Start
 
 #: What answers in the user's place where there is no terminal.
 ANSWER = {"hookEventName": "Elicitation", "action": "accept", "content": {"flour": "rye"}}
@@ -45,4 +45,13 @@ def again(place: Place) -> Start:
 
 PACKAGES = {"@anthropic-ai/claude-code": "2.1.327"}
 
-HOST = Host(name="Claude Code, headless", registry="npm", packages=PACKAGES, start=start, again=again, asks=True)
+HOST = Host(
+    name="Claude Code, headless",
+    registry="npm",
+    packages=PACKAGES,
+    start=start,
+    again=again,
+    client="claude-code",
+    own_limits={"away": "gives a call up when it has not reached the server for some seconds"},
+    left_out=HAS_KEYS,
+)

@@ -44,6 +44,10 @@ HOST = Host(
     name="Codex CLI",
     registry="npm",
     packages={"@openai/codex": "0.169.0"},
+    client="codex-mcp-client",
     start=start,
     again=again,
+    own_limits={
+        "question": "declares elicitation, and declines by itself; in a terminal it cancels a question for a text"
+    },
 )

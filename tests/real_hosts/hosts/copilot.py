@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.real_hosts.host import NAME, PROMPT, Host, Place, Start
+from tests.real_hosts.host import HAS_KEYS, NAME, PROMPT, Host, Place, Start
 
 FREE = ("--allow-all-tools", "--allow-all-paths", "--no-auto-update", "--disable-builtin-mcps")
 
@@ -30,8 +30,25 @@ def start(place: Place) -> Start:
     return Start([str(place.installed / "copilot"), *FREE, "-p", PROMPT], _env(place))
 
 
+def in_a_terminal(place: Place) -> Start:
+    configure(place)
+    keys = {"Doyoutrustthefiles": "\r", "Whichflour?": "rye\r"}
+    argv = [str(place.installed / "copilot"), *FREE, "-i", PROMPT]
+    return Start(argv, _env(place), terminal=True, keys=keys, idle="Thatisall.")
+
+
 def again(place: Place) -> Start:
     return Start([str(place.installed / "copilot"), *FREE, "--continue", "-p", PROMPT], _env(place))
 
 
-HOST = Host(name="Copilot CLI", registry="npm", packages={"@github/copilot": "1.0.102"}, start=start, again=again)
+HOST = Host(
+    name="Copilot CLI",
+    registry="npm",
+    packages={"@github/copilot": "1.0.102"},
+    client="copilot-cli",
+    start=start,
+    again=again,
+    asks=in_a_terminal,
+    own_limits={"away": "gives a call up when it has not reached the server for some seconds"},
+    left_out=HAS_KEYS,
+)

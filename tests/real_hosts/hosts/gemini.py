@@ -35,10 +35,16 @@ def _gemini(place: Place, *more: str) -> Start:
     return Start([str(place.installed / "gemini"), *more, *ARGUMENTS], env)
 
 
+_TWICE = (
+    "tries to resume a call 1 s and 2.5 s after the cut and not again, and then waits for its own limit of 10 minutes"
+)
+
 HOST = Host(
     name="Gemini CLI",
     registry="npm",
     packages={"@google/gemini-cli": "0.61.0"},
+    client="gemini-cli-mcp-client",
     start=start,
     again=again,
+    own_limits={"kill": _TWICE, "away": _TWICE},
 )

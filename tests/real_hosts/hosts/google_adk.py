@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.real_hosts.host import PROMPT, Host, Place, Start
+from tests.real_hosts.host import KEPT_BY_PROGRAM, PROMPT, TWICE, Host, Place, Start
 
 AGENT = """
 import asyncio, json, sys
@@ -38,6 +38,8 @@ HOST = Host(
     name="google-adk",
     registry="pypi",
     packages={"google-adk[mcp]": "2.13.0"},
+    client="google-adk",
     start=start,
-    asks=True,
+    own_limits={"away": TWICE},
+    left_out=KEPT_BY_PROGRAM,
 )

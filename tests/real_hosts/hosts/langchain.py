@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.real_hosts.host import NAME, PROMPT, Host, Place, Start
+from tests.real_hosts.host import KEPT_BY_PROGRAM, NAME, PROMPT, TWICE, Host, Place, Start
 
 AGENT = """
 import asyncio, json, sys
@@ -36,5 +36,6 @@ HOST = Host(
     registry="pypi",
     packages={"langchain-mcp-adapters": "0.3.2", "langchain": "1.4.7", "langchain-openai": "1.7.3"},
     start=start,
-    own_limits={"kill_no_hint": _RAISES, "stdio_kill_no_hint": _RAISES},
+    left_out=KEPT_BY_PROGRAM,
+    own_limits={**dict.fromkeys(("kill_no_hint", "kill_late_no_hint", "stdio_kill_no_hint"), _RAISES), "away": TWICE},
 )

@@ -44,4 +44,12 @@ def again(place: Place) -> Start:
     return Start([str(place.installed / "opencode"), "run", "--continue", PROMPT], ALONE)
 
 
-HOST = Host(name="opencode", registry="npm", packages={"opencode-ai": "1.18.33"}, start=start, again=again)
+HOST = Host(
+    name="opencode",
+    registry="npm",
+    packages={"opencode-ai": "1.18.33"},
+    client="opencode",
+    start=start,
+    again=again,
+    own_limits={"away": "has given its stream up by then, and its limit of 60 s ends the call"},
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.real_hosts.host import NAME, PROMPT, Host, Place, Start
+from tests.real_hosts.host import HAS_KEYS, KEPT_BY_PROGRAM, NAME, PROMPT, TWICE, Host, Place, Start
 
 AGENT = """
 import json, sys
@@ -25,4 +25,12 @@ def start(place: Place) -> Start:
     return Start([str(place.installed / "python"), "-c", AGENT, place.model, json.dumps(server), PROMPT])
 
 
-HOST = Host(name="pydantic-ai", registry="pypi", packages={"pydantic-ai-slim[mcp,openai]": "2.66.0"}, start=start)
+HOST = Host(
+    name="pydantic-ai",
+    registry="pypi",
+    packages={"pydantic-ai-slim[mcp,openai]": "2.66.0"},
+    client="fastmcp",
+    start=start,
+    own_limits={"away": TWICE},
+    left_out={**KEPT_BY_PROGRAM, **HAS_KEYS},
+)
