@@ -253,56 +253,79 @@ def actions(_: str) -> str:
 
 # Hosts
 
+STDIO = "Through `perdure stdio`"
+"""The part of the results that is shown beside the others."""
+
 
 def hosts(_: str) -> str:
-    """What `make hosts` saw: a row for each host, a column for each scenario, then limits of the hosts' own."""
+    """What `make hosts` saw: the hosts, a table for each part, and limits of the hosts' own."""
     files = sorted((ROOT / "tests" / "real_hosts" / "results").glob("*.json"))
     seen = sorted((json.loads(file.read_text()) for file in files), key=lambda result: str(result["host"]).lower())
-    limits: dict[tuple[str, str], list[str]] = {}
+    parts = dict.fromkeys(scenario["part"] for result in seen for scenario in result["seen"].values())
+    tables = [f"**{part}.**\n\n{_through_stdio(seen) if part == STDIO else _scenarios(seen, part)}" for part in parts]
+    limits: dict[str, dict[str, list[str]]] = {}
     for result in seen:
         for scenario in result["seen"].values():
             if scenario["limit"]:
-                way = "through stdio: " if scenario["stdio"] else ""
-                limits.setdefault((result["host"], scenario["limit"]), []).append(f"{way}{scenario['title']}")
-    return "\n".join(
-        (
-            "**At the server's address.**\n",
-            _scenarios(seen),
-            "**Through `perdure stdio`.**\n",
-            _through_stdio(seen),
-            "**Limits of the hosts' own.**\n",
-            "".join(f"- {host} {limit} ({'; '.join(titles)}).\n" for (host, limit), titles in limits.items()),
-        )
-    )
+                way = "through stdio: " if scenario["part"] == STDIO else ""
+                titles = limits.setdefault(scenario["limit"], {}).setdefault(result["host"], [])
+                titles.append(f"{way}{scenario['title']}")
+        for reason in dict.fromkeys(result["left_out"].values()):
+            limits.setdefault(reason, {}).setdefault(result["host"], [])
+    lines = (f"- {_with_titles(cells)}: {limit}.\n" for limit, cells in limits.items())
+    return "\n".join((_clients(seen), *tables, "**Limits of the hosts' own.**\n", "".join(lines)))
 
 
-def _scenarios(seen: list[dict[str, Any]]) -> str:
-    played = [_cells(result, through_stdio=False) for result in seen]
-    titles = list(dict.fromkeys(title for cells in played for title in cells))
+def _with_titles(cells: dict[str, list[str]]) -> str:
+    return "; ".join(f"{host} ({'; '.join(titles)})" if titles else host for host, titles in cells.items())
+
+
+def _clients(seen: list[dict[str, Any]]) -> str:
+    """What each host is, and says of itself."""
     rows = []
-    for result, cells in zip(seen, played, strict=True):
-        speaks = [result["caller"].get("revision", ""), "yes" if result["caller"].get("token") else "no"]
-        shown = (cells.get(title, "–") for title in titles)
-        rows.append([f"{result['host']} {result['version']}", result["date"], *speaks, *shown])
-    return table(("host", "date", "speaks", "progress token", *titles), rows)
+    for result in seen:
+        caller, days = result["caller"], sorted({scenario["date"] for scenario in result["seen"].values()})
+        rows.append(
+            [
+                f"{result['host']} {result['version']}",
+                f"`{caller['name']}`",
+                f"{caller['revision']}, tasks" if caller["tasks"] else caller["revision"],
+                "yes" if caller["token"] else "no",
+                " to ".join(dict.fromkeys((days[0], days[-1]))),
+            ]
+        )
+    return table(("host", "name", "speaks", "progress token", "played"), rows)
+
+
+def _scenarios(seen: list[dict[str, Any]], part: str) -> str:
+    """A row for each host, a column for each scenario."""
+    played = [_cells(result, part) for result in seen]
+    titles = dict.fromkeys(title for cells in sorted(played, key=len, reverse=True) for title in cells)
+    rows = [
+        [result["host"], *(cells.get(title, "–") for title in titles)]
+        for result, cells in zip(seen, played, strict=True)
+    ]
+    return table(("host", *titles), rows)
 
 
 def _through_stdio(seen: list[dict[str, Any]]) -> str:
-    """Which scenarios were played so too, and a line for each that came out in another way."""
-    played = [(result, _cells(result, through_stdio=True)) for result in seen]
-    titles = dict.fromkeys(title for _, cells in played for title in cells)
-    others = [
-        f"- {result['host']}, {title}: {cell}.\n"
-        for result, cells in played
-        for title, cell in cells.items()
-        if cell != _cells(result, through_stdio=False).get(title)
-    ]
+    """Which scenarios were played so too, and the hosts for which one came out in another way."""
+    played = [(result["host"], _cells(result, STDIO), _cells(result)) for result in seen]
+    titles = dict.fromkeys(title for _, cells, _ in played for title in cells)
+    others: dict[tuple[str, str], list[str]] = {}
+    for host, cells, direct in played:
+        for title, cell in cells.items():
+            if cell != direct.get(title):
+                others.setdefault((title, cell), []).append(host)
     same = "Each host shows the same" if not others else "Each host shows the same, but for the lines below,"
-    return f"{same} in the scenarios {'; '.join(f'“{title}”' for title in titles)}.\n\n{''.join(others)}"
+    lines = "".join(f"- {title}: {cell} for {'; '.join(hosts)}.\n" for (title, cell), hosts in others.items())
+    return f"{same} in the scenarios {'; '.join(f'“{title}”' for title in titles)}.\n\n{lines}"
 
 
-def _cells(result: dict[str, Any], *, through_stdio: bool) -> dict[str, str]:
-    return {s["title"]: _cell(s) for s in result["seen"].values() if s["stdio"] is through_stdio}
+def _cells(result: dict[str, Any], part: str | None = None) -> dict[str, str]:
+    """The cells of a part by their titles; without one, of all parts that are at the server's address."""
+    seen = result["seen"].values()
+    return {s["title"]: _cell(s) for s in seen if s["part"] == part or (part is None and s["part"] != STDIO)}
 
 
 def _cell(scenario: dict[str, Any]) -> str:
