@@ -142,7 +142,7 @@ class StepHistory:
         self.goes_on = True
         """The tool says that it takes the same way in each run. One that may only run again may take another one."""
         self._recorded: dict[Key, Recorded] = {}
-        """Those of earlier runs that have not come in this one."""
+        """Recorded steps that this run has not reached."""
         self._own: deque[Key] = deque()
         """The keys of those that the tool's own task has done, in their order."""
         self._counts: Counter[tuple[ToolStepKind, str]] = Counter()
@@ -267,8 +267,7 @@ class StepHistory:
         return any(mark.sleeps(now) for mark in self.marks.values())
 
     def outline(self, now: float) -> Outline:
-        """The steps for a model: those that have finished, and those of which that is not known. Questions are left
-        out."""
+        """Labels of finished and unfinished steps, without questions."""
         shown = [mark for mark in self.marks.values() if mark.kind is not ToolStepKind.ASK]
         return {
             "finished": [mark.label for mark in shown if mark.is_over(now)],
@@ -277,7 +276,7 @@ class StepHistory:
 
 
 def is_resumable(tool: Mapping[str, Any]) -> bool:
-    """Whether a tool, as `tools/list` shows it, says that a second run goes on behind its finished steps."""
+    """Whether a tool declares itself resumable in `tools/list`."""
     meta = tool.get("_meta")
     return isinstance(meta, Mapping) and meta.get(RESUMABLE_META) is True
 

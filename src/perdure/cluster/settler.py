@@ -149,8 +149,8 @@ class WaitingCalls:
         """Sessions with such calls, and until when the calls of a stream wait here. Those elsewhere have no stream."""
 
     def expect(self, session_id: SessionId, stream: StreamId = ELSEWHERE, *, goes_on: bool = True) -> None:
-        """Calls of a session wait, here or elsewhere, for its principal. One that only has to go on behind its steps
-        waits as long as its task, because nothing about it is unknown."""
+        """Calls of a session wait, here or elsewhere, for its principal. A resumable call
+        waits for `task_ttl`, because nothing about it is unknown."""
         settings = self._context.settings
         seconds = max(settings.session_grace, settings.task_ttl if goes_on else 0.0)
         until = self._until.setdefault(session_id, {})
@@ -633,7 +633,7 @@ class Settler:
         return row[may]
 
     async def _goes_on(self, owner: SessionRecord, call: AbandonedCall, by: SettleRequest) -> bool:
-        """Whether a call that waits only has to go on behind its steps: nothing about it is unknown."""
+        """Whether a waiting call is resumable and no step's outcome is unknown."""
         if call.request is None or call.row.method != "tools/call" or call.course.is_unknown:
             return False
         may = await by.tools.ask(owner, call.request, None)

@@ -6,14 +6,12 @@ have the status 200, because clients of this revision read a JSON-RPC error from
 
 import asyncio
 import contextlib
-import functools
-import json
 
 from starlette.requests import Request as HttpRequest
 
 from perdure._core import session_tasks
 from perdure._core.codes import INTERNAL_ERROR
-from perdure._core.durable_calls import CallClient, TaskFacts, TaskSupport
+from perdure._core.durable_calls import CallClient, TaskFacts, TaskSupport, client_of
 from perdure._core.jsonrpc import JsonObject, Request, error_payload
 from perdure._core.limits import Caller
 from perdure._core.session_tasks import CANCEL, LIST
@@ -58,7 +56,7 @@ class SessionTaskEndpoint:
             return None
         found = session_tasks.has_task_tools(self._tasks.rules)
         if found is None:
-            client = CallClient(version="", info=params.get("clientInfo"), capabilities=params.get("capabilities"))
+            client = CallClient.from_params(params)
             tools = [] if self._tools is None else await self._tools.tools(owner, client, http)
             found = any(session_tasks.support_of("", {}, tool) is not TaskSupport.NEVER for tool in tools)
         return session_tasks.capability(lists=bool(owner)) if found else None
@@ -76,7 +74,7 @@ class SessionTaskEndpoint:
         rules, record, tool = self._tasks.rules, session.record, None
         has_rule = name in rules or "*" in rules
         if self._tools is not None and not has_rule:
-            tool = await self._tools.tool(name, record.owner, _client(record.client_params), http)
+            tool = await self._tools.tool(name, record.owner, client_of(record.client_params), http)
         support = session_tasks.support_of(name, rules, tool)
         is_known = has_rule or tool is not None  # of what is not known in time, the client has seen the declaration
         if wants and support is TaskSupport.NEVER and is_known:
@@ -154,9 +152,3 @@ class SessionTaskEndpoint:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(left, LOOK_AGAIN)):
                         await changed.wait()
-
-
-@functools.lru_cache(maxsize=256)
-def _client(params: bytes) -> CallClient:
-    said = json.loads(params)
-    return CallClient(version="", info=said.get("clientInfo"), capabilities=said.get("capabilities"))

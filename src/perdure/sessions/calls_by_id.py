@@ -39,9 +39,6 @@ SEARCHED_MOST = 100
 RESUME = "perdure.resume"
 """In the scope of an HTTP request: runs the calls of a session again that wait for the principal of the request."""
 
-_RECENT = 16
-"""Events at the end of a stream in which the last progress is searched."""
-
 
 class AnsweredCall(NamedTuple):
     """A session's call that was answered early."""
@@ -67,8 +64,8 @@ class KnownCall(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Said:
-    """What a running call has last said."""
+class CallProgress:
+    """A running call's latest progress and open asks."""
 
     progress: JsonObject | None
     asks: Mapping[str, bytes]
@@ -177,12 +174,13 @@ class CallsById:
 
     # Describing
 
-    async def said(self, call: KnownCall) -> Said:
+    async def said(self, call: KnownCall) -> CallProgress:
         store, stream = self._context.store, call.stream
-        events = await store.read(stream.id, after=max(0, stream.last - _RECENT), limit=_RECENT)
-        said = (heartbeats.progress_params(event.payload) for event in reversed(events))
+        recent = heartbeats.RECENT
+        events = await store.read(stream.id, after=max(0, stream.last - recent), limit=recent)
+        progress = heartbeats.last_progress([event.payload for event in events])
         asks = [ask for ask in await store.asks(stream.session) if _is_of(call, ask)]
-        return Said(progress=next(filter(None, said), None), asks={ask.id: ask.request for ask in asks})
+        return CallProgress(progress=progress, asks={ask.id: ask.request for ask in asks})
 
     async def outcome(self, call: KnownCall, server_info: JsonObject | None) -> bytes:
         """The result of a call that has ended, as JSON: its tool's own, or a text. `server_info`: the server's entry in

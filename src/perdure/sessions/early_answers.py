@@ -1,6 +1,6 @@
 """Answers a session's call before it ends, where a rule says so, and serves the tools that lead to its result.
 
-The early answer is an event on the call's own stream, which goes on behind it. The tools of Perdure's own are requests
+The early answer is an event on the call's stream; later events follow it. The tools of Perdure's own are requests
 of the session like all others: they have a row and a stream, resume, and run again elsewhere if their process dies.
 """
 
@@ -37,9 +37,6 @@ OWN_CALL = UpstreamCall(may_run_again=True, own=True)
 
 NAMES_SECONDS = 1.0
 """By how much an early answer may be late, where it is due before the server has listed its tools."""
-
-_RECENT = 16
-"""Events at the end of a stream in which the last progress is searched."""
 
 
 class EarlyAnswers:
@@ -129,17 +126,16 @@ class EarlyAnswers:
         await asyncio.sleep(_left(link, call, within))
         events: Sequence[Event] = ()
         with contextlib.suppress(StoreError):  # then its text says nothing of its progress
-            events = await stream.read(after=max(0, stream.tail.last - _RECENT), limit=_RECENT)
+            events = await stream.read(after=max(0, stream.tail.last - heartbeats.RECENT), limit=heartbeats.RECENT)
         if call.state is not CallState.RUNNING or stream.writer is None or stream.is_sealed or stream.answered:
             return
-        said = [heartbeats.progress_params(event.payload) for event in reversed(events)]
         result = texts.still_running(
             name_of(call.request.params) or "",
             stream.id,
             age=link.context.clock() - stream.opened,
             seconds=within,
             names=names,
-            progress=next(filter(None, said), None),
+            progress=heartbeats.last_progress([event.payload for event in events]),
             asks=any(ask.call is call for ask in link.asks.open.values()),
         )
         if stream.append(encode_answer(call.request.id, encode(result)), early=True):

@@ -88,7 +88,7 @@ def has_key(params: Mapping[str, Any] | None) -> bool:
 
 
 def key_in(params: Mapping[str, Any] | None) -> object:
-    """What a request gives as its key; `None` if it has none."""
+    """The key of a request, unchecked; `None` without one."""
     meta = (params or {}).get("_meta")
     return meta.get(KEY) if isinstance(meta, dict) else None
 
@@ -170,13 +170,7 @@ class KeyedCalls:
             owner=session.owner,
             address=session.address,
             state=SessionState.DORMANT,
-            version="",
-            client_params=b"",
-            result=b"",
-            initialized=False,
             is_task=True,
-            sticky=(),
-            incarnation=1,
             standalone=StreamId(""),
             created=now,
             active=now,

@@ -1,13 +1,12 @@
 """Notifies clients of orphans: calls whose reader is lost while their client is back, without the call's position (R5).
 
-What such a call still says goes to the standalone stream, and the client learns there what it missed: which call, what
-lies on the call's own stream, and that it has ended once it has (promise 4). What the call has asked is asked again
-there, because the client has forgotten the question. A client that comes without a position (a
-handshake, or a GET without `Last-Event-ID`) has lost the positions of its calls as well, so their messages change the
-stream at once. One that resumes the standalone stream may be about to resume its calls: it gets the time that clients
-are asked to wait before they reconnect. Only then does this node tell anything, so a client that has its positions
-hears nothing. The same time passes where a call loses its reader while the client reads the standalone stream: it
-then counts as come back.
+An orphan's notifications and asks go to the standalone stream; a report names its call, its unread events and its end
+(promise 4). Open asks are repeated there, because the client has forgotten them. A client that comes without a
+position (a handshake, or a GET without `Last-Event-ID`) has lost the positions of its calls as well, so their messages
+change the stream at once. One that resumes the standalone stream may be about to resume its calls: it gets the time
+that clients are asked to wait before they reconnect. Only then does this node tell anything, so a client that has its
+positions hears nothing. The same time passes where a call loses its reader while the client reads the standalone
+stream: it then counts as come back.
 
 Several nodes may run calls of a session. Each reports those that it wrote; the node to which the client came reports
 those of dead nodes, and lets the living ones know that the time has passed.
@@ -104,7 +103,7 @@ class Orphans:
         self._visits.come_without_positions(self._context.hub.arrive())
 
     async def _ask_again(self, asked: Collection[str], cursor: int) -> None:
-        """Of questions on the standalone stream, repeat those that its reader will not come to."""
+        """Repeat open asks that the standalone reader will not reach."""
         stream, store = self._home.standalone, self._context.store
         coming = [event.payload for event in stream.tail.after(cursor)]
         with suppress(StoreError):  # then a question may come twice
