@@ -10,9 +10,9 @@ import pytest
 from tests.conformance.conformance import HERE, RUNS, Check, Report, examine, read_checks
 from tests.support.processes.node_programs import node_modules
 
-#: The runs of `make test`: the newest revision with sessions, the one without, and the first of these through the
-#: gateway. The others start many programs: each scenario of `tasks` a node, each session of `stdio` one.
-SOON = ("2025-11-25", "2026-07-28", "http-2025-11-25")
+#: The runs of `make test`: the newest revision with sessions and the one without, and through the gateway the first of
+#: these by each transport, the other and the tasks to a server with sessions only. Each takes 4 to 11 s of a processor.
+SOON = ("2025-11-25", "2026-07-28", "http-2025-11-25", "stdio-2025-11-25", "session-2026-07-28", "session-tasks")
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from perdure.errors import Misuse
 from perdure.gateway import reaper
 from perdure.gateway.children import Children, Reaper
+from tests.gateway.gateways import gateway
 from tests.gateway.pipes import children_of, lane_to, scripted
 from tests.support.processes.marked import MARK
 from tests.support.servers.in_process import until
@@ -56,6 +58,24 @@ async def test_a_killed_gateway_leaves_no_child_and_nothing_below_it(settings: t
         owner.send_signal(signal.SIGKILL)
         owner.wait()
         await until(lambda: not any(map(lives, pids)))
+
+
+@pytest.mark.anyio
+async def test_all_upstreams_of_a_process_have_one_reaper(tmp_path: Path) -> None:
+    def reapers() -> list[int]:
+        found = psutil.Process().children()
+        return [process.pid for process in found if reaper.__file__ in process.cmdline()]
+
+    async with AsyncExitStack() as both:
+        for _ in range(2):
+            served = await both.enter_async_context(gateway(tmp_path))
+            await served.join()
+        [one] = reapers()
+        async with gateway(tmp_path) as third:
+            await third.join()
+            assert reapers() == [one]
+        assert lives(one)
+    assert reapers() == []
 
 
 @pytest.mark.anyio

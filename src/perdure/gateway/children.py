@@ -11,7 +11,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import IO
 
 from perdure._core.backoff import Backoff, Pauses
@@ -120,6 +121,23 @@ class Reaper:
         assert self._process is not None
         assert self._process.stdin is not None
         return self._process.stdin
+
+
+_shared: list[Reaper] = []
+"""The reaper of this process, once for each of its users."""
+
+
+@asynccontextmanager
+async def shared_reaper() -> AsyncIterator[Reaper]:
+    """Use the one reaper of this process during a block, beside other upstreams. It ends with the last of them."""
+    reaper = _shared[0] if _shared else Reaper()
+    _shared.append(reaper)
+    try:
+        yield reaper
+    finally:
+        _shared.pop()
+        if not _shared:
+            await reaper.aclose()
 
 
 class Children:

@@ -20,7 +20,7 @@ from perdure._core.limits import Caller
 from perdure.errors import Misuse
 from perdure.gateway.call_runtime import CallRuntime
 from perdure.gateway.changes import UpstreamChanges
-from perdure.gateway.children import Children, Reaper, program_of
+from perdure.gateway.children import Children, program_of, shared_reaper
 from perdure.gateway.era_lane import EraLane, KnownEra, MakeLane
 from perdure.gateway.face_handler import FaceHandler
 from perdure.gateway.lane import Lane, Reason, SessionReceiver, UpstreamUnavailable
@@ -237,8 +237,7 @@ async def lanes_of(
         elif children is not None:
             server = children
         else:
-            reaper = Reaper()
-            stack.push_async_callback(reaper.aclose)
+            reaper = await stack.enter_async_context(shared_reaper())
             server = Children(program_of(upstream), reaper=reaper, numbers=health.numbers)
             stack.push_async_callback(server.aclose)
             server.warm_up()
