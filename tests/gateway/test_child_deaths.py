@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import time
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
 import pytest
 
+from perdure.gateway.host import host_upstream
+from perdure.settings import Settings
 from tests.gateway.gateways import (
     CANCELLED,
     OUTCOME_UNKNOWN,
@@ -23,7 +23,6 @@ from tests.gateway.gateways import (
     refused_handshake,
     scripted,
     text_of_call,
-    until_method,
 )
 from tests.support.clients.modern_peer import CallPeer, message_of
 from tests.support.clients.wire_client import gaps_of, progress_of, text_of
@@ -38,13 +37,14 @@ async def test_a_child_that_dies_in_a_plain_call(tmp_path: Path) -> None:
         peer = await served.join()
         wire = await begin(peer, "plain", {"progress": 2}, {"hang": True})
         assert progress_of(await wire.messages(2)) == [1, 2]
-        killed = time.monotonic()
+        (tmp_path / "more").write_text(f"wait={tmp_path / 'go'}")  # the next child is not ready before that
         await served.kill()
         error = error_of((await wire.rest())[-1])
-        assert time.monotonic() - killed < 1.0  # 0.1 s where nothing else runs
+        assert len(served.pids) == 1  # it is not even started for that answer
         assert error["code"] == OUTCOME_UNKNOWN
         assert error["data"]["reason"] == "the server's process ended (SIGKILL)"
         assert served.runs == ["plain"]
+        (tmp_path / "go").touch()
         assert await text_of_call(peer, {"say": "next"}) == "next"
         assert len(served.pids) == 2
 
@@ -204,8 +204,12 @@ async def test_a_crash_loop_is_slowed(tmp_path: Path) -> None:
         assert health.state in ("backing off", "down")
 
 
-async def test_a_slow_start(tmp_path: Path) -> None:
-    """G27."""
+async def test_a_slow_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ten seconds that a server in this process has for its answers are a tenth of one second here, and a start takes
+    longer. What no client waits for (the settling after a crash) has the time of a start as well. G27."""
+    monkeypatch.setattr("perdure.gateway.host._ANSWER_SECONDS", 0.1)
+    async with host_upstream(scripted(tmp_path, start_timeout=45.0), Settings()).start() as started:
+        assert started.runtimes.answers_within == 45.1
     go = tmp_path / "go"
     async with gateway(tmp_path, f"wait={go}") as served:
         joining = asyncio.create_task(served.join())
@@ -353,29 +357,3 @@ async def test_a_reader_that_does_not_read_stops_no_other_call(tmp_path: Path) -
         [(first, last)] = gaps_of(messages)
         assert seen[-1] == 3000
         assert len(seen) + last - first + 1 == 3000
-
-
-async def test_no_process_is_left(tmp_path: Path) -> None:
-    """Sessions that end in every way, and processes that children have started. G30."""
-    async with gateway(tmp_path, "tree=60", "eof=ignore") as served:
-        peers = [await served.join() for _ in range(6)]
-        reaper = reaper_of(os.getpid())
-        assert reaper is not None
-        await peers[0].delete()
-        await served.kill(served.pids[1])
-        hanging = await begin(peers[2], "plain", {"hang": True})
-        await served.has_run()
-        await hanging.drop()
-        asked = await begin(peers[3], "plain", {"ask": "roots/list"})
-        await until_method(asked, "roots/list")
-        groups = served.pids
-        await until(lambda: not has_process(groups[0]))
-        await until(lambda: not has_process(groups[1]))
-    assert not any(map(has_process, groups))
-    assert reaper_of(os.getpid()) is None
-
-
-def reaper_of(pid: int) -> int | None:
-    children = psutil.Process(pid).children()
-    found = [child.pid for child in children if any(word.endswith("reaper.py") for word in child.cmdline())]
-    return found[0] if found else None

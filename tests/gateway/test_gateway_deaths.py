@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import random
 import shlex
 import signal
 import sys
@@ -240,3 +243,55 @@ async def test_the_home_is_killed_before_it_takes_a_call(tmp_path: Path, running
         await home.kill()
         assert text_of((await wire.rest())[-1]) == "whole"
         assert runs(tmp_path) == sorted(["plain", tool])  # it ran once, whatever its hint
+
+
+SESSIONS = 24
+
+
+async def test_no_process_is_left(tmp_path: Path) -> None:
+    """Sessions that end in every way, at random, and others that have not ended when the gateway is stopped. Each child
+    has started another process, and does not mind the end of its input. G30."""
+    words = [scripted_stdio.__file__, f"starts={tmp_path / 'starts'}", "tree=600", "eof=ignore"]
+    program = {"command": sys.executable, "args": ["-I", "-S", *words], "perdure": {"max_caller_processes": SESSIONS}}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"scripted": program}}))
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    where = (f"--servers={tmp_path / 'mcp.json'}", "--store", "memory:", "--drain-timeout", "0.1")
+    async with serving(*where, cwd=tmp_path) as process:
+        web = Web(process.url)
+
+        async def live(way: str) -> None:
+            peer = await web.join()
+            pid = int(await peer.result("plain", do=[{"pid": True}]))
+            match way:
+                case "deleted":
+                    await peer.delete()
+                case "killed" | "terminated":
+                    os.kill(pid, signal.SIGKILL if way == "killed" else signal.SIGTERM)
+                case "exits":
+                    await begin(peer, "plain", {"exit": 3})
+                case "deleted in a call":
+                    await (await begin(peer, "plain", {"progress": 1}, {"hang": True})).messages(1)
+                    await peer.delete()
+                case "left in a call":
+                    await (await begin(peer, "plain", {"progress": 1}, {"freeze": True})).drop()
+                case "asks":
+                    await until_method(await begin(peer, "plain", {"ask": "roots/list"}), "roots/list")
+                case "floods":
+                    await begin(peer, "plain", {"progress": 3_000, "size": 1000})
+
+        ways = ["deleted", "killed", "terminated", "exits", "deleted in a call", "left in a call", "asks", "floods"]
+        many = [way for way in ways for _ in range(SESSIONS // len(ways))]
+        chance.shuffle(many)
+        for few in (many[: SESSIONS // 2], many[SESSIONS // 2 :]):
+            await asyncio.gather(*map(live, few))
+        below = psutil.Process(process.pid).children(recursive=True)
+        assert len(below) > SESSIONS
+        assert sum("reaper.py" in " ".join(one.cmdline()) for one in below) == 1
+        await web.aclose()
+        assert await process.stop() == 0
+        groups = list(map(int, lines(tmp_path / "starts")))
+        assert len(groups) >= SESSIONS
+        assert not any(map(has_process, groups))
+        assert not any(one.is_running() for one in below)

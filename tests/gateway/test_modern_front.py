@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from mcp import Client
 
-from perdure._core.envelope import LOG_LEVEL
+from perdure._core.envelope import CANCEL, LOG_LEVEL
 from tests.clients.python_clients import PythonClient, python_client
 from tests.clients.stock import USER_SAYS
 from tests.gateway.gateways import (
+    CANCELLED,
     OUTCOME_UNKNOWN,
     UNAVAILABLE,
     Gateway,
@@ -380,12 +381,17 @@ async def test_lists_that_changed_reach_listeners(tmp_path: Path) -> None:
     """From the gateway's own process of the server, and from the session of another client. G23."""
     async with gateway(tmp_path, serving=BOTH) as served, listening(served.site.port, "tools", "note://a") as listener:
         listener.forget()
+        await served.kill()  # the one that is listened to
+        await listener.until_told("note://a")
+        assert "tools" not in listener.told  # they are the same as before
+        listener.forget()
+        (tmp_path / "more").write_text("tools=late")
+        await served.kill()
+        await listener.until_told("tools", "note://a")
+        listener.forget()
         peer = await served.join()
         await text_of_call(peer, {"tools": ["extra"]})
         await listener.until_told("tools")
-        listener.forget()
-        await served.kill(served.pids[0])  # the one that is listened to
-        await listener.until_told("note://a")
 
 
 async def test_a_listener_before_the_server_is_up(tmp_path: Path) -> None:
@@ -416,22 +422,41 @@ async def test_owners(tmp_path: Path) -> None:
         bob = peer_of(served, headers=bearer("bob"), capabilities=TAKES_TASKS)
         task = result_of(await ada.call("plain", steps({"sleep": 60})))["taskId"]
         unknown = task[:-4] + ("AAAA" if task[-4:] != "AAAA" else "BBBB")
-        for method in ("tasks/get", "tasks/cancel"):
-            answers = [await bob.rpc(method, {"taskId": one}, id=7) for one in (task, unknown)]
-            assert same(*answers)
+        responses = {"inputResponses": {"ask-1": accept(name="Bob")}}
+        for method, more in (("tasks/get", {}), ("tasks/update", responses), ("tasks/cancel", {})):
+            answers = [await bob.rpc(method, {"taskId": one, **more}, id=7) for one in (task, unknown)]
+            assert same(*answers), method
+            assert "error" in message_of(answers[0])
         hers = result_of(await ada.call("plain", steps({"pid": True}), key="k", capabilities={}))
         his = result_of(await bob.call("plain", steps({"pid": True}), key="k", capabilities={}))
         assert said(hers) != said(his)  # another call, in another process
+        waits = await ada.begin_call("plain", steps({"sleep": 60}), key="hers", capabilities={})
+        await served.has_run(4)
+        assert same(*[await bob.rpc(CANCEL, {"key": key}, id=7) for key in ("hers", "of nobody")])
         session = await served.join(token="ada")
-        foreign = [session.session, "A" * len(session.session)]
-        replies = []
-        for name in foreign:
-            thief = await served.join(token="bob")
-            thief.session = name
-            response = await thief.send(thief.request("tools/list", id=1))
-            replies.append((response.status_code, response.content))
-        assert replies[0] == replies[1]
-        assert replies[0][0] == 404
+        running = await session.call("plain", do=[{"sleep": 60}])
+        await served.has_run(5)
+        thief = await served.join(token="bob")
+        for request in (
+            lambda: thief.send(thief.request("tools/list", id=1)),
+            lambda: thief.send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}),
+            thief.try_get,
+            thief.delete,
+        ):
+            replies = []
+            for thief.session in (session.session, "A" * len(session.session)):
+                response = await request()
+                replies.append((response.status_code, response.content, sorted(response.headers.raw)))
+            assert replies[0][0] == 404
+            assert replies[0][:2] == replies[1][:2]
+        assert (await ada.get(task))["status"] == "working"  # and so are the others
+        info = served.site.app.session_info(session.session)
+        assert info is not None
+        assert len(info.running_calls) == 1
+        assert result_of(await ada.rpc(CANCEL, {"key": "hers"})) != {}
+        async with waits:
+            assert error_of(message_of(await waits.answer()))["code"] == CANCELLED
+        await running.drop()
 
 
 def same(first: Answer, second: Answer) -> bool:
