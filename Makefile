@@ -30,6 +30,7 @@ test: lint ## Check style and types, run the tests
 
 test-all: lint ## The same with long tests: outages in real time, failovers of PostgreSQL, soaks
 	@PERDURE_TEST_OUTAGES=real PERDURE_TEST_FUZZ=5 PERDURE_TEST_SESSIONS=3000 scripts/test --all
+	@PERDURE_TEST_SERVER=stdio scripts/test tests/http
 
 coverage: .venv/ready ## Run all tests and measure how much of the package they reach (slow)
 	@scripts/test --coverage
