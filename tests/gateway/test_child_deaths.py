@@ -205,8 +205,8 @@ async def test_a_crash_loop_is_slowed(tmp_path: Path) -> None:
 
 
 async def test_a_slow_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ten seconds that a server in this process has for its answers are a tenth of one second here, and a start takes
-    longer. What no client waits for (the settling after a crash) has the time of a start as well. G27."""
+    """The ten seconds that a server in this process has for its answers are 0.1 s here, and a start takes longer. What
+    no client waits for (the settling after a crash) has the time of a start as well. G27."""
     monkeypatch.setattr("perdure.gateway.host._ANSWER_SECONDS", 0.1)
     async with host_upstream(scripted(tmp_path, start_timeout=45.0), Settings()).start() as started:
         assert started.runtimes.answers_within == 45.1

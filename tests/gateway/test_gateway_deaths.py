@@ -287,7 +287,7 @@ async def test_no_process_is_left(tmp_path: Path) -> None:
         for few in (many[: SESSIONS // 2], many[SESSIONS // 2 :]):
             await asyncio.gather(*map(live, few))
         below = psutil.Process(process.pid).children(recursive=True)
-        assert len(below) > SESSIONS
+        assert len(below) > SESSIONS // 3  # of the sessions that go on
         assert sum("reaper.py" in " ".join(one.cmdline()) for one in below) == 1
         await web.aclose()
         assert await process.stop() == 0
