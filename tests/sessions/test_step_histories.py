@@ -25,7 +25,7 @@ import perdure
 from perdure._core.ids import Fence, SessionId, StreamId
 from perdure._core.jsonrpc import Request
 from perdure._core.states import CALL, CallStep, ToolStepState, advance
-from perdure._core.tool_steps import MOST_STEPS, MOST_VALUE, StepHistory
+from perdure._core.tool_steps import MOST_STEPS, MOST_VALUE, StepHistory, ToolStepKind
 from perdure.errors import Misuse
 from perdure.sessions.ledger import Call
 from perdure.sessions.tool_steps import ToolSteps, course_of
@@ -285,10 +285,20 @@ async def tell(store: Store, fence: Fence, tool: Tool, dying: Sequence[Death]) -
         await history.claim()
         course = await history.course()
         if course.is_unknown:
-            outline = course.outline(store.clock())
+            rows = await store.tool_steps(history.stream)
+            counts, outline = Counter[str](), course.outline(store.clock())
+            told: dict[str, list[str]] = {"finished": [], "open": []}
+            for row in rows:
+                counts[row.name] += 1
+                is_over = row.state is not ToolStepState.OPEN or row.kind is ToolStepKind.SLEEP
+                if row.kind is not ToolStepKind.ASK:
+                    told["finished" if is_over else "open"].append(label(row.name, counts[row.name]))
+            assert outline == told
             begun = {act.name for act in done if act.how in ("once", "fails") and history.effects[act.name]}
             assert begun <= {*outline["finished"], *outline["open"]}
             assert {name for name in history.seen if not name.startswith("ask")} <= set(outline["finished"])
+            may_run_again = {act.name for act in done if act.how == "check"}
+            assert set(outline["open"]) <= {act.name for act in done if act.how in ("once", "fails")} | may_run_again
             break
     else:
         raise AssertionError("the last run did not end")
