@@ -118,6 +118,23 @@ async def test_a_server_that_lists_our_names_keeps_them(shop: ToolServer) -> Non
         assert [tool["name"] for tool in listed["result"]["tools"][-2:]] == [f"{WAIT}_2", CANCEL]
 
 
+async def test_the_two_tools_stand_on_the_last_of_three_pages_once() -> None:
+    """A name that stands on an earlier page is the server's."""
+
+    async def list_tools(_: ServerRequestContext[Any], params: types.PaginatedRequestParams | None) -> Any:
+        page = int((params.cursor if params else None) or 0)
+        tool = types.Tool(name=("first", WAIT, "third")[page], input_schema={"type": "object"})
+        return types.ListToolsResult(tools=[tool], next_cursor=str(page + 1) if page < 2 else None)
+
+    async with serve(Server("pages", on_list_tools=list_tools), answer_within=RULE) as site:
+        peer, names, cursor = await site.join(), list[list[str]](), Message()
+        while not names or cursor:
+            [page] = await (await peer.post(peer.request("tools/list", cursor))).rest()
+            names.append([tool["name"] for tool in page["result"]["tools"]])
+            cursor = {"cursor": found} if (found := page["result"].get("nextCursor")) else {}
+    assert names == [["first"], [WAIT], ["third", f"{WAIT}_2", CANCEL]]
+
+
 async def test_errors_and_cancellations_are_told_to_the_model(shop: ToolServer, early: Site) -> None:
     peer = await early.join()
     call = await peer.call("wait", gate="g", id="mine")
@@ -247,6 +264,21 @@ async def test_a_question_that_is_open_is_asked_again_by_the_next_wait(shop: Too
     assert text_of((await waiting.rest())[-1]) == "because"
 
 
+async def test_a_question_behind_the_early_answer_is_asked_on_the_standalone_stream(
+    shop: ToolServer, early: Site
+) -> None:
+    peer = await early.join()
+    standalone = await peer.get()
+    first = await answered(peer, "quiz", question="Why?", gate="g")
+    shop.open("g")
+    asked = await standalone.message()
+    while asked["method"] != "elicitation/create":
+        asked = await standalone.message()
+    assert ", waits for an answer from the user: " in text_of(await answered(peer, WAIT))
+    await peer.answer(asked, {"action": "accept", "content": {"answer": "because"}})
+    assert text_of(await answered(peer, WAIT, call=call_in(first))) == "because"
+
+
 async def test_a_question_behind_the_early_answer_is_asked_on_a_wait(shop: ToolServer, early: Site) -> None:
     peer = await early.join()
     first = await answered(peer, "quiz", question="Why?", gate="g", token=1)
@@ -338,8 +370,16 @@ async def test_a_result_that_its_client_did_not_get_stays_in_the_list(shop: Tool
 
 
 async def test_a_client_that_resumes_by_itself_is_not_answered_early(shop: ToolServer, early: Site) -> None:
+    peer = await early.join()
     async with connect(early.url, mode="legacy") as client:
         assert {WAIT, CANCEL}.isdisjoint(tool.name for tool in (await client.list_tools()).tools)
+        calling = asyncio.create_task(client.call_tool("wait", {"gate": "g"}))
+        await until(lambda: shop.seen)
+        await answered(peer, "wait", gate="h")  # a rule that applied would have answered the other too
+        shop.open("g")
+        assert "went through g" in str((await calling).content)
+        shop.open("h")
+    assert early.app.counters.calls_answered_early == 1
 
 
 @pytest.mark.parametrize("rule", ["=45s", "claude", "claude=", "claude=0.5s", "*=2h", "x=soon"])
@@ -381,6 +421,62 @@ async def test_a_server_that_does_not_list_its_tools_is_not_waited_for(shop: Too
         listed.set()
         shop.open("g")
         assert text_of((await waiting.rest())[-1]) == "went through g"
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_wait_ends_when_the_call_ends_at_whatever_node(
+    shop: ToolServer, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the hint of the node that runs the call: nothing is read again in time."""
+    monkeypatch.setattr("perdure.sessions.calls_by_id.LOOK_AGAIN", 3_600.0)
+    opened: Callable[[], Store] = new_stores(kind, tmp_path)
+    async with AsyncExitStack() as stack:
+        shops = (shop, ToolServer())
+        sites = [
+            await stack.enter_async_context(serve(each.server, store=opened(), answer_within=("a=1s", "*=1h")))
+            for each in shops
+        ]
+        caller, waiter = Peer(sites[0]), await sites[0].join()
+        handshake = caller.handshake()
+        handshake["params"]["clientInfo"]["name"] = "a"
+        caller.session = (await caller.send(handshake)).headers["mcp-session-id"]
+        await caller.send({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        await until(lambda: all(len(site.app.other_nodes()) == 1 for site in sites))
+        first = await answered(caller, "wait", gate="g")
+        waiting = [await waiter.through(site).call(WAIT, call=call_in(first)) for site in sites]
+        for wire in waiting:
+            await wire.event()
+        await until(lambda: all(WAIT in site.app.running for site in sites))
+        shop.open("g")
+        assert [text_of((await wire.rest())[-1]) for wire in waiting] == ["went through g"] * 2
+
+
+async def test_a_fastmcp_server_has_early_answers_beats_and_keys_in_sessions() -> None:
+    from fastmcp import FastMCP
+
+    server, release, runs = FastMCP("fast"), asyncio.Event(), list[int]()
+
+    @server.tool
+    async def slow() -> dict[str, int]:
+        runs.append(1)
+        await release.wait()
+        return {"n": len(runs)}
+
+    async with serve(server, answer_within=RULE, heartbeat=0.1) as site:
+        peer = await site.join()
+        call = await peer.call("slow", token="t")
+        await call.event()
+        beat = await call.message()
+        assert (beat["method"], beat["params"]["message"]) == ("notifications/progress", "Still running (0 s)")
+        first = (await call.rest())[-1]
+        keyed = peer.tool("slow")
+        keyed["params"]["_meta"] = {KEY: "order-7"}
+        joined = [await peer.post({**keyed, "id": number}) for number in (1, 2)]
+        await until(lambda: len(runs) == 2)
+        release.set()
+        answers = [(await wire.rest())[-1]["result"]["structuredContent"] for wire in joined]
+        assert answers == [{"n": 2}] * 2
+        assert (await answered(peer, WAIT, call=call_in(first)))["result"]["structuredContent"] == {"n": 2}
 
 
 async def test_a_request_for_a_task_is_not_answered_early_where_there_are_none(shop: ToolServer, early: Site) -> None:

@@ -138,8 +138,8 @@ class EarlyAnswers:
             progress=heartbeats.last_progress([event.payload for event in events]),
             asks=any(ask.call is call for ask in link.asks.open.values()),
         )
-        if stream.append(encode_answer(call.request.id, encode(result)), early=True):
-            link.context.counters.calls_answered_early += 1
+        stream.append(encode_answer(call.request.id, encode(result)), early=True)
+        link.context.counters.calls_answered_early += 1
 
     async def _names(self, link: RuntimeLink, call: Call, origin: object, within: float) -> texts.OwnTools:
         """The names of Perdure's own tools beside those of the server, if it lists them before a call is due."""
