@@ -3,6 +3,7 @@ that may not."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tests.support.stores.shared import ON_POSTGRES, shared_address
 
 pytestmark = pytest.mark.anyio
 
+STEP_TOOLS = "tests.support.servers.step_tools:server"
 RULE = ("--answer-within", "1s", "--retry", "100ms")
 LOST = (httpx2.TransportError, ConnectionError, Ended, IndexError, KeyError, ValueError)
 """The process died before it answered, or while it did."""
@@ -225,3 +227,47 @@ async def test_a_cancellation_that_its_node_has_not_read_is_done_by_the_next(tmp
         assert len(diary(log)) == 1
         await client.aclose()
         await there.aclose()
+
+
+async def test_a_plain_call_whose_process_was_killed_is_in_its_callers_list(tmp_path: Path) -> None:
+    """At 2026-07-28 it is cancelled with its connection, and its client has no id to ask with."""
+    tokens, log = tmp_path / "tokens", tmp_path / "diary"
+    tokens.write_text("ann:ann-0123456789abcdef\n")
+    tokens.chmod(0o600)
+    options = ("--store", shared_address(tmp_path / "log.db"), "--tokens", str(tokens), "--answer-within", "1h")
+    headers = {"authorization": "Bearer ann-0123456789abcdef"}
+    async with serving(GATE_FILE_TOOLS, *options) as doomed:
+        peer = CallPeer(port=doomed.port, headers=headers)
+        arguments = {"n": 1, "gate": str(tmp_path / "gate"), "pauses": [1], "log": str(log)}
+        cut = await peer.begin_call("pay", arguments)
+        await until(lambda: len(diary(log)) == 1)
+        await doomed.kill()
+        await cut.aclose()
+    async with serving(GATE_FILE_TOOLS, *options) as server:
+        later, told = Modern(peer.through(server.port)), ""
+        while not told.startswith('"pay"'):
+            told = text_of(await later.call(WAIT))
+        assert ", may have done a part of its work: " in told
+        end = text_of(await later.call(WAIT, call=told.rpartition(" ")[2]))
+        assert end == '"pay" was cancelled; it may have done a part of its work.'
+        assert len(diary(log)) == 1
+
+
+async def test_an_answer_that_was_accepted_behind_the_early_answer_is_not_asked_for_again(tmp_path: Path) -> None:
+    """The process dies when the store has it and the tool has not gone on."""
+    options = ("--store", shared_address(tmp_path / "log.db"), *RULE)
+    point = at("perdure.sessions.runtime_link", "Asks._hand_over", "enter")
+    (tmp_path / "begin").touch()
+    async with serving(STEP_TOOLS, *options, point=point) as doomed:
+        peer = await (web := Web(doomed.url)).join()
+        wire = await peer.call("play", folder=str(tmp_path), script=[{"ask": "Why?"}], die=[])
+        asked, first = await wire.message(), (await wire.rest())[-1]
+        await doomed.arm()
+        with contextlib.suppress(*LOST):
+            await peer.answer(asked, {"action": "accept", "content": {"answer": "because"}})
+        assert await doomed.has_died(), "the point was not reached"
+        await web.aclose()
+    async with serving(STEP_TOOLS, *options) as server:
+        later = InSession(web := Web(server.url), peer.through(web))
+        assert await fetched(later, id_in(first) or "") == "because"
+        await later.aclose()
