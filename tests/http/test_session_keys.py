@@ -19,6 +19,7 @@ from tests.support.processes.serving import serving
 from tests.support.servers.gate_file_tools import diary, open_gate
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import Guests, ToolServer
+from tests.support.stores.postgres import store_url
 
 pytestmark = pytest.mark.anyio
 
@@ -228,9 +229,12 @@ async def test_at_two_nodes_equal_keys_are_one_call(tmp_path: Path, kind: str) -
             assert (await wire.rest())[-1]["error"]["code"] == -32800
 
 
-async def test_a_kill_is_survived_by_a_call_its_key_and_the_requests_that_were_joined(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_kill_is_survived_by_a_call_its_key_and_the_requests_that_were_joined(
+    tmp_path: Path, kind: str
+) -> None:
     """A tool that may run again does, once for all of them; any other has one outcome, which is unknown."""
-    options = ("--store", f"sqlite:{tmp_path}/log.db")
+    options = ("--store", store_url() if kind == "postgres" else f"sqlite:{tmp_path}/log.db")
     log, gate = tmp_path / "diary", tmp_path / "gate"
     arguments = {"n": 1, "gate": str(gate), "pauses": [1], "log": str(log)}
 
