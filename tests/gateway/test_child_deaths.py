@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,8 @@ from tests.support.clients.wire_client import gaps_of, progress_of, text_of
 from tests.support.servers.in_process import until
 
 pytestmark = pytest.mark.anyio
+
+FORM = {"type": "object", "properties": {}}
 
 
 async def test_a_child_that_dies_in_a_plain_call(tmp_path: Path) -> None:
@@ -63,6 +66,31 @@ async def test_a_child_that_dies_in_an_idempotent_call(tmp_path: Path) -> None:
         assert progress_of([*first, *rest]) == [1, 2, 3, 4, 5, 6, 7, 8]
         assert text_of(rest[-1]) == "whole"
         assert served.runs == ["idempotent", "idempotent"]
+
+
+async def test_a_call_that_gets_answers_between_the_deaths_of_its_children(tmp_path: Path) -> None:
+    """It gets on: its second death is not one too many, and neither question is asked again."""
+    acts: list[Any] = []
+    for number in (1, 2):
+        acts.append({"ask": "elicitation/create", "params": {"message": f"{number}?", "requestedSchema": FORM}})
+        acts += [{"note": str(tmp_path / f"told {number}")}, {"wait": str(tmp_path / f"go {number}")}]
+    asked: list[str] = []
+    async with gateway(tmp_path) as served:
+        peer = await served.join(capabilities={"elicitation": {}})
+        wire = await begin(peer, "idempotent", *acts, {"say": "whole"})
+        for number in (1, 2):
+            while (ask := await wire.message()).get("method") != "elicitation/create":
+                pass
+            asked.append(ask["params"]["message"])
+            await peer.answer(ask, {"action": "decline"})
+            await until((tmp_path / f"told {number}").exists)
+            await served.kill()
+            await served.has_run(number + 1)
+            (tmp_path / f"go {number}").touch()
+        rest = await wire.rest()
+    assert text_of(rest[-1]) == "whole"
+    assert [message for message in rest if message.get("method") == "elicitation/create"] == []
+    assert asked == ["1?", "2?"]
 
 
 async def test_a_call_that_kills_its_child_twice(tmp_path: Path) -> None:
