@@ -14,9 +14,6 @@ NAME = "bakery"
 _LIBRARY = "is a library: the program around it keeps the conversation"
 #: What libraries are left out of.
 KEPT_BY_PROGRAM = dict.fromkeys(("host_again", "host_again_early", "stdio_host_again_early"), _LIBRARY)
-_KEYS = "speaks 2026-07-28 through stdio, where calls have keys and are never answered early"
-#: What hosts are left out of that speak 2026-07-28 without tasks.
-HAS_KEYS = dict.fromkeys(("stdio_early", "stdio_host_again_early"), _KEYS)
 
 #: The limit of hosts that are built on the Python SDK.
 TWICE = "tries twice to resume a call, 5 s (`retry`) apart"

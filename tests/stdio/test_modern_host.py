@@ -96,6 +96,30 @@ async def test_a_plain_call_outlives_the_server(folder: Path) -> None:
         assert list(office.host.tokens.glob("call*")) == []
 
 
+async def test_a_host_under_a_rule_is_answered_early_by_its_own_name(folder: Path) -> None:
+    """The key and the tasks of its calls are the bridge's, and do not count. A host without a rule waits."""
+    gate, log = str(folder / "gate"), str(folder / "put")
+    asked: Message = {"n": 2, "gate": gate, "pauses": [1], "log": log}
+    options = ("--task-after", "200ms", "--answer-within", "host=1s")
+    async with cluster(folder / "log.db", *options) as servers, a_host(folder, servers.proxy.url) as host:
+        bridge = await host.start()
+        tools = (await bridge.request("tools/list", params()))["result"]["tools"]
+        assert "perdure_wait_for_result" in {tool["name"] for tool in tools}
+        patient = begin_call(bridge, "put", host="patient", **asked)
+        early = await bridge.answer(begin_call(bridge, "put", **asked))
+        assert "still running" in text_of(early)
+        await servers.kill()
+        open_gate(f"{gate}.1")
+        await servers.restart()
+        wanted = early["result"]["_meta"]["dev.perdure/call"]["id"]
+        found = "still running"
+        while "still running" in found:
+            found = text_of(await bridge.answer(begin_call(bridge, "perdure_wait_for_result", call=wanted)))
+        assert found == text_of(await bridge.answer(patient)) == "counted to 2"
+        assert await bridge.end() == 0
+        assert list(host.tokens.glob("call*")) == [], "the bridge keeps no key of a call that was answered early"
+
+
 @pytest.mark.parametrize("way", ["the bridge is killed", "the host is another process"])
 async def test_a_retry_after_a_restart_joins_what_runs(folder: Path, way: str) -> None:
     async with an_office(folder) as office:

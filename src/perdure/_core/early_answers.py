@@ -64,9 +64,12 @@ def time_for(rules: Mapping[str, float], client_params: bytes) -> float | None:
     return None if _resumes(client) else _time(rules, client)
 
 
-def time_at_call(rules: Mapping[str, float], client: CallClient) -> float | None:
-    """The same of a client of 2026-07-28, which may take tasks, or give its calls keys."""
-    return None if client.takes_tasks or client.repeats or _resumes(client) else _time(rules, client)
+def time_at_call(rules: Mapping[str, float], client: CallClient, *, for_host: bool = False) -> float | None:
+    """The same of a client of 2026-07-28, which may take tasks, or give its calls keys. `for_host`: a bridge does that
+    for a host, which waits for the answer."""
+    if _resumes(client) or (not for_host and (client.takes_tasks or client.repeats)):
+        return None
+    return _time(rules, client)
 
 
 def resumes(client_params: bytes) -> bool:

@@ -39,6 +39,9 @@ repeats requests whose connection broke."""
 KEPT: Final = "keptMs"
 """Beside `CALLS` in `server/discover`: how long the server keeps a key, from the first request that brought it."""
 
+HOST: Final = f"{OWN_PREFIX}/host"
+"""In the `_meta` of a call: its key and its tasks are those of a bridge, for a host that waits for the answer."""
+
 KEY: Final = f"{OWN_PREFIX}/key"
 """The key of a call, in `_meta`: requests with equal keys are one call."""
 

@@ -32,7 +32,7 @@ from perdure._core.durable_calls import (
     parse_task_rules,
     task_support,
 )
-from perdure._core.envelope import CANCEL
+from perdure._core.envelope import CANCEL, HOST
 from perdure._core.ids import SessionId, StreamId
 from perdure._core.jsonrpc import JsonObject, error_payload
 from perdure._core.states import CallState, SessionStep
@@ -318,7 +318,10 @@ class DurableCallEndpoint:
     async def _answer_call(self, request: ModernRequest, response: EventStream) -> bool:
         key, late = read_key(request), None
         name, client, early = str(request.params.get("name")), request.client, self._context.early
-        if key is None and early is not None and (within := early.at_call(client)) is not None:
+        for_host, within = HOST in request.params["_meta"], None
+        if early is not None and (key is None or for_host):
+            within = early.at_call(client, for_host=for_host)
+        if within is not None:
             if texts.may_be_own(name) and name in (names := await self._own_tools(request)):
                 await self._serve_own(request, names, within, response)
                 return True
@@ -356,7 +359,7 @@ class DurableCallEndpoint:
             wrong = validate_mcp_param_headers(tool.get("inputSchema"), arguments, request.http.headers)
             if wrong is not None:
                 raise HttpRefusal(Refusal.NAME_MISMATCH, message=wrong.message)
-        if as_task:
+        if as_task and late is None:
             after = while_good(self._settings.task_after, request.http.scope)
             late = Late(after=min(after, REQUIRED_AFTER) if support is TaskSupport.REQUIRED else after)
         try:

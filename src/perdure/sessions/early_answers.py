@@ -57,9 +57,9 @@ class EarlyAnswers:
         """After how many seconds the client of a session is answered early, if it is."""
         return texts.time_for(self._rules, record.client_params)
 
-    def at_call(self, client: CallClient) -> float | None:
+    def at_call(self, client: CallClient, *, for_host: bool = False) -> float | None:
         """The same for a client of 2026-07-28."""
-        return texts.time_at_call(self._rules, client)
+        return texts.time_at_call(self._rules, client, for_host=for_host)
 
     def keeps(self, record: SessionRecord) -> bool:
         """Whether a durable call whose connection broke is kept: a rule applies, and its caller can list it."""

@@ -21,7 +21,18 @@ import anyio
 
 from perdure._core import splice
 from perdure._core.codes import NO_SERVER, UNREACHABLE, UNSUPPORTED_VERSION
-from perdure._core.envelope import CAPABILITIES, DISCOVER, KEY, LISTEN, TASKS, VERSION, declares, headers_of, with_tasks
+from perdure._core.envelope import (
+    CAPABILITIES,
+    DISCOVER,
+    HOST,
+    KEY,
+    LISTEN,
+    TASKS,
+    VERSION,
+    declares,
+    headers_of,
+    with_tasks,
+)
 from perdure._core.jsonrpc import JsonObject, Request
 from perdure._core.reconnect import Patience
 from perdure._core.revisions import REVISIONS
@@ -156,6 +167,8 @@ class ModernHost:
         offers = await self._calls.known_offers(request.params)
         drives = offers.tasks and not declares(meta.get(CAPABILITIES), TASKS)
         if offers.keys and not isinstance(meta.get(KEY), str):
+            if not declares(meta.get(CAPABILITIES), TASKS):
+                meta[HOST] = True
             if state is not None:  # a round of the tool's own; the host does not retry it after a restart
                 meta[KEY] = new_key()
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 
-from tests.real_hosts.host import HAS_KEYS, NAME, PROMPT, Host, Place, Start
+from tests.real_hosts.host import NAME, PROMPT, Host, Place, Start
 
 #: What answers in the user's place where there is no terminal.
 ANSWER = {"hookEventName": "Elicitation", "action": "accept", "content": {"flour": "rye"}}
@@ -53,5 +53,4 @@ HOST = Host(
     again=again,
     client="claude-code",
     own_limits={"away": "gives a call up when it has not reached the server for some seconds"},
-    left_out=HAS_KEYS,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.real_hosts.host import HAS_KEYS, NAME, PROMPT, Host, Place, Start
+from tests.real_hosts.host import NAME, PROMPT, Host, Place, Start
 
 FREE = ("--allow-all-tools", "--allow-all-paths", "--no-auto-update", "--disable-builtin-mcps")
 
@@ -50,5 +50,4 @@ HOST = Host(
     again=again,
     asks=in_a_terminal,
     own_limits={"away": "gives a call up when it has not reached the server for some seconds"},
-    left_out=HAS_KEYS,
 )

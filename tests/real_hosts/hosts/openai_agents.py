@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.real_hosts.host import HAS_KEYS, KEPT_BY_PROGRAM, PROMPT, TWICE, Host, Place, Start
+from tests.real_hosts.host import KEPT_BY_PROGRAM, PROMPT, TWICE, Host, Place, Start
 
 AGENT = """
 import asyncio, json, sys
@@ -38,6 +38,6 @@ HOST = Host(
     registry="pypi",
     packages={"openai-agents": "0.24.0"},
     start=start,
-    left_out={**KEPT_BY_PROGRAM, **HAS_KEYS},
+    left_out=KEPT_BY_PROGRAM,
     own_limits={**dict.fromkeys(("kill_no_hint", "kill_late_no_hint", "stdio_kill_no_hint"), _HIDES), "away": TWICE},
 )

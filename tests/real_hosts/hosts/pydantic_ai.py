@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.real_hosts.host import HAS_KEYS, KEPT_BY_PROGRAM, NAME, PROMPT, TWICE, Host, Place, Start
+from tests.real_hosts.host import KEPT_BY_PROGRAM, NAME, PROMPT, TWICE, Host, Place, Start
 
 AGENT = """
 import json, sys
@@ -32,5 +32,5 @@ HOST = Host(
     client="fastmcp",
     start=start,
     own_limits={"away": TWICE},
-    left_out={**KEPT_BY_PROGRAM, **HAS_KEYS},
+    left_out=KEPT_BY_PROGRAM,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.real_hosts.host import HAS_KEYS, KEPT_BY_PROGRAM, PROMPT, TWICE, Host, Place, Start
+from tests.real_hosts.host import KEPT_BY_PROGRAM, PROMPT, TWICE, Host, Place, Start
 
 AGENT = """
 import json, sys
@@ -36,5 +36,5 @@ HOST = Host(
     packages={"strands-agents[openai]": "1.62.0"},
     start=start,
     own_limits={"away": TWICE},
-    left_out={**KEPT_BY_PROGRAM, **HAS_KEYS},
+    left_out=KEPT_BY_PROGRAM,
 )
