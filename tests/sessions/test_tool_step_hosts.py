@@ -190,9 +190,8 @@ async def test_steps_have_spans_below_their_call_and_are_counted_and_logged(
             await (await peer.through(site).get(position)).rest()
             assert (await counts(site))["step", "ended"] == 2
             assert "perdure_tool_steps_replayed_total" in (await page_of(site))
-        assert [span.attributes for span in trace.named("perdure.step")[2:]] == [
-            {"perdure.step": name} for name in ("to me", "to you")
-        ]
+        later = [(span.attributes or {})["perdure.step"] for span in trace.named("perdure.step")[2:]]
+        assert sorted(map(str, later)) == ["to me", "to you"]  # which of two at once ends first is not certain
     [again] = [record.getMessage() for record in caplog.records if getattr(record, "action", "") == "call.rerun"]
     assert again.endswith("3 steps return")
 
