@@ -399,7 +399,7 @@ async def test_a_slow_reader_makes_the_server_wait() -> None:
 
 @pytest.mark.parametrize("closes", [False, True], ids=["and the response goes on", "and the connection ends"])
 async def test_what_comes_while_it_is_gathered_is_received_together(closes: bool) -> None:
-    gathers, was_sent = asyncio.Event(), asyncio.Event()
+    gathers, was_sent, has_ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -412,6 +412,8 @@ async def test_what_comes_while_it_is_gathered_is_received_together(closes: bool
         if not closes:
             await reader.read()
         writer.close()
+        await writer.wait_closed()
+        has_ended.set()
 
     server = await asyncio.start_server(slowly, "127.0.0.1", 0)
     origin = ("http", "127.0.0.1", server.sockets[0].getsockname()[1])
@@ -429,6 +431,7 @@ async def test_what_comes_while_it_is_gathered_is_received_together(closes: bool
             assert await exchange.receive() == b""
             await exchange.gather(0.2)
         await exchange.aclose()
+        await has_ended.wait()
 
 
 async def test_a_cancelled_request_costs_its_connection_and_no_other() -> None:
