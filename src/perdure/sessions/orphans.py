@@ -36,7 +36,7 @@ from perdure.sessions.record_keeper import RecordKeeper
 from perdure.sessions.runtime_link import RuntimeLink
 from perdure.store.interface import open_call, paged, reader_of, stream_by_id
 from perdure.store.records import StreamRecord
-from perdure.store.steps import Reached, Step
+from perdure.store.steps import MailReceived, Reached, Step
 from perdure.telemetry.log_records import log_event
 
 ATTEMPTS = 2
@@ -104,12 +104,15 @@ class Orphans:
 
     async def _ask_again(self, asked: Collection[str], cursor: int) -> None:
         """Repeat open asks that the standalone reader will not reach."""
-        stream, store = self._home.standalone, self._context.store
+        stream, store, context = self._home.standalone, self._context.store, self._context
         coming = [event.payload for event in stream.tail.after(cursor)]
         with suppress(StoreError):  # then a question may come twice
+            # After a commit, because a question of this node may be about to be forwarded. What is forwarded is read
+            # first: the home makes events of it meanwhile.
+            await context.journal.write(MailReceived(node=context.node, through=0))
+            coming += [payload for _, payload in await store.forwarded(stream.id)]
             events = paged(lambda after: store.read(stream.id, after=max(after, cursor), limit=1_000))
             coming += [event.payload async for event in events]
-            coming += [payload for _, payload in await store.forwarded(stream.id)]
         met = {name for name in asked if any(name.encode() in payload for payload in coming)}
         self._link.asks.repeat([name for name in asked if name not in met])
 
