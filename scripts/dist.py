@@ -30,6 +30,7 @@ IN_WHEEL = (
     "perdure/py.typed",
     "perdure/store/sqlite/sql/schema_1.sql",
     "perdure/store/postgres/sql/queries.sql",
+    "perdure/store/sql/queries.sql",
     "perdure/console/page/index.html",
 )
 IN_SDIST = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "src/perdure/py.typed", "tests/conftest.py")

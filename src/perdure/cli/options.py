@@ -97,6 +97,17 @@ class Name(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
         return [name.strip() for name in rv.split(",") if name.strip()]
 
 
+class ProgramCommand(click.Command):
+    """A command that takes a program after `--`: the parameter `command`, `None` without the mark."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # click would drop the mark, and take the program's options for its own.
+        at = args.index("--") if "--" in args else None
+        rest = super().parse_args(ctx, args[:at])
+        ctx.params["command"] = None if at is None else tuple(args[at + 1 :])
+        return rest
+
+
 class ServeOption(click.Option):
     """An option with a heading in the help and, unless it is for the command line alone, an environment variable."""
 

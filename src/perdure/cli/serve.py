@@ -22,6 +22,7 @@ from perdure.cli.options import (
     LEVELS,
     REFUSED,
     SOURCES,
+    ProgramCommand,
     ServeOption,
     parsed,
     setting_options,
@@ -73,15 +74,8 @@ have each option under its name: event_ttl = "1h", json_response = true, allowed
 """
 
 
-class ServeCommand(click.Command):
-    """A command whose help shows its options under headings, and that takes a program after `--`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # click would drop the mark, and take the program's options for its own.
-        at = args.index("--") if "--" in args else None
-        rest = super().parse_args(ctx, args[:at])
-        ctx.params["command"] = None if at is None else tuple(args[at + 1 :])
-        return rest
+class ServeCommand(ProgramCommand):
+    """A command whose help shows its options under headings."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         chapters: dict[str, list[tuple[str, str]]] = {}

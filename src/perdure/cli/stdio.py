@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from perdure._core.text import format_duration, parse_duration
-from perdure.cli.options import LEVELS, parsed
+from perdure.cli.options import LEVELS, ProgramCommand, parsed
 from perdure.errors import Misuse
 
 #: Seconds to wait for a server that is away; `perdure.Patience` has the same.
@@ -28,15 +28,8 @@ host's session goes on.
 """
 
 
-class BridgeCommand(click.Command):
-    """A command that takes a program after `--`: the parameter `command`, `None` without the mark."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # click would drop the mark, and take the program's options for its own.
-        at = args.index("--") if "--" in args else None
-        rest = super().parse_args(ctx, args[:at])
-        ctx.params["command"] = None if at is None else tuple(args[at + 1 :])
-        return rest
+class BridgeCommand(ProgramCommand):
+    """Shows in its usage that it takes a program."""
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND [ARG]...]"]

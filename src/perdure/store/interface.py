@@ -34,7 +34,7 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
     visible in the order of their keys, however many nodes send at once: no message appears before one that was read,
     because `MailReceived` would remove it unread. No key is used again, not even after the store has lost some: a key
     is at least the time in microseconds (`next_key`).
-11. **Dead is dead.** `Liveness.dead` names only nodes that write nothing more under any claim that they held, or whose
+11. **Dead is dead.** `Overview.dead` names only nodes that write nothing more under any claim that they held, or whose
     claims the fences take away before another node acts on them. A node that has beaten since it was found dead is not
     buried. A node whose claim ran out goes on with its next beat, unless it was buried; then that beat shows it.
 12. **One of each.** No two calls of a session's incarnation run under one id: the second `OpenStream` is refused

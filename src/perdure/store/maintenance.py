@@ -2,9 +2,9 @@
 
 Servers do not use it: they make and migrate a store by themselves where they may.
 
-`INVARIANTS` are the rules that hold in every store at every moment. Each rule is a query in `sql/checks.sql` of a
-store, under the same name, and returns a sentence for each place where the rule is broken. All queries of one check
-read the store as of one moment, also while servers write it.
+`INVARIANTS` are the rules that hold in every store at every moment. Each rule is a query under the same name, in
+`sql/checks.sql` of all databases or of one. The query returns a sentence for each place where the rule is broken. All
+queries of one check read the store as of one moment, also while servers write it.
 """
 
 from collections.abc import Callable, Mapping, Sequence

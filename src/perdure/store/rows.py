@@ -1,7 +1,8 @@
 """Turns records into rows of a database and rows into records, and reads the records that every database keeps alike.
 
-The statements in `queries.sql` name their values as records and steps name their fields. `{stream}` stands for the
-columns of a stream's record in the order of its fields, `{stream s}` for the same of a table that is called `s`.
+The statements in `queries.sql` of all databases and of one name their values as records and steps name their fields.
+`{stream}` stands for the columns of a stream's record in the order of its fields, `{stream s}` for the same of a table
+that is called `s`.
 """
 
 import enum
@@ -11,6 +12,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
@@ -178,6 +180,7 @@ tool_step_record = record_maker(
     state=ToolStepState,
     again=bool,
     own=bool,
+    value=lambda value: value or b"",
 )
 ask_record = record_maker(AskRecord, request_id=json.loads)
 reader_record = record_maker(ReaderRecord)
@@ -308,6 +311,11 @@ _COLUMNS = re.compile(r"\{(session|stream)( \w+)?\}")
 
 
 _CALL_COLUMNS = ", ".join("s.id" if field.name == "stream" else f"c.{field.name}" for field in fields(CallRecord))
+
+
+def shared_sql(name: str) -> str:
+    """Return a file of statements that both databases run. They are written for PostgreSQL and the schema `perdure`."""
+    return files("perdure.store").joinpath("sql", name).read_text(encoding="utf-8")
 
 
 def statements_by_name(text: str) -> Mapping[str, str]:

@@ -18,7 +18,7 @@ from perdure.errors import StoreError, StoreTooNew, StoreUnavailable
 from perdure.store.maintenance import Fact
 from perdure.store.postgres.address import DEFAULT_SCHEMA, Address
 from perdure.store.postgres.connections import AGAIN, ISOLATION, Connection
-from perdure.store.rows import statements_by_name
+from perdure.store.rows import shared_sql, statements_by_name
 
 OLDEST: Mapping[int, int] = {
     1: 1,
@@ -85,14 +85,19 @@ WHERE nspname = ANY (current_schemas(false)) AND a.privilege_type = 'CREATE'
 
 @cache
 def queries(schema: str) -> Mapping[str, str]:
-    """Return the statements of `queries.sql` by name, for one schema."""
-    return statements_by_name(_read("queries.sql", schema))
+    """Return the statements of the files `queries.sql` by name, for one schema."""
+    return _statements_of("queries.sql", schema)
 
 
 @cache
 def checks(schema: str) -> Mapping[str, str]:
-    """Return the statements of `checks.sql` by name, for one schema."""
-    return statements_by_name(_read("checks.sql", schema))
+    """Return the statements of the files `checks.sql` by name, for one schema."""
+    return _statements_of("checks.sql", schema)
+
+
+def _statements_of(name: str, schema: str) -> Mapping[str, str]:
+    """Return the statements that both databases run, and those of PostgreSQL alone."""
+    return {**statements_by_name(_in_schema(shared_sql(name), schema)), **statements_by_name(_read(name, schema))}
 
 
 def migration(version: int, schema: str) -> str:
@@ -111,8 +116,11 @@ def made() -> frozenset[str]:
 
 
 def _read(name: str, schema: str) -> str:
-    """Read a file. The files are written for the schema `perdure`; nothing else in them is spelled like that."""
-    text = files("perdure.store.postgres").joinpath("sql", name).read_text(encoding="utf-8")
+    return _in_schema(files("perdure.store.postgres").joinpath("sql", name).read_text(encoding="utf-8"), schema)
+
+
+def _in_schema(text: str, schema: str) -> str:
+    """Name a schema in a file. The files are written for the schema `perdure`; nothing else in them is spelled so."""
     return text.replace(f"{DEFAULT_SCHEMA}.", f"{schema}.")
 
 

@@ -28,8 +28,8 @@ BACKUP_ID = 0x50455242
 
 OUR_IDS = (APPLICATION_ID, BACKUP_ID)
 
-OLDEST_SQLITE = (3, 24, 0)
-"""The first release with `ON CONFLICT … DO`."""
+OLDEST_SQLITE = (3, 35, 0)
+"""The first release with `RETURNING`."""
 
 PAGE = 2_048
 """Bytes in a page of a new file. Most commits change a few rows in several places, and each place costs a page: half of
@@ -140,7 +140,7 @@ def open_writer(path: str, *, sync: Sync, busy_timeout: float) -> sqlite3.Connec
     """Open the writing connection; the file is made if there is none, and migrated if it is of an older release."""
     with named(path, "opened"):
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
-            raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; Perdure needs 3.24 or later")
+            raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; Perdure needs 3.35 or later")
         _make_file(path)
         refuse_other_log(path)
         connection = connect(path, timeout=0)

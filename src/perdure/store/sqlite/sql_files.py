@@ -1,4 +1,4 @@
-"""The SQL files beside this module: the versions of the schema, and the queries by name."""
+"""Reads the SQL files: the versions of the schema, and the queries by name."""
 
 import re
 import sqlite3
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from perdure.store.rows import statements_by_name
+from perdure.store.rows import shared_sql, statements_by_name
 
 _FOLDER = files("perdure.store.sqlite") / "sql"
 _MIGRATION = re.compile(r"schema_(\d+)\.sql")
@@ -21,12 +21,18 @@ class Migration:
 
 @cache
 def queries() -> Mapping[str, str]:
-    return statements_by_name(_read("queries.sql"))
+    return _statements_of("queries.sql")
 
 
 @cache
 def checks() -> Mapping[str, str]:
-    return statements_by_name(_read("checks.sql"))
+    return _statements_of("checks.sql")
+
+
+def _statements_of(name: str) -> Mapping[str, str]:
+    """Return the statements that both databases run, in the spelling of SQLite, and those of SQLite alone."""
+    shared = re.sub(r"\$(\d+)", r"?\1", shared_sql(name).replace("perdure.", ""))
+    return {**statements_by_name(shared), **statements_by_name(_read(name))}
 
 
 @cache

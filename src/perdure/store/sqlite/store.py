@@ -25,7 +25,6 @@ from perdure.errors import StoreUnavailable
 from perdure.store.interface import HintListener, Liveness
 from perdure.store.records import SessionRecord, StreamRecord, Survey
 from perdure.store.sqlite import nodes
-from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.file import OPERATOR_PATIENCE, Sync, named, open_reader, refuse_unfit
 from perdure.store.sqlite.locks import locks_of
 from perdure.store.sqlite.metrics import Metrics
@@ -34,8 +33,6 @@ from perdure.store.sqlite.sweep import sweep
 from perdure.store.sqlite.wakeups import SqliteHints
 from perdure.store.sqlite.writer import Writer
 from perdure.store.steps import Refusals, SendMail, Step, weigh
-
-_SQL = _sql.queries()
 
 
 class SqliteStore(SqliteReads):

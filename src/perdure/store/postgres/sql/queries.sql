@@ -1,4 +1,4 @@
--- Every query of the PostgreSQL store: a name, one line of purpose, the statement.
+-- The queries of the PostgreSQL store alone: a name, one line of purpose, the statement.
 
 -- streams_by_id: those of the streams that exist, and their readers
 SELECT {stream s}, CASE WHEN r.stream IS NOT NULL THEN s.id END, r.reader, r.node, r.seq
@@ -27,9 +27,6 @@ LEFT JOIN LATERAL (
             ORDER BY seq LIMIT $3::int) AS page) AS sized
     WHERE before < $4::int) AS e ON true;
 
--- streams_of_session: a session's streams, the oldest first
-SELECT {stream} FROM perdure.stream WHERE session = $1 ORDER BY key;
-
 -- unread_streams: a session's calls whose readers were lost before the end, the oldest first
 SELECT {stream} FROM perdure.stream WHERE session = $1 AND unread ORDER BY key;
 
@@ -45,15 +42,6 @@ SELECT {stream} FROM perdure.written_by_1($1);
 -- streams_by_key: some streams, the oldest first
 SELECT {stream} FROM perdure.stream WHERE key = ANY ($1) ORDER BY key;
 
--- forwarded_to: the streams for which messages wait, and which a node writes, or no node that has joined
-SELECT {stream} FROM perdure.stream AS s WHERE key IN (SELECT stream FROM perdure.forward)
-    AND (node = $1 OR NOT EXISTS (SELECT 1 FROM perdure.node WHERE id = s.node))
-ORDER BY key;
-
--- read_forwarded: some of the messages that wait for a stream after a key, the oldest first
-SELECT f.key, f.payload FROM perdure.stream AS s JOIN perdure.forward AS f ON f.stream = s.key
-WHERE s.id = $1 AND f.key > $2 ORDER BY f.key LIMIT $3;
-
 -- kept_of_session: what is retained of a session's sealed streams, the oldest first
 SELECT s.id, s.opened, coalesce(e.number, 0), coalesce(a.number, 0), coalesce(e.size, 0), coalesce(a.size, 0)
 FROM perdure.stream AS s
@@ -64,14 +52,6 @@ LEFT JOIN LATERAL (
     SELECT count(*) AS number, sum(length(payload)) AS size FROM perdure.answer
     WHERE stream = s.key AND seq > s.forgotten) AS a ON true
 WHERE s.session = $1 AND s.sealed ORDER BY s.key;
-
--- generations_of_stream: the ended generations of a stream, the oldest first
-SELECT g.generation, g."end"
-FROM perdure.stream AS s JOIN perdure.generation AS g ON g.stream = s.key
-WHERE s.id = $1 ORDER BY g.generation;
-
--- session_by_id: one session
-SELECT {session} FROM perdure.session WHERE id = $1;
 
 -- sessions_by_id: some sessions
 SELECT {session n} FROM unnest($1::text[]) AS w (id) JOIN perdure.session AS n ON n.id = w.id;
@@ -119,14 +99,6 @@ SELECT id, owner, state, is_task, active, kind,
            WHERE s.session = n.id ORDER BY s.key, c.place LIMIT 1) END
 FROM perdure.session AS n WHERE kind IN ('session', 'call') ORDER BY active DESC, id LIMIT $1;
 
--- newest_with_prefix: the same of those whose ids begin with a prefix, from the prefix to its end
-SELECT id, owner, state, is_task, active, kind,
-       CASE kind WHEN 'call' THEN (
-           SELECT c.state FROM perdure.stream AS s JOIN perdure.call AS c ON c.stream = s.key
-           WHERE s.session = n.id ORDER BY s.key, c.place LIMIT 1) END
-FROM perdure.session AS n
-WHERE id >= $2 AND id < $3 AND kind IN ('session', 'call') ORDER BY active DESC, id LIMIT $1;
-
 -- count_states: how many sessions are in each state
 SELECT state, count(*) FROM perdure.session WHERE kind = $1 GROUP BY state;
 
@@ -163,18 +135,6 @@ SELECT id, sticky FROM perdure.session WHERE id = ANY ($1) AND state <> 'ended';
 -- next_incarnation: a client begins again in a session that has not ended
 SELECT {session} FROM perdure.reattach_1($1);
 
--- calls_of_session: a session's ledger, the oldest first
-SELECT {call} FROM perdure.stream AS s JOIN perdure.call AS c ON c.stream = s.key
-WHERE s.session = $1 ORDER BY s.key, c.place;
-
--- calls_of_stream: the ledger rows of what a stream answers, in order
-SELECT {call} FROM perdure.stream AS s JOIN perdure.call AS c ON c.stream = s.key
-WHERE s.id = $1 ORDER BY c.place;
-
--- open_calls_of_session: a session's calls that have not ended, the oldest first
-SELECT {call} FROM perdure.call AS c JOIN perdure.stream AS s ON s.key = c.stream
-WHERE c.session = $1 AND c.state IN ('running', 'waiting') ORDER BY s.key, c.place;
-
 -- open_calls: calls that have not ended, by session
 SELECT c.session, s.id, c.method, c.state, c.attempt, s.node
 FROM perdure.call AS c JOIN perdure.stream AS s ON s.key = c.stream
@@ -190,17 +150,6 @@ SELECT min(oldest) FROM (
 -- count_events: how many events and answers there are, up to a number
 SELECT (SELECT count(*) FROM (SELECT 1 FROM perdure.event LIMIT $1::int) AS e)
      + (SELECT count(*) FROM (SELECT 1 FROM perdure.answer LIMIT $1::int) AS a);
-
--- tool_steps: the steps of the tools of a stream's calls, by their numbers, with their values or without
-SELECT s.id, t.incarnation, t.request_id, t.number, t.kind, t.name, t.state, t.again, t.own, t.attempt, t.began, t.ended,
-       CASE WHEN $2::bool THEN t.value ELSE ''::bytea END
-FROM perdure.stream AS s JOIN perdure.tool_step AS t ON t.stream = s.key
-WHERE s.id = $1 ORDER BY t.number, t.request_id;
-
--- asks_of_session: a session's open asks, the oldest first
-SELECT a.session, a.id, s.id, a.request, a.node, a.call, a.incarnation, a.request_id
-FROM perdure.ask AS a JOIN perdure.stream AS s ON s.key = a.stream
-WHERE a.session = $1 ORDER BY a.key;
 
 -- streams_of_sessions: the streams of sessions, the oldest of each first. (One session at a time: no plan scans the table)
 SELECT s.* FROM unnest($1::text[]) AS w (session) CROSS JOIN LATERAL (
@@ -225,9 +174,6 @@ SELECT {stream} FROM perdure.claim_1($1, $2, $3, $4, $5, $6, $7);
 
 -- commit: apply the steps of a commit
 SELECT perdure.commit_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17);
-
--- all_nodes: the nodes that have joined and are not buried
-SELECT id, beat, facts FROM perdure.node ORDER BY key;
 
 -- join: a node enters; returns the store's time
 SELECT perdure.join_1($1, $2, $3, $4, $5, $6);
@@ -261,9 +207,6 @@ SELECT id, beat, facts, gone, perdure.is_held_1(lock) AS held, process,
        EXISTS (SELECT 1 FROM perdure.mail WHERE node = $1 AND key > $2) AS has_mail,
        EXISTS (SELECT 1 FROM perdure.forward) AS has_forwarded
 FROM perdure.node ORDER BY key;
-
--- read_mail: some of a node's messages after a key, the oldest first
-SELECT key, message FROM perdure.mail WHERE node = $1 AND key > $2 ORDER BY key LIMIT $3;
 
 -- ask: ask nodes whether they hold anything; returns what each must answer
 UPDATE perdure.node SET asked = asked + 1 WHERE id = ANY ($1) RETURNING id, asked;
@@ -365,9 +308,6 @@ WITH ended AS (
     SELECT key, generation, last FROM perdure.stream WHERE NOT sealed RETURNING stream)
 UPDATE perdure.stream SET generation = greatest(generation + 1, least(generation + $1::int, 999000))
 WHERE key IN (SELECT stream FROM ended);
-
--- notes: the notes whose names are between two
-SELECT name, value FROM perdure.note WHERE name >= $1 AND name < $2;
 
 -- change_note: another value of a note, if it is as it was seen
 SELECT perdure.change_note_1($1, $2, $3, $4);

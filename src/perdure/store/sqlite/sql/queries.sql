@@ -1,4 +1,4 @@
--- Every query of the SQLite store: a name, one line of purpose, the statement.
+-- The queries of the SQLite store alone: a name, one line of purpose, the statement.
 
 -- put_session: a new session; nothing if it exists
 INSERT INTO session (id, owner, state, version, client_params, result, initialized, sticky, incarnation,
@@ -179,9 +179,6 @@ SELECT {stream} FROM stream WHERE id = ?;
 SELECT {stream s}, CASE WHEN r.stream IS NOT NULL THEN s.id END, r.reader, r.node, r.seq
 FROM stream AS s LEFT JOIN reader AS r ON r.stream = s.key WHERE s.id = ?;
 
--- streams_of_session: a session's streams, the oldest first
-SELECT {stream} FROM stream WHERE session = ? ORDER BY key;
-
 -- unread_streams: a session's calls whose readers were lost before the end, the oldest first
 SELECT {stream} FROM stream WHERE session = ? AND unread = 1 ORDER BY key;
 
@@ -210,14 +207,6 @@ SELECT s.id, s.opened, count(CASE e.final WHEN 0 THEN 1 END), count(CASE e.final
 FROM stream AS s LEFT JOIN event AS e ON e.stream = s.key
 WHERE s.session = ? AND s.sealed = 1 GROUP BY s.key ORDER BY s.key;
 
--- generations_of_stream: the ended generations of a stream, the oldest first
-SELECT g.generation, g."end"
-FROM stream AS s JOIN generation AS g ON g.stream = s.key
-WHERE s.id = ? ORDER BY g.generation;
-
--- session_by_id: one session
-SELECT {session} FROM session WHERE id = ?;
-
 -- newest: the sessions and calls that were active last, in short; of a call also the state of its row. Only indexes are
 -- walked through: the records themselves are large
 SELECT id, owner, state, is_task, active, kind,
@@ -232,13 +221,6 @@ WHERE kind IN ('session', 'call') AND (
     OR rowid IN (
         SELECT rowid FROM session INDEXED BY session_ended WHERE state = 'ended' ORDER BY active DESC LIMIT ?1))
 ORDER BY active DESC, id LIMIT ?1;
-
--- newest_with_prefix: the same of those whose ids begin with a prefix, from the prefix to its end
-SELECT id, owner, state, is_task, active, kind,
-       CASE kind WHEN 'call' THEN (
-           SELECT c.state FROM stream AS s JOIN call AS c ON c.stream = s.key
-           WHERE s.session = session.id ORDER BY s.key, c.place LIMIT 1) END
-FROM session WHERE id >= ?2 AND id < ?3 AND kind IN ('session', 'call') ORDER BY active DESC, id LIMIT ?1;
 
 -- count_sessions: how many sessions have not ended
 SELECT open FROM tally WHERE only = 1;
@@ -280,18 +262,6 @@ SELECT coalesce(sum(length(n.client_params)), 0) + coalesce(sum(
 FROM session AS n INDEXED BY session_of_caller
 WHERE owner = ? AND address = ? AND kind = 'call' AND state <> 'ended' AND state = 'dormant';
 
--- calls_of_session: a session's ledger, the oldest first
-SELECT {call} FROM stream AS s JOIN call AS c ON c.stream = s.key
-WHERE s.session = ? ORDER BY s.key, c.place;
-
--- calls_of_stream: the ledger rows of what a stream answers, in order
-SELECT {call} FROM stream AS s JOIN call AS c ON c.stream = s.key
-WHERE s.id = ? ORDER BY c.place;
-
--- open_calls_of_session: a session's calls that have not ended, the oldest first
-SELECT {call} FROM call AS c JOIN stream AS s ON s.key = c.stream
-WHERE c.session = ? AND c.state IN ('running', 'waiting') ORDER BY s.key, c.place;
-
 -- open_calls: calls that have not ended, by session
 SELECT c.session, s.id, c.method, c.state, c.attempt, s.node
 FROM call AS c INDEXED BY call_open CROSS JOIN stream AS s ON s.key = c.stream
@@ -304,17 +274,6 @@ SELECT count(*) FROM (SELECT 1 FROM event LIMIT ?);
 SELECT min(oldest) FROM (
     SELECT (SELECT time FROM event WHERE stream = s.key ORDER BY seq LIMIT 1) AS oldest
     FROM stream AS s ORDER BY s.key LIMIT ?);
-
--- tool_steps: the steps of the tools of a stream's calls, by their numbers, with their values or without
-SELECT s.id, t.incarnation, t.request_id, t.number, t.kind, t.name, t.state, t.again, t.own, t.attempt, t.began, t.ended,
-       CASE WHEN ?2 THEN t.value ELSE x'' END
-FROM stream AS s JOIN tool_step AS t ON t.stream = s.key
-WHERE s.id = ?1 ORDER BY t.number, t.request_id;
-
--- asks_of_session: a session's open asks, the oldest first
-SELECT a.session, a.id, s.id, a.request, a.node, a.call, a.incarnation, a.request_id
-FROM ask AS a JOIN stream AS s ON s.key = a.stream
-WHERE a.session = ? ORDER BY a.key;
 
 -- newest_of_session: when its newest retained event was appended
 SELECT max(e.time) FROM stream AS s JOIN event AS e ON e.stream = s.key AND e.seq = s.last WHERE s.session = ?;
@@ -359,9 +318,6 @@ UPDATE node SET beat = beat + 1, facts = ? WHERE id = ?;
 -- read_beat: a node's counter
 SELECT beat FROM node WHERE id = ?;
 
--- all_nodes: the nodes that have joined and are not buried
-SELECT id, beat, facts FROM node ORDER BY key;
-
 -- drop_node: a node is buried
 DELETE FROM node WHERE id = ?;
 
@@ -388,9 +344,6 @@ INSERT INTO mail (key, node, message) SELECT ?, id, ? FROM node WHERE id = ?;
 -- last_key: the highest key that a table of messages has had
 SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = ?), 0);
 
--- read_mail: some of a node's messages after a key, the oldest first
-SELECT key, message FROM mail WHERE node = ? AND key > ? ORDER BY key LIMIT ?;
-
 -- stream_writer: the key of a stream's id, and whether the node that writes it has joined
 SELECT key, EXISTS (SELECT 1 FROM node WHERE id = stream.node) FROM stream WHERE id = ?;
 
@@ -409,17 +362,8 @@ INSERT INTO forward (key, stream, payload) VALUES (?, ?, ?);
 -- count_forwarded: how many messages wait for a stream, and their bytes
 SELECT count(*), coalesce(sum(length(payload)), 0) FROM forward WHERE stream = ?;
 
--- read_forwarded: some of the messages that wait for a stream after a key, the oldest first
-SELECT f.key, f.payload FROM stream AS s JOIN forward AS f ON f.stream = s.key
-WHERE s.id = ? AND f.key > ? ORDER BY f.key LIMIT ?;
-
 -- take_forwarded: the messages up to a key are among the events of their stream
 DELETE FROM forward WHERE stream = ? AND key <= ?;
-
--- forwarded_to: the streams for which messages wait, and which a node writes, or none that has joined
-SELECT {stream} FROM stream WHERE key IN (SELECT stream FROM forward)
-    AND (node = ? OR NOT EXISTS (SELECT 1 FROM node WHERE id = stream.node))
-ORDER BY key;
 
 -- much_mail: whether more than so many messages wait for a node
 SELECT 1 FROM mail WHERE node = ? ORDER BY key LIMIT 1 OFFSET ?;
@@ -506,9 +450,6 @@ SELECT count(CASE final WHEN 0 THEN 1 END), count(CASE final WHEN 1 THEN 1 END),
        coalesce(sum(CASE final WHEN 0 THEN length(payload) END), 0),
        coalesce(sum(CASE final WHEN 1 THEN length(payload) END), 0)
 FROM event WHERE (stream, seq) > (?, ?) AND (stream, seq) <= (?, ?);
-
--- notes: the notes whose names are between two
-SELECT name, value FROM note WHERE name >= ? AND name < ?;
 
 -- note: the value of one note
 SELECT value FROM note WHERE name = ?;
