@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from perdure._core.backoff import Pauses
+from perdure.gateway.children import Children, program_of, shared_reaper
 from perdure.gateway.host import host_upstream
 from perdure.settings import Settings
 from tests.gateway.gateways import (
@@ -21,13 +25,14 @@ from tests.gateway.gateways import (
     error_of,
     gateway,
     has_process,
+    lines,
     refused_handshake,
     scripted,
     text_of_call,
 )
 from tests.support.clients.modern_peer import CallPeer, message_of
 from tests.support.clients.wire_client import gaps_of, progress_of, text_of
-from tests.support.servers.in_process import until
+from tests.support.servers.in_process import serve, until
 
 pytestmark = pytest.mark.anyio
 
@@ -150,19 +155,37 @@ async def test_a_child_whose_last_bytes_hold_the_answer(tmp_path: Path) -> None:
         assert served.runs == ["plain", "idempotent"]
 
 
-async def test_a_call_that_was_not_written_waits_for_the_next_child(tmp_path: Path) -> None:
-    """The child does not read, so the pipe is full: what is behind in the queue has certainly not run."""
+async def test_a_call_that_was_not_read_waits_for_the_next_child(tmp_path: Path) -> None:
+    """The child does one thing at a time. What lies in the pipe, in whole or in part, has certainly not run."""
     async with gateway(tmp_path, "one=1") as served:
         peer = await served.join()
         first = await begin(peer, "plain", {"hang": True})
         await served.has_run()
+        small = await begin(peer, "plain", {"say": "in the next child"})
         large = await begin(peer, "plain", {"say": "x" * 300_000})
-        unwritten = await begin(peer, "plain", {"say": "in the next child"})
         await served.kill()
         assert error_of((await first.rest())[-1])["code"] == OUTCOME_UNKNOWN
-        assert error_of((await large.rest())[-1])["code"] == OUTCOME_UNKNOWN  # its beginning was written
-        assert text_of((await unwritten.rest())[-1]) == "in the next child"
-        assert served.runs == ["plain", "plain"]
+        assert text_of((await small.rest())[-1]) == "in the next child"
+        assert text_of((await large.rest())[-1]) == "x" * 300_000
+        assert served.runs == ["plain"] * 3
+
+
+async def test_calls_at_a_server_that_ends_after_every_handshake(tmp_path: Path) -> None:
+    """It takes no call, however often it is started, and each call gets its answer."""
+    upstream = scripted(tmp_path, f"more={tmp_path / 'more'}", patience=0.5)
+    async with shared_reaper() as reaper:
+        children = Children(program_of(upstream), reaper=reaper, pauses=Pauses(first=0.01, longest=0.05))
+        async with serve(host_upstream(upstream, Settings(), children=children), eras="both") as site:
+            peer = await site.join()
+            (tmp_path / "more").write_text("leaves=1")
+            for pid in lines(tmp_path / "starts"):
+                os.kill(int(pid), signal.SIGKILL)
+            calls = [CallPeer(port=site.port).call("plain", key=key) for key in (None, "k")]
+            answers = [(await (await begin(peer, "plain")).rest())[-1], *map(message_of, await asyncio.gather(*calls))]
+        await children.aclose()
+    assert {(answer["error"]["code"], answer["error"]["data"]["reason"]) for answer in answers} == {
+        (UNAVAILABLE, "died")
+    }
 
 
 def failing_first(folder: Path, status: int) -> tuple[str, ...]:

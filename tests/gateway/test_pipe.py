@@ -520,8 +520,8 @@ async def test_a_process_below_that_holds_the_pipe_keeps_no_call_waiting() -> No
 
 
 async def test_a_call_that_was_not_read_did_not_run(tmp_path: Path) -> None:
-    """A server that does not read its input: what the pipe took may have run, what waits here did not, and what is too
-    much is refused."""
+    """A server that does not read its input: what the pipe took in part did not run, and what is too much is
+    refused."""
     async with children_of(scripted("one=1", grace=0.2)) as children:
         lane = Lane(children)
         await lane.open(CLIENT)
@@ -542,8 +542,27 @@ async def test_a_call_that_was_not_read_did_not_run(tmp_path: Path) -> None:
             lane.request(number, "scripted/echo", large)
         (tmp_path / "gate").touch()
         await lane.heard.until(lambda: lane.heard.of("closed"))
-        assert [(key, lost.ran) for _, key, lost in lane.heard.of("lost")] == [("hangs", True), (0, True), (1, False)]
+        assert [(key, lost.ran) for _, key, lost in lane.heard.of("lost")] == [("hangs", True), (0, False), (1, False)]
         assert lane.heard.of("lost")[-1][2].unavailable.reason is Reason.DIED
+
+
+@pytest.mark.parametrize("steps", [(), ({"spawn": 600},)], ids=["", "a process below holds the pipe"])
+async def test_a_call_that_lies_in_the_pipe_did_not_run(tmp_path: Path, steps: tuple[JsonObject, ...]) -> None:
+    """Unless another process could still read it."""
+    async with children_of(scripted("one=1", f"runs={tmp_path / 'runs'}", grace=0.2)) as children:
+        lane = Lane(children)
+        await lane.open(CLIENT)
+        lane.begin("first", *steps, {"wait": str(tmp_path / "gate")}, {"kill": True})
+        await until((tmp_path / "runs").exists)
+        for number in range(3):
+            lane.begin(number, {"say": "never"})
+        (tmp_path / "gate").touch()
+        await lane.heard.until(lambda: lane.heard.of("closed"))
+        may_run = bool(steps)
+        assert [(key, lost.ran) for _, key, lost in lane.heard.of("lost")] == [
+            ("first", True),
+            *((number, may_run) for number in range(3)),
+        ]
 
 
 async def test_a_server_that_reads_late_gets_everything_in_order() -> None:

@@ -12,7 +12,7 @@ from perdure._core.eras import log_level_in, passes_up, request_up, result_up
 from perdure._core.jsonrpc import Envelope, JsonObject, Notification, Request, Response
 from perdure._core.limits import Caller
 from perdure._core.settling import UpstreamCall
-from perdure.gateway.lane import AskKey, Lost, RequestKey, UpstreamUnavailable, unavailable_error
+from perdure.gateway.lane import AskKey, Lost, RequestKey, Retries, UpstreamUnavailable, unavailable_error
 from perdure.gateway.pool import LanePool, LaneUser, PooledLane
 from perdure.runtime.base import CallEnded, Flow, Outlet
 from perdure.runtime.token_check import end_check
@@ -37,8 +37,7 @@ class CallRuntime(LaneUser):
     _task: asyncio.Task[None] | None = None
     _asks: dict[str, AskKey] = field(default_factory=dict)
     _can_be_followed: bool = False
-    _has_other_era: bool = False
-    """It was refused by an upstream of the other era, and is sent again, once."""
+    _retries: Retries = field(default_factory=Retries)
     _had_key: bool = False
     """Its client could ask for it when it began."""
 
@@ -179,12 +178,11 @@ class CallRuntime(LaneUser):
             self._outlet.interrupted(number, lost.why)
         elif lost.ran:
             self._outlet.crashed(number, lost.why, may_run_again=self._hint(request))
-        elif lost.unavailable is not None and (self._has_other_era or not lost.may_be_sent_again):
+        elif self._retries.take(lost, self._pool.patience):
+            self._begin(request)
+        elif lost.unavailable is not None:
             lost.unavailable.report_to(self._origin)
             self._outlet.answer(number, unavailable_error(self._name, lost.unavailable), failed=True)
-        else:
-            self._has_other_era = lost.has_other_era
-            self._begin(request)
 
     def on_position(self, state: JsonObject) -> None:
         if (request := self._request) is not None:

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -27,6 +28,10 @@ from perdure._core.lines import Cutter, Line, TooLong
 from perdure.gateway.reaper import signal_group
 from perdure.runtime.base import Flow
 from perdure.telemetry.log_records import log_event
+
+if sys.platform != "win32":
+    import fcntl
+    import termios
 
 #: Bytes of one turn of the event loop: what a pipe holds, and some hundred messages.
 CHUNK = 1 << 16
@@ -349,32 +354,43 @@ class Input:
         self._waiting: deque[memoryview] | tuple[()] = ()
         """Mostly empty, and an empty deque takes 700 bytes, of each idle session."""
         self._unwritten = 0
-        self._lines = 0
-        self.begun = 0
-        """The number of the last line of which the program may have read anything."""
+        self._written = 0
+        self.read = 0
+        """Bytes that the program may have read. Known once the input is closed."""
 
     @property
     def is_open(self) -> bool:
         return not self._pipe.closed
 
     def write(self, line: bytes) -> int:
-        """Hand over a line. Returns its number, counted from 1; 0 if it is not taken, because the input is closed or
-        too much waits already."""
+        """Hand over a line. Returns the number of bytes up to the end of its JSON, without which the program cannot run
+        it; 0 if the line is not taken, because the input is closed or too much waits already."""
         if self._pipe.closed or (self._waiting and self._unwritten + len(line) > MAX_UNWRITTEN):
             return 0
-        self._lines += 1
         self._waiting = self._waiting or deque()
         self._waiting.append(memoryview(line + b"\n"))
         self._unwritten += len(line) + 1
+        end = self._written + self._unwritten - 1
         if len(self._waiting) == 1:
             self._on_writable()
-        return 0 if self._pipe.closed and self.begun < self._lines else self._lines
+        return 0 if self._pipe.closed else end
 
     def close(self) -> None:
         if not self._pipe.closed:
+            self.read = self._written - self._count_unread()
             self._loop.remove_writer(self._pipe)
             self._pipe.close()
             self._waiting = ()
+
+    def _count_unread(self) -> int:
+        """Bytes in the pipe that no process can read any more: the program has ended or closed its input, and nothing
+        that it has started holds the pipe. 0 where the system does not say."""
+        poll = select.poll()
+        poll.register(self._pipe, 0)
+        if any(event & select.POLLERR for _, event in poll.poll(0)):
+            with contextlib.suppress(OSError):
+                return int.from_bytes(fcntl.ioctl(self._pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+        return 0
 
     def _on_writable(self) -> None:
         try:
@@ -383,8 +399,8 @@ class Input:
                 if (sent := self._pipe.write(part)) is None:
                     self._loop.add_writer(self._pipe, self._on_writable)
                     return
-                self.begun = self._lines - len(self._waiting) + 1
                 self._unwritten -= sent
+                self._written += sent
                 if sent < len(part):
                     self._waiting[0] = part[sent:]
                 else:

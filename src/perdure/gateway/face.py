@@ -29,7 +29,7 @@ from perdure._core.eras import discover_result, log_level_in, passes_up, request
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.settling import READS
 from perdure._core.unknown_outcome import unknown_error
-from perdure.gateway.lane import LOG_MESSAGE, Reason, Rising, UpstreamUnavailable, unavailable_error
+from perdure.gateway.lane import LOG_MESSAGE, Retries, Rising, UpstreamUnavailable, unavailable_error
 from perdure.gateway.pool import Gone, LanePool, RequestRefused
 from perdure.gateway.watched_lane import caller_of
 from perdure.runtime.base import Flow, Tools
@@ -43,9 +43,6 @@ requests, the oldest are dropped. A plain call has no log from which its client 
 
 _MOST_RUNS = 2
 """A request that was interrupted by the end of its server runs again, if it may, once."""
-
-_MOST_TRIES = 5
-"""Lanes on which a request is tried that did not run: each of them has had its handshake, and ended."""
 
 
 def manager_of(name: str, pool: LanePool, tools: Tools, settings: Settings) -> StreamableHTTPSessionManager:
@@ -78,12 +75,12 @@ class Relay:
                 raise MCPError(code=METHOD_NOT_FOUND, message="Method not found", data=ctx.method) from None
             except ValidationError as error:
                 raise MCPError(code=INVALID_PARAMS, message="Invalid request parameters", data=str(error)) from None
-        outgoing, runs = _Outgoing(ctx, waits=self._pool.names_asks), 0
-        for tries in range(1, _MOST_TRIES + 1):
+        outgoing, runs, retries = _Outgoing(ctx, waits=self._pool.names_asks), 0, Retries()
+        while True:
             try:
                 return await self._relay(ctx, outgoing)
             except UpstreamUnavailable as failure:
-                raise self._unavailable(ctx, failure, str(failure), has_run=bool(runs)) from None
+                raise self._unavailable(ctx, failure, has_run=bool(runs)) from None
             except RequestRefused as refused:
                 raise _error(refused.error) from None
             except Gone as gone:
@@ -92,16 +89,14 @@ class Relay:
                 may_run_again = self._may_run_again(ctx, outgoing.may_run_again)
                 if lost.ran and (lost.is_final or runs == _MOST_RUNS or not may_run_again):
                     raise _unknown(ctx, lost.why) from None
-                if tries == _MOST_TRIES or not (lost.ran or lost.may_be_sent_again):
-                    raise self._unavailable(ctx, lost.unavailable, lost.why, has_run=bool(runs)) from None
-        raise AssertionError("the last try returns or raises")
+                if lost.unavailable is not None and not retries.take(lost, self._pool.patience):
+                    raise self._unavailable(ctx, lost.unavailable, has_run=bool(runs)) from None
 
     def _unavailable(
-        self, ctx: ServerRequestContext[Any, Any], failure: UpstreamUnavailable | None, why: str, *, has_run: bool
+        self, ctx: ServerRequestContext[Any, Any], failure: UpstreamUnavailable, *, has_run: bool
     ) -> MCPError:
         if has_run:  # an earlier try did
-            return _unknown(ctx, why)
-        failure = failure or UpstreamUnavailable(Reason.DIED, f"The request was not sent to {self._name}: {why}.")
+            return _unknown(ctx, str(failure))
         failure.report_to(ctx.request)
         return _error(json.loads(unavailable_error(self._name, failure)))
 

@@ -7,6 +7,7 @@ lives once: after `on_closed` its user opens another.
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -120,12 +121,32 @@ class Lost:
     @property
     def may_be_sent_again(self) -> bool:
         """It did not run, and the lane is over: the next one may take it."""
-        return not self.ran and (self.unavailable is None or self.unavailable.reason in (Reason.DIED, Reason.VERSION))
+        is_over = self.unavailable is not None and self.unavailable.reason in (Reason.DIED, Reason.VERSION)
+        return not self.ran and is_over
 
     def masked(self, mask: Callable[[str], str]) -> Self:
         """The same without secrets."""
         unavailable = self.unavailable and self.unavailable.masked(mask)
         return replace(self, why=mask(self.why), unavailable=unavailable)
+
+
+class Retries:
+    """Decides how often a request that did not run is sent again: each lane may have its handshake, and end."""
+
+    __slots__ = ("_has_other_era", "_until")
+
+    def __init__(self) -> None:
+        self._until = math.inf
+        self._has_other_era = False
+
+    def take(self, lost: Lost, patience: float) -> bool:
+        """Whether the request is sent again on the next lane: for `patience` seconds from the first loss on, and once
+        because the upstream was replaced by one of the other era."""
+        now = asyncio.get_running_loop().time()
+        self._until = min(self._until, now + patience)
+        is_refused_again = lost.has_other_era and self._has_other_era
+        self._has_other_era |= lost.has_other_era
+        return lost.may_be_sent_again and not is_refused_again and now <= self._until
 
 
 class Rising:

@@ -63,8 +63,8 @@ class _Running(NamedTuple):
     key: RequestKey
     token: object
     """The progress token of its sender; `None` without one."""
-    line: int
-    """Its number among the lines that were written."""
+    end: int
+    """Bytes of the input up to its end."""
     is_call: bool
 
 
@@ -167,8 +167,8 @@ class PipeLane:
         if params is not None and isinstance(meta := params.get("_meta"), dict) and "progressToken" in meta:
             token = meta["progressToken"]
             params = {**params, "_meta": {**meta, "progressToken": request_id}}
-        if line := self._write({"id": request_id, "method": method}, params):
-            self._running[request_id] = _Running(key, token, line, method == "tools/call")
+        if end := self._write({"id": request_id, "method": method}, params):
+            self._running[request_id] = _Running(key, token, end, method == "tools/call")
             self._ids_by_key[key] = request_id
         elif self._child is not None and self._child.input.is_open:
             self._refuse(key, Reason.LIMIT, "the server does not read its input")
@@ -301,11 +301,12 @@ class PipeLane:
         self._end_own()
         if self._gate is not None or self._child is None:
             return  # `open` reports it
-        why, begun = self._why or self._child.how, self._child.input.begun
+        self._child.input.close()
+        why, read = self._why or self._child.how, self._child.input.read
         running, self._running = self._running, {}
         self._ids_by_key.clear()
         for request in running.values():
-            if request.line <= begun:
+            if request.end <= read:
                 self._receiver.on_lost(request.key, Lost(ran=True, why=why))
             else:
                 self._receiver.on_lost(request.key, self._not_run(Reason.DIED, why))
@@ -314,7 +315,7 @@ class PipeLane:
     # Messages to the child
 
     def _write(self, message: JsonObject, params: JsonObject | None) -> int:
-        """Send a message. Returns the number of its line, 0 if the child does not take it."""
+        """Send a message. Returns the bytes of the input up to its end, 0 if the child does not take it."""
         if params is not None:
             message["params"] = params
         if self._child is None:
@@ -323,11 +324,11 @@ class PipeLane:
             text = to_json({"jsonrpc": "2.0", **message}, inf_nan_mode="null")
         except ValueError:  # half an emoji, in a cursor of the server's own list
             text = json.dumps({"jsonrpc": "2.0", **message}).encode()
-        line = self._child.input.write(text)
-        if not line and self._child.input.is_open:
+        end = self._child.input.write(text)
+        if not end and self._child.input.is_open:
             sentence = f"{self._name} does not read its input; a message to it was dropped"
             self._children.log.log_event(logging.WARNING, "upstream.unread", sentence, upstream=self._name)
-        return line
+        return end
 
     def _refuse(self, key: RequestKey, reason: Reason, why: str) -> None:
         self._refused[key] = self._not_run(reason, why)

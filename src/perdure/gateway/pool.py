@@ -12,7 +12,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Hashable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from perdure._core import splice
@@ -24,7 +24,18 @@ from perdure._core.jsonrpc import JsonObject
 from perdure._core.limits import Caller
 from perdure._core.listening import METHODS
 from perdure._core.polling import METHOD_NOT_FOUND
-from perdure.gateway.lane import AskKey, Lane, Lost, Opened, RequestKey, Rising, SessionReceiver, open_lane
+from perdure.gateway.lane import (
+    AskKey,
+    Lane,
+    Lost,
+    Opened,
+    Reason,
+    RequestKey,
+    Rising,
+    SessionReceiver,
+    UpstreamUnavailable,
+    open_lane,
+)
 from perdure.gateway.tool_list import RELIST_SECONDS, ToolList, ToolPages
 from perdure.runtime.base import Flow
 
@@ -38,7 +49,8 @@ before it runs, and a server that does not answer the list may answer the reques
 OWN = CallClient(version="", info={"name": "perdure", "version": "1"}, capabilities={})
 """The gateway as a client of an upstream."""
 
-_NO_LANE = Lost(ran=False, why="the lane has ended")
+_ENDED = UpstreamUnavailable(Reason.DIED, "it ended before the request was sent")
+_NO_LANE = Lost(ran=False, why=str(_ENDED), unavailable=_ENDED)
 
 Hear = Callable[[str | None, JsonObject | None], None]
 """Takes a change that the upstream reports: its method and params; `None` when the lane ends."""
@@ -132,7 +144,7 @@ class PooledLane(SessionReceiver):
         """Go on with a request of an earlier process."""
         self._count += 1
         if self.lane is None:
-            user.on_lost(replace(_NO_LANE, ran=True))
+            user.on_lost(Lost(ran=True, why="it ended before the request could be followed"))
         else:
             self._users[self._count] = user, Rising()
             self.lane.follow(self._count, method, params, state)
@@ -242,7 +254,7 @@ class PooledLane(SessionReceiver):
             user.on_answer(body, failed=failed)
 
     def on_lost(self, key: RequestKey, lost: Lost) -> None:
-        if lost.has_other_era:
+        if lost.may_be_sent_again:
             self._pool.forget(self)  # its user comes again at once
         user, _ = self._users.pop(key, (None, None))
         if user is not None:

@@ -32,6 +32,7 @@ from perdure.gateway.lane import (
     Opened,
     Reason,
     RequestKey,
+    Retries,
     Rising,
     SessionReceiver,
     UpstreamUnavailable,
@@ -86,8 +87,7 @@ class _Running:
     may_run_again: bool | None = None
     """Whether its tool says so, as it was listed when the request was sent; `None` if that is not known."""
     progress: Rising = field(default_factory=Rising)
-    has_other_era: bool = False
-    """It was refused by an upstream of the other era, and is sent again, once."""
+    retries: Retries = field(default_factory=Retries)
 
 
 @dataclass(slots=True, eq=False)
@@ -613,8 +613,8 @@ class SessionRuntime(SessionReceiver):
         if (running := self._calls.get(key)) is None:
             return
         self._close_asks(key, lost.why, refuses=lost.is_final)
-        if lost.may_be_sent_again and not (lost.has_other_era and running.has_other_era):
-            running.is_sent, running.has_other_era = False, lost.has_other_era
+        if running.retries.take(lost, self._lanes.patience):
+            running.is_sent = False
             self._queue.append(_Waiting(running.request))
             if self._lane is None:
                 self._open()

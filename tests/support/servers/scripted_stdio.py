@@ -16,6 +16,7 @@ Settings, for what it does before and around calls:
     wait=FILE          wait until that file is there before it reads anything
     version=V          answer `initialize` with that version; by default with the client's
     refuse=CODE        answer `initialize` with that error;  silent=1: with nothing;  die=1: by a SIGKILL to itself
+    leaves=1           exit after the answer to `initialize`
     strict=1           exit at a first request that is neither `initialize` nor `ping`, as the Rust SDK does
     deny=METHOD        answer requests of that method with an error
     because=TEXT       say that in these errors
@@ -202,6 +203,8 @@ class Server:
         else:
             if result is not None:
                 respond(request_id, *result)
+            if message["method"] == "initialize" and "leaves" in settings:
+                os._exit(1)
 
     def result_of(self, method: str, params: Json, request_id: object) -> Outcome | None:
         if method == "initialize":
