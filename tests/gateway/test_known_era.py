@@ -14,15 +14,18 @@ import pytest
 from perdure._core.envelope import SUBSCRIPTION
 from perdure._core.eras import Era
 from perdure.gateway.children import Children
-from perdure.gateway.era_lane import PROBE_SECONDS, EraLane, KnownEra, MakeLane
-from perdure.gateway.lane import Opened, Reason, UpstreamUnavailable
+from perdure.gateway.known_era import PROBE_SECONDS, KnownEra, open_in_era
+from perdure.gateway.lane import Lane, Opened, Reason, UpstreamUnavailable, open_lane
 from perdure.gateway.modern_lane import ModernLane
 from perdure.gateway.modern_wire import PipeWire
 from perdure.gateway.pipe import PipeLane
+from perdure.gateway.watched_lane import NO_CALLER, WatchedLane
+from perdure.runtime.health import Health
 from tests.clients.node_clients import HERE as CLIENTS
 from tests.gateway.modern_lanes import CLIENT, Heard, children_of, pipe_lane
 from tests.gateway.real_upstreams import REAL_SERVERS
 from tests.gateway.typescript_upstreams import typescript_program
+from tests.gateway.web_lanes import Recorder
 from tests.support.processes.node_programs import node_modules, program
 from tests.support.servers.in_process import until
 
@@ -54,13 +57,17 @@ def chameleon(tmp_path: Path) -> Chameleon:
 @asynccontextmanager
 async def opened(children: Children, era: KnownEra, *, probe_seconds: float = PROBE_SECONDS) -> AsyncIterator[Opened]:
     heard = Heard()
-    lanes: dict[Era, MakeLane] = {
-        Era.SESSION: lambda _: PipeLane(children, heard),
-        Era.MODERN: lambda probe: ModernLane(PipeWire(children, probe_seconds=probe), heard),
-    }
-    lane = EraLane(era, lanes, probe_seconds=probe_seconds)
+    lane: Lane
+
+    def make(tried: Era, probe: float | None) -> Lane:
+        nonlocal lane
+        is_session = tried is Era.SESSION
+        wire = PipeWire(children, probe_seconds=probe)
+        lane = PipeLane(children, heard) if is_session else ModernLane(wire, heard)
+        return lane
+
+    found = await open_in_era(era, make, CLIENT, probe_seconds=probe_seconds)
     try:
-        found = await lane.open(CLIENT)
         lane.notify("notifications/initialized", None)
         lane.request("k", "tools/list", None)
         await heard.answer("k")
@@ -152,6 +159,25 @@ async def test_clients_that_come_together_wait_for_one_probe(chameleon: Chameleo
         found = await asyncio.gather(*(stack.enter_async_context(opened(children, era)) for _ in range(4)))
         assert [one.version for one in found] == ["2025-11-25"] * 4
         assert chameleon.starts == 5
+
+
+async def test_a_client_may_leave_while_another_probes(chameleon: Chameleon) -> None:
+    era = KnownEra(front=Era.MODERN)
+    async with children_of(chameleon.argv) as children, era.probing:
+        lane = WatchedLane(
+            lambda own, *_: PipeLane(children, own),
+            Recorder(),
+            era=era,
+            health=Health(),
+            caller=NO_CALLER,
+            seats=None,
+            call_timeout=None,
+        )
+        opening = asyncio.create_task(open_lane(lambda: lane, CLIENT, patience=1.0))
+        await asyncio.sleep(0)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
 
 
 async def test_a_server_that_starts_slowly_is_not_taken_for_one_of_sessions(chameleon: Chameleon) -> None:

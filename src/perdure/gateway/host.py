@@ -21,8 +21,8 @@ from perdure.errors import Misuse
 from perdure.gateway.call_runtime import CallRuntime
 from perdure.gateway.changes import UpstreamChanges
 from perdure.gateway.children import Children, program_of, shared_reaper
-from perdure.gateway.era_lane import EraLane, KnownEra, MakeLane
 from perdure.gateway.face_handler import FaceHandler
+from perdure.gateway.known_era import KnownEra
 from perdure.gateway.lane import Lane, Reason, SessionReceiver, UpstreamUnavailable
 from perdure.gateway.modern_lane import ModernLane, PassesRound
 from perdure.gateway.modern_wire import HttpWire, PipeWire
@@ -33,7 +33,7 @@ from perdure.gateway.session_runtime import LaneMaker, SessionRuntime
 from perdure.gateway.shared_lane import SharedLane, SharedLanes
 from perdure.gateway.tool_list import ToolList
 from perdure.gateway.upstream import CallerLacks, Upstream
-from perdure.gateway.watched_lane import NO_CALLER, MakeRoom, Seats, WatchedLane, caller_of, no_room
+from perdure.gateway.watched_lane import NO_CALLER, MakeFor, MakeRoom, Seats, WatchedLane, caller_of, no_room
 from perdure.gateway.web import WebLane, WebUpstream
 from perdure.remote.endpoint import Refused as NotUsable
 from perdure.remote.endpoint import token_provider
@@ -172,39 +172,36 @@ class UpstreamLanes:
         place: Place,
         passes_round: PassesRound | None = None,
     ) -> Lane:
-        era, (values, passport) = self.eras[Era.SESSION if passes_round is None else Era.MODERN], place
+        values, passport = place
         secrets = self.upstream.secrets | values.secrets
         mask = replace(self.upstream, secrets=secrets).mask if values.secrets else self.upstream.mask
+        make: MakeFor
+        match self.server:
+            case Children() as children:
+                settings, program = self.upstream.program, None
+                ping = PING_SECONDS if settings is None else settings.ping_timeout
+                if self.upstream.needs_caller:
+                    program = replace(children.program, env=dict(values.texts), mask=mask)
 
-        def eras(own: SessionReceiver) -> EraLane:
-            lanes: Mapping[Era, MakeLane]
-            settings = self.upstream.program
-            ping = PING_SECONDS if settings is None else settings.ping_timeout
-            match self.server:
-                case Children() as children:
-                    program = None
-                    if self.upstream.needs_caller:
-                        program = replace(children.program, env=dict(values.texts), mask=mask)
-                    lanes = {
-                        Era.SESSION: lambda _: PipeLane(children, own, ping_seconds=ping, program=program),
-                        Era.MODERN: lambda probe: ModernLane(
-                            PipeWire(children, program, probe), own, passes_round, mask
-                        ),
-                    }
-                case WebUpstream() as upstream:
-                    web = upstream
-                    if self.upstream.needs_caller:
-                        token = None if passport is None else passport.token
-                        web = upstream.for_caller(dict(values.texts), token, mask)
-                    lanes = {
-                        Era.SESSION: lambda _: WebLane(web, own),
-                        Era.MODERN: lambda _: ModernLane(HttpWire(web.route()), own, passes_round, mask),
-                    }
-            return EraLane(era, lanes)
+                def make(own: SessionReceiver, era: Era, probe: float | None) -> Lane:
+                    if era is Era.SESSION:
+                        return PipeLane(children, own, ping_seconds=ping, program=program)
+                    return ModernLane(PipeWire(children, program, probe), own, passes_round, mask)
+
+            case WebUpstream() as web:
+                if self.upstream.needs_caller:
+                    token = None if passport is None else passport.token
+                    web = web.for_caller(dict(values.texts), token, mask)
+
+                def make(own: SessionReceiver, era: Era, probe: float | None) -> Lane:
+                    if era is Era.SESSION:
+                        return WebLane(web, own)
+                    return ModernLane(HttpWire(web.route()), own, passes_round, mask)
 
         return WatchedLane(
-            eras,
+            make,
             receiver,
+            era=self.eras[Era.SESSION if passes_round is None else Era.MODERN],
             health=self.health,
             caller=caller,
             seats=self.seats,

@@ -10,13 +10,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from perdure._core.eras import Era, other_era
 from perdure._core.handshakes import is_for_one_client
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.limits import Caller, Full
 from perdure.errors import TooManyProcesses
 from perdure.gateway.children import Children
-from perdure.gateway.era_lane import EraLane
-from perdure.gateway.lane import Lost, Opened, Reason, RequestKey, SessionReceiver, UpstreamUnavailable
+from perdure.gateway.known_era import KnownEra, open_in_era
+from perdure.gateway.lane import Lane, Lost, Opened, Reason, RequestKey, SessionReceiver, UpstreamUnavailable
 from perdure.runtime.base import CALLER
 from perdure.runtime.health import Health, UpstreamState
 
@@ -116,14 +117,20 @@ _OF_ALL_REQUESTS = (Reason.UNREACHABLE, Reason.UNAUTHORIZED)
 """Why no request can be served."""
 
 
+MakeFor = Callable[[SessionReceiver, Era, float | None], Lane]
+"""As `MakeLane`, for a receiver."""
+
+
 class WatchedLane:
-    """A lane that reports the health of its upstream, has a seat, and gives up requests that take too long."""
+    """A lane in the era that the upstream speaks. It reports the health of its upstream, has a seat, and gives up
+    requests that take too long."""
 
     def __init__(
         self,
-        make: Callable[[SessionReceiver], EraLane],
+        make: MakeFor,
         receiver: SessionReceiver,
         *,
+        era: KnownEra,
         health: Health,
         caller: Caller,
         seats: Seats | None,
@@ -133,11 +140,17 @@ class WatchedLane:
     ) -> None:
         """`mask` hides the secrets that the upstream is given: what it says of itself is logged and shown."""
         self._mask = mask
+        self._make = make
         self._receiver = receiver
+        self._known = era
+        self._era: Era
+        self._lane: Lane
+        """The one that is tried or, when it is open, used; in the era above."""
+        self._has_lane = False
         self._health = health
         self._caller = caller
         self._seats = seats
-        self._is_opened = self._has_seat = False
+        self._has_seat = False
         self._call_timeout = call_timeout
         self._has_callers_credentials = has_callers_credentials
         self._timers: dict[RequestKey, asyncio.TimerHandle] = {}
@@ -146,21 +159,23 @@ class WatchedLane:
         self.on_ask, self.on_ask_withdrawn = receiver.on_ask, receiver.on_ask_withdrawn
         self._is_renewing = False
         """The upstream has lost the session, and the handshake of the next one was not answered."""
-        self._lane = lane = make(self)
-        self.notify, self.reply, self.listen = lane.notify, lane.reply, lane.listen
 
     @property
     def state(self) -> JsonObject:
         return self._lane.state
 
+    def _make_lane(self, era: Era, probe: float | None) -> Lane:
+        self._era, self._lane, self._has_lane = era, (lane := self._make(self, era, probe)), True
+        self.notify, self.reply, self.listen = lane.notify, lane.reply, lane.listen
+        return lane
+
     async def open(self, client_params: JsonObject, state: JsonObject | None = None) -> Opened:
         if self._seats is not None:
             await self._seats.take(self._caller)
             self._has_seat = True
-        self._is_opened = True
         began = time.perf_counter()
         try:
-            opened = await self._lane.open(client_params, state)
+            opened = await open_in_era(self._known, self._make_lane, client_params, state)
         except UpstreamUnavailable as unmasked:
             failure = unmasked.masked(self._mask)
             self._report(failure)
@@ -189,7 +204,7 @@ class WatchedLane:
 
     async def aclose(self, *, ended: bool) -> None:
         try:
-            if self._is_opened:
+            if self._has_lane:
                 await self._lane.aclose(ended=ended)
         finally:
             self._leave()
@@ -233,7 +248,7 @@ class WatchedLane:
         self._forget(key)
         lost = lost.masked(self._mask)
         if lost.has_other_era:
-            self._lane.forget_era()
+            self._known.learnt = other_era(self._era)  # the upstream was replaced
         # All else may be about this request alone.
         if lost.unavailable is not None and (self._is_renewing or lost.unavailable.reason in _OF_ALL_REQUESTS):
             self._report(lost.unavailable)
