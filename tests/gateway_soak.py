@@ -35,7 +35,7 @@ from tests.soak import ALL_AT_ONCE, GENTLE, finish, judge_the_diary, judge_the_l
 from tests.support.clients.soak_call import ASK, Report
 from tests.support.clients.soak_caller import Caller
 from tests.support.clients.soak_client import Manner, Ports, Visitor
-from tests.support.processes.marked import MARK, marked
+from tests.support.processes.marked_processes import MARK, marked
 from tests.support.processes.soak_nodes import Nodes
 from tests.support.processes.starting import Program, start
 from tests.support.servers import scripted_stdio

@@ -197,7 +197,7 @@ async def test_a_worker_that_dies_while_the_code_is_broken_is_started_when_it_is
         async with Client(served.url, mode="legacy") as client:
             save(tmp_path, BROKEN)
             await saw(served, "the old code goes on serving")
-            workers = [child for child in psutil.Process(served.pid).children() if child.name() != "spring"]
+            workers = [child for child in psutil.Process(served.pid).children() if child.name() != "template"]
             workers[0].kill()
             await saw(served, "the next change of the code is waited for")
             save(tmp_path, SECOND)

@@ -24,7 +24,7 @@ from perdure.client import incoming
 from perdure.client.incoming import MAX_ASK_BYTES, MAX_ASKS
 from perdure.remote.endpoint import HttpResponse
 from tests.client.conftest import text
-from tests.client.odd import Odd, event, events, flow, good, odd_client
+from tests.client.odd_server import Odd, event, events, flow, good, odd_client
 from tests.support.servers.in_process import Site, until
 from tests.support.servers.tool_server import ToolServer
 

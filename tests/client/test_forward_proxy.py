@@ -13,7 +13,7 @@ from mcp.shared.exceptions import MCPError
 import perdure
 from perdure.remote.endpoint import is_this_machine
 from tests.client.conftest import text
-from tests.client.odd import BRIEF, Odd, good, json_of
+from tests.client.odd_server import BRIEF, Odd, good, json_of
 from tests.support.servers.in_process import under_uvicorn
 
 pytestmark = pytest.mark.anyio

@@ -13,7 +13,7 @@ import perdure
 from perdure.remote import endpoint
 from perdure.remote.endpoint import Heartbeat
 from tests.client.conftest import Inbox, Progress, numbers, text
-from tests.client.odd import Odd, event, flow, good, odd_client
+from tests.client.odd_server import Odd, event, flow, good, odd_client
 from tests.support.proxies.cutting_proxy import cutting_proxy
 from tests.support.servers.in_process import serve, until
 from tests.support.servers.tool_server import ToolServer

@@ -12,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 
 import perdure
 from tests.client.conftest import Inbox, text
-from tests.client.odd import BRIEF, Odd, event, events, good, odd_client, result
+from tests.client.odd_server import BRIEF, Odd, event, events, good, odd_client, result
 from tests.support.servers.in_process import under_uvicorn, until
 
 pytestmark = pytest.mark.anyio

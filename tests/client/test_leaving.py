@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 import perdure
 from tests.client.conftest import text
-from tests.client.odd import BRIEF, Odd, event, flow, good
+from tests.client.odd_server import BRIEF, Odd, event, flow, good
 from tests.support.proxies.cutting_proxy import CuttingProxy
 from tests.support.servers.in_process import under_uvicorn, until
 from tests.support.servers.tool_server import ToolServer

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 import perdure
 from tests.client.conftest import Inbox, text
-from tests.client.odd import Odd, event, events, flow, good, odd_client, silent
+from tests.client.odd_server import Odd, event, events, flow, good, odd_client, silent
 from tests.support.proxies.cutting_proxy import CuttingProxy
 from tests.support.servers.in_process import until
 from tests.support.servers.tool_server import ToolServer

@@ -18,7 +18,7 @@ from perdure._core.codes import OUTCOME_UNKNOWN
 from perdure._core.unknown_outcome import unknown_message
 from perdure.client.connect import address
 from tests.client.conftest import text
-from tests.client.odd import BRIEF
+from tests.client.odd_server import BRIEF
 from tests.support.proxies.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.support.servers.in_process import Site
 from tests.support.servers.tool_server import ToolServer

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 import perdure
 from tests.client.conftest import text
-from tests.client.odd import BRIEF, Odd, event, events, flow, good, json_of, odd_client, result, silent
+from tests.client.odd_server import BRIEF, Odd, event, events, flow, good, json_of, odd_client, result, silent
 from tests.support.servers.in_process import under_uvicorn, until
 
 pytestmark = pytest.mark.anyio

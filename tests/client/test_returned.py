@@ -19,7 +19,7 @@ from perdure.client.memory import Memory, StateFile, decode
 from perdure.remote.durable_calls import DurableCall
 from tests.client.client_process import client_process
 from tests.client.conftest import text
-from tests.client.odd import BRIEF
+from tests.client.odd_server import BRIEF
 from tests.support.clients.modern_requests import MODERN
 from tests.support.processes.cluster import GATE_FILE_TOOLS
 from tests.support.processes.serving import serving

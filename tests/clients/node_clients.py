@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 from typing import Any
 
-from tests.clients.stock import Call, StockClient
+from tests.clients.stock_client import Call, StockClient
 from tests.support.processes.node_programs import program
 
 HERE = Path(__file__).parent

@@ -15,7 +15,7 @@ from mcp.client.session import ClientRequestContext, IncomingMessage
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
-from tests.clients.stock import MODEL_SAYS, USER_SAYS, Call, StockClient
+from tests.clients.stock_client import MODEL_SAYS, USER_SAYS, Call, StockClient
 
 
 class PythonClient(StockClient):

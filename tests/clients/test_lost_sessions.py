@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tests.clients.node_clients import HERE, node_client
-from tests.clients.stock import StockClient
+from tests.clients.stock_client import StockClient
 from tests.support.processes.cluster import cluster
 from tests.support.processes.node_programs import node_modules
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.clients.node_clients import HERE, node_client
 from tests.clients.python_clients import python_client
-from tests.clients.stock import PATIENCE, USER_SAYS, Call, StockClient, named
+from tests.clients.stock_client import PATIENCE, USER_SAYS, Call, StockClient, named
 from tests.support.clients.raw_http import Peer
 from tests.support.processes.cluster import Cluster, cluster
 from tests.support.processes.node_programs import node_modules

@@ -10,7 +10,7 @@ import pytest
 
 from tests.clients.node_clients import HERE, node_client
 from tests.clients.python_clients import python_client
-from tests.clients.stock import StockClient
+from tests.clients.stock_client import StockClient
 from tests.support.clients.token_holder import Holder
 from tests.support.processes.node_programs import node_modules
 from tests.support.servers.in_process import serve, until

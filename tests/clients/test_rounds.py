@@ -17,7 +17,7 @@ from mcp_types import TextContent
 from tests.clients.balancer import Balancer, balancer
 from tests.clients.node_clients import node_client
 from tests.clients.python_clients import python_client
-from tests.clients.stock import MODEL_SAYS, USER_SAYS
+from tests.clients.stock_client import MODEL_SAYS, USER_SAYS
 from tests.support.processes.node_programs import node_modules
 from tests.support.processes.serving import serving
 

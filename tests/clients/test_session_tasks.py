@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.node_clients import HERE, node_client, script_client
-from tests.clients.stock import USER_SAYS, StockClient, named
+from tests.clients.stock_client import USER_SAYS, StockClient, named
 from tests.support.processes.cluster import Cluster, cluster
 from tests.support.processes.node_programs import node_modules
 from tests.support.processes.python_environments import programs_of

@@ -17,7 +17,7 @@ import pytest
 
 from tests.clients.node_clients import HERE, node_client
 from tests.clients.python_clients import python_client, python_session
-from tests.clients.stock import MODEL_SAYS, USER_SAYS, StockClient, named
+from tests.clients.stock_client import MODEL_SAYS, USER_SAYS, StockClient, named
 from tests.support.processes.node_programs import node_modules
 from tests.support.processes.serving import BASIC_TOOLS, Served, serving
 from tests.support.proxies.cutting_proxy import PRIMING, CuttingProxy, Loss, cutting_proxy

@@ -11,7 +11,7 @@ import pytest
 
 from tests.clients.node_clients import HERE, node_client
 from tests.clients.python_clients import fastmcp_client, python_client
-from tests.clients.stock import StockClient
+from tests.clients.stock_client import StockClient
 from tests.support.processes.cluster import Cluster, cluster
 from tests.support.processes.node_programs import node_modules
 from tests.support.processes.serving import BASIC_TOOLS, serving

@@ -15,7 +15,7 @@ from tests.support.clients.wire_client import Peer
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.postgres_roles import operator
-from tests.support.stores.shared import SharedStore, shared_address
+from tests.support.stores.shared_store import SharedStore, shared_address
 
 __all__ = ["operator"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.support.stores.shared import SharedStore
+from tests.support.stores.shared_store import SharedStore
 
 
 class HeldReads(SharedStore):

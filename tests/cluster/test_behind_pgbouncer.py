@@ -25,7 +25,7 @@ from tests.support.servers.in_process import serve, until
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.outages import FAILS
 from tests.support.stores.postgres import new_schema
-from tests.support.stores.shared import BUSY_SECONDS
+from tests.support.stores.shared_store import BUSY_SECONDS
 
 __all__ = [
     "test_a_call_is_resumed_live_through_the_other_node",

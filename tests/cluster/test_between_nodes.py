@@ -30,7 +30,7 @@ from tests.support.servers.in_process import serve, until
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.dead_node import DeadNode, Left, Library, life_of
 from tests.support.stores.faulty_store import Fault, FaultyStore
-from tests.support.stores.shared import ON_POSTGRES, SharedStore, held_up
+from tests.support.stores.shared_store import ON_POSTGRES, SharedStore, held_up
 
 pytestmark = pytest.mark.anyio
 

@@ -21,7 +21,7 @@ from tests.support.processes.serving import serving
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.dead_node import life_of
-from tests.support.stores.shared import SharedStore, shared_address
+from tests.support.stores.shared_store import SharedStore, shared_address
 
 pytestmark = pytest.mark.anyio
 

@@ -21,7 +21,7 @@ from tests.support.clients.wire_client import Message, Peer, text_of
 from tests.support.servers.gate_file_tools import IDEMPOTENT
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.stores.dead_node import DeadNode, Left
-from tests.support.stores.shared import SharedStore
+from tests.support.stores.shared_store import SharedStore
 
 pytestmark = pytest.mark.anyio
 

@@ -32,7 +32,7 @@ from tests.support.processes.serving import BASIC_TOOLS, serving
 from tests.support.servers.in_process import serve, until
 from tests.support.stores.dead_node import DeadNode, Library, life_of, remote_readers_of
 from tests.support.stores.faulty_store import Fault, FaultyStore
-from tests.support.stores.shared import SharedStore, shared_address
+from tests.support.stores.shared_store import SharedStore, shared_address
 
 pytestmark = pytest.mark.anyio
 

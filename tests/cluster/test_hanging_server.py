@@ -24,7 +24,7 @@ from tests.support.processes.serving import serving
 from tests.support.proxies.postgres_proxy import Direction
 from tests.support.servers.in_process import until
 from tests.support.stores.postgres import store_url
-from tests.support.stores.shared import BUSY_SECONDS
+from tests.support.stores.shared_store import BUSY_SECONDS
 
 IS_REAL = os.environ.get("PERDURE_TEST_OUTAGES") == "real"
 

@@ -20,7 +20,7 @@ from perdure._core.ids import Kind, NodeId, SessionId, StreamId
 from perdure.store.interface import HintListener
 from tests.cluster.conftest import Pair, Start
 from tests.support.clients.wire_client import Message, Peer, Wire, progress_of, text_of
-from tests.support.stores.shared import SharedStore
+from tests.support.stores.shared_store import SharedStore
 
 pytestmark = pytest.mark.anyio
 

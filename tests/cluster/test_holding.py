@@ -32,7 +32,7 @@ from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.dead_node import DeadNode
 from tests.support.stores.faulty_store import Fault, FaultyStore
-from tests.support.stores.shared import SharedStore, held_up, shared_address
+from tests.support.stores.shared_store import SharedStore, held_up, shared_address
 
 pytestmark = pytest.mark.anyio
 

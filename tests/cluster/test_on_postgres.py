@@ -23,7 +23,7 @@ from tests.cluster.test_two_nodes import (
     test_the_newest_reader_wins_wherever_it_is,
 )
 from tests.support.stores.postgres import new_schema, store_url
-from tests.support.stores.shared import BUSY_SECONDS, ON_POSTGRES
+from tests.support.stores.shared_store import BUSY_SECONDS, ON_POSTGRES
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(ON_POSTGRES, reason="all stories are told on PostgreSQL anyway")]
 

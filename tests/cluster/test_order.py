@@ -25,7 +25,7 @@ from tests.support.servers.in_process import serve, until
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.dead_node import DeadNode, Library, life_of, progress_of_call
 from tests.support.stores.faulty_store import Fault, FaultyStore
-from tests.support.stores.shared import SharedStore
+from tests.support.stores.shared_store import SharedStore
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,7 @@ from perdure.store.steps import Append, CallEnd
 from tests.support.clients.wire_client import Peer, Web, progress_of, text_of
 from tests.support.processes.serving import BASIC_TOOLS, Served, serving
 from tests.support.stores.dead_node import DeadNode
-from tests.support.stores.shared import ON_POSTGRES, shared_address
+from tests.support.stores.shared_store import ON_POSTGRES, shared_address
 
 pytestmark = pytest.mark.anyio
 

@@ -18,7 +18,7 @@ from tests.support.clients.wire_client import Ended, Message, Peer, Wire, answer
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.dead_node import life_of
-from tests.support.stores.shared import SharedStore
+from tests.support.stores.shared_store import SharedStore
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,7 @@ from tests.cluster.conftest import Pair, Start
 from tests.support.clients.wire_client import HandshakeFailed, Peer, progress_of
 from tests.support.servers.in_process import serve, until
 from tests.support.servers.tool_server import ToolServer
-from tests.support.stores.shared import ON_POSTGRES
+from tests.support.stores.shared_store import ON_POSTGRES
 
 pytestmark = pytest.mark.anyio
 

@@ -43,7 +43,7 @@ from tests.support.servers.gate_file_tools import IDEMPOTENT
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.stores.dead_node import DeadNode, Left, Library, life_of, logged_by_call, progress_of_call
 from tests.support.stores.faulty_store import Fault, FaultyStore
-from tests.support.stores.shared import SharedStore
+from tests.support.stores.shared_store import SharedStore
 
 pytestmark = pytest.mark.anyio
 

@@ -19,7 +19,7 @@ from tests.support.clients.wire_client import text_of
 from tests.support.servers.in_process import until
 from tests.support.stores.dead_node import life_of
 from tests.support.stores.postgres import store_url
-from tests.support.stores.shared import BUSY_SECONDS
+from tests.support.stores.shared_store import BUSY_SECONDS
 
 pytestmark = pytest.mark.anyio
 

@@ -46,7 +46,7 @@ from tests.support.processes.node_programs import node_modules, program
 from tests.support.processes.serving import ROOT, SERVE, serving
 from tests.support.processes.starting import stand_ins
 from tests.support.servers.in_process import under_uvicorn
-from tests.support.stores.shared import SharedStore
+from tests.support.stores.shared_store import SharedStore
 
 HERE = Path(__file__).parent
 EVERYTHING = f"{ROOT / 'examples' / 'everything.py'}:server"

@@ -24,8 +24,8 @@ from perdure.sessions.session import Session
 from tests.end_to_end.test_leaks import rows
 from tests.support.clients.modern_peer import ALL_ASKS, TAKES_TASKS, CallPeer, accept, result_of, said
 from tests.support.servers.asking_tools import server
+from tests.support.servers.gated_server import live
 from tests.support.servers.in_process import until
-from tests.support.servers.raw_served import live
 
 pytestmark = pytest.mark.anyio
 

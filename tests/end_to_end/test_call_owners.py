@@ -21,8 +21,8 @@ from tests.support.clients.recording_client import looking
 from tests.support.processes.serving import Served, serving
 from tests.support.servers.asking_tools import server as asking_tools
 from tests.support.servers.gate_file_tools import diary
+from tests.support.servers.gated_server import live
 from tests.support.servers.in_process import until
-from tests.support.servers.raw_served import live
 
 pytestmark = pytest.mark.anyio
 

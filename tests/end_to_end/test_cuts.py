@@ -25,7 +25,7 @@ from perdure._core.ids import parse_position
 from perdure.store import SqliteStore
 from tests.support.clients.raw_http import Exchange, Peer, SessionPeer, progress, text_of
 from tests.support.processes.serving import serving
-from tests.support.servers.raw_served import live
+from tests.support.servers.gated_server import live
 from tests.support.stores.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.anyio

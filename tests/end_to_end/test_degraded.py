@@ -19,9 +19,9 @@ from perdure.log.stream import RUN_AHEAD
 from perdure.store import MemoryStore, SqliteStore
 from tests.support.clients.raw_http import Peer, message, progress, text_of
 from tests.support.clients.wire_client import gaps_of, progress_of
+from tests.support.servers.gated_server import Live, live, readers
 from tests.support.servers.gated_tools import open_gate
 from tests.support.servers.in_process import serve, until
-from tests.support.servers.raw_served import Live, live, readers
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.faulty_store import Fault, FaultyStore
 from tests.support.stores.outages import FAILS, TIMEOUT, Locked, Outage, Switched, begin_count, recovered, written

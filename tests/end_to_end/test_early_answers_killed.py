@@ -21,7 +21,7 @@ from tests.support.processes.serving import Served, serving
 from tests.support.servers.gate_file_tools import diary, open_gate
 from tests.support.servers.in_process import until
 from tests.support.stores.postgres import store_url
-from tests.support.stores.shared import ON_POSTGRES, shared_address
+from tests.support.stores.shared_store import ON_POSTGRES, shared_address
 
 pytestmark = pytest.mark.anyio
 

@@ -28,9 +28,9 @@ from perdure.sessions.runtime_link import RuntimeLink
 from perdure.sessions.session import Session
 from perdure.store import SqliteStore
 from tests.support.clients.raw_http import SessionPeer, message
+from tests.support.servers.gated_server import Live, live, readers
 from tests.support.servers.gated_tools import open_gate
 from tests.support.servers.in_process import until
-from tests.support.servers.raw_served import Live, live, readers
 from tests.support.stores.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.anyio

@@ -34,7 +34,7 @@ from tests.support.processes.serving import Served, die_at, serving
 from tests.support.servers.in_process import until
 from tests.support.servers.step_tools import Script, effects
 from tests.support.stores.postgres import store_url
-from tests.support.stores.shared import ON_POSTGRES, shared_address
+from tests.support.stores.shared_store import ON_POSTGRES, shared_address
 
 pytestmark = pytest.mark.anyio
 

@@ -18,7 +18,7 @@ from tests.support.processes.crash_points import POSTGRES_WRITER, STEPS, Point, 
 from tests.support.processes.serving import serving
 from tests.support.servers.gate_file_tools import diary
 from tests.support.stores.postgres import store_url
-from tests.support.stores.shared import ON_POSTGRES, shared_address
+from tests.support.stores.shared_store import ON_POSTGRES, shared_address
 
 pytestmark = pytest.mark.anyio
 

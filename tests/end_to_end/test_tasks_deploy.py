@@ -38,7 +38,7 @@ from tests.support.servers.gate_file_tools import diary
 from tests.support.servers.in_process import until
 from tests.support.stores.next_release import build
 from tests.support.stores.request_state_keys import pass_life_of_a_key, sealed_with
-from tests.support.stores.shared import shared_address
+from tests.support.stores.shared_store import shared_address
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,7 @@ from tests.support.clients.task_client import CAN_BE_ASKED, Balancer, TaskClient
 from tests.support.processes.cluster import Cluster, cluster
 from tests.support.servers.gate_file_tools import diary
 from tests.support.stores.postgres import store_url
-from tests.support.stores.shared import shared_address
+from tests.support.stores.shared_store import shared_address
 
 pytestmark = pytest.mark.anyio
 

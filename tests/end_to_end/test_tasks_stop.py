@@ -28,7 +28,7 @@ from tests.support.clients.task_client import (
 from tests.support.processes.cluster import Cluster, cluster
 from tests.support.servers.gate_file_tools import diary, open_gate
 from tests.support.servers.in_process import until
-from tests.support.stores.shared import shared_address
+from tests.support.stores.shared_store import shared_address
 
 pytestmark = pytest.mark.anyio
 

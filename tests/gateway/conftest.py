@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from tests.support.processes.marked import MARK, marked
+from tests.support.processes.marked_processes import MARK, marked
 
 
 @pytest.fixture

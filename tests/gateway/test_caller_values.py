@@ -19,7 +19,7 @@ from tests.support.clients.wire_client import Peer, answer_of
 from tests.support.servers import scripted_stdio
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.scripted_http import scripted_http
-from tests.support.stores.shared import SharedStore
+from tests.support.stores.shared_store import SharedStore
 
 pytestmark = pytest.mark.anyio
 

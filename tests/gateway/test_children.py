@@ -17,7 +17,7 @@ import pytest
 from perdure.gateway.child import STDERR_BYTES, Child, ChildProgram, format_status
 from perdure.gateway.children import Children, Reaper
 from perdure.gateway.lane import Reason, UpstreamUnavailable
-from tests.gateway.pipes import CLIENT, Lane, children_of, lane_to, scripted
+from tests.gateway.pipe_lanes import CLIENT, Lane, children_of, lane_to, scripted
 from tests.support.servers.in_process import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_process_left")]

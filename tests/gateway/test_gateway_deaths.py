@@ -24,7 +24,7 @@ from tests.support.clients.wire_client import Message, Web, progress_of, text_of
 from tests.support.processes.serving import Served, serving
 from tests.support.servers import scripted_stdio
 from tests.support.servers.in_process import until
-from tests.support.stores.shared import shared_address
+from tests.support.stores.shared_store import shared_address
 
 pytestmark = pytest.mark.anyio
 

@@ -18,7 +18,7 @@ from perdure.store.interface import Store
 from tests.support.clients.wire_client import LATEST, Message, Peer, text_of
 from tests.support.servers import scripted_stdio
 from tests.support.servers.in_process import Site, serve, until
-from tests.support.stores.shared import SharedStore
+from tests.support.stores.shared_store import SharedStore
 
 pytestmark = pytest.mark.anyio
 

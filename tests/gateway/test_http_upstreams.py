@@ -29,7 +29,7 @@ from tests.support.servers.gate_file_tools import diary, open_gate
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.scripted_http import ScriptedHttp, scripted_http
 from tests.support.servers.tool_server import ToolServer
-from tests.support.stores.shared import SharedStore
+from tests.support.stores.shared_store import SharedStore
 
 pytestmark = pytest.mark.anyio
 

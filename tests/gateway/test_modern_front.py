@@ -12,7 +12,7 @@ from mcp import Client
 
 from perdure._core.envelope import CANCEL, LOG_LEVEL
 from tests.clients.python_clients import PythonClient, python_client
-from tests.clients.stock import USER_SAYS
+from tests.clients.stock_client import USER_SAYS
 from tests.gateway.gateways import (
     CANCELLED,
     OUTCOME_UNKNOWN,

@@ -17,7 +17,7 @@ from tests.gateway.test_handed_over import (
     test_a_question_is_answered_and_a_call_cancelled_through_either_node,
 )
 from tests.support.stores.postgres import new_schema, store_url
-from tests.support.stores.shared import BUSY_SECONDS, ON_POSTGRES
+from tests.support.stores.shared_store import BUSY_SECONDS, ON_POSTGRES
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(ON_POSTGRES, reason="all stories are told on PostgreSQL anyway")]
 

@@ -21,7 +21,7 @@ from perdure._core.lines import MAX_LINE_BYTES
 from perdure.gateway.child import MAX_UNWRITTEN
 from perdure.gateway.lane import Lost, Reason, UpstreamUnavailable
 from perdure.gateway.pipe import MAX_ASKS
-from tests.gateway.pipes import CLIENT, Lane, children_of, lane_to, scripted
+from tests.gateway.pipe_lanes import CLIENT, Lane, children_of, lane_to, scripted
 from tests.support.servers.in_process import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_process_left")]

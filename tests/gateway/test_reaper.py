@@ -17,8 +17,8 @@ from perdure.errors import Misuse
 from perdure.gateway import reaper
 from perdure.gateway.children import Children, Reaper
 from tests.gateway.gateways import gateway
-from tests.gateway.pipes import children_of, lane_to, scripted
-from tests.support.processes.marked import MARK
+from tests.gateway.pipe_lanes import children_of, lane_to, scripted
+from tests.support.processes.marked_processes import MARK
 from tests.support.servers.in_process import until
 
 pytestmark = [
@@ -37,7 +37,7 @@ def lives(pid: int) -> bool:
 @contextmanager
 def owning(*settings: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A process with an open lane, and the pids of the reaper, the launcher, the server and a process below it."""
-    command = [sys.executable, "-m", "tests.gateway.owner", *settings]
+    command = [sys.executable, "-m", "tests.gateway.lane_owner", *settings]
     env = {**os.environ, MARK: str(os.getpid())}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, start_new_session=True) as owner:
         assert owner.stdout is not None

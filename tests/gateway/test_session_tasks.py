@@ -16,7 +16,7 @@ from tests.http.test_session_tasks import RULES, ask, begin, ended, result, unti
 from tests.support.clients.wire_client import text_of
 from tests.support.servers.in_process import serve, until
 from tests.support.servers.tool_server import ToolServer
-from tests.support.stores.shared import SharedStore
+from tests.support.stores.shared_store import SharedStore
 
 pytestmark = pytest.mark.anyio
 

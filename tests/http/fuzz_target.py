@@ -17,7 +17,7 @@ from mcp.shared.message import ServerMessageMetadata
 from mcp_types import ListRootsRequest, ListRootsResult
 
 from tests.support.clients.raw_http import VERSION, Answer, Parser, Peer, message
-from tests.support.servers.raw_served import live
+from tests.support.servers.gated_server import live
 
 HANG = 60.0
 """Seconds within which every answer must be there."""

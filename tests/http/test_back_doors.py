@@ -20,8 +20,8 @@ import perdure
 from perdure.errors import Misuse
 from perdure.http.credentials import principal_of
 from tests.support.clients.raw_http import Peer, message
+from tests.support.servers.gated_server import live
 from tests.support.servers.in_process import under_uvicorn, until
-from tests.support.servers.raw_served import live
 from tests.support.stores.faulty_store import Fault, FaultyStore
 from tests.support.stores.outages import recovered
 

@@ -17,9 +17,9 @@ from mcp_types import EmptyResult
 from perdure._core import sticky
 from perdure._core.jsonrpc import MAX_BATCH, MAX_DEPTH, MAX_ID, MAX_ID_CHARS, MAX_METHOD_CHARS
 from tests.support.clients.raw_http import Answer, bearer, message
+from tests.support.servers.gated_server import Live, live, readers
 from tests.support.servers.gated_tools import open_gate
 from tests.support.servers.in_process import until
-from tests.support.servers.raw_served import Live, live, readers
 
 pytestmark = pytest.mark.anyio
 

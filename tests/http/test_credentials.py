@@ -14,8 +14,8 @@ from mcp.server.mcpserver import MCPServer
 
 from perdure.http.credentials import renew
 from tests.support.clients.raw_http import VERSION, Exchange, SessionPeer, bearer, message, text_of
+from tests.support.servers.gated_server import Live, live
 from tests.support.servers.gated_tools import gate
-from tests.support.servers.raw_served import Live, live
 
 pytestmark = pytest.mark.anyio
 

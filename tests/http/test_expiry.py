@@ -16,9 +16,9 @@ from tests.support.clients.listeners import listening, publish
 from tests.support.clients.modern_peer import REPEATS, TAKES_TASKS, CallPeer, result_of
 from tests.support.clients.raw_http import SessionPeer, bearer, text_of
 from tests.support.servers.changing_server import new_server
+from tests.support.servers.gated_server import Live, live, readers
 from tests.support.servers.gated_tools import open_gate
 from tests.support.servers.in_process import until
-from tests.support.servers.raw_served import Live, live, readers
 
 pytestmark = pytest.mark.anyio
 

@@ -12,9 +12,9 @@ from perdure.log.stream import RUN_AHEAD
 from perdure.serve.connection import Connection
 from perdure.store import MemoryStore
 from tests.support.clients.raw_http import flood, message, progress, text_of
+from tests.support.servers.gated_server import Live, live, readers
 from tests.support.servers.gated_tools import open_gate
 from tests.support.servers.in_process import until
-from tests.support.servers.raw_served import Live, live, readers
 from tests.support.stores.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.anyio

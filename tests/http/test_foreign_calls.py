@@ -11,7 +11,7 @@ from tests.http.test_bounds import Names
 from tests.support.clients.modern_peer import ALL_ASKS, TAKES_TASKS, CallPeer, result_of
 from tests.support.clients.raw_http import bearer
 from tests.support.servers.asking_tools import server
-from tests.support.servers.raw_served import live
+from tests.support.servers.gated_server import live
 from tests.support.stores.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.anyio

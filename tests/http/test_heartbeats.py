@@ -18,7 +18,7 @@ from tests.support.clients.wire_client import Message, Wire, progress_of, text_o
 from tests.support.servers.in_process import serve, until
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.postgres import store_url
-from tests.support.stores.shared import BUSY_SECONDS
+from tests.support.stores.shared_store import BUSY_SECONDS
 
 pytestmark = pytest.mark.anyio
 

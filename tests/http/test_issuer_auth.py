@@ -41,8 +41,8 @@ from tests.support.servers.authorization_server import (
     authorization_server,
     new_key,
 )
+from tests.support.servers.gated_server import Live, live
 from tests.support.servers.gated_tools import open_gate
-from tests.support.servers.raw_served import Live, live
 
 pytestmark = pytest.mark.anyio
 

@@ -18,8 +18,8 @@ from tests.support.clients.modern_requests import modern
 from tests.support.clients.raw_http import Answer, bearer, message
 from tests.support.servers.asking_tools import server as asking
 from tests.support.servers.gate_file_tools import diary, open_gate, server
+from tests.support.servers.gated_server import live
 from tests.support.servers.in_process import until
-from tests.support.servers.raw_served import live
 from tests.support.stores.outages import Locked
 
 pytestmark = pytest.mark.anyio

@@ -43,7 +43,7 @@ from tests.support.servers.changing_server import new_server
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.stores.dead_node import life_of
 from tests.support.stores.faulty_store import Fault, FaultyStore
-from tests.support.stores.shared import SharedStore
+from tests.support.stores.shared_store import SharedStore
 
 pytestmark = pytest.mark.anyio
 

@@ -24,9 +24,9 @@ from perdure.settings import Settings
 from tests.http.test_bounds import LIMIT, refused
 from tests.http.test_shares import sessionless
 from tests.support.clients.raw_http import Answer, Exchange, Peer, SessionPeer, message
+from tests.support.servers.gated_server import Live, live
 from tests.support.servers.gated_tools import open_gate
 from tests.support.servers.in_process import until
-from tests.support.servers.raw_served import Live, live
 
 pytestmark = pytest.mark.anyio
 

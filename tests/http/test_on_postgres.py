@@ -26,7 +26,7 @@ from tests.http.test_sessions import test_delete_ends_readers_and_answers_runnin
 from tests.support.servers.in_process import Site, serve
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.postgres import store_url
-from tests.support.stores.shared import BUSY_SECONDS, ON_POSTGRES
+from tests.support.stores.shared_store import BUSY_SECONDS, ON_POSTGRES
 
 __all__ = [
     "test_a_call_with_a_task_is_answered_at_once_and_its_result_is_fetched",

@@ -13,7 +13,7 @@ from perdure._core.ids import SessionId
 from tests.support.clients.wire_client import Message, Peer, Wire, notices_of, progress_of, text_of
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer
-from tests.support.stores.shared import SHORT_GRACE
+from tests.support.stores.shared_store import SHORT_GRACE
 
 pytestmark = pytest.mark.anyio
 

@@ -14,8 +14,8 @@ from perdure.store import MemoryStore
 from perdure.store.interface import Store
 from tests.support.clients.raw_http import message, progress, text_of
 from tests.support.servers.fake_runtime import FakeRuntimes
+from tests.support.servers.gated_server import Live, live
 from tests.support.servers.in_process import until
-from tests.support.servers.raw_served import Live, live
 
 pytestmark = pytest.mark.anyio
 

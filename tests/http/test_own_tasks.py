@@ -12,7 +12,7 @@ from mcp.server.lowlevel.server import Server
 from perdure._core.envelope import CALLS, KEPT
 from tests.support.clients.modern_peer import FORM, TAKES_TASKS, CallPeer, result_of, said
 from tests.support.clients.modern_requests import TASKS
-from tests.support.servers.raw_served import live
+from tests.support.servers.gated_server import live
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,7 @@ from perdure._core.limits import Caller
 from tests.support.clients.wire_client import Peer, text_of
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer
-from tests.support.stores.shared import SharedStore
+from tests.support.stores.shared_store import SharedStore
 
 pytestmark = pytest.mark.anyio
 

@@ -30,7 +30,7 @@ from tests.support.clients.wire_client import Peer, Web
 from tests.support.servers.in_process import Site, serve, under_uvicorn, until
 from tests.support.servers.tool_server import Guests, ToolServer
 from tests.support.stores.faulty_store import Fault, FaultyStore
-from tests.support.stores.shared import SHORT_GRACE, SharedStore
+from tests.support.stores.shared_store import SHORT_GRACE, SharedStore
 
 pytestmark = pytest.mark.anyio
 

@@ -19,7 +19,7 @@ from perdure.store.interface import Store
 from tests.support.clients.wire_client import SESSION_VERSIONS, Peer, text_of
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer
-from tests.support.stores.shared import SharedStore
+from tests.support.stores.shared_store import SharedStore
 
 pytestmark = pytest.mark.anyio
 

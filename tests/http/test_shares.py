@@ -14,9 +14,9 @@ from tests.support.clients.listeners import listening, wanted
 from tests.support.clients.modern_requests import modern
 from tests.support.clients.raw_http import Exchange, Peer, SessionPeer, bearer
 from tests.support.servers.changing_server import new_server
+from tests.support.servers.gated_server import Live, live
 from tests.support.servers.gated_tools import open_gate
 from tests.support.servers.in_process import serve, until
-from tests.support.servers.raw_served import Live, live
 
 pytestmark = pytest.mark.anyio
 

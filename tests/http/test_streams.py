@@ -11,7 +11,7 @@ from mcp.server.mcpserver import Context, MCPServer
 from tests.support.clients.wire_client import SESSION_VERSIONS, Peer, progress_of, text_of
 from tests.support.servers.in_process import Site, serve
 from tests.support.servers.tool_server import ToolServer
-from tests.support.stores.shared import SharedStore
+from tests.support.stores.shared_store import SharedStore
 
 pytestmark = pytest.mark.anyio
 

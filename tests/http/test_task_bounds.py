@@ -32,8 +32,8 @@ from tests.support.clients.raw_http import Answer, bearer
 from tests.support.servers import gate_file_tools
 from tests.support.servers.asking_tools import server
 from tests.support.servers.gate_file_tools import open_gate
+from tests.support.servers.gated_server import Live, live
 from tests.support.servers.in_process import until
-from tests.support.servers.raw_served import Live, live
 from tests.support.stores.postgres import store_url
 
 pytestmark = pytest.mark.anyio

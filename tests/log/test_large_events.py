@@ -15,8 +15,8 @@ from perdure.store.records import READ_BYTES, Event, Followed, SessionRecord
 from tests.support.clients.raw_http import SessionPeer, progress, text_of
 from tests.support.clients.wire_client import progress_of
 from tests.support.clients.wire_client import text_of as result_of
+from tests.support.servers.gated_server import live
 from tests.support.servers.in_process import serve, until
-from tests.support.servers.raw_served import live
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.faulty_store import Fault, FaultyStore
 from tests.support.stores.outages import written

@@ -11,8 +11,8 @@ from mcp.server.mcpserver import Context, MCPServer
 
 from perdure.log.journal import QUEUED_BYTES, SHARED_TURN, SOLE_TURN, Turns
 from tests.support.clients.raw_http import progress, text_of
+from tests.support.servers.gated_server import Live, live
 from tests.support.servers.in_process import until
-from tests.support.servers.raw_served import Live, live
 
 pytestmark = pytest.mark.anyio
 

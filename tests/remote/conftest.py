@@ -18,7 +18,7 @@ from perdure.remote.endpoint import Bearer, Endpoint, Handshake, Refused, TokenP
 from perdure.remote.link import Link
 from perdure.remote.message import Message, encode
 from perdure.remote.route import ClientLimits, Notice, Route
-from tests.client.odd import Odd
+from tests.client.odd_server import Odd
 from tests.support.servers.in_process import under_uvicorn
 
 BRIEF = Patience(max_time=0.5, max_tries=3, first_delay=0.01, max_delay=0.02)

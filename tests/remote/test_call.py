@@ -15,7 +15,7 @@ from starlette.responses import Response
 from perdure._core.codes import NO_SERVER, OUTCOME_UNKNOWN, UNREACHABLE
 from perdure.remote import call as calls
 from perdure.remote.route import Notice
-from tests.client.odd import Odd, event, events, good, json_of, result
+from tests.client.odd_server import Odd, event, events, good, json_of, result
 from tests.remote.conftest import BRIEF, LIMITS, linked
 from tests.support.servers.in_process import until
 

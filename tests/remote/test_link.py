@@ -13,7 +13,7 @@ from starlette.responses import Response
 from perdure.remote.call import Sender
 from perdure.remote.endpoint import Refused, Unavailable
 from perdure.remote.route import Notice
-from tests.client.odd import Odd, flow, json_of, result
+from tests.client.odd_server import Odd, flow, json_of, result
 from tests.remote.conftest import LIMITS, linked
 
 pytestmark = pytest.mark.anyio

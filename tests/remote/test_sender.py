@@ -12,7 +12,7 @@ from starlette.responses import Response
 from perdure._core.reconnect import Patience
 from perdure.remote.call import Sender
 from perdure.remote.route import Notice
-from tests.client.odd import Odd
+from tests.client.odd_server import Odd
 from tests.remote.conftest import LIMITS, linked
 from tests.support.servers.in_process import until
 

@@ -22,9 +22,9 @@ from tests.support.clients.modern_peer import REPEATS, CallPeer, result_of
 from tests.support.clients.raw_http import VERSION, Exchange, Peer, SessionPeer, bearer, message
 from tests.support.processes.serving import Line, Served, log_lines, serving
 from tests.support.servers.changing_server import new_server
+from tests.support.servers.gated_server import live
 from tests.support.servers.gated_tools import open_gate
 from tests.support.servers.in_process import under_uvicorn, until
-from tests.support.servers.raw_served import live
 
 pytestmark = pytest.mark.anyio
 

@@ -29,7 +29,7 @@ from perdure.serve.listener import listen
 from perdure.serve.worker_pool import PAUSES, TRIES, VARIABLE
 from tests.serve.tiny_pool import REASON
 from tests.support.clients.raw_http import VERSION, Exchange, Peer, SessionPeer, message
-from tests.support.processes.forked_workers import is_spring
+from tests.support.processes.forked_workers import is_template
 from tests.support.processes.serving import ROOT, START_SECONDS, Line, Served, log_lines, serving
 from tests.support.processes.starting import can_fork, start
 from tests.support.servers.in_process import until
@@ -81,7 +81,7 @@ def workers_of(served: Served) -> set[int]:
     listed = Path(f"/proc/{served.pid}/task/{served.pid}/children")
     if not listed.exists():  # psutil looks at all processes there are
         return {child.pid for child in psutil.Process(served.pid).children()}
-    return {pid for pid in map(int, listed.read_text().split()) if not is_spring(pid)}
+    return {pid for pid in map(int, listed.read_text().split()) if not is_template(pid)}
 
 
 async def answering(peer: Peer, count: int) -> set[int]:

@@ -12,7 +12,7 @@ from perdure.sessions.call_quota import CHECK_SHARE, MAX_CALLERS, CallQuota
 from perdure.store import MemoryStore
 from tests.support.clients.modern_peer import CallPeer
 from tests.support.servers.asking_tools import server
-from tests.support.servers.raw_served import live
+from tests.support.servers.gated_server import live
 
 ALICE, BOB = Caller("alice"), Caller("", "10.0.0.1")
 

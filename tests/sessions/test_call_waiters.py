@@ -15,7 +15,7 @@ from perdure.sessions.context import CallWaiters
 from tests.support.clients.modern_peer import ALL_ASKS, REPEATS, CallPeer, accept, result_of, said
 from tests.support.servers.asking_tools import server
 from tests.support.servers.gate_file_tools import open_gate
-from tests.support.servers.raw_served import live
+from tests.support.servers.gated_server import live
 
 pytestmark = pytest.mark.anyio
 

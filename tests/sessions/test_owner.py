@@ -19,9 +19,9 @@ from perdure._core.ids import parse_position
 from perdure.serve.token_file import FileTokens
 from perdure.store import SqliteStore
 from tests.support.clients.raw_http import Answer, SessionPeer, bearer, message, progress, text_of
+from tests.support.servers.gated_server import Live, live, readers
 from tests.support.servers.gated_tools import open_gate
 from tests.support.servers.in_process import until
-from tests.support.servers.raw_served import Live, live, readers
 from tests.support.stores.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.anyio

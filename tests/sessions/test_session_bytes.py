@@ -9,8 +9,8 @@ import pytest
 from perdure._core.ids import SessionId, StreamId
 from perdure.store import MemoryStore
 from tests.support.clients.raw_http import SessionPeer, progress
+from tests.support.servers.gated_server import Live, live
 from tests.support.servers.in_process import until
-from tests.support.servers.raw_served import Live, live
 
 pytestmark = pytest.mark.anyio
 

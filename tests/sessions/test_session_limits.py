@@ -20,8 +20,8 @@ from tests.http.test_bounds import LIMIT, Names, refused
 from tests.support.clients.raw_http import Answer, Peer, SessionPeer, bearer, message
 from tests.support.processes.cluster import cluster
 from tests.support.servers.gate_file_tools import open_gate
+from tests.support.servers.gated_server import Live, live
 from tests.support.servers.in_process import until
-from tests.support.servers.raw_served import Live, live
 
 pytestmark = pytest.mark.anyio
 

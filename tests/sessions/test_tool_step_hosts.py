@@ -30,7 +30,7 @@ from tests.support.clients.task_client import Balancer, TaskClient, said
 from tests.support.clients.wire_client import Peer, Wire, text_of
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.stores.faulty_store import FaultyStore
-from tests.support.stores.shared import SharedStore
+from tests.support.stores.shared_store import SharedStore
 from tests.telemetry.tracing import traced
 
 pytestmark = pytest.mark.anyio

@@ -43,7 +43,7 @@ from tests.support.servers.in_process import serve, until
 from tests.support.servers.tool_server import Guests
 from tests.support.stores.faulty_store import Fault, FaultyStore
 from tests.support.stores.lost_tail import LOST, Losing
-from tests.support.stores.shared import SharedStore
+from tests.support.stores.shared_store import SharedStore
 
 pytestmark = pytest.mark.anyio
 

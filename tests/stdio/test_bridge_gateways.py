@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stdio.desks import RESUMED, a_desk, sentences
+from tests.stdio.served_hosts import RESUMED, sentences, serving_host
 from tests.stdio.test_bridge_resume import _offer_again
 from tests.support.servers.in_process import until
 
@@ -62,36 +62,36 @@ async def a_gateway(port: int) -> AsyncIterator[Gateway]:
 
 async def test_a_gateway_that_says_404_for_a_while_costs_no_session(folder: Path) -> None:
     """T3: a token goes when the broker rejects it, and it has not."""
-    async with a_desk(folder) as desk, a_gateway(desk.site.port) as gateway:
-        desk.host.url = f"{gateway.url}?tenant=1"
-        await (await desk.host.session()).end()
+    async with serving_host(folder) as hosted, a_gateway(hosted.site.port) as gateway:
+        hosted.host.url = f"{gateway.url}?tenant=1"
+        await (await hosted.host.session()).end()
         gateway.refusals = {b"POST": "404 Not Found"}
-        away = await desk.host.start()
+        away = await hosted.host.start()
         assert (await away.handshake())["error"]["data"] == {"reason": "not_found"}
         await away.end()
         gateway.refusals = {}
-        again = await desk.host.session()
+        again = await hosted.host.session()
         assert await sentences(again) == [RESUMED]
         await again.end()
         # The server is there and has no broker: its session is the last one, and the one before is not gone back to.
         gateway.refusals = {b"POST /resume": "404 Not Found"}
-        await (await desk.host.session()).end()
-        assert not list(desk.host.tokens.glob("*/token-*"))
+        await (await hosted.host.session()).end()
+        assert not list(hosted.host.tokens.glob("*/token-*"))
 
 
 async def test_a_revoked_chain_is_replaced_when_the_broker_is_back(folder: Path) -> None:
-    async with a_desk(folder) as desk, a_gateway(desk.site.port) as gateway:
-        desk.host.url = gateway.url
-        await (await desk.host.session()).end()
-        [file] = desk.host.tokens.glob("*/token-*[0-9]")
+    async with serving_host(folder) as hosted, a_gateway(hosted.site.port) as gateway:
+        hosted.host.url = gateway.url
+        await (await hosted.host.session()).end()
+        [file] = hosted.host.tokens.glob("*/token-*[0-9]")
         retired = file.read_text()
-        bridge = await desk.host.session()
+        bridge = await hosted.host.session()
         current = file.read_text()
         gateway.refusals = {b"POST /resume/open": "503 Service Unavailable"}
         (folder / "copy").mkdir(0o700)
-        await _offer_again(desk, retired)
+        await _offer_again(hosted, retired)
         await until(lambda: gateway.refused >= 1)
         gateway.refusals = {}
         await until(lambda: file.exists() and file.read_text()[:20] != current[:20])
         await bridge.end()
-        assert await sentences(await desk.host.session()) == [RESUMED]
+        assert await sentences(await hosted.host.session()) == [RESUMED]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stdio.desks import FIRST, RESUMED, Desk, a_desk, sentences
+from tests.stdio.served_hosts import FIRST, RESUMED, ServedHost, sentences, serving_host
 from tests.stdio.stdio_bridges import HostedBridge, Message
 
 pytestmark = pytest.mark.anyio
@@ -46,42 +46,42 @@ IN_FLIGHT = {
 
 @pytest.mark.parametrize("name", WHILE_RESUMING)
 async def test_killed_while_it_resumes(folder: Path, name: str) -> None:
-    async with a_desk(folder) as desk:
-        await (await desk.host.session()).kill()
-        await _dies(desk, WHILE_RESUMING[name])
-        await _goes_on(desk)
-        assert len(desk.sessions) == 1
+    async with serving_host(folder) as hosted:
+        await (await hosted.host.session()).kill()
+        await _dies(hosted, WHILE_RESUMING[name])
+        await _goes_on(hosted)
+        assert len(hosted.sessions) == 1
 
 
 @pytest.mark.parametrize("name", WHILE_BEGINNING)
 async def test_killed_while_it_begins(folder: Path, name: str) -> None:
     point, is_kept = WHILE_BEGINNING[name]
-    async with a_desk(folder) as desk:
-        await _dies(desk, point)
-        after = await desk.host.session()
+    async with serving_host(folder) as hosted:
+        await _dies(hosted, point)
+        after = await hosted.host.session()
         assert await sentences(after) == [RESUMED if is_kept else FIRST]
         assert await after.call("count", n=1) == "counted to 1"
-        assert len(desk.sessions) == (1 if is_kept else 2)
+        assert len(hosted.sessions) == (1 if is_kept else 2)
 
 
 @pytest.mark.parametrize("name", IN_FLIGHT)
 async def test_killed_while_a_request_is_in_flight(folder: Path, name: str) -> None:
     point, outcome = IN_FLIGHT[name]
-    async with a_desk(folder) as desk:
-        first = await desk.host.start(point=point)
+    async with serving_host(folder) as hosted:
+        first = await hosted.host.start(point=point)
         await first.handshake()
         first.begin_call("count", n=1)
         assert await first.wait() == -9
-        after = await _goes_on(desk)
+        after = await _goes_on(hosted)
         await after.until(lambda: len(after.reports()) == 1, "a report")
         [report] = after.reports()
         found = report["error"]["data"]["outcome"] if "error" in report else report["result"]["content"][0]["text"]
         assert (report["tool"], found) == ("count", outcome)
-        assert len(desk.sessions) == 1
+        assert len(hosted.sessions) == 1
 
 
-async def _dies(desk: Desk, point: Message) -> None:
-    bridge = await desk.host.start(point=point)
+async def _dies(hosted: ServedHost, point: Message) -> None:
+    bridge = await hosted.host.start(point=point)
     bridge.begin(
         "initialize",
         {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "host", "version": "1"}},
@@ -89,8 +89,8 @@ async def _dies(desk: Desk, point: Message) -> None:
     assert await bridge.wait() == -9
 
 
-async def _goes_on(desk: Desk) -> HostedBridge:
-    after = await desk.host.session()
+async def _goes_on(hosted: ServedHost) -> HostedBridge:
+    after = await hosted.host.session()
     assert (await sentences(after))[0] == RESUMED
     assert await after.call("count", n=2) == "counted to 2"
     return after

@@ -22,8 +22,8 @@ from perdure.stdio.pipes import Output, lines
 from perdure.stdio.resume_broker import ResumeBroker
 from perdure.stdio.resume_slot import Target, open_slot
 from perdure.stdio.state_files import KeysFile, PositionsFile
-from tests.client.odd import Odd, event, events
-from tests.stdio.desks import RESUMED, a_desk, noted_calls, question, sentences
+from tests.client.odd_server import Odd, event, events
+from tests.stdio.served_hosts import RESUMED, noted_calls, question, sentences, serving_host
 from tests.stdio.stdio_bridges import PATIENCE, PROMPTLY, a_host
 from tests.stdio.test_bridge_trouble import _delete
 from tests.support.proxies.cutting_proxy import cutting_proxy
@@ -33,33 +33,33 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_session_that_ends_between_token_and_handshake_is_replaced(folder: Path) -> None:
-    async with a_desk(folder) as desk:
-        first = await desk.host.session()
+    async with serving_host(folder) as hosted:
+        first = await hosted.host.session()
         await first.end()
-        [file] = desk.host.tokens.glob("*/token-*")
+        [file] = hosted.host.tokens.glob("*/token-*")
         kept = file.read_text()
-        bridge = await desk.host.start()
+        bridge = await hosted.host.start()
         await until(lambda: file.read_text() != kept)  # the broker has accepted the token, and given the next one
-        await _delete(desk)
+        await _delete(hosted)
         assert "capabilities" in await bridge.handshake()
         assert await bridge.call("count", n=1) == "counted to 1"
         await bridge.end()
-        again = await desk.host.session()
+        again = await hosted.host.session()
         assert await sentences(again) == [RESUMED]
 
 
 async def test_positions_that_mean_nothing_cost_what_was_missed_alone(folder: Path) -> None:
-    async with a_desk(folder) as desk:
-        first = await desk.host.session()
+    async with serving_host(folder) as hosted:
+        first = await hosted.host.session()
         await first.call("announce", n=2)
         await first.until(lambda: first.notices() == [1, 2], "notices")
         await first.kill()
-        [positions] = desk.host.tokens.glob("*/positions-*[0-9]")
+        [positions] = hosted.host.tokens.glob("*/positions-*[0-9]")
         for position in ("nonsense", "x" * 50, "é\n", ""):
             noted = json.loads(positions.read_text())
             noted["position"] = position
             positions.write_text(json.dumps(noted))
-            bridge = await desk.host.session()
+            bridge = await hosted.host.session()
             await bridge.call("announce", n=1, start=7)
             await bridge.until(lambda here=bridge: 7 in here.notices(), f"notice after {position!r}")  # type: ignore[misc]
             await bridge.kill()
@@ -67,9 +67,9 @@ async def test_positions_that_mean_nothing_cost_what_was_missed_alone(folder: Pa
 
 async def test_the_end_of_stdin_ends_a_bridge_that_waits_for_the_server(folder: Path) -> None:
     """Also behind messages that it has not read, because those before them cannot leave."""
-    async with a_desk(folder) as desk, cutting_proxy(desk.site.port) as proxy:
-        desk.host.url = proxy.url
-        bridge = await desk.host.session("--no-resume")
+    async with serving_host(folder) as hosted, cutting_proxy(hosted.site.port) as proxy:
+        hosted.host.url = proxy.url
+        bridge = await hosted.host.session("--no-resume")
         proxy.refuse()
         proxy.cut()
         for size in (3_000_000, 100_000, 100_000, 1):
@@ -82,66 +82,66 @@ async def test_the_end_of_stdin_ends_a_bridge_that_waits_for_the_server(folder: 
 
 async def test_a_result_that_the_host_has_when_it_leaves_is_not_reported_again(folder: Path) -> None:
     """T10: the bridge sees that the host leaves before it can know that an answer, or a report, is written."""
-    async with a_desk(folder) as desk:
-        answered = await desk.host.start(held="counted to 1")
+    async with serving_host(folder) as hosted:
+        answered = await hosted.host.start(held="counted to 1")
         await answered.handshake()
         assert await answered.call("count", n=1) == "counted to 1"
         assert await answered.end() == 0
-        assert noted_calls(desk) == []
-        killed = await desk.host.session()
+        assert noted_calls(hosted) == []
+        killed = await hosted.host.session()
         killed.begin_call("wait", gate="w")
-        await desk.saw("waiting at w", killed)
+        await hosted.saw("waiting at w", killed)
         await killed.kill()
-        desk.tool_server.open("w")
-        reporting = await desk.host.start(held="went through w")
+        hosted.tool_server.open("w")
+        reporting = await hosted.host.start(held="went through w")
         await reporting.handshake()
         await reporting.until(lambda: len(reporting.reports()) == 1, "the report")
         assert await reporting.end() == 0
-        assert noted_calls(desk) == []
+        assert noted_calls(hosted) == []
 
 
 async def test_a_notice_that_the_host_has_when_it_leaves_is_not_given_again(folder: Path) -> None:
     """The same for what the standalone stream brought. What comes while the bridge leaves is for the next one."""
-    async with a_desk(folder) as desk:
-        first = await desk.host.start(held="notice://7")
+    async with serving_host(folder) as hosted:
+        first = await hosted.host.start(held="notice://7")
         await first.handshake()
         for number in (7, 8):
             await first.request("resources/subscribe", {"uri": f"notice://{number}"})
-        await desk.tool_server.update("notice://7")
+        await hosted.tool_server.update("notice://7")
         await first.until(lambda: first.notices() == [7], "the notice")
         assert await first.end() == 0
-        second = await desk.host.session()
-        await desk.tool_server.update("notice://8")
+        second = await hosted.host.session()
+        await hosted.tool_server.update("notice://8")
         await second.until(lambda: 8 in second.notices(), "the next notice")
         assert second.notices() == [8]
 
 
 async def test_a_host_that_leaves_and_does_not_read_ends_the_bridge_and_misses_nothing(folder: Path) -> None:
     """The bridge waits a moment for the host to take what is being written; the next one reports the result."""
-    async with a_desk(folder) as desk:
-        bridge = await desk.host.session()
+    async with serving_host(folder) as hosted:
+        bridge = await hosted.host.session()
         bridge.stop_reading()
         bridge.begin_call("flood", token=1, n=100, size=20_000)  # more than a pipe holds
-        await desk.saw("flooded", bridge)
+        await hosted.saw("flooded", bridge)
         bridge.close_input()
         ending = asyncio.create_task(bridge.wait())
         await until(lambda: not Path(f"/proc/{bridge.pid}").exists())
         bridge.read_again()
         assert await ending == 0
-        again = await desk.host.session()
+        again = await hosted.host.session()
         await again.until(lambda: len(again.reports()) == 1, "the report")
         assert again.reports()[0]["result"]["structuredContent"] == {"result": "flooded 100"}
 
 
 async def test_a_request_that_is_repeated_in_a_new_session_is_still_reported(folder: Path) -> None:
-    async with a_desk(folder) as desk:
-        bridge = await desk.host.session()
-        await _delete(desk)
+    async with serving_host(folder) as hosted:
+        bridge = await hosted.host.session()
+        await _delete(hosted)
         bridge.begin_call("wait", gate="g")
-        await desk.saw("waiting at g", bridge)
+        await hosted.saw("waiting at g", bridge)
         await bridge.kill()
-        desk.tool_server.open("g")
-        again = await desk.host.session()
+        hosted.tool_server.open("g")
+        again = await hosted.host.session()
         await again.until(lambda: len(again.reports()) == 1, "the report")
 
 
@@ -205,8 +205,8 @@ async def test_a_handshake_has_one_limit_for_the_broker_and_the_server(
 
 async def test_a_hosts_answer_that_is_refused_ends_the_question(folder: Path) -> None:
     """JavaScript writes half an emoji as an escape, and no server takes it: the tool must not wait for ever."""
-    async with a_desk(folder) as desk:
-        bridge = await desk.host.session(elicitation={})
+    async with serving_host(folder) as hosted:
+        bridge = await hosted.host.session(elicitation={})
         call = bridge.begin_call("ask", question="?")
         asked = json.dumps((await question(bridge))["id"]).encode()
         content = b'{"action":"accept","content":{"answer":"\\ud83d"}}'

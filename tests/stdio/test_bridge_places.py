@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.client.odd import WELCOME, Odd, json_of, result
-from tests.stdio.desks import sentences
+from tests.client.odd_server import WELCOME, Odd, json_of, result
+from tests.stdio.served_hosts import sentences
 from tests.stdio.stdio_bridges import a_host
 from tests.stdio.test_bridge_trouble import _self_signed, answering
 from tests.support.processes.serving import python_path

@@ -22,7 +22,7 @@ from perdure.remote.message import Message
 from perdure.remote.route import Route
 from perdure.remote.stream import Stream
 from perdure.stdio.bridge import connection_log, limits_of
-from tests.stdio.desks import FIRST, RESUMED, Desk, a_desk, sentences
+from tests.stdio.served_hosts import FIRST, RESUMED, ServedHost, sentences, serving_host
 from tests.stdio.stdio_bridges import a_host, text_of
 from tests.support.proxies.cutting_proxy import cutting_proxy
 from tests.support.servers.in_process import serve, under_uvicorn
@@ -115,14 +115,14 @@ def _self_signed(folder: Path) -> ssl.SSLContext:
 
 
 async def test_a_server_that_is_away_is_waited_for_within_limits_and_the_pipe_lives(folder: Path) -> None:
-    async with a_desk(folder) as desk, cutting_proxy(desk.site.port) as proxy:
-        desk.host.url = proxy.url
-        bridge = await desk.host.session("--no-resume", "--patience", "700ms")
+    async with serving_host(folder) as hosted, cutting_proxy(hosted.site.port) as proxy:
+        hosted.host.url = proxy.url
+        bridge = await hosted.host.session("--no-resume", "--patience", "700ms")
         # The way is cut in the middle of a call: the host sees nothing of it.
         call = bridge.begin_call("count", token=1, n=4, gate="g", pauses=[2])
         await bridge.until(lambda: len(bridge.progress()) == 2, "two of four")
         proxy.cut()
-        desk.tool_server.open("g/2")
+        hosted.tool_server.open("g/2")
         assert text_of(await bridge.answer(call)) == "counted to 4"
         assert [number for _, number in bridge.progress()] == [1, 2, 3, 4]
         # It stays away: an error for each request, and the pipe stays open.
@@ -139,43 +139,43 @@ async def test_a_server_that_is_away_is_waited_for_within_limits_and_the_pipe_li
         await bridge.call("announce", n=2)
         await bridge.until(lambda: bridge.notices() == [1, 2], "the notices")
         assert sum("cannot be reached" in line for line in bridge.told()) <= 3
-        assert len(desk.sessions) == 1
+        assert len(hosted.sessions) == 1
 
 
 async def test_a_session_that_is_gone_is_replaced_with_the_hosts_own_initialize(folder: Path) -> None:
     """B5: one new handshake, subscriptions and level repeated; what ran has an unknown outcome."""
-    async with a_desk(folder) as desk:
-        bridge = await desk.host.session(elicitation={})
+    async with serving_host(folder) as hosted:
+        bridge = await hosted.host.session(elicitation={})
         await bridge.request("logging/setLevel", {"level": "debug"})
         await bridge.request("resources/subscribe", {"uri": "notice://3"})
         await bridge.request("resources/subscribe", {"uri": "notice://4"})
         await bridge.request("resources/unsubscribe", {"uri": "notice://4"})
-        await _delete(desk)
+        await _delete(hosted)
         calls = [bridge.begin("tools/list") for _ in range(5)]
         for call in calls:
             assert "tools" in (await bridge.answer(call))["result"]
-        assert len(desk.sessions) == 1
-        assert desk.tool_server.levels == ["debug", "debug"]
-        assert desk.tool_server.subscribing == ["+notice://3", "+notice://4", "-notice://4", "+notice://3"]
-        await desk.tool_server.update("notice://3")
+        assert len(hosted.sessions) == 1
+        assert hosted.tool_server.levels == ["debug", "debug"]
+        assert hosted.tool_server.subscribing == ["+notice://3", "+notice://4", "-notice://4", "+notice://3"]
+        await hosted.tool_server.update("notice://3")
         await bridge.until(lambda: 3 in bridge.notices(), "the subscription in the new session")
         # The server forgets everything under a call: its outcome is unknown.
         asking = bridge.begin_call("ask", question="?")
         await bridge.until(lambda: len(bridge.asked()) == 1, "a question")
-        await _delete(desk)
+        await _delete(hosted)
         answer = await bridge.answer(asking)
         assert "error" in answer
         assert await bridge.call("count", n=1) == "counted to 1"
         # The new session is the one that is resumed.
         await bridge.end()
-        again = await desk.host.session(elicitation={})
+        again = await hosted.host.session(elicitation={})
         assert await sentences(again) == [RESUMED]
-        assert len(desk.sessions) == 1
+        assert len(hosted.sessions) == 1
 
 
-async def _delete(desk: Desk) -> None:
-    [session] = desk.sessions
-    await desk.site.http.delete(desk.site.url, headers={"mcp-session-id": session})
+async def _delete(hosted: ServedHost) -> None:
+    [session] = hosted.sessions
+    await hosted.site.http.delete(hosted.site.url, headers={"mcp-session-id": session})
 
 
 def _words(folder: Path, *, besides: Path) -> set[bytes]:

@@ -18,7 +18,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from tests.stdio import tiny_server
-from tests.stdio.desks import FIRST, RESUMED
+from tests.stdio.served_hosts import FIRST, RESUMED
 from tests.stdio.stdio_bridges import PATIENCE, Host, HostedBridge, Message, a_host, text_of
 from tests.stdio.test_modern_host import MODERN, begin_call, params, saw_progress
 from tests.support.servers import scripted_stdio

@@ -13,7 +13,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.transport_security import TransportSecuritySettings
 from pydantic import Field
 
-from tests.stdio.desks import a_desk
+from tests.stdio.served_hosts import serving_host
 from tests.stdio.stdio_bridges import Bridge, Host, Message, a_host, text_of
 from tests.support.processes.cluster import Cluster, cluster
 from tests.support.proxies.cutting_proxy import cutting_proxy
@@ -240,28 +240,28 @@ async def test_listening_comes_back(folder: Path, kind: str) -> None:
 
 
 async def test_a_server_with_sessions_alone_has_the_host_fall_back(folder: Path) -> None:
-    async with a_desk(folder, eras="session") as desk:
-        bridge = await desk.host.start()
+    async with serving_host(folder, eras="session") as hosted:
+        bridge = await hosted.host.start()
         refused = (await bridge.request("server/discover", params()))["error"]
         assert (refused["code"], refused["data"]["supported"][0]) == (-32022, "2025-11-25")
         await bridge.handshake()
-        assert len(desk.sessions) == 1
+        assert len(hosted.sessions) == 1
 
 
 async def test_requests_that_cannot_be_taken(folder: Path) -> None:
     """A host's own task and key are its own; an id that is in use is refused."""
-    async with a_desk(folder, task_after=0.1) as desk:
-        bridge = await desk.host.start()
+    async with serving_host(folder, task_after=0.1) as hosted:
+        bridge = await hosted.host.start()
         declared: dict[str, Any] = {"extensions": {"io.modelcontextprotocol/tasks": {}}}
         asked = params({"name": "wait", "arguments": {"gate": "g"}}, **declared)
         asked["_meta"]["dev.perdure/key"] = "mine"
         handle = (await bridge.answer(bridge.begin("tools/call", asked)))["result"]
         assert handle["resultType"] == "task"
         bridge.begin("tools/call", params({"name": "wait", "arguments": {"gate": "h"}}), id="twice")
-        await until(lambda: _ledger(desk.host))
+        await until(lambda: _ledger(hosted.host))
         refused = await bridge.answer(bridge.begin("tools/list", params(), id="twice"))
         assert refused["error"]["code"] == -32600
-        desk.tool_server.open("g")
+        hosted.tool_server.open("g")
         seen = params({"taskId": handle["taskId"]}, **declared)
 
         async def is_over() -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stdio.desks import RESUMED, sentences
+from tests.stdio.served_hosts import RESUMED, sentences
 from tests.stdio.stdio_bridges import a_host
 from tests.support.processes.cluster import cluster
 from tests.support.servers.gate_file_tools import diary, open_gate

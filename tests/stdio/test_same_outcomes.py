@@ -11,7 +11,7 @@ from mcp.shared.exceptions import MCPError
 from starlette.responses import Response
 
 import perdure
-from tests.client.odd import BRIEF, Odd
+from tests.client.odd_server import BRIEF, Odd
 from tests.remote.test_call import RESPONSES, outcome
 from tests.stdio.stdio_bridges import a_host
 from tests.support.servers.in_process import under_uvicorn

@@ -19,7 +19,7 @@ from mcp.client.stdio import stdio_client
 from mcp_types import ElicitRequestParams, ElicitResult
 
 from tests.clients.node_clients import HERE
-from tests.stdio.desks import RESUMED
+from tests.stdio.served_hosts import RESUMED
 from tests.stdio.stdio_bridges import Bridge
 from tests.support.processes.node_programs import node_modules, program
 from tests.support.processes.serving import python_path

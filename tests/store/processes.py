@@ -57,7 +57,7 @@ class Process:
 
 @contextmanager
 def process(path: Path, node: str) -> Iterator[Process]:
-    with start("tests.store.other", str(path), node, errors=None) as started:
+    with start("tests.store.other_process", str(path), node, errors=None) as started:
         other = Process(started, NodeId(node))
         try:
             other.fence = other.does("join")

@@ -10,8 +10,8 @@ import pytest
 from perdure.http import recovery
 from perdure.telemetry import log_records as observe
 from tests.support.clients.raw_http import Peer, SessionPeer, message
+from tests.support.servers.gated_server import live
 from tests.support.servers.in_process import until
-from tests.support.servers.raw_served import live
 
 pytestmark = pytest.mark.anyio
 

@@ -21,7 +21,7 @@ from perdure.remote import state_file
 from perdure.remote.call import ToolCall
 from perdure.remote.durable_calls import DurableCall
 from perdure.remote.endpoint import Handshake
-from perdure.remote.state_file import LAG, BadState, NewerState, StateWriter, encode
+from perdure.remote.state_file import LAG, BadState, NewerState, StateWriter, encode, with_sticky
 from perdure.telemetry.log_records import log_event
 
 #: Turns of the event loop in which a result reaches the program: each task that waits for another one takes one.
@@ -86,8 +86,7 @@ class State(Place):
 
     def stick(self, method: str, params: dict[str, Any]) -> None:
         """Repeat a request in later sessions, in place of those that it overrides."""
-        kept = sticky.after(tuple(earlier.encode() for earlier in self.sticky), sticky.encode(method, params))
-        self.sticky = [one.decode() for one in kept]
+        self.sticky = with_sticky(self.sticky, sticky.encode(method, params))
 
 
 def decode(data: bytes) -> State:

@@ -12,6 +12,8 @@ from dataclasses import asdict, is_dataclass
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from perdure._core import sticky
+
 #: Of the form. A newer release may raise it; an older one then does not read the file.
 VERSION = 1
 #: Seconds by which a position on disk may be late. Each write is a new small file, about 0.1 ms.
@@ -67,6 +69,11 @@ def _read(kind: Any, value: Any, name: str) -> Any:
     if plain is list:
         return [_read(get_args(kind)[0], item, name) for item in value]
     return {key: _read(get_args(kind)[1], item, name) for key, item in value.items()} if plain is dict else value
+
+
+def with_sticky(kept: list[str], request: bytes) -> list[str]:
+    """The requests to repeat in a new session once this one has succeeded, as a state keeps them."""
+    return [one.decode() for one in sticky.after(tuple(earlier.encode() for earlier in kept), request)]
 
 
 class StateWriter:

@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from perdure._core.envelope import CLIENT
-from perdure._core.sticky import after as sticky_after
 from perdure._files import private
 from perdure._files.locks import release
 from perdure._files.private import Folder, Untrusted
 from perdure.remote import state_file
+from perdure.remote.durable_calls import new_key
 from perdure.remote.endpoint import can_be_sent
-from perdure.remote.state_file import BadState, StateWriter, encode
+from perdure.remote.state_file import BadState, StateWriter, encode, with_sticky
 from perdure.stdio.resume_slot import Target
 from perdure.telemetry.log_records import log_event
 
@@ -45,8 +45,6 @@ REJOIN_SECONDS = 600.0
 BEAT_SECONDS = 30.0
 #: Calls that wait to be joined. Beyond, the oldest are given up.
 MAX_LEFT = 1_000
-#: Of chance in a key: no two calls have the same.
-KEY_BYTES = 24
 
 
 @dataclass(kw_only=True)
@@ -148,8 +146,7 @@ class PositionsFile:
 
     def stick(self, request: bytes) -> None:
         """Repeat a request in later sessions, in place of the requests that it overrides."""
-        kept = tuple(earlier.encode() for earlier in self.positions.sticky)
-        self.positions.sticky = [one.decode() for one in sticky_after(kept, request)]
+        self.positions.sticky = with_sticky(self.positions.sticky, request)
         self.changed()
 
 
@@ -205,7 +202,7 @@ class KeysFile:
         sent."""
         if (found := self._join(lambda entry: entry.digest == digest)) is not None:
             return found
-        entry = KeptKey(digest=digest, key=secrets.token_urlsafe(KEY_BYTES))
+        entry = KeptKey(digest=digest, key=new_key())
         self._running.append(entry)
         self._writer.changed()
         return entry

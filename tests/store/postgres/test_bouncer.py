@@ -32,7 +32,7 @@ from tests.support.proxies.pgbouncer import Bouncer, bouncing
 from tests.support.proxies.postgres_proxy import Role, postgres_proxy
 from tests.support.servers.in_process import until
 from tests.support.stores.postgres import Server, connection, new_schema, server_url, store_url
-from tests.support.stores.shared import BUSY_SECONDS, ON_POSTGRES
+from tests.support.stores.shared_store import BUSY_SECONDS, ON_POSTGRES
 
 pytestmark = pytest.mark.anyio
 

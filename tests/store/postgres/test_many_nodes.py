@@ -21,7 +21,7 @@ from perdure.store.steps import PutSession
 from perdure.testing._values import OTHER, a_session, dead_nodes
 from tests.support.servers.in_process import until
 from tests.support.stores.postgres import server_url, store_url
-from tests.support.stores.shared import BUSY_SECONDS
+from tests.support.stores.shared_store import BUSY_SECONDS
 
 pytestmark = pytest.mark.anyio
 

@@ -26,7 +26,7 @@ from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.postgres import Server, server_url, store_url
 from tests.support.stores.postgres_roles import Operator
-from tests.support.stores.shared import BUSY_SECONDS
+from tests.support.stores.shared_store import BUSY_SECONDS
 from tests.telemetry.test_metrics import Numbers, numbers, of, scraped
 
 pytestmark = pytest.mark.anyio

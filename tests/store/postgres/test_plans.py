@@ -11,7 +11,7 @@ import pytest
 from perdure.store.postgres import layout
 from perdure.store.postgres.store import PostgresStore
 from tests.support.stores.postgres import connection, new_schema, store_url
-from tests.support.stores.shared import BUSY_SECONDS
+from tests.support.stores.shared_store import BUSY_SECONDS
 
 pytestmark = pytest.mark.anyio
 

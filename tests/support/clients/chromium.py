@@ -135,7 +135,7 @@ class Tab:
         await self.browser.do("shoot", tab=self.number, path=str(path), width=width, height=height, dark=dark)
 
     async def freeze(self, on: bool) -> None:
-        """Stop the page as a browser stops one that nobody looks at, or let it go on."""
+        """Freeze the page as a browser freezes a page in the background, or resume it."""
         await self.browser.do("freeze", tab=self.number, on=on)
 
     async def duplicate(self) -> Tab:
@@ -152,13 +152,13 @@ class Tab:
         return [line for line in found if not kinds or line[0] in kinds]
 
     async def connected(self) -> str:
-        """Wait for the client; gives the session's id."""
+        """Wait for the client; returns the session's id."""
         await self.until("globalThis.lab?.session() && lab.status() === 'connected'")
         session: str = await self.eval("lab.session()")
         return session
 
     async def call(self, tool: str, *, key: str, resume: str = "", **arguments: Any) -> None:
-        """Call a tool; or go on with a call from a position."""
+        """Call a tool, or resume a call from a position."""
         words = ", ".join(map(json.dumps, (tool, {"key": key, **arguments}, resume)))
         await self.eval(f"lab.call({words})")
 

@@ -1,4 +1,4 @@
-"""Listeners of 2026-07-28 on a socket: what each was told, and how it comes back."""
+"""Listeners of 2026-07-28 on a socket: the notifications of each, and its further connections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def wanted(*items: str) -> dict[str, Any]:
 
 
 def item_of(message: Mapping[str, Any]) -> str:
-    """The item that a notification tells of, by the names of `wanted`; or its method."""
+    """Return the item that a notification is about, by the names of `wanted`; else its method."""
     method: str = message["method"]
     if method == UPDATED:
         uri: str = message["params"]["uri"]
@@ -37,7 +37,7 @@ class Listener:
     def __init__(self, *items: str, headers: Mapping[str, str] | None = None) -> None:
         self.items = items
         self.told: list[str] = []
-        """Every item that it was told of, in order."""
+        """The items of all notifications, in order."""
         self.exchange: Exchange | None = None
         self._headers = dict(headers or {})
         self._seen = 0
@@ -66,14 +66,14 @@ class Listener:
                 self.told.append(item_of(message))
 
     async def read(self) -> bool:
-        """Take what comes next; tells whether the response goes on."""
+        """Read what comes next; returns whether the response continues."""
         assert self.exchange is not None
         goes_on = await self.exchange.read()
         self._take()
         return goes_on
 
     async def until_told(self, *items: str) -> None:
-        """Read until each of these was told since the last `forget`."""
+        """Read until each of these items was notified of since the last `forget`."""
         while set(items) - set(self.told):
             assert await self.read(), f"the response ended; told {self.told}, waited for {items}"
 
@@ -89,7 +89,7 @@ class Listener:
 
 
 async def publish(port: int, what: str, *, times: int = 1, headers: Mapping[str, str] | None = None) -> int:
-    """Change something at a server; gives the process that did it."""
+    """Change something at a server; returns the process that did it."""
     body, own = modern("tools/call", {"name": "change", "arguments": {"what": what, "times": times}})
     answer = await Peer(port=port, headers=dict(headers or {})).ask("POST", body, headers=own)
     result = result_of(answer)

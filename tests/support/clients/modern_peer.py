@@ -25,7 +25,7 @@ _ENDS = ("completed", "failed", "cancelled")
 
 @dataclass(kw_only=True)
 class CallPeer(Peer):
-    """Somebody who calls tools. Each request has an id of its own."""
+    """A client that calls tools. Each request has an id of its own."""
 
     capabilities: Mapping[str, Any] = field(default_factory=dict)
     """What it declares with every request that says nothing else."""
@@ -80,7 +80,7 @@ class CallPeer(Peer):
         return result_of(await self.rpc("tasks/cancel", {"taskId": task}))
 
     async def until_asked(self, task: str, *, count: int = 1, other_than: Mapping[str, Any] | None = None) -> Json:
-        """Poll until a task asks so many questions, under keys that were not there before; gives its requests."""
+        """Poll until a task asks so many questions, under new keys; returns its questions."""
         while True:
             view = await self.get(task)
             assert view["status"] not in _ENDS, view
@@ -90,14 +90,14 @@ class CallPeer(Peer):
             await asyncio.sleep(0.01)
 
     async def until_over(self, task: str) -> Json:
-        """Poll until a task has ended; gives it as it ended."""
+        """Poll until a task has ended; returns its last view."""
         while (view := await self.get(task))["status"] not in _ENDS:
             pass
         return view
 
 
 def call_params(tool: str, arguments: Mapping[str, Any] | None, options: dict[str, Any]) -> Json:
-    """The params of a call; takes what it needs of the options away."""
+    """Return the params of a call, and remove the options that they need."""
     params: Json = {"name": tool, "arguments": dict(arguments or {}), **options.pop("params", {})}
     if (key := options.pop("key", None)) is not None:
         params["_meta"] = {**params.get("_meta", {}), KEY: key}

@@ -1,7 +1,7 @@
 """Clients that hold calls, events and asks while a database server fails, and one judge of what they got.
 
 A client keeps its session's id and its positions, and nothing else. Whenever a connection ends, it comes back with the
-position of that stream, at one node or the other, until it has an answer, or is told that there is none.
+position of that stream, at one node or the other, until it has an answer, or learns that there is none.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Told:
     """What no promise allows."""
     _at: int = 0
     told_gone: set[int] = field(default_factory=set)
-    """Numbers of events that the client was told to be gone."""
+    """Numbers of events that a gap has reported as gone."""
     position: str = ""
     refused: Message | None = None
-    """The refusal that told the client that there is nothing to come back to, and its status."""
+    """The refusal of the position, and its status."""
 
     @property
     def messages(self) -> list[Message]:
@@ -103,7 +103,7 @@ class Told:
         self.events.append((position, message))
 
     def judge(self) -> None:
-        """Nothing twice, nothing out of order, nothing lost in silence, one answer, and nothing behind it."""
+        """Nothing twice, nothing out of order, nothing lost in silence, one answer, and nothing after it."""
         assert self.faults == [], (self.name, self.events, self.gaps)
         if self.request is not None:
             assert self.progress == sorted({*self.progress}), (self.name, self.progress)
@@ -129,7 +129,7 @@ class Survivor:
     # Holding
 
     async def call(self, tool: str, *, id: int, at: int = 0, **arguments: Any) -> Told:  # noqa: A002
-        """Begin a call at a node; gives what comes of it once the call runs there."""
+        """Begin a call at a node; returns the call once it runs there."""
         told = Told(name=f"{tool} {id}", request=id)
         wire = await self.peers[at].call(tool, id=id, token=id, **arguments)
         await self._read_one(told, wire)
@@ -224,7 +224,7 @@ class Survivor:
     # Judging
 
     async def ended(self) -> None:
-        """Wait until each call has its answer, or the client was told that there is none."""
+        """Wait until each call has its answer, or its client knows that there is none."""
         await until(lambda: all(told.is_over for told in self.streams if told.request is not None))
 
     async def aclose(self) -> None:
@@ -246,7 +246,7 @@ def accepting(text: str) -> Message:
 
 
 class Ledger:
-    """What a store on PostgreSQL has, seen from beside it."""
+    """Reads what a PostgreSQL store holds, over a connection of its own."""
 
     def __init__(self, url: str, schema: str = "s") -> None:
         self._url = url
@@ -278,7 +278,7 @@ class Ledger:
         for told in (told for survivor in survivors for told in survivor.streams):
             for position, message in told.events:
                 if position.seq in told.told_gone and not whole:
-                    continue  # the client was told that it does not know this number
+                    continue  # a gap has reported this number
                 self._judge_event(told, position, message, whole=whole)
 
     def _judge_event(self, told: Told, position: Position, message: Message, *, whole: bool) -> None:

@@ -66,7 +66,7 @@ class Parser:
         self._left = 0
 
     def feed(self, data: bytes) -> bytes:
-        """Take bytes from the socket; gives those of the body."""
+        """Read bytes from the socket; returns those of the body."""
         self._buffer += data
         body = bytearray()
         while not self.complete and self._step(body):
@@ -105,7 +105,7 @@ class Parser:
         return bool(piece)
 
     def _next_chunk(self) -> bool:
-        # The line end behind a chunk's bytes comes before the next one's size.
+        # The line end after a chunk's bytes comes before the next chunk's size.
         text = bytes(self._buffer).removeprefix(b"\r\n")
         size, end, rest = text.partition(b"\r\n")
         if not end or text == b"" or (self._buffer[:1] == b"\r" and len(self._buffer) < 2):
@@ -150,7 +150,7 @@ class Exchange:
         await self.send(data)
 
     async def read(self, most: int = CHUNK) -> bool:
-        """Take some bytes from the socket; tells whether the response goes on."""
+        """Read some bytes from the socket; returns whether the response continues."""
         if self.ended or self.parser.complete:
             return False
         if self._paused:
@@ -169,7 +169,7 @@ class Exchange:
         return not (self.ended or self.parser.complete)
 
     async def bytes(self, most: int) -> bytes:
-        """Take some bytes from the socket as they are."""
+        """Read some bytes from the socket as they are."""
         return await self._reader.read(most)
 
     async def head(self) -> int:
@@ -179,7 +179,7 @@ class Exchange:
         return self.parser.status
 
     async def until_messages(self, count: int) -> list[dict[str, Any]]:
-        """Read until so many messages are there."""
+        """Read until so many messages have arrived."""
         while len(self.messages) < count and await self.read():
             pass
         return self.messages
@@ -234,7 +234,7 @@ class Exchange:
 
 @dataclass(kw_only=True)
 class Peer:
-    """Somebody who speaks to a server at a port of this machine."""
+    """A client of a server at a port of this machine."""
 
     port: int
     headers: dict[str, str] = field(default_factory=dict)
@@ -312,7 +312,7 @@ class Peer:
 
 @dataclass(kw_only=True)
 class SessionPeer(Peer):
-    """Somebody who has a session."""
+    """A client that has a session."""
 
     id: str
     calls: int = 0
@@ -330,7 +330,7 @@ class SessionPeer(Peer):
         return await self.ask("POST", self.call_body(tool, id=id, **arguments))
 
     async def resume(self, position: str) -> Exchange:
-        """Go on behind a position; without one, the standalone stream."""
+        """Resume after a position; without one, read the standalone stream."""
         return await self.begin("GET", headers={"last-event-id": position})
 
     async def delete(self) -> Answer:
@@ -370,6 +370,6 @@ def progress(messages: list[dict[str, Any]]) -> list[int]:
 
 
 def text_of(response: dict[str, Any]) -> str:
-    """What a tool has said in its result."""
+    """Return the text of a tool's result."""
     text: str = response["result"]["content"][0]["text"]
     return text

@@ -22,7 +22,7 @@ from tests.support.stores import postgres
 #: The states in which a row of the ledger has its answer.
 ENDED = ("answered", "cancelled", "settled")
 
-#: A server that does not die gives the rest at the first.
+#: A server that does not die sends the rest at the first attempt.
 MOST_RESUMES = 3
 
 
@@ -66,7 +66,7 @@ class Told:
         return [position for position in found if position is not None]
 
     async def read(self, exchange: Exchange) -> bool:
-        """Take what has come, and wait for more; tells whether there may be more."""
+        """Read what has come, and wait for more; returns whether there may be more."""
         before = len(exchange.events)
         more = await exchange.read()
         self.events += [event for event in exchange.events[before:] if event.data]
@@ -89,7 +89,7 @@ class Told:
         raise AssertionError(f"{self.name} has no answer; refused with {self.refused}")
 
     def assert_whole(self) -> None:
-        """Each event once and in order, none missing in between, nothing behind the answer (promises 2 and 3)."""
+        """Each event once and in order, none missing in between, nothing after the answer (promises 2 and 3)."""
         places = [(position.stream, position.seq) for position in self.positions]
         first = places[0][1] if places else 1
         assert places == [(places[0][0], first + number) for number in range(len(places))], (self.name, places)
@@ -101,7 +101,7 @@ class Told:
 
 
 Rows = Callable[..., list[tuple[Any, ...]]]
-"""Runs a query on a log, and gives its rows."""
+"""Runs a query on a log, and returns its rows."""
 
 #: All events of a log, under one name: on PostgreSQL final answers have a table of their own.
 _ENTRY = {
@@ -115,7 +115,7 @@ _ENTRY = {
 
 @contextlib.contextmanager
 def looking(address: str) -> Iterator[Rows]:
-    """Look into the log at an address, as it is committed now."""
+    """Read the log at an address, as it is committed now."""
     kind, _, place = address.partition(":")
     if kind == "sqlite":
         with contextlib.closing(sqlite3.connect(f"file:{place}?mode=ro", uri=True)) as connection:
@@ -143,7 +143,7 @@ def assert_sound(address: str) -> None:
         else:
             kept = "SELECT count(*) FROM entry WHERE stream = key AND seq > trimmed"
             assert rows(f"SELECT id FROM stream WHERE last - trimmed <> ({kept})") == []
-            tables += ["forward", "sender"]  # events and answers go with their slots, later than their stream
+            tables += ["forward", "sender"]  # events and answers are deleted with their slots, later than their stream
         for table in tables:
             orphans = f"SELECT count(*) FROM {table} WHERE stream NOT IN (SELECT key FROM stream)"
             assert rows(orphans) == [(0,)], table

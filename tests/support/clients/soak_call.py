@@ -22,7 +22,7 @@ ASK = "elicitation/create"
 #: The tools that ask. Each is answered with its own question, which is the key of its call.
 ASKING = ("ask", "inquire")
 
-#: Seconds before another attempt where nobody answered: a server that was killed is back in one or two.
+#: Seconds before another attempt where no server answered: a server that was killed is back in one or two.
 PAUSE = 0.05
 #: Attempts before a request counts as hung: a minute.
 ATTEMPTS = 1200
@@ -90,7 +90,7 @@ class Call:
         del self.visit.visitor.open[self.key]
 
     async def post(self, body: bytes) -> bool:
-        """Send it. A request that nobody answered is not sent again: it may have been accepted."""
+        """Send the request. One without an answer is not sent again, because it may have been accepted."""
         for _ in range(ATTEMPTS):
             try:
                 exchange = await self.visit.elsewhere().begin("POST", body)

@@ -1,6 +1,6 @@
 """One client of the soak: it opens sessions, calls, loses connections, moves between servers and counts what it got.
 
-It keeps positions and nothing else. Whatever it meets that no promise allows goes into the report as a fault.
+It keeps positions and nothing else. Everything that it meets and no promise allows is a fault of the report.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Visit:
         self.notices = itertools.count(1)
         self.announced: set[int] = set()
         self.certain: set[int] = set()
-        """Notices of calls that said they sent them."""
+        """Notices of the calls that have reported sending them."""
         self.elsewhere_told: set[tuple[int, int]] = set()
         """Progress, by token and number, that did not come on its call's stream: it is on this one then (R5)."""
 
@@ -183,7 +183,7 @@ class Visit:
         return self.send(json.dumps({"jsonrpc": "2.0", "id": said["id"], "result": result}).encode())
 
     async def read_some(self, told: Told, exchange: Exchange, on_message: Callable[[Any], None] | None = None) -> int:
-        """Read until the connection ends, is lost, or is cut by us; gives the status."""
+        """Read until the connection ends, is lost, or is cut by this client; returns the status."""
         patience = self.choice.choice([1, 2, 3, 5, 8, 1000, 1000])
         begun = len(told.events)
         async with exchange:

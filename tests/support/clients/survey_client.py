@@ -1,7 +1,7 @@
 """One client's story that has everything in it, and the judgement on what came of it (promises 1 to 5).
 
 The tool `survey` reports progress, sends a notice to the standalone stream, asks, and reports progress again. Its
-client opens a session and calls at one node, loses its connection, and goes on through another one: it resumes and
+client opens a session and calls at one node, loses its connection, and continues through another one: it resumes and
 answers there. At the end it reads everything once more. It keeps positions and nothing else, and comes back wherever it
 is refused for the moment.
 """
@@ -39,7 +39,7 @@ PATIENCE = 60
 OUTCOME_UNKNOWN = -31001
 
 HALF = 3
-"""Reports of progress before the question, and as many behind it."""
+"""Reports of progress before the question, and as many after it."""
 
 
 class Reply(BaseModel):
@@ -237,7 +237,7 @@ async def assert_sound(store: Store, client: Client, *, is_known: bool = True) -
     [answer] = client.call.answers
     if is_known or "result" in answer:
         assert answer["result"]["content"][0]["text"] == f"reply to {client.key}"
-        # What a call says while it has no reader is for the standalone stream's (R5).
+        # What a call sends while it has no reader is for the reader of the standalone stream (R5).
         parts = client.call.progress, client.standalone.progress
         assert sorted(itertools.chain(*parts)) == list(range(1, 2 * HALF + 1)), parts
         assert [sorted(part) for part in parts] == list(parts), parts

@@ -65,7 +65,7 @@ class TaskClient:
         return await self.balancer.begin((body, headers))
 
     async def ask(self, method: str, params: Message, *, id: int | str = 1) -> Message:  # noqa: A002
-        """Send one request; gives the response to it. Raises `Broken`."""
+        """Send one request; returns the response. Raises `Broken`."""
         async with await self.begin(method, params, id=id) as exchange:
             return response_in(exchange, await exchange.answer())
 
@@ -87,7 +87,7 @@ class TaskClient:
         return await self.ask("tools/call", call_params(tool, under, **arguments))
 
     async def task(self, tool: str, *, under: str | None = None, **arguments: Any) -> str:
-        """Call a tool; gives the id of the task that it has become."""
+        """Call a tool; returns the id of the task that the call has become."""
         response = await self.call(tool, under=under, **arguments)
         assert response.get("result", {}).get("resultType") == "task", response
         task_id: str = response["result"]["taskId"]

@@ -1,4 +1,4 @@
-"""Whoever holds resume tokens, as the broker sees it over HTTP: it repairs nothing and keeps nothing by itself."""
+"""A client of the resume broker over HTTP. It repairs nothing and keeps nothing by itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Holder:
         self.bearer = bearer
 
     async def send(self, action: str, body: Any, *, method: str = "POST", **headers: str) -> httpx2.Response:
-        """Any request to the broker. A body of bytes goes as it is."""
+        """Send any request to the broker. A body of bytes is sent as it is."""
         names = {"content-type": "application/json"} | {n.replace("_", "-"): value for n, value in headers.items()}
         if self.bearer is not None:
             names["authorization"] = f"Bearer {self.bearer}"

@@ -96,7 +96,7 @@ class Wire:
             self._ready += self._decoder.feed(chunk)
 
     async def drop(self) -> None:
-        """Close the connection, as a client that goes away."""
+        """Close the connection, as a client that leaves."""
         await self._response.aclose()
 
 

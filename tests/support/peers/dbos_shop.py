@@ -1,5 +1,5 @@
 """The shop's tool as a workflow of DBOS on a SQLite file: `python -m tests.support.peers.dbos_shop`, in an environment
-that has DBOS. A second process goes on with the workflow, and prints what came of it."""
+that has DBOS. A second process continues the workflow, and prints its outcome."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Cluster:
         return self.servers[-1]
 
     async def start(self, *, port: int = 0, argv: Sequence[str] = SERVE) -> Served:
-        """One process more, of another release if its command is given; nobody is sent to it yet."""
+        """One process more, of another release if its command is given; no client is sent to it yet."""
         served = await self._stack.enter_async_context(serving(self.target, *self._options, port=port, argv=argv))
         self.servers.append(served)
         return served
@@ -41,7 +41,7 @@ class Cluster:
         await self.restart()
 
     async def kill(self) -> None:
-        """Kill the server; who comes from now on waits at the proxy's door for the next one.
+        """Kill the server. Clients that connect from now on wait at the proxy for the next one.
 
         That is what a service manager does that owns the socket, or a balancer that waits for its only server. So what
         is tested does not depend on how fast this machine starts a process.
@@ -58,7 +58,7 @@ class Cluster:
         served.process.send_signal(signal.SIGTERM)
 
     def rows(self, query: str, *values: object) -> list[tuple[object, ...]]:
-        """Look into the store, as it is committed now."""
+        """Read the store, as it is committed now."""
         with looking(self.address) as rows:
             return rows(query, *values)
 
@@ -78,8 +78,8 @@ class Cluster:
 async def cluster(
     place: Path | str, *options: str, processes: int = 1, target: str = GATE_FILE_TOOLS
 ) -> AsyncIterator[Cluster]:
-    """So many processes and a proxy that sends each connection to the next of them. The store is a SQLite file, or
-    what is at an address. `target`: a server, or the address of one behind a gateway."""
+    """Start so many processes, and a proxy that sends each connection to the next of them. The store is a SQLite file,
+    or the one of an address. `target`: a server, or the address of one behind a gateway."""
     async with AsyncExitStack() as stack:
         it = Cluster(place if isinstance(place, str) else f"sqlite:{place}", target, options, stack)
         for _ in range(processes):

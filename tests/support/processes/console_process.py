@@ -31,13 +31,13 @@ Json = dict[str, Any]
 
 @dataclass(kw_only=True)
 class Live:
-    """A live view: what it has sent so far, and what it sends next."""
+    """A live view: the objects that it has sent so far, and those that it sends next."""
 
     exchange: Exchange
     seen: list[Json] = field(default_factory=list)
 
     async def until(self, is_wanted: Callable[[Json], bool]) -> Json:
-        """Read until an object comes that is wanted; gives it."""
+        """Read until an object comes that is wanted; returns it."""
         async with asyncio.timeout(WAIT_SECONDS):
             while True:
                 while len(self.seen) < len(self.exchange.messages):
@@ -50,7 +50,7 @@ class Live:
         return await self.until(lambda one: one["what"] == what)
 
     async def ended(self) -> bool:
-        """Whether the console has ended it; waits for that."""
+        """Wait for the end; returns whether the console has ended the view."""
         while await self.exchange.read():
             pass
         return self.exchange.parser.complete

@@ -1,7 +1,7 @@
 """Where servers die: functions of the product and edges of them, as data (`crash_child` says how they are met).
 
 A function that waits is left each time it does, and entered each time it goes on. The driver of PostgreSQL waits twice
-for a statement that it sends for the first time on a connection: to prepare it, and for what it gives.
+for a statement that it sends for the first time on a connection: to prepare it, and for its rows.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ POINTS = {
 SQLITE_POINTS = {
     "in the transaction of the row": at(STEPS, "StreamSteps.open_stream", "leave"),
     "in the transaction of the first events": at(STEPS, "StreamSteps.append", "leave"),
-    # The next one is reached with the answer's event written and the stream sealed: the row's end comes behind it.
+    # The next one is reached with the answer's event written and the stream sealed: the row's end comes after it.
     "between the answer and the end of its row": at(STEPS, "StreamSteps.append", "within"),
     "behind the last statement, before the commit": at(STEPS, "StepWriter.apply", "leave", 5),
 }

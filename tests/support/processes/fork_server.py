@@ -1,9 +1,9 @@
 """Starts Python programs in a twentieth of a second: `python -m tests.support.processes.fork_server FD`.
 
 Importing the SDK takes a second of processor time, far longer than most of what tests do with a server of their own.
-So it is done once here, and each program is a fork that goes on as `python -m MODULE ARGUMENTS` would, from an
+So it is done once here, and each program is a fork that continues as `python -m MODULE ARGUMENTS` would, from an
 empty module `__main__` to the interpreter's own end. FD is a socket on which orders arrive, each with four files: the
-program's three standard ones, and one that is told `PID` at the start and the exit status at the end, a line each.
+program's three standard ones, and one that gets `PID` at the start and the exit status at the end, a line each.
 
 This process has one thread, opens nothing and serves nothing. When the socket is closed, it ends, and so do the
 programs that are left.
@@ -25,7 +25,7 @@ import sys
 import threading
 from typing import Any
 
-from tests.support.processes.made_servers import MadeServers
+from tests.support.processes.preloaded_servers import PreloadedServers
 
 #: Imported before the fork, so that no program has to.
 PRELOADED = (
@@ -60,15 +60,15 @@ Order = tuple[dict[str, Any], list[int]]
 
 
 def main(orders: socket.socket) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     for name in PRELOADED:
         importlib.import_module(name)
-    made = MadeServers()
-    sys.meta_path.insert(0, made)
+    preloaded = PreloadedServers()
+    sys.meta_path.insert(0, preloaded)
     running: dict[int, tuple[int, int]] = {}
     with selectors.DefaultSelector() as selector:
         selector.register(orders, selectors.EVENT_READ)
-        order = _carry_out(orders, selector, running, made)
+        order = _carry_out(orders, selector, running, preloaded)
     if order is None:
         for pid, _ in running.values():
             os.kill(pid, signal.SIGKILL)
@@ -79,7 +79,10 @@ def main(orders: socket.socket) -> None:
 
 
 def _carry_out(
-    orders: socket.socket, selector: selectors.BaseSelector, running: dict[int, tuple[int, int]], made: MadeServers
+    orders: socket.socket,
+    selector: selectors.BaseSelector,
+    running: dict[int, tuple[int, int]],
+    preloaded: PreloadedServers,
 ) -> Order | None:
     """Fork for each order until there are no more. In the fork: returns the order that it is for."""
     while True:
@@ -90,9 +93,9 @@ def _carry_out(
                 continue
             if (order := _take(orders)) is None:
                 return None
-            made.keep(order[0]["arguments"])
+            preloaded.keep(order[0]["arguments"])
             gc.collect()
-            gc.freeze()  # no program looks through what it did not make, nor copies its pages for that
+            gc.freeze()  # no program collects objects that it did not make, nor copies their pages for that
             if (pid := os.fork()) == 0:
                 return order
             ending = os.pidfd_open(pid)
@@ -106,7 +109,7 @@ def _take(orders: socket.socket) -> Order | None:
 
 
 def _tell_start(pid: int, files: list[int]) -> int:
-    """Leave the files to the program; gives the one on which its end is told."""
+    """Leave the files to the program; returns the one to which its end is written."""
     *standard, status = files
     for file in standard:
         os.close(file)

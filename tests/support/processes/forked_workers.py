@@ -1,11 +1,11 @@
 """`perdure ARGUMENTS` with workers that start at once: `python -m tests.support.processes.forked_workers ARGUMENTS`.
 
 A worker is a new interpreter, and importing the SDK takes it more than a second of processor time. Here it is a fork of
-a process that has everything imported (the spring), and goes on as the new interpreter would: with the sockets, the
+a process that has everything imported (the template), and continues as the new interpreter would: with the sockets, the
 environment, a process group of its own, and nothing of the parent's state. It is the parent's child in every respect:
-the process between the spring and the worker ends at once, and the parent takes over what it leaves.
+the process between the template and the worker ends at once, and the parent adopts the worker.
 
-The spring is a child of the parent as well; its name tells it apart (`is_spring`). It ends when the parent does.
+The template is a child of the parent as well, with a name of its own (`is_template`). It ends when the parent does.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from perdure.serve import worker_pool
 from perdure.serve.worker_pool import VARIABLE, Worker
 from tests.support.processes.starting import LONGEST_ORDER
 
-SPRING = "spring"
+TEMPLATE = "template"
 _NAME = Path("/proc/self/comm")
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def is_spring(pid: int) -> bool:
+def is_template(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip() == SPRING
-    except OSError:  # it has ended, or the system has no such files, and then no spring
+        return Path(f"/proc/{pid}/comm").read_text().strip() == TEMPLATE
+    except OSError:  # it has ended, or the system has no such files, and then no template
         return False
 
 
@@ -70,7 +70,7 @@ def main() -> None:
     orders, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         orders.close()
-        order = _spring(its)
+        order = _template(its)
         if order is not None:
             _become(*order)
         return
@@ -91,10 +91,10 @@ def main() -> None:
     _run("perdure", sys.argv[1:])
 
 
-def _spring(orders: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+def _template(orders: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Fork for each order until the parent is gone. In the fork: returns the order that it is for."""
     name = _NAME.read_text()
-    _NAME.write_text(SPRING)
+    _NAME.write_text(TEMPLATE)
     for sig in (signal.SIGINT, signal.SIGHUP):  # for the parent
         signal.signal(sig, signal.SIG_IGN)
     while True:

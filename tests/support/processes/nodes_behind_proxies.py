@@ -18,7 +18,7 @@ from tests.support.clients.survey_client import Client, assert_sound, new_server
 from tests.support.proxies.postgres_proxy import PostgresProxy, Role, postgres_proxy
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.stores.postgres import store_url
-from tests.support.stores.shared import BUSY_SECONDS
+from tests.support.stores.shared_store import BUSY_SECONDS
 
 FAULTS = "the store fails|lease has lapsed|took this node for dead|buried|steps are lost"
 """The errors that nodes log in these stories; any other one fails the test."""
@@ -45,7 +45,7 @@ class Node:
 
 
 class ProxiedNodes:
-    """`look` reads the store by a way of its own."""
+    """`look` reads the store over a connection of its own."""
 
     def __init__(self, url: str, folder: Path, look: PostgresStore, stack: AsyncExitStack) -> None:
         self.url = url

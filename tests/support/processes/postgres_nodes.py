@@ -13,7 +13,7 @@ from tests.support.clients.outage_clients import Ledger, Survivor, Told
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer
 from tests.support.stores.lost_tail import LOST
-from tests.support.stores.shared import BUSY_SECONDS
+from tests.support.stores.shared_store import BUSY_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class PostgresNodes:
         return all([await self.health(number) == status for number in range(len(self.nodes))])
 
     async def health(self, number: int) -> str:
-        """What a node says of itself."""
+        """The health that a node reports."""
         site = self.nodes[number].site
         answer = await site.http.get(f"http://127.0.0.1:{site.port}/healthz")
         return str(answer.json()["status"])

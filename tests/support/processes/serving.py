@@ -29,7 +29,7 @@ PERDURE = (sys.executable, "-m", "perdure", "serve")
 #: How to start a server. The variable lets the same tests run against another one that prints the same ready line.
 SERVE = tuple(shlex.split(os.environ["PERDURE_TEST_SERVE"])) if "PERDURE_TEST_SERVE" in os.environ else PERDURE
 
-#: A line of the log: time, level, action, and the sentence with the ids behind it.
+#: A line of the log: time, level, action, and the sentence with the ids after it.
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ([A-Z]+) +(\S+) +(.*?)(?:  ((?:\w+=\S+ ?)+))?")
 READY = re.compile(r"perdure: serving on (http://127\.0\.0\.1:(\d+)/\S*)")
 #: A process that only imports and binds; generous because several start at once on a small machine.
@@ -160,7 +160,7 @@ async def serving(
         yield served
     finally:
         # Workers would outlive their parent, a store in the current directory would keep the traces of the death, and
-        # what was covered is written at the end.
+        # coverage is written at the end.
         gently = has_workers or "--store" not in options or "COVERAGE_PROCESS_START" in os.environ
         await (served.end() if gently else served.kill())
         if drain is not None:

@@ -17,14 +17,14 @@ from tests.support.processes.serving import Served, serving
 from tests.support.stores.soak_store import SoakedStore
 
 OPTIONS = ("--retry", "100ms", "--drain-timeout", "3s", "--max-sessions", "100000")
-#: What a process says that another one has settled: it ends with status 1, and its supervisor starts another.
+#: The message of a process whose calls another one has settled. It ends with status 1, and its supervisor starts one.
 BURIED = "took this process for dead"
-#: Seconds between two looks at a node.
+#: Seconds between two reads of a node's health.
 LOOK = 0.05
 
 
 class Nodes:
-    """As many processes as the store says, each in its place."""
+    """The serving processes, as many as the store asks for, each in its place."""
 
     def __init__(
         self, stack: AsyncExitStack, store: SoakedStore, ports: Ports, report: Report, target: str = GATE_FILE_TOOLS
@@ -36,7 +36,7 @@ class Nodes:
         self._report = report
         self._places: list[Served] = []
         self._ended: list[Served] = []
-        """Those of which it is known that they have ended, and why."""
+        """The servers whose end was noticed."""
         self._paused: list[Served] = []
 
     async def start(self) -> None:
@@ -67,7 +67,7 @@ class Nodes:
             self._report.fault("refused", f"a server asked to stop ended with {status}: {served.output[-3:]}")
 
     async def pause(self, place: int, seconds: float) -> None:
-        """Stop a process for a while (SIGSTOP). It goes on, or ends because others have settled its calls."""
+        """Stop a process for a while (SIGSTOP). It continues, or ends because others have settled its calls."""
         served = self._places[place]
         self._report.counts["pauses"] += 1
         served.send(signal.SIGSTOP)
@@ -79,7 +79,7 @@ class Nodes:
             self._paused.remove(served)
 
     def children(self) -> set[psutil.Process]:
-        """The processes that those which live have started."""
+        """The children of the living processes."""
         found: set[psutil.Process] = set()
         for served in self._places:
             with contextlib.suppress(psutil.NoSuchProcess):

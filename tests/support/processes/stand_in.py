@@ -1,8 +1,8 @@
 """Stands in for a Python program that another program starts: `python -I -S stand_in.py SOCKET MODULE ARGUMENTS`.
 
-What a test does not start itself it cannot have forked from its forge. So the other program starts this one, which
-imports next to nothing: it gives its files, folder and environment to the test (`starting.stand_ins`), and ends as the
-program does that the forge then starts with them.
+A test cannot have its fork server start a program that another program starts. So the other program starts this one,
+which imports almost nothing. It sends its files, folder and environment to the test (`starting.stand_ins`), and ends as
+the program does that the fork server then starts with them.
 """
 
 from __future__ import annotations

@@ -127,12 +127,12 @@ def fork(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> int:
-    """Give its three standard files to a program; gives the file on which the forge tells its pid and its end."""
+    """Start a program with its three standard files; returns the file for its pid and its end."""
     status, status_end = os.pipe()
     folder = str(cwd or Path.cwd())
     order = {"module": module, "arguments": arguments, "folder": folder, "environment": environment(env)}
     try:
-        socket.send_fds(_forge()[0], [json.dumps(order).encode()], [*files, status_end])
+        socket.send_fds(_fork_server()[0], [json.dumps(order).encode()], [*files, status_end])
     finally:
         for file in (*files, status_end):
             os.close(file)
@@ -140,8 +140,8 @@ def fork(
 
 
 @cache
-def _forge() -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """The forge of this process, which ends with it, and the socket on which it takes orders."""
+def _fork_server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Return the fork server of this process, which ends with it, and the socket on which it takes orders."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
         process = subprocess.Popen(
@@ -155,13 +155,13 @@ def _forge() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     return ours, process
 
 
-def _end(orders: socket.socket, forge: subprocess.Popen[bytes]) -> None:
+def _end(orders: socket.socket, fork_server: subprocess.Popen[bytes]) -> None:
     orders.close()
-    forge.wait()
+    fork_server.wait()
 
 
 class _Forked:
-    """A child of the forge."""
+    """A child of the fork server."""
 
     def __init__(
         self,

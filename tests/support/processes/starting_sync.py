@@ -19,7 +19,7 @@ Env = Mapping[str, str] | None
 
 
 class Forked:
-    """A child of the forge, with what tests need of `subprocess.Popen[str]`."""
+    """A child of the fork server, with the part of `subprocess.Popen[str]` that tests need."""
 
     def __init__(self, module: str, *arguments: str, cwd: Path | None, env: Env, errors: int | None) -> None:
         its_input, our_input = os.pipe()

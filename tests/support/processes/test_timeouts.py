@@ -1,4 +1,4 @@
-"""A test that waits for ever fails by its timeout, and the run goes on."""
+"""A test that waits for ever fails by its timeout, and the run continues."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ Of HTTP it knows the method at the head of a request, and how a Server-Sent Even
 "lose the GET" or "lose the connection after the fourth message". Three ways to lose one:
 
 - both ends learn it (`Loss.BOTH`): a reset, as when a process in the middle dies;
-- only the client learns it (`Loss.CLIENT`): the server goes on believing in the connection, as after a lost network;
-- nobody learns it (`hold`): bytes stop, and nothing is closed, as behind a firewall that forgot the flow.
+- only the client learns it (`Loss.CLIENT`): the server continues to believe in the connection, as after a lost network;
+- neither side learns it (`hold`): bytes stop, and nothing is closed, as behind a firewall that forgot the flow.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MESSAGE = re.compile(rb"data: ?\{[^\n]*\n(?:[^\r\n][^\n]*\n)*\r?\n")
 
 
 class Loss(enum.Enum):
-    """Who learns of a lost connection."""
+    """The sides that learn of a lost connection."""
 
     BOTH = "both"
     CLIENT = "client"
@@ -76,9 +76,9 @@ class _Link:
 
 
 class CuttingProxy:
-    """Forwards connections to `127.0.0.1:upstream` until told otherwise; see the module for the ways to lose them.
+    """Forwards connections to `127.0.0.1:upstream` until a test loses them; the module lists the ways.
 
-    With several upstreams each new connection goes to the next of them, as behind a balancer that knows no sessions.
+    With several upstreams each new connection is led to the next of them, as behind a balancer that knows no sessions.
     """
 
     def __init__(self, *upstreams: int) -> None:
@@ -118,18 +118,18 @@ class CuttingProxy:
     ) -> Mark:
         """Lose the connection that carries `what` to the client: n messages, or a pattern for the n-th time.
 
-        Counting begins now. The byte that completes it still goes out, the one after it does not. Each mark is passed
+        Counting begins now. The byte that completes it is still sent, the one after it is not. Each mark is passed
         once; several are passed in the order in which they were asked for.
         """
         return self._mark(what, times, only, loss)
 
     def passing(self, what: int | bytes | re.Pattern[bytes], *, times: int = 1, only: str | None = None) -> Mark:
-        """Tell when a connection has carried `what` to the client; as `cut_after`, but nothing is lost."""
+        """Return a mark that is passed when a connection has carried `what` to the client. Nothing is lost."""
         return self._mark(what, times, only, None)
 
     def hold(self) -> None:
         """Forward nothing more in either direction and close nothing; new connections are accepted and held as well,
-        so that they meet whatever server is there at the release."""
+        so that they reach the server that exists at the release."""
         self._flowing.clear()
 
     def release(self) -> None:
@@ -201,7 +201,7 @@ class CuttingProxy:
             while data := await reader.read(CHUNK):
                 await self._flowing.wait()
                 if link not in self._links:
-                    return  # lost: what the server goes on sending is for nobody
+                    return  # lost: no client reads what the server sends from now on
                 mark, data = self._reached(link, data)
                 link.client.write(data)
                 self._note_answer(link)

@@ -98,7 +98,7 @@ class PostgresProxy:
         self.requests: list[Role] = []
         #: It says another number for the server's process than that has, by which poolers are known.
         self.is_pooler = False
-        #: Seconds by which what goes to the server is late.
+        #: Seconds by which bytes to the server are late.
         self.delay = 0.0
         self._links: set[Link] = set()
         self._lost: set[Link] = set()
@@ -115,7 +115,7 @@ class PostgresProxy:
         return f"{head}{at}127.0.0.1:{self.port}/{rest.partition('/')[2]}"
 
     def links(self, *roles: Role) -> list[Link]:
-        """The connections that are open and as they should be."""
+        """The connections that are open and undisturbed."""
         return [link for link in self._links if link.role in (roles or EVERY) and not link.swallowed]
 
     def count(self, role: Role) -> int:
@@ -124,7 +124,7 @@ class PostgresProxy:
     # Losing
 
     def cut(self, *roles: Role) -> int:
-        """Lose the connections of these roles now, or all; gives how many."""
+        """Lose the connections of these roles now, or all; returns how many."""
         links = self.links(*roles)
         for link in links:
             self._lose(link)

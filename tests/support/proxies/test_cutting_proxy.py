@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 @dataclass(kw_only=True)
 class Upstream:
-    """A server that says what it is told to on each of its connections."""
+    """A server that sends the given bytes on each of its connections."""
 
     port: int = 0
     connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """Tools that ask their client something: `perdure serve tests.support.servers.asking_tools:server`.
 
-Each notes when it begins, and what it was told, in a file of the test (`log`), as the tools of
+Each notes when it begins, and the answers that it got, in a file of the test (`log`), as the tools of
 `gate_file_tools` do: so a test counts effects over all processes.
 """
 
@@ -98,7 +98,7 @@ async def roots(ctx: Context) -> str:
 
 @server.tool()
 async def try_to_ask(ctx: Context) -> str:
-    """Ask, and tell what comes of it if the client cannot be asked."""
+    """Ask, and return the outcome if the client cannot be asked."""
     try:
         return await _elicit("Well?", ctx)
     except MCPError as refused:

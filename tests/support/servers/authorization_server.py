@@ -62,9 +62,9 @@ class AuthorizationServer:
     metadata: dict[str, Any] = field(default_factory=dict)
     """Replaces members of the metadata."""
     answers: dict[str, Callable[[], Response]] = field(default_factory=dict)
-    """Answers in place of its own, by their paths."""
+    """Answers that replace the server's own, by path."""
     asked: Counter[str] = field(default_factory=Counter)
-    """Requests, by their paths."""
+    """Requests, by path."""
     life: int = 3600
     behind: int = 0
     """Seconds by which its clock is behind."""

@@ -93,7 +93,7 @@ async def gate(name: str) -> str:
 
 @server.tool()
 async def open_gate(name: str) -> str:
-    """Open the gate, for those who wait there and those who will come."""
+    """Open the gate for the calls that wait at it, and for all later ones."""
     _gates[name].set()
     return f"opened {name}"
 
@@ -130,7 +130,7 @@ async def boom(message: str = "boom", code: int = 0) -> str:
 
 @server.tool(annotations=READ_ONLY)
 async def whoami(ctx: Context, header: str = "user-agent") -> dict[str, str | None]:
-    """Who calls: the subject and client of the access token, and one header of the HTTP request."""
+    """Return the caller: the subject and client of the access token, and one header of the HTTP request."""
     token = get_access_token()
     return {
         "subject": token.subject if token else None,

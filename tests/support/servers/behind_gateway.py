@@ -65,7 +65,7 @@ async def upstream_over_stdio(server: MCPServer | Server[Any], folder: Path) -> 
             accepting.cancel()
             for task in served:
                 task.cancel()
-            await asyncio.wait({accepting, *served}, timeout=1)  # a tool may block a thread, which nobody can cancel
+            await asyncio.wait({accepting, *served}, timeout=1)  # a tool may block a thread, which cannot be cancelled
 
 
 async def _serve(server: Server[Any], lender: socket.socket) -> None:

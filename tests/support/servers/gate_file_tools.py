@@ -27,7 +27,7 @@ server = MCPServer("gate_file_tools", version="1", log_level="WARNING")
 READ_ONLY = ToolAnnotations(read_only_hint=True)
 IDEMPOTENT = ToolAnnotations(read_only_hint=False, idempotent_hint=True)
 
-#: Seconds between two looks at a gate: a file that appears wakes nobody.
+#: Seconds between two reads of a gate: a file that appears wakes no task.
 LOOK = 0.005
 
 
@@ -62,7 +62,7 @@ async def pass_gate(gate: str) -> None:
 def note(path: str, key: str) -> None:
     if not path:
         return
-    # One write to a file opened so is whole and at the end, whoever else writes.
+    # One write to a file opened so is whole and at the end, whichever other process writes.
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         os.write(file, f"{key} {os.getpid()}\n".encode())

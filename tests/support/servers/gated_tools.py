@@ -25,7 +25,7 @@ def gate(name: str) -> anyio.Event:
 
 
 def open_gate(name: str) -> None:
-    """Let those through who wait at a gate, and those who will come."""
+    """Let the calls that wait at a gate continue, and all later ones."""
     _gates[name].set()
 
 
@@ -98,7 +98,7 @@ async def babble(size: int) -> str:
 
 @server.tool()
 async def stubborn(gate: str) -> str:
-    """Wait at a gate, and let nobody cancel it."""
+    """Wait at a gate, and cannot be cancelled."""
     with anyio.CancelScope(shield=True):
         await _gates[gate].wait()
     return "done at last"

@@ -1,7 +1,7 @@
 """A Perdure application under uvicorn, in the test's own process and event loop, on a free port of the loopback.
 
-Whatever nobody may do in silence (an error in a log, an exception that no task's owner took) fails the test, unless
-the test said that it expects it.
+What must not happen in silence (an error in a log, an exception that no task's owner has read) fails the test, unless
+the test has declared that it expects it.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from perdure.store import MemoryStore
 from perdure.store.interface import Store
 from tests.support.clients.wire_client import Web
 from tests.support.servers.behind_gateway import IS_EVERYWHERE, upstream_over_stdio
-from tests.support.stores.shared import SharedStore
+from tests.support.stores.shared_store import SharedStore
 
 #: Bytes that the system may keep of what we send, for tests of clients that do not read.
 SMALL_BUFFER = 8192
 #: Seconds in which the requests that still run at a test's end must end; that they do not is a complaint.
 STOP_SECONDS = 30
-#: Seconds between two looks at a state. They grow, because looking often takes the time that the state needs to come.
+#: Seconds between two reads of a state. They grow, because frequent reads take the time that the state needs to come.
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.001, 0.01
 
 
 class Site(Web):
-    """An application that answers, and what a test asks it directly."""
+    """An application that answers, with the parts that tests read directly."""
 
     def __init__(self, app: App, store: Store, port: int) -> None:
         super().__init__(f"http://127.0.0.1:{port}{app.path}")
@@ -96,7 +96,7 @@ async def serve(
 async def under_uvicorn(
     app: ASGIApp, *, small_buffers: bool = False, complaint: str | None = None
 ) -> AsyncIterator[int]:
-    """Serve an ASGI application; gives the port."""
+    """Serve an ASGI application; yields the port."""
     config = uvicorn.Config(app, http=Connection, ws="none", lifespan="on", log_config=None, access_log=False)
     server = _Server(config)
     with _no_complaints(complaint), listen("127.0.0.1", 0) as listener:
@@ -112,7 +112,7 @@ async def under_uvicorn(
             server.should_exit = True
             server.told.set()
             await serving
-            gc.collect()  # the exception of a task that nobody looked at is told when the task goes
+            gc.collect()  # an exception that no code has read is reported when its task is collected
 
 
 async def _run(server: uvicorn.Server, listener: socket.socket) -> None:
@@ -134,7 +134,7 @@ async def until(state: Callable[[], object | Awaitable[object]]) -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn inside a test: the signals stay pytest's, and it stops when it is told, not at its next tick."""
+    """uvicorn inside a test: the signals stay pytest's, and it stops at once, not at its next tick."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -148,7 +148,7 @@ class _Server(uvicorn.Server):
         await self.told.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """The base class's looks ten times a second, and begins with a pause; tests end a thousand servers."""
+        """The base class polls ten times a second, and begins with a pause; tests end a thousand servers."""
         state = self.server_state
         for server in self.servers:
             server.close()

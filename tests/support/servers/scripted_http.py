@@ -1,4 +1,4 @@
-"""An MCP server over HTTP, without an SDK, that does what a test tells it: for all that upstreams do to a gateway.
+"""An MCP server over HTTP, without an SDK, that follows the orders of a test: for all that upstreams do to a gateway.
 
 **In a test**::
 
@@ -6,7 +6,7 @@
         ... server.url ...
         server.lose_sessions(by=400)            # forgets them, and says so with 404, 400, 200 or 503
         server.refuse("tools/call", 502)        # the next such request gets it; `runs=True`: after its tool ran
-        server.open("gate")                     # a tool that waits for the gate goes on
+        server.open("gate")                     # a tool that waits for the gate continues
         server.notify("notifications/tools/list_changed")       # on the standalone streams
 
 **As a process** (to be killed): `python -m tests.support.servers.scripted_http --port 0 --runs FILE --config JSON`
@@ -28,8 +28,8 @@ theirs. Without a step that ends it a tool answers `done`. The steps:
 | `["sleep", 0.1]` | waits for so many seconds |
 | `["diary", path, key]` | adds the line `<key> <pid>` to a file |
 | `["begin"]` | sends the headers of the event stream, before any event |
-| `["cut"]` | breaks the connections that read this call; the tool goes on |
-| `["close"]` | ends them in good order; the tool goes on |
+| `["cut"]` | breaks the connections that read this call; the tool continues |
+| `["close"]` | ends them in good order; the tool continues |
 | `["event", data, id]` | an event as it is given; without `id` it has none |
 | `["answer", text]` | ends the call with this text, in which `$ID` is its id as JSON |
 | `["answer_of", id]` | an answer under another request's id |
@@ -104,7 +104,7 @@ class ScriptedHttp:
         self.primes = False
         """A stream begins with an event that has only an id."""
         self.json = False
-        """Answers with JSON instead of an event stream; what comes before the answer goes to the standalone stream."""
+        """Answers with JSON instead of an event stream; earlier messages are sent on the standalone stream."""
         self.standalone = True
         """Has a standalone stream; without it GET gets 405."""
         self.falls_silent = False
@@ -144,7 +144,7 @@ class ScriptedHttp:
         self._stateless = Session("", Stream("none"))
         self.set(**config)
 
-    # What a test tells the server
+    # Orders of a test
 
     def set(self, **config: Any) -> None:
         for name, value in config.items():
@@ -185,11 +185,6 @@ class ScriptedHttp:
         """Break every connection."""
         for writer in list(self._writers):
             writer.transport.abort()
-
-    def close_streams(self) -> None:
-        """End every response that is a stream, in good order."""
-        for stream in self._streams.values():
-            self._end(stream)
 
     @property
     def methods(self) -> list[str]:

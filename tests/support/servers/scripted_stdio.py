@@ -1,10 +1,10 @@
-"""A session-era MCP server over stdio, without an SDK, that does what it is told. Standard library only.
+"""A session-era MCP server over stdio, without an SDK, that follows orders. Standard library only.
 
     python scripted_stdio.py [SETTING=VALUE ...]          the same settings are read from SCRIPTED_SETTING
 
 Settings, for what it does before and around calls:
 
-    more=FILE          more settings, one in a line, if the file is there
+    more=FILE          more settings, one in a line, if the file exists
     name=TEXT          its name in `serverInfo` ("scripted")
     starts=FILE        append its pid and a line end at each start
     runs=FILE          append the tool's name and a line end at each run of a tool
@@ -13,7 +13,7 @@ Settings, for what it does before and around calls:
     stderr=TEXT        write that to stderr at its start
     banner=TEXT        write that to stdout at its start, as it is, and a line end
     sleep=SECONDS      sleep before it reads anything
-    wait=FILE          wait until that file is there before it reads anything
+    wait=FILE          wait until that file exists before it reads anything
     version=V          answer `initialize` with that version; by default with the client's
     refuse=CODE        answer `initialize` with that error;  silent=1: with nothing;  die=1: by a SIGKILL to itself
     leaves=1           exit after the answer to `initialize`
@@ -27,9 +27,9 @@ Settings, for what it does before and around calls:
     tools=A,B          list these tools besides the usual ones, without hints
     listed=TEXT        answer `tools/list` with that text as the result
     roots=1            ask `roots/list` once it is initialized
-    hold=METHOD,FILE   answer requests of that method once the file is there; until then there is FILE.held
+    hold=METHOD,FILE   answer requests of that method once the file exists; until then FILE.held exists
     one=1              do one thing at a time: a call that waits keeps everything waiting, `ping` too
-    eof=ignore         go on after the end of its input
+    eof=ignore         continue after the end of its input
     term=ignore        ignore SIGTERM
     tree=SECONDS       start a process that sleeps for so long, as a launcher does
 
@@ -41,7 +41,7 @@ next step, unless it is stubborn.
     {"progress": N, "every": S, "size": B}   N notifications, S seconds and B bytes of message each
     {"sleep": S}  {"wait": FILE}             {"hang": true}: for ever  {"freeze": true}: the whole process, for ever
     {"say": TEXT}  {"result": {…}}           what is answered;  {"tool_error": TEXT}, {"error": {"code", "message"}}
-    {"answer": TEXT}                         answer now, and go on with the other steps
+    {"answer": TEXT}                         answer now, and continue with the other steps
     {"stubborn": true}                       answer even if it is cancelled
     {"exit": N}  {"kill": true}              end the process
     {"print": TEXT}  {"half": TEXT}          write to stdout, with and without a line end

@@ -1,4 +1,4 @@
-"""Tools that take their time, or do not stop at all; and which process answers. For tests of ending processes."""
+"""Tools that are slow, or do not stop at all, and a route that names the process. For tests of ending processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ server = MCPServer("stubborn", version="1", log_level="WARNING")
 
 
 def folder() -> Path:
-    """Where a test acts on processes that it did not start itself."""
+    """The folder in which a test acts on processes that it did not start itself."""
     return Path(os.environ.get("STUBBORN_FOLDER", "."))
 
 
@@ -30,7 +30,7 @@ class Answer(BaseModel):
 
 @server.tool()
 async def until_there(name: str, ctx: Context) -> str:
-    """Wait until a file is there; tells when the wait has begun."""
+    """Wait until a file exists; reports progress when the wait has begun."""
     await ctx.report_progress(0)
     while not (folder() / name).exists():  # noqa: ASYNC110 - what is waited for is made by another process
         await anyio.sleep(0.01)

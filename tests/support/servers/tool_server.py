@@ -116,7 +116,7 @@ class ToolServer:
         app.add_notification_handler("notifications/initialized", types.NotificationParams, initialized)
 
     async def update(self, uri: str) -> None:
-        """A resource has changed: whoever subscribed to it here is told."""
+        """A resource has changed: its subscribers here are notified."""
         for session in self.subscribers[uri]:
             await session.send_resource_updated(uri)
 
@@ -239,7 +239,7 @@ class ToolServer:
         return "logged"
 
     async def stubborn(self, gate: str, ctx: Context) -> str:
-        """Do not stop when cancelled, and go on talking and asking."""
+        """Do not stop when cancelled, and continue to send and to ask."""
         with anyio.CancelScope(shield=True):
             self.seen.append("stubborn")
             await self.gates[gate].wait()
@@ -252,7 +252,7 @@ class ToolServer:
         return "too late"
 
     def in_thread(self) -> str:
-        """Block a thread: nobody can cancel that."""
+        """Block a thread, which cannot be cancelled."""
         self.seen.append("in a thread")
         self.thread_gate.wait()
         return "out of the thread"

@@ -1,4 +1,4 @@
-"""Tools that run as tasks, and wait for files: a test says when they go on."""
+"""Tools that run as tasks, and wait for files: a test decides when they continue."""
 
 from __future__ import annotations
 

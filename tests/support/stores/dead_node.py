@@ -1,6 +1,6 @@
-"""A node that exists in the store only: it takes calls on, as a serving process does, and dies when a test says so.
+"""A node that exists in the store only: it accepts calls, as a serving process does, and dies when a test says so.
 
-So a test decides exactly what a dead process leaves behind, and need not start one.
+So a test decides exactly what a dead process leaves, and need not start a process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from perdure.store.records import AskRecord, CallRecord, Event, StreamRecord
 from perdure.store.steps import Append, OpenAsk, OpenStream, Step
 from tests.support.servers.in_process import Site
 from tests.support.servers.tool_server import ToolServer
-from tests.support.stores.shared import SharedStore
+from tests.support.stores.shared_store import SharedStore
 
 Message = dict[str, Any]
 
@@ -48,7 +48,7 @@ class DeadNode:
         return cls(store, node, await store.join(node))
 
     async def die(self) -> None:
-        """As a killed process does: its locks are free, and it has told nobody."""
+        """Die as a killed process does: its locks are free, and no other node was notified."""
         await self.store.aclose()
 
     async def take(
@@ -62,8 +62,8 @@ class DeadNode:
         upstream: UpstreamCall = NOTHING_KEPT,
         answered: bool = False,
     ) -> Left:
-        """Take on the requests of one POST; `said` went to their stream, and `asked` are asks that wait. `answered`:
-        the last of what was said was an early answer."""
+        """Accept the requests of one POST. `said`: the messages on their stream; `asked`: the asks that wait.
+        `answered`: the last message was an early answer."""
         owner = await self.store.session(SessionId(session))
         assert owner is not None
         record = StreamRecord(
@@ -125,7 +125,7 @@ class Left:
         self.last = last
 
     def position(self, seq: int | None = None) -> str:
-        """The event id of what its reader saw last."""
+        """Return the event id that its reader saw last."""
         seq = self.last if seq is None else seq
         return str(Position(kind=Kind.CALL, stream=self.stream, generation=1, seq=seq))
 
@@ -151,7 +151,7 @@ def logged_by_call(line: str) -> Message:
 
 
 class Library(ToolServer):
-    """A tool server with tools that say of themselves that they may run again."""
+    """A tool server with tools that declare that they may run again."""
 
     def __init__(self) -> None:
         super().__init__()

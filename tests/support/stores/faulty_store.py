@@ -19,7 +19,7 @@ from perdure.store.steps import Refusals, Step
 
 T = TypeVar("T")
 
-WRITES = ("commit", "join", "leave", "claim", "reattach", "sweep", "probe", "change_note")
+WRITES = ("commit", "join", "leave", "claim", "reattach", "sweep", "change_note")
 
 
 class Fault(enum.Enum):
@@ -37,7 +37,7 @@ else:
 
 
 class FaultyStore(_Base):
-    """Hands everything on to a real store, unless `writes` or `reads` say otherwise."""
+    """Passes everything on to a real store, unless `writes` or `reads` say otherwise."""
 
     def __init__(self, inner: Store, *, timeout: float = 0.2) -> None:
         self._timeout = timeout
@@ -45,7 +45,7 @@ class FaultyStore(_Base):
         self.writes = Fault.NONE
         self.reads = Fault.NONE
         self.every = 1
-        """Only each so manyth write is faulty. Beats are writes too."""
+        """One of so many writes is faulty. Beats are writes too."""
         self.asked = 0
         """Writes that were asked for."""
         self.ahead = 0.0
@@ -106,7 +106,8 @@ class FaultyStore(_Base):
         return FaultyLiveness(self, inner)
 
     def claim_as_told(self, claim: ClaimState) -> ClaimState:
-        """A store that does not answer does not tell a node that it was buried: its lease tells it to wait."""
+        """Return the claim as the node sees it. A store that does not answer reports no burial, and the lease
+        has the node wait."""
         return ClaimState.FROZEN if claim is ClaimState.BURIED and self.writes is not Fault.NONE else claim
 
     async def open(self) -> None:
@@ -117,7 +118,7 @@ class FaultyStore(_Base):
 
 
 def _handing_on(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method of that name, which asks the real store."""
+    """Return the method of that name, which calls the real store."""
 
     async def write(self: FaultyStore, *arguments: Any, **named: Any) -> Any:
         may_be_late = name in ("commit", "change_note")
@@ -156,7 +157,7 @@ class FaultyClaim(Claim):
 
 
 class FaultyLiveness:
-    """Beats are writes, looking for the dead is a read."""
+    """Beats are writes, an overview is a read."""
 
     def __init__(self, store: FaultyStore, inner: Liveness) -> None:
         self._store = store

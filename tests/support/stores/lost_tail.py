@@ -16,14 +16,14 @@ from perdure.store import MemoryStore, open_store
 from perdure.store.interface import Store
 from perdure.store.postgres.address import parse_address
 from tests.support.stores.postgres import connection, store_url
-from tests.support.stores.shared import ON_POSTGRES, shared_address
+from tests.support.stores.shared_store import ON_POSTGRES, shared_address
 
 LOST = "the store (has lost|fails)"
 """The errors that a loss logs, and the outage around it; any other one fails the test."""
 
 
 class Losing:
-    """A real store, and the way to put it back to an earlier state while it is in use."""
+    """A real store that can be put back to an earlier state while it is in use."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.path = folder / "log.db"
@@ -32,16 +32,17 @@ class Losing:
         self.store: Store = open_store(self.url, busy_timeout=20.0)
 
     def remember(self) -> Callable[[], None]:
-        """Gives what loses all that is written from now on. Beside the event loop for PostgreSQL: see `remember`."""
+        """Return the function that loses all that is written from now on. For PostgreSQL call it outside the event loop
+        (see `remember`)."""
         if isinstance(self.store, MemoryStore):
             return _remember_tables(self.store)
         return remember_file(self.path) if self.url.startswith("sqlite:") else remember_schema(self.url)
 
 
 def remember(path: Path) -> Callable[[], Awaitable[None]]:
-    """Gives what loses all that is written from now on to the store that a path stands for.
+    """Return the function that loses all that is written from now on to the store that a path stands for.
 
-    The event loop goes on meanwhile. Between the driver's two messages for a new statement the server keeps locks on
+    The event loop continues meanwhile. Between the driver's two messages for a new statement the server keeps locks on
     that statement's tables: a wait for the tables would never end if it kept the driver from its second message.
     """
     if not ON_POSTGRES:
@@ -55,7 +56,8 @@ def remember(path: Path) -> Callable[[], Awaitable[None]]:
 
 
 def remember_schema(url: str) -> Callable[[], None]:
-    """All tables get their rows of now back, in one transaction: the nodes are connected to a server that lagged."""
+    """Return the function that puts the present rows of all tables back, in one transaction: the nodes are then
+    connected to a server that lagged."""
     schema = parse_address(url).schema
     kept = f"{schema}_kept"
     with connection(url) as run:
@@ -81,8 +83,8 @@ def remember_schema(url: str) -> Callable[[], None]:
 
 
 def _locked(run: Callable[..., list[object]], tables: list[str]) -> bool:
-    """Begins a transaction that has all tables for itself, or none. One that waited for the second table while it has
-    the first might wait for a commit that waits for the first."""
+    """Begin a transaction that locks all tables, or none. A transaction that has the first table and waits for the
+    second might wait for a commit that waits for the first."""
     run("BEGIN")
     try:
         run(f"LOCK TABLE {', '.join(tables)} NOWAIT")

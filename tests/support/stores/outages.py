@@ -1,4 +1,4 @@
-"""Ways in which a store fails, and what tests of that look at."""
+"""Ways in which a store fails, and what tests of them read."""
 
 from __future__ import annotations
 

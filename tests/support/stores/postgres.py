@@ -95,9 +95,9 @@ def new_schema() -> str:
 
 @contextlib.contextmanager
 def connection(url: str) -> Iterator[Callable[..., list[Any]]]:
-    """A connection beside the store's, for looking into the database and standing in its way.
+    """Open a connection beside the store's, to read the database and to lock it.
 
-    Gives the function that runs a statement. It waits in this thread, while the server works in its own process.
+    Yields the function that runs a statement. It waits in this thread, while the server works in its own process.
     """
     runner = asyncio.Runner()
     with ThreadPoolExecutor(1) as thread:
@@ -154,7 +154,7 @@ class Server:
 
     def run(self, program: str, *arguments: object) -> None:
         command = [*self._as_user, str(self._programs / program), *map(str, arguments)]
-        # Its output goes to a file: the server inherits it, and a pipe would be read until the server ends.
+        # Its output is written to a file: the server inherits it, and a pipe would be read until the server ends.
         with tempfile.TemporaryFile() as said:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, check=False)
             if done.returncode:
@@ -212,7 +212,7 @@ def _start(place: Path, version: int, url: Path) -> None:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    stopper.returncode = 0  # it outlives this process, and nobody waits for it
+    stopper.returncode = 0  # it outlives this process, and no process waits for it
 
 
 def _stop_when_unused(place: Path, folder: Path) -> None:

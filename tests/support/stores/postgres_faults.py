@@ -23,7 +23,7 @@ WRITES_LATE = {"synchronous_commit": "off", "wal_writer_delay": "10s", "wal_writ
 """Settings of a server that answers before it has written."""
 
 GONE_SECONDS = 60
-"""How long killed processes may take to be gone: the kernel frees their memory."""
+"""Seconds that killed processes may take to end, because the kernel frees their memory."""
 
 
 class OwnServer(Server):
@@ -99,7 +99,7 @@ class OwnServer(Server):
 
 class Disk:
     """A small disk, in memory. It is mounted in a namespace of its own, for which no rights are needed where the kernel
-    lets users have namespaces; with the namespace it goes."""
+    lets users have namespaces; it ends with the namespace."""
 
     def __init__(self, folder: Path, megabytes: int) -> None:
         self.folder = folder
@@ -136,7 +136,7 @@ MORE_BALLAST = "INSERT INTO ballast SELECT decode(repeat('00', 7000), 'hex') FRO
 
 
 class ServerOnDisk(OwnServer):
-    """A server that sees a small disk: its tablespace `small` is there, or its write-ahead log."""
+    """A server that sees a small disk, which holds its tablespace `small`, or its write-ahead log."""
 
     def __init__(self, folder: Path, disk: Disk, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(folder, settings or {})
@@ -163,7 +163,7 @@ class ServerOnDisk(OwnServer):
                     self.tell(MORE_BALLAST.format(pages))
 
     def use_up_log(self) -> None:
-        """Write, as another application does, until the server has no room for its log and goes down."""
+        """Write, as another application does, until the server has no room for its log and stops."""
         self._disk.fill()
         self.tell(BALLAST)
         with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
@@ -216,7 +216,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether a process is there, and not only its exit status, which its parent has not asked for."""
+    """Whether a process runs. One whose parent has not asked for its exit status has ended."""
     return _processes().get(pid, ("Z", 0))[0] != "Z"
 
 

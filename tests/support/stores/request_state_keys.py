@@ -1,4 +1,4 @@
-"""Lets time pass for the keys of request state, and tells which key sealed a state."""
+"""Lets time pass for the keys of request state, and names the key that sealed a state."""
 
 from __future__ import annotations
 

@@ -14,19 +14,19 @@ from typing import Protocol
 
 from tests.support.stores.postgres import Server
 
-#: Seconds within which the processes of a killed server are gone, and their memory with them.
+#: Seconds within which the processes of a killed server have ended, and their memory is free.
 GONE = 30.0
 #: Seconds of a lease: short, so that many pauses outlast it.
 LEASE = 3.0
 
 
 class SoakedStore(Protocol):
-    """Where the nodes of a soak keep their log."""
+    """The store of a soak's nodes."""
 
     nodes: int
     """How many processes serve from it."""
     options: tuple[str, ...]
-    """What they are started with."""
+    """The options with which the nodes are started."""
     lease: float
     """Seconds after which a node that stands still is taken for dead; 0 if it never is."""
     holds: bool

@@ -29,7 +29,7 @@ a server answers it in tenths of a second."""
 
 @asynccontextmanager
 async def held_up(path: Path) -> AsyncIterator[None]:
-    """Another program stands in the way of all writes, as a backup does; what is there can be read."""
+    """Lock the store against all writes, as a backup does; it can still be read."""
     if not ON_POSTGRES:
         async with Locked(path).begins():
             yield

@@ -33,7 +33,7 @@ async def sentences(bridge: HostedBridge, count: int = 1) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Desk:
+class ServedHost:
     tool_server: ToolServer
     site: Site
     host: Host
@@ -52,18 +52,18 @@ class Desk:
         return self.site.app.session_ids()
 
 
-def noted_calls(desk: Desk) -> list[Message]:
+def noted_calls(hosted: ServedHost) -> list[Message]:
     """The calls in the positions of the only bridge."""
-    [positions] = desk.host.tokens.glob("*/positions-*[0-9]")
+    [positions] = hosted.host.tokens.glob("*/positions-*[0-9]")
     return list(json.loads(positions.read_text())["calls"].values())
 
 
 @asynccontextmanager
-async def a_desk(folder: Path, *, logs: bool = True, **settings: Any) -> AsyncIterator[Desk]:
+async def serving_host(folder: Path, *, logs: bool = True, **settings: Any) -> AsyncIterator[ServedHost]:
     tool_server = ToolServer(logs=logs, subscribes=True)
     settings.setdefault("retry", 0.05)
     async with serve(tool_server.server, **settings) as site, a_host(folder, site.url) as host:
-        yield Desk(tool_server=tool_server, site=site, host=host)
+        yield ServedHost(tool_server=tool_server, site=site, host=host)
 
 
 async def question(bridge: HostedBridge, count: int = 1) -> Message:

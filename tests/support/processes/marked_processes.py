@@ -1,4 +1,4 @@
-"""Processes that are known by a word in their environment, whoever has started them."""
+"""Finds processes by a word in their environment, whichever process has started them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MARK = "SCRIPTED_MARK"
 
 
 def marked(word: bytes) -> list[psutil.Process]:
-    """The processes that have a word in their environment."""
+    """Return the processes that have a word in their environment."""
     found = []
     for process in psutil.process_iter():
         try:

@@ -1,7 +1,7 @@
 """A process that owns a lane, to be killed by a test: prints a line when its lane is open, with the pids of the reaper,
 of the launcher, of the server and of a process below it.
 
-    python -m tests.gateway.owner [SETTING=VALUE ...]
+    python -m tests.gateway.lane_owner [SETTING=VALUE ...]
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import psutil  # type: ignore[import-untyped]
 
 from perdure.gateway.children import Children, Reaper
-from tests.gateway.pipes import CLIENT, Lane, scripted
+from tests.gateway.pipe_lanes import CLIENT, Lane, scripted
 
 
 async def main() -> None:

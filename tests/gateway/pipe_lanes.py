@@ -16,7 +16,7 @@ from perdure.gateway.children import Children, Reaper
 from perdure.gateway.lane import AskKey, Lost, RequestKey
 from perdure.gateway.pipe import PipeLane
 from perdure.runtime.base import Flow
-from tests.support.processes.marked import MARK
+from tests.support.processes.marked_processes import MARK
 from tests.support.servers import scripted_stdio
 
 CLIENT: JsonObject = {

@@ -37,14 +37,14 @@ KEPT = {
 BEHIND = {f"{FOLDER}stubborn_tools": f"{FOLDER}slow_tools"}
 
 
-class MadeServers(MetaPathFinder, Loader):
+class PreloadedServers(MetaPathFinder, Loader):
     """The modules that are kept; put it first in `sys.meta_path`."""
 
     def __init__(self) -> None:
         self._modules: dict[str, ModuleType] = {}
 
     def keep(self, arguments: Iterable[str]) -> None:
-        """Import what a program with these arguments is going to import."""
+        """Import the modules that a program with these arguments will import."""
         root = logging.getLogger()
         targets = {argument.partition(":")[0] for argument in arguments}
         for name in {BEHIND.get(target, target) for target in targets} & (KEPT - self._modules.keys()):
