@@ -167,8 +167,6 @@ async def running(
             stack.push_async_callback(listening.aclose)  # after the sessions, whose tools may report changes to the end
         if context.early is not None:
             stack.push_async_callback(context.early.aclose)
-        stack.push_async_callback(context.tasks.aclose)
-        stack.push_async_callback(context.keyed.aclose)
         sessions = SessionRegistry(context)
         stack.push_async_callback(sessions.aclose)
         settler = Settler(context, sessions)

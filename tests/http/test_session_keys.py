@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from perdure._core.envelope import KEY
-from perdure.sessions import keyed_calls
 from perdure.store.interface import Store
 from tests.http.test_heartbeats import new_stores
 from tests.support.clients.wire_client import Message, Peer, Web, Wire, answer_of, progress_of, text_of
@@ -58,7 +57,7 @@ async def test_requests_with_equal_keys_are_one_call_and_each_has_its_answer(sho
 async def test_a_joined_request_shows_progress_and_resumes(
     shop: ToolServer, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyed_calls, "LOOK_AGAIN", 0.02)
+    monkeypatch.setattr("perdure.sessions.context.LOOK_AGAIN", 0.02)
     peer, other = await site.join(), await site.join()
     count = {"n": 3, "gate": "g", "pauses": [2], "token": "t"}
     first = await begun(peer, "count", **count)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from perdure._core.ids import NodeId, StreamId
-from perdure.sessions import durable_calls
 from perdure.sessions.context import CallWaiters
 from tests.support.clients.modern_peer import ALL_ASKS, REPEATS, CallPeer, accept, result_of, said
 from tests.support.servers.asking_tools import server
@@ -29,14 +28,16 @@ async def test_what_changes_wakes_all_that_wait_for_it_and_no_other() -> None:
     with waiters.watch(BREAD) as one, waiters.watch(CAKE) as third:
         with waiters.watch(BREAD) as other:
             waiters.wake([BREAD, StreamId("unknown")])
-            assert [one.is_set(), other.is_set(), third.is_set()] == [True, True, False]
-            one.clear()
-            other.clear()
+            assert [watch.changed.is_set() for watch in (one, other, third)] == [True, True, False]
+            one.changed.clear()
+            other.changed.clear()
         waiters.tell(BREAD)
-        assert [one.is_set(), other.is_set(), third.is_set()] == [True, False, False], "one has left"
+        assert [one.changed.is_set(), other.changed.is_set(), third.changed.is_set()] == [True, False, False], (
+            "one has left"
+        )
     assert told == [(node, (BREAD,)) for node in nodes]
     with waiters.watch(BREAD) as again:
-        assert not again.is_set()
+        assert not again.changed.is_set()
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -44,7 +45,7 @@ async def test_a_poll_that_is_held_is_answered_when_the_tool_asks_and_when_it_en
     elsewhere: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the node of the tool, and at another one: nothing looks again by itself here."""
-    monkeypatch.setattr(durable_calls, "LOOK_AGAIN", 3_600.0)
+    monkeypatch.setattr("perdure.sessions.context.LOOK_AGAIN", 3_600.0)
     store, gate = f"sqlite:{tmp_path / 'log.db'}", tmp_path / "gate"
     settings: dict[str, Any] = {"server": server, "store": store, "task_after": 0.05, "task_hold": 60.0}
     async with live(**settings) as b, live(**settings) as a:  # one that starts later knows the others at once

@@ -5,7 +5,6 @@ have the status 200, because clients of this revision read a JSON-RPC error from
 """
 
 import asyncio
-import contextlib
 
 from starlette.requests import Request as HttpRequest
 
@@ -18,13 +17,7 @@ from perdure._core.session_tasks import CANCEL, LIST
 from perdure._core.states import CallState
 from perdure.http.access import SessionAccess
 from perdure.runtime.base import Tools
-from perdure.sessions.calls_by_id import (
-    LOOK_AGAIN,
-    AnsweredCall,
-    cancelled_by_id,
-    find_answered,
-    resume_if_waiting,
-)
+from perdure.sessions.calls_by_id import KnownCall, cancelled_by_id, find_answered, resume_if_waiting
 from perdure.sessions.ledger import encode, encode_answer, name_of
 from perdure.sessions.session import FirstAnswer, Session
 from perdure.sessions.session_tasks import facts_of
@@ -102,7 +95,7 @@ class SessionTaskEndpoint:
         if found is None:
             return error_payload(request.id, *session_tasks.NOT_FOUND)
         await resume_if_waiting(found.row, http)
-        facts = await facts_of(store, found)
+        facts = await facts_of(store, found.stream, found.row)
         if request.method == CANCEL:
             if facts.is_over:
                 return error_payload(request.id, *session_tasks.OVER)
@@ -127,28 +120,23 @@ class SessionTaskEndpoint:
         for stream in streams[:PAGE]:
             rows = await store.calls(stream.session, stream=stream.id)
             if len(rows) == 1:  # else it was forgotten meanwhile
-                facts = await facts_of(store, AnsweredCall(stream, rows[0]))
+                facts = await facts_of(store, stream, rows[0])
                 tasks.append(self._tasks.view(facts, now=self._context.clock()))
         last = streams[PAGE - 1] if len(streams) > PAGE else None
         following = {} if last is None else {"nextCursor": session_tasks.cursor(last.opened, last.id)}
         return encode_answer(request.id, encode({"tasks": tasks, **following}))
 
-    async def _cancel(self, found: AnsweredCall) -> TaskFacts:
+    async def _cancel(self, found: KnownCall) -> TaskFacts:
         """Cancel a task, wherever it runs or waits, and wait until it is, for some time."""
         store, stream = self._context.store, found.stream
         session = await self._access.sessions.load(stream.session)
         if session is not None:
             with session.in_use():
                 await session.cancel_call(cancelled_by_id(found), self._access.waiting.cancel)
-        deadline = (loop := asyncio.get_running_loop()).time() + CANCEL_SECONDS
-        with self._context.waiters.watch(stream.id) as changed:
+        until = asyncio.get_running_loop().time() + CANCEL_SECONDS
+        with self._context.waiters.watch(stream.id, until=until) as watch:
             while True:
-                changed.clear()
                 rows = await store.calls(stream.session, stream=stream.id)
-                found = found._replace(row=rows[0]) if rows else found
-                facts = await facts_of(store, found)
-                if facts.is_over or (left := deadline - loop.time()) <= 0:
+                facts = await facts_of(store, stream, rows[0] if rows else found.row)
+                if facts.is_over or not await watch.again():
                     return facts
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(min(left, LOOK_AGAIN)):
-                        await changed.wait()

@@ -3,7 +3,7 @@ round."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 
 from perdure.errors import StoreError
@@ -91,6 +91,17 @@ class OnDemand:
         self._is_closed = True
         if self._task is not None:
             await cancel_all([self._task])
+
+
+_started: set[asyncio.Task[None]] = set()
+
+
+def start(work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    """Start a task for which no object waits, and keep it from being collected while it runs."""
+    task = asyncio.create_task(work)
+    _started.add(task)
+    task.add_done_callback(_started.discard)
+    return task
 
 
 async def cancel_all(tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -5,7 +5,6 @@ so it does not matter at which node a call runs.
 """
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -27,9 +26,6 @@ from perdure.store.interface import Store, paged, stream_by_id
 from perdure.store.records import AskRecord, CallRecord, Event, SessionRecord, StreamRecord
 from perdure.store.steps import Reached
 
-LOOK_AGAIN = 2.0
-"""Seconds after which a wait reads again, in case it missed a hint, and to show progress."""
-
 LISTED_MOST = 20
 """Calls that are listed, the newest: a model reads all of them."""
 
@@ -38,13 +34,6 @@ SEARCHED_MOST = 100
 
 RESUME = "perdure.resume"
 """In the scope of an HTTP request: runs the calls of a session again that wait for the principal of the request."""
-
-
-class AnsweredCall(NamedTuple):
-    """A session's call that was answered early."""
-
-    stream: StreamRecord
-    row: CallRecord
 
 
 class KnownCall(NamedTuple):
@@ -72,11 +61,11 @@ class CallProgress:
     """Its open questions, by their ids."""
 
 
-async def find_answered(store: Store, owner: str, wanted: object) -> AnsweredCall | None:
+async def find_answered(store: Store, owner: str, wanted: object) -> KnownCall | None:
     """A session's call of the owner's own that was answered early. A foreign one is treated as one that does not
     exist."""
     found = await _find_in_session(store, owner, wanted)
-    return None if found is None or not found.stream.answered else AnsweredCall(found.stream, found.row)
+    return None if found is None or not found.stream.answered else found
 
 
 async def _find_in_session(store: Store, owner: str, wanted: object) -> KnownCall | None:
@@ -101,9 +90,9 @@ def _may_be_shown(found: KnownCall, owner: str, session: SessionId | None) -> bo
     return found.is_durable_call or found.stream.answered > 0 or bool(owner) or found.record.id == session
 
 
-def cancelled_by_id(found: AnsweredCall) -> mail.Cancelled:
+def cancelled_by_id(found: KnownCall) -> mail.Cancelled:
     """Cancels the call itself: its request may have an answer."""
-    stream, row = found
+    stream, row = found.stream, found.row
     params = {"requestId": row.request_id, "reason": "it was cancelled by its id", "_meta": {texts.CALL: stream.id}}
     return mail.Cancelled(session=stream.session, incarnation=row.incarnation, request_id=row.request_id, params=params)
 
@@ -113,6 +102,13 @@ async def final_answer(store: Store, stream: StreamRecord) -> Event | None:
     events = paged(lambda after: store.read(stream.id, after=max(after, stream.answered), limit=1_000))
     finals = [event async for event in events if event.final]
     return finals[-1] if finals else None
+
+
+async def last_progress(store: Store, stream: StreamRecord) -> JsonObject | None:
+    """The params of the last progress that a call has reported, if that is not long ago."""
+    recent = heartbeats.RECENT
+    events = await store.read(stream.id, after=max(0, stream.last - recent), limit=recent)
+    return heartbeats.last_progress([event.payload for event in events])
 
 
 class CallsById:
@@ -154,31 +150,23 @@ class CallsById:
     ) -> AsyncGenerator[KnownCall | None]:
         """Yield a call as it is, and again after each change, until it has ended, the time has passed, or this process
         stops. `None` if it does not exist."""
-        loop, waiters = asyncio.get_running_loop(), self._context.waiters
-        deadline = loop.time() + seconds
+        waiters, until = self._context.waiters, asyncio.get_running_loop().time() + seconds
         found = await self.find(wanted, owner, session=session)
         if found is None:
             yield None
             return
-        with waiters.watch(found.stream.id) as changed:
+        with waiters.watch(found.stream.id, until=until) as watch:
             while True:
-                changed.clear()
                 found = await self.find(wanted, owner, session=session)
                 yield found
-                left = deadline - loop.time()
-                if found is None or found.stream.sealed or left <= 0 or waiters.is_over:
+                if found is None or found.stream.sealed or waiters.is_over or not await watch.again():
                     return
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(min(left, LOOK_AGAIN)):
-                        await changed.wait()
 
     # Describing
 
     async def said(self, call: KnownCall) -> CallProgress:
         store, stream = self._context.store, call.stream
-        recent = heartbeats.RECENT
-        events = await store.read(stream.id, after=max(0, stream.last - recent), limit=recent)
-        progress = heartbeats.last_progress([event.payload for event in events])
+        progress = await last_progress(store, stream)
         asks = [ask for ask in await store.asks(stream.session) if _is_of(call, ask)]
         return CallProgress(progress=progress, asks={ask.id: ask.request for ask in asks})
 
@@ -243,9 +231,8 @@ class CallsById:
         """Cancel a call, at whatever node it runs or waits."""
         row, stream = call.row, call.stream
         if not stream.sealed:
-            cancelled = cancelled_by_id(AnsweredCall(stream, row))
             try:
-                await self._context.journal.write(*mail_to([stream.node], cancelled))
+                await self._context.journal.write(*mail_to([stream.node], cancelled_by_id(call)))
             except NodeGone:
                 return texts.failure(texts.NOT_NOW)
         return texts.cancelling(row.name, is_over=stream.sealed)

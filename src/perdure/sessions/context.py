@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from perdure._core.ids import Fence, Kind, NodeId, RandomBytes, SessionId, StreamId, new_stream_id
 from perdure._core.limits import Quota
 from perdure._core.retention import Limits
+from perdure._core.states import CallState
 from perdure.log.hub import Hub
 from perdure.log.journal import Journal, Steps
 from perdure.log.peers import Peers
@@ -27,35 +29,59 @@ from perdure.telemetry.log_records import PeerLog
 if TYPE_CHECKING:
     from perdure.sessions.early_answers import EarlyAnswers
     from perdure.sessions.keyed_calls import KeyedCalls
+    from perdure.sessions.ledger import Call
     from perdure.sessions.session_tasks import SessionTasks
 
 
+LOOK_AGAIN = 2.0
+"""Seconds after which a request that waits for a call reads the store again: for its progress, and in case it missed a
+hint."""
+
+
+class CallWatch:
+    """Waits for the changes of one call."""
+
+    def __init__(self, until: float) -> None:
+        self.changed = asyncio.Event()
+        self._until = until
+
+    async def again(self) -> bool:
+        """Wait until the call is to be read again. Returns `False`, at once, if the time has passed."""
+        left = self._until - asyncio.get_running_loop().time()
+        if left > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left, LOOK_AGAIN)):
+                    await self.changed.wait()
+            self.changed.clear()
+        return left > 0
+
+
 class CallWaiters:
-    """Wakes the requests of this process that wait for a change of a durable call, at any node."""
+    """Wakes the requests of this process that wait for a change of a call, at any node."""
 
     def __init__(self, hint: Callable[[NodeId, Sequence[StreamId]], None], others: Callable[[], Iterable[NodeId]]):
         self._hint = hint
         self._others = others
-        self._waiting: dict[StreamId, set[asyncio.Event]] = {}
+        self._waiting: dict[StreamId, set[CallWatch]] = {}
         self.is_over = False
         """The process ends: requests no longer wait."""
 
     @contextlib.contextmanager
-    def watch(self, stream: StreamId) -> Iterator[asyncio.Event]:
-        """Return an event that every change sets, during the block."""
-        waiting, changed = self._waiting.setdefault(stream, set()), asyncio.Event()
-        waiting.add(changed)
+    def watch(self, stream: StreamId, *, until: float = math.inf) -> Iterator[CallWatch]:
+        """Watch a call during the block. `until`: the time of the event loop at which the wait ends."""
+        waiting, watch = self._waiting.setdefault(stream, set()), CallWatch(until)
+        waiting.add(watch)
         try:
-            yield changed
+            yield watch
         finally:
-            waiting.discard(changed)
+            waiting.discard(watch)
             if not waiting:
                 del self._waiting[stream]
 
     def wake(self, streams: Iterable[StreamId]) -> None:
         for stream in streams if self._waiting else ():
-            for changed in self._waiting.get(stream, ()):
-                changed.set()
+            for watch in self._waiting.get(stream, ()):
+                watch.changed.set()
 
     def wake_all(self) -> None:
         self.wake(list(self._waiting))
@@ -69,6 +95,25 @@ class CallWaiters:
         self.wake((stream,))
         for node in self._others():
             self._hint(node, (stream,))
+
+
+class OpenWaits:
+    """The newest open request of this process for the end of each call that runs here: the client of the call can be
+    asked on the stream of that request."""
+
+    def __init__(self) -> None:
+        self._by_stream: dict[StreamId, Call] = {}
+
+    def put(self, stream: StreamId, wait: Call) -> None:
+        self._by_stream[stream] = wait
+
+    def remove(self, stream: StreamId, wait: Call) -> None:
+        if self._by_stream.get(stream) is wait:
+            del self._by_stream[stream]
+
+    def of(self, stream: StreamId) -> Call | None:
+        wait = self._by_stream.get(stream)
+        return wait if wait is not None and wait.state is CallState.RUNNING else None
 
 
 class Stamp(NamedTuple):
@@ -109,6 +154,7 @@ class ServerContext:
     """The calls of sessions that have a key."""
     peers: PeerLog
     """Logs what peers cause, at a limited rate."""
+    waits: OpenWaits = field(default_factory=OpenWaits)
     change_listeners: list[Callable[[str, Mapping[str, Any] | None], None]] = field(default_factory=list)
     """Get the changes that tools report: they concern every listener, in any session."""
 

@@ -30,9 +30,6 @@ from perdure.sessions.session import Intake, Session
 from perdure.store.records import CallRecord, CallSnapshot, SessionRecord
 from perdure.store.steps import EndSession, PutSession, SessionLimits
 
-LOOK_AGAIN = 2.0
-"""Seconds after which a request that waits for a call reads again, in case it missed a hint."""
-
 ANSWERED_SECONDS = 1.0
 """How long a request waits until its answers have arrived at the node that asked. A client asks its user again for
 every ask that the next poll still shows, at whatever node."""
@@ -322,24 +319,18 @@ class DurableCalls:
         self, record: SessionRecord, until: Callable[[TaskFacts], bool], *, seconds: float
     ) -> TaskFacts | None:
         """Wait for a call to come as far as wanted, for some time at most. Returns its state; `None`: it is gone."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
+        end = asyncio.get_running_loop().time() + seconds
         session = self._sessions.held(record.id)
         stream = None if session is None else next(iter(session.streams), None)
         if stream is None:
             if (row := await self.row(record)) is None:
                 return None
             stream = row.stream
-        with self._context.waiters.watch(stream) as changed:
+        with self._context.waiters.watch(stream, until=end) as watch:
             while True:
-                changed.clear()
                 facts = await self.facts(record)
-                left = deadline - loop.time()
-                if facts is None or left <= 0 or until(facts):
+                if facts is None or until(facts) or not await watch.again():
                     return facts
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(min(left, LOOK_AGAIN)):
-                        await changed.wait()
 
     async def follow(self, record: SessionRecord, *, answered: Collection[str], seconds: float) -> TaskFacts | None:
         """Wait until a call has ended or asks its client something, for some time at most. `answered`: asks that the

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 from perdure._core import early_answers as texts
 from perdure._core import heartbeats
 from perdure._core.durable_calls import CallClient
-from perdure._core.ids import StreamId
-from perdure._core.jsonrpc import JsonObject
 from perdure._core.session_tasks import wants_task
 from perdure._core.settling import UpstreamCall
 from perdure._core.states import CallState
@@ -40,18 +38,14 @@ NAMES_SECONDS = 1.0
 
 
 class EarlyAnswers:
-    """The rules of one process; and in sessions the timers of calls, and waits (for 2026-07-28: the edge)."""
+    """The rules of one process; in sessions also early answers and Perdure's own tools (for 2026-07-28: the edge)."""
 
     def __init__(self, rules: Mapping[str, float]) -> None:
         self._rules = rules
-        self._served: dict[Call, asyncio.Task[None]] = {}
-        """Calls of Perdure's own tools."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._waits: dict[StreamId, Call] = {}
-        """The newest open wait for a call, of those that run here."""
 
     async def aclose(self) -> None:
-        await cancel_all([*self._served.values(), *self._tasks])
+        await cancel_all(list(self._tasks))
 
     def within(self, record: SessionRecord) -> float | None:
         """After how many seconds the client of a session is answered early, if it is."""
@@ -75,9 +69,7 @@ class EarlyAnswers:
             return False
         params = call.request.params or {}
         if texts.may_be_own(params.get("name")):
-            serving = link.answer_here(call, self._serve(link, call, origin, within))
-            self._served[call] = task = asyncio.create_task(serving)
-            task.add_done_callback(lambda _: self._served.pop(call, None))
+            link.answer_here(call, self._serve(link, call, origin, within))
             return True
         is_exempt = has_key(params) or wants_task(params)
         if call.stream.has_one_call and not call.stream.answered and not is_exempt:
@@ -87,18 +79,6 @@ class EarlyAnswers:
             loop = asyncio.get_running_loop()
             call.timer = loop.call_later(max(0.0, left), self._on_time, link, call, origin, within)
         return False
-
-    def stop(self, call: Call) -> bool:
-        """Stop a call that is served here. Returns whether it was."""
-        task = self._served.get(call)
-        if task is not None:
-            task.cancel()
-        return task is not None
-
-    def wait_for(self, call: Call) -> Call | None:
-        """The open wait for a call, on whose stream its client can be asked."""
-        wait = self._waits.get(call.stream.id)
-        return wait if wait is not None and wait.state is CallState.RUNNING else None
 
     def show(self, link: RuntimeLink, call: Call, body: bytes) -> bytes:
         """A result of `tools/list` as its client sees it."""
@@ -159,7 +139,7 @@ class EarlyAnswers:
     async def _serve(self, link: RuntimeLink, call: Call, origin: object, within: float) -> bytes | None:
         names, name = await self._names(link, call, origin, within), name_of(call.request.params)
         if name not in names:
-            del self._served[call]
+            call.answering = None
             link.pass_to_runtime(call, origin)
             return None
         try:
@@ -193,7 +173,7 @@ class EarlyAnswers:
         within: float,
     ) -> bytes:
         """Wait for the end of a call, at whatever node it runs."""
-        record, last = link.keeper.record, None
+        record, last, waits = link.keeper.record, None, link.context.waits
         follow = calls.follow(wanted, record.owner, seconds=_left(link, call, within), session=record.id)
         try:
             async with contextlib.aclosing(follow) as states:
@@ -206,15 +186,15 @@ class EarlyAnswers:
                         return outcome
                     await resume_if_waiting(found.row, origin)
                     if last is None:
-                        self._waits[found.stream.id] = call
+                        waits.put(found.stream.id, call)
                         link.asks.repeat(link.asks.of(found.stream.id))
                     said = await calls.said(found)
                     if said.progress is not None and (last is None or said.progress != last[1].progress):
-                        _pass_progress(link, call, said.progress)
+                        link.show_progress(call, said.progress)
                     last = found, said
         finally:
-            if last is not None and self._waits.get(last[0].stream.id) is call:
-                del self._waits[last[0].stream.id]
+            if last is not None:
+                waits.remove(last[0].stream.id, call)
         assert last is not None, "a call that is followed was found"
         found, said = last
         return encode(
@@ -244,10 +224,3 @@ async def _note_fetched(context: ServerContext, wait: Stream, calls: CallsById, 
     is_trusted = context.settings.json_response or readers.remote is not None
     if is_trusted or (wait.is_over and readers.delivered >= wait.tail.last):
         calls.fetched(found)
-
-
-def _pass_progress(link: RuntimeLink, wait: Call, progress: JsonObject) -> None:
-    """Show what a tool has said under the token of a wait."""
-    if wait.token is not None:
-        shown = {name: value for name, value in progress.items() if name != "_meta"}
-        link.notify(heartbeats.PROGRESS, {**shown, "progressToken": wait.number}, call=wait.number)

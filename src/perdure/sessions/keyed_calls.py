@@ -19,20 +19,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from perdure._core import heartbeats, mail
+from perdure._core import mail
 from perdure._core.codes import ANSWER_GIVEN_UP
 from perdure._core.durable_calls import call_digest, key_names
 from perdure._core.envelope import KEY
 from perdure._core.ids import RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import error_payload
-from perdure._core.states import CallState, SessionState
+from perdure._core.states import SessionState
 from perdure.errors import PerdureError, StoreError
-from perdure.log.chores import cancel_all
+from perdure.log.chores import start
 from perdure.log.peers import mail_to
 from perdure.sessions.call_quota import ALL, CallQuota
+from perdure.sessions.calls_by_id import final_answer, is_waiting, last_progress
 from perdure.sessions.ledger import Call, encode
-from perdure.store.interface import paged, stream_by_id
-from perdure.store.records import SessionRecord, StreamRecord
+from perdure.store.interface import stream_by_id
+from perdure.store.records import SessionRecord
 from perdure.store.steps import ChangeSession, PutSession
 
 if TYPE_CHECKING:
@@ -46,9 +47,6 @@ Beyond, new calls are refused: to forget a key before its time would let its cal
 
 KEY_SHARE = 10
 """A caller may have a tenth of all keys, so that no caller uses up the room of all others."""
-
-LOOK_AGAIN = 2.0
-"""Seconds after which a request that follows a call reads again: for its progress, and in case it missed a hint."""
 
 GIVEN_UP = "This call has ended, and does not run again; its answer is no longer kept"
 
@@ -106,11 +104,6 @@ class KeyedCalls:
         """Requests that begin the call of a key, or wait until they may."""
         self._running: set[StreamId] = set()
         """Streams of calls with a key that run here."""
-        self._following: dict[Call, asyncio.Task[None]] = {}
-        self._cancelling: set[asyncio.Task[None]] = set()
-
-    async def aclose(self) -> None:
-        await cancel_all([*self._following.values(), *self._cancelling])
 
     def names(self, owner: str, key: str) -> tuple[SessionId, StreamId]:
         return key_names(self.secret, owner, key, None)
@@ -147,8 +140,7 @@ class KeyedCalls:
             raise KeyTaken if record is not None and record.digest != key.digest else AnswerGone
         if rows[0].digest != key.digest:
             raise KeyTaken
-        waits = rows[0].state is CallState.WAITING and bool(owner)
-        return replace(key, is_taken=True, waits_in=stream.session if waits else None)
+        return replace(key, is_taken=True, waits_in=stream.session if is_waiting(rows[0]) else None)
 
     async def check_room(self, context: ServerContext, caller: Caller) -> None:
         """Raise `TooManyKeys` if no more keys may be kept, of this caller or of all."""
@@ -201,58 +193,35 @@ class KeyedCalls:
         if stream == call.stream.id:
             self._running.add(stream)
             return False
-        self._following[call] = task = asyncio.create_task(link.answer_here(call, self._answer(link, call, stream)))
-        task.add_done_callback(lambda _: self._following.pop(call, None))
+        link.answer_here(call, self._answer(link, call, stream))
         return True
 
     # A request that was joined to a call
 
-    def stop(self, link: RuntimeLink, call: Call, *, cancels: bool) -> bool:
-        """Stop a request that is joined to a call. `cancels`: its client cancels the call. Returns whether it is."""
-        if (following := self._following.get(call)) is None:
-            return False
-        following.cancel()
-        key = key_in(call.request.params)
-        if cancels and isinstance(key, str):
+    def on_cancelled(self, link: RuntimeLink, call: Call) -> None:
+        """The client cancels a request; with one that was joined to a call, it cancels that call."""
+        if isinstance(key := key_in(call.request.params), str):
             stream = self.names(link.keeper.record.owner, key)[1]
-            task = asyncio.create_task(_cancel(link.context, stream))
-            self._cancelling.add(task)
-            task.add_done_callback(self._cancelling.discard)
-        return True
+            if stream != call.stream.id:
+                start(_cancel(link.context, stream))
 
     async def _answer(self, link: RuntimeLink, call: Call, stream_id: StreamId) -> bytes:
         """Wait for the end of a call, at whatever node it runs, and show its progress."""
-        context, shown = link.context, 0
-        with context.waiters.watch(stream_id) as changed:
+        context, shown = link.context, None
+        with context.waiters.watch(stream_id) as watch:
             while True:
-                changed.clear()
                 with contextlib.suppress(StoreError):  # it may come back
                     stream = await stream_by_id(context.store, stream_id)
                     if stream is None:
                         return error_payload(call.request.id, ANSWER_GIVEN_UP, GIVEN_UP)
                     if stream.sealed:
-                        return await _copy_of_answer(context, call, stream)
-                    shown = await self._show_progress(link, call, stream, shown)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_AGAIN):
-                        await changed.wait()
-
-    async def _show_progress(self, link: RuntimeLink, call: Call, stream: StreamRecord, shown: int) -> int:
-        """Show the last progress of the call. Returns how far its stream was read."""
-        if call.token is not None and stream.last > shown:
-            events = paged(lambda after: link.context.store.read(stream.id, after=max(after, shown), limit=1_000))
-            said = [params async for event in events if (params := heartbeats.progress_params(event.payload))]
-            if said and said[-1].get("progress") != heartbeats.FIRST:
-                link.notify(heartbeats.PROGRESS, {**said[-1], "progressToken": call.number}, call=call.number)
-        return stream.last
-
-
-async def _copy_of_answer(context: ServerContext, call: Call, stream: StreamRecord) -> bytes:
-    events = paged(lambda after: context.store.read(stream.id, after=after, limit=1_000))
-    finals = [event.payload async for event in events if event.final]
-    if not finals:
-        return error_payload(call.request.id, ANSWER_GIVEN_UP, GIVEN_UP)
-    return encode({**json.loads(finals[-1]), "id": call.request.id})
+                        if (final := await final_answer(context.store, stream)) is None:
+                            return error_payload(call.request.id, ANSWER_GIVEN_UP, GIVEN_UP)
+                        return encode({**json.loads(final.payload), "id": call.request.id})
+                    said = None if call.token is None else await last_progress(context.store, stream)
+                    if said is not None and said != shown:
+                        link.show_progress(call, shown := said)
+                await watch.again()
 
 
 async def _cancel(context: ServerContext, stream_id: StreamId) -> None:

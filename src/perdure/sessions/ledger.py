@@ -82,6 +82,8 @@ class Call:
     """This process stops, and leaves it to the next one where it can stand still: at the beginning of a step."""
     timer: asyncio.TimerHandle | None = None
     """Answers its client early."""
+    answering: asyncio.Task[None] | None = None
+    """Answers it in this process, without the runtime."""
     is_task: bool = False
     """Its client has asked for it as a task of 2025-11-25, and has its `CreateTaskResult`."""
     told_status: TaskStatus = TaskStatus.WORKING

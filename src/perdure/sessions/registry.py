@@ -22,6 +22,7 @@ from perdure._core.settling import NOTHING_KEPT, Occasion, Rerun, may_run_again,
 from perdure._core.states import CallState, ContentState, SessionState, SessionStep
 from perdure._core.tool_steps import is_resumable
 from perdure.errors import SessionEnded, StoreUnavailable, TooManySessions
+from perdure.log.chores import cancel_all, start
 from perdure.log.peers import mail_to
 from perdure.log.stream import Stream, StreamOwner, Streams
 from perdure.sessions.context import ServerContext, Stamp
@@ -88,7 +89,6 @@ class SessionRegistry(StreamOwner):
         """Sessions that this process ends (`True`: has ended), of which the store may not know yet."""
         self._resting: dict[SessionId, tuple[Session, asyncio.Task[None]]] = {}
         """Sessions on their way out of memory: no request gets them any more."""
-        self._ending_soon: set[asyncio.Task[None]] = set()
         self._making_room = asyncio.Lock()
         self.streams = Streams(
             context.journal,
@@ -403,10 +403,7 @@ class SessionRegistry(StreamOwner):
     def end_soon(self, session_id: SessionId, why: str) -> None:
         """End a session from within, where the caller cannot wait: its server cannot go on with it."""
         if (session := self._by_id.get(session_id)) is not None:
-            ending = self.end(session, SessionStep.SERVER_ENDED, why)
-            task = self._context.task_context.run(asyncio.create_task, ending)
-            self._ending_soon.add(task)
-            task.add_done_callback(self._ending_soon.discard)
+            self._context.task_context.run(start, self.end(session, SessionStep.SERVER_ENDED, why))
 
     def is_ending(self, session_id: str) -> bool:
         return session_id in self._ending
@@ -470,6 +467,8 @@ class SessionRegistry(StreamOwner):
         for session in self._by_id.values():
             session.orphans.close()
         await asyncio.gather(*(session.link.runtime.drop() for session in list(self._by_id.values())))
+        answering = [call.answering for _, call in running_calls(self) if call.answering is not None]
+        await cancel_all(answering)
 
 
 def _is_session_of(owner: str, record: SessionRecord) -> bool:

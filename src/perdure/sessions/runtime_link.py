@@ -33,6 +33,7 @@ from perdure._core.settling import NOTHING_KEPT, Occasion, UpstreamCall, Verdict
 from perdure._core.states import SESSION, CallState, CallStep, SessionState, SessionStep, ToolStepState, advance
 from perdure._core.tool_steps import StepHistory, StepPlace
 from perdure.errors import Misuse, PerdureError, StoreError
+from perdure.log.chores import start
 from perdure.log.journal import Steps
 from perdure.log.stream import Stream, Streams
 from perdure.runtime.base import CallEnded, Flow, Runtime
@@ -63,9 +64,6 @@ _ASK = re.compile(r"ask-([A-Za-z0-9_-]{22})-[0-9]+")
 
 OnEnd = Callable[[SessionId, str], None]
 """Ends a session soon; the text is for its client."""
-
-_tasks: set[asyncio.Task[None]] = set()
-"""Keeps the tasks that end runtimes, and that run calls again, from being collected while they run."""
 
 
 class RuntimeLink:
@@ -143,15 +141,18 @@ class RuntimeLink:
             if self.context.keyed.take(self, call) or (early is not None and early.take(self, call, origin)):
                 return
         elif not call.stream.answered and call.request.method == session_tasks.RESULT and self.serves_tasks:
-            self.context.tasks.serve(self, call, origin)
+            self.answer_here(call, self.context.tasks.result(self, call, origin))
             return
         self.pass_to_runtime(call, origin, follows=follows)
 
-    async def answer_here(self, call: Call, answering: Awaitable[bytes | None]) -> None:
-        """Answer a call with what this process finds out itself; it has an answer whatever fails meanwhile. `None`: the
-        runtime has it."""
+    def answer_here(self, call: Call, finding: Awaitable[bytes | None]) -> None:
+        """Answer a call with what this process finds out itself. `None`: the runtime has the call."""
+        call.answering = asyncio.create_task(self._answer_here(call, finding))
+
+    async def _answer_here(self, call: Call, finding: Awaitable[bytes | None]) -> None:
+        """The call has an answer whatever fails meanwhile."""
         try:
-            if (payload := await answering) is None:
+            if (payload := await finding) is None:
                 return
         except Exception as failure:  # a store with a bug, or a recorded answer that cannot be read
             sentence = f"a request cannot be answered ({call.request.method}): {failure!r}"
@@ -246,10 +247,11 @@ class RuntimeLink:
             self._stop(call, {"reason": "taken over by another node"})
 
     def _stop(self, call: Call, params: dict[str, Any], *, cancels: bool = False) -> None:
-        context, early = self.context, self.context.early
-        is_own = context.keyed.stop(self, call, cancels=cancels) or context.tasks.stop(call)
-        if is_own or (early is not None and early.stop(call)):
+        if call.answering is not None:
+            call.answering.cancel()
             self.calls.runtime_done(call.number)
+            if cancels:
+                self.context.keyed.on_cancelled(self, call)
             return
         if self.runtime.is_loaded:
             stop = {**params, "requestId": call.number}
@@ -340,6 +342,12 @@ class RuntimeLink:
         if found is not None and found.is_task:
             params = session_tasks.related(params, found.stream.id)
         return self.append(found, encode_notification(method, params))
+
+    def show_progress(self, wait: Call, progress: JsonObject) -> None:
+        """Show the progress of another call under the token of a request that waits for that."""
+        if wait.token is not None and progress["progress"] != heartbeats.FIRST:
+            shown = {name: value for name, value in progress.items() if name != "_meta"}
+            self.notify(heartbeats.PROGRESS, {**shown, "progressToken": wait.number}, call=wait.number)
 
     def token_at_client(self, call: Call) -> int | str | None:
         """The token under which a call reports progress: the client's own means something within one incarnation."""
@@ -495,9 +503,7 @@ class RuntimeLink:
             claims=found.stream.generation,
         )
         if found.state is CallState.RUNNING and row[may] is Verdict.RERUN:
-            task = self.context.task_context.run(asyncio.create_task, self._run_again(found, why))
-            _tasks.add(task)
-            task.add_done_callback(_tasks.discard)
+            self.context.task_context.run(start, self._run_again(found, why))
             return
         self.calls.runtime_done(call)
         if found.state is CallState.RUNNING:
@@ -652,10 +658,8 @@ class RuntimeLink:
         """The session has ended: answer its running calls, and drop the runtime."""
         for call in self.calls.all_running():
             self.calls.answer(call, CallStep.CANCEL, cancelled(call.request.id, call.outline, reason))
-            self.context.keyed.stop(self, call, cancels=False)
-            if self.context.early is not None:
-                self.context.early.stop(call)
-            self.context.tasks.stop(call)
+            if call.answering is not None:
+                call.answering.cancel()
         await self.runtime.drop(ended=True)
 
 
@@ -773,9 +777,7 @@ class RuntimeSlot:
         """Drop the runtime without waiting for handlers that do not stop."""
         if (runtime := self.forget()) is not None and self._link.calls.by_number:
             self._link.calls.runtime_gone()
-            task = asyncio.create_task(runtime.aclose(ended=True))
-            _tasks.add(task)
-            task.add_done_callback(_tasks.discard)
+            start(runtime.aclose(ended=True))
 
     async def drop(self, *, ended: bool = False) -> None:
         if (runtime := self.forget()) is not None:
@@ -852,13 +854,12 @@ class Asks:
     def _place(self, call: Call | None) -> Call | None:
         """The call on whose stream the client reads what an ask says; `None`: on the standalone stream. A call whose
         request has its early answer is read by an open wait; without one, its next wait repeats its asks."""
-        link = self._link
-        if call is not None and call.is_task:
-            return None if link.home.standalone.readers.present else link.context.tasks.result_for(call)
-        if call is None or not call.stream.answered or link.context.early is None:
+        if call is None or not call.stream.answered:
             return call
-        wait = link.context.early.wait_for(call)
-        return wait if wait is not None or link.home.standalone.readers.present else call
+        wait, is_read = self._link.context.waits.of(call.stream.id), self._link.home.standalone.readers.present
+        if call.is_task:
+            return None if is_read else wait
+        return wait if wait is not None or is_read else call
 
     async def answer(self, response: Response, origin: object) -> bool:
         """Take the client's answer, and return when the runtime has it: the answer of a tool's question is in the store
@@ -872,10 +873,7 @@ class Asks:
             return True
         self._forget(name)
         # The client may leave before the answer is written, and does not send it again.
-        taking = asyncio.create_task(self._record(name, ask, ask.steps, ask.place, response, origin))
-        _tasks.add(taking)
-        taking.add_done_callback(_tasks.discard)
-        await asyncio.shield(taking)
+        await asyncio.shield(start(self._record(name, ask, ask.steps, ask.place, response, origin)))
         return True
 
     async def _record(

@@ -6,7 +6,6 @@ resumes, and goes on elsewhere if its process dies.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 from collections.abc import Mapping
@@ -14,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from perdure._core import session_tasks
 from perdure._core.durable_calls import TaskFacts, TaskStatus, TaskSupport
-from perdure._core.ids import StreamId, parse_stream_id
+from perdure._core.ids import parse_stream_id
 from perdure._core.jsonrpc import JsonObject, error_payload
 from perdure._core.states import CallState
 from perdure.errors import StoreError
-from perdure.log.chores import cancel_all
-from perdure.sessions.calls_by_id import LOOK_AGAIN, AnsweredCall, final_answer, find_answered, resume_if_waiting
+from perdure.sessions.calls_by_id import final_answer, find_answered, resume_if_waiting
 from perdure.sessions.ledger import Call, encode, encode_answer, encode_notification
 from perdure.store.interface import Store
+from perdure.store.records import CallRecord, StreamRecord
 
 if TYPE_CHECKING:
     from perdure.sessions.home import Home, NoHome
@@ -29,18 +28,12 @@ if TYPE_CHECKING:
 
 
 class SessionTasks:
-    """The rules of one process, and the requests for results that wait here."""
+    """The rules of one process."""
 
     def __init__(self, rules: Mapping[str, TaskSupport], *, kept: float) -> None:
         """`kept`: seconds for which the result of a task is kept."""
         self.rules = rules
         self._kept = kept
-        self._served: dict[Call, asyncio.Task[None]] = {}
-        self._results: dict[StreamId, Call] = {}
-        """The newest open request for a task's result, by the task."""
-
-    async def aclose(self) -> None:
-        await cancel_all(list(self._served.values()))
 
     def show(self, link: RuntimeLink, body: bytes) -> bytes:
         """A result of `tools/list` as its client sees it."""
@@ -60,67 +53,40 @@ class SessionTasks:
 
     # The request for a result
 
-    def serve(self, link: RuntimeLink, call: Call, origin: object) -> None:
-        self._served[call] = task = asyncio.create_task(link.answer_here(call, self._result(link, call, origin)))
-        task.add_done_callback(lambda _: self._served.pop(call, None))
-
-    def stop(self, call: Call) -> bool:
-        """Stop a request for a result. Returns whether it was one that waits here."""
-        task = self._served.get(call)
-        if task is not None:
-            task.cancel()
-        return task is not None
-
-    def result_for(self, call: Call) -> Call | None:
-        """The open request for a task's result, on whose stream its client can be asked."""
-        found = self._results.get(call.stream.id)
-        return found if found is not None and found.state is CallState.RUNNING else None
-
-    async def _result(self, link: RuntimeLink, call: Call, origin: object) -> bytes:
+    async def result(self, link: RuntimeLink, call: Call, origin: object) -> bytes:
         """Wait for the end of a task, at whatever node it runs, and however long the store fails meanwhile."""
+        waits, is_first = link.context.waits, True
         task, store = parse_stream_id((call.request.params or {}).get("taskId")), link.context.store
         unknown = error_payload(call.request.id, *session_tasks.NOT_FOUND)
         if task is None:
             return unknown
-        with link.context.waiters.watch(task) as changed:
+        with link.context.waiters.watch(task) as watch:
             try:
                 while True:
-                    changed.clear()
                     with contextlib.suppress(StoreError):
                         found = await find_answered(store, link.keeper.record.owner, task)
                         if found is None:
                             return unknown
                         if found.stream.sealed:
-                            final = await final_answer(store, found.stream)
-                            return unknown if final is None else _answer(call, task, json.loads(final.payload))
+                            if (final := await final_answer(store, found.stream)) is None:
+                                return unknown
+                            response = json.loads(final.payload)
+                            if (error := response.get("error")) is not None:
+                                return encode_answer(call.request.id, encode(error), failed=True)
+                            return encode_answer(call.request.id, encode(session_tasks.result_of(response, task)))
                         await resume_if_waiting(found.row, origin)
-                        if self._results.get(task) is not call:
-                            self._results[task] = call
-                            self._repeat_asks(link, task)
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(LOOK_AGAIN):
-                            await changed.wait()
+                        if is_first or waits.of(task) is None:
+                            is_first = False
+                            waits.put(task, call)
+                            if not link.home.standalone.readers.present:  # its reader has seen what was asked
+                                link.asks.repeat(link.asks.of(task))
+                    await watch.again()
             finally:
-                if self._results.get(task) is call:
-                    del self._results[task]
-
-    def _repeat_asks(self, link: RuntimeLink, task: StreamId) -> None:
-        """Ask again, on the stream of the new request, what no reader of the standalone stream has seen."""
-        asks = link.asks.open.items()
-        if not link.home.standalone.readers.present:
-            link.asks.repeat([name for name, ask in asks if ask.call is not None and ask.call.stream.id == task])
+                waits.remove(task, call)
 
 
-def _answer(call: Call, task: StreamId, response: JsonObject) -> bytes:
-    request_id, error = call.request.id, response.get("error")
-    if error is not None:
-        return encode_answer(request_id, encode(error), failed=True)
-    return encode_answer(request_id, encode(session_tasks.result_of(response, task)))
-
-
-async def facts_of(store: Store, found: AnsweredCall) -> TaskFacts:
+async def facts_of(store: Store, stream: StreamRecord, row: CallRecord) -> TaskFacts:
     """The state of a task, as the store has it."""
-    stream, row = found
     is_open = row.state in (CallState.RUNNING, CallState.WAITING)
     asks = await store.asks(stream.session) if is_open else []
     final = None if is_open else await final_answer(store, stream)

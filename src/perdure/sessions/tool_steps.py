@@ -20,6 +20,7 @@ from perdure._core.states import TOOL_STEP, CallState, ToolStepState, ToolStepSt
 from perdure._core.tool_steps import LOST, Mark, StepHistory, StepPlace, StepProblem, StepRefusal, ToolStepKind
 from perdure._core.unknown_outcome import Outline
 from perdure.errors import Behind, Misuse, PerdureError, StaleFence, StepLimit, StepMismatch, StoreUnavailable
+from perdure.log.chores import start
 from perdure.sessions.ledger import encode
 from perdure.store.records import ToolStepRecord
 from perdure.store.steps import PutToolStep, Step
@@ -46,10 +47,6 @@ _ERRORS: dict[StepProblem, type[PerdureError]] = {
     StepProblem.LIMIT: StepLimit,
     StepProblem.MISMATCH: StepMismatch,
 }
-
-
-_tasks: set[asyncio.Task[None]] = set()
-"""Keeps the tasks that record the ends of cancelled steps from being collected while they run."""
 
 
 class ToolSteps:
@@ -109,8 +106,7 @@ class ToolSteps:
             # It has ended all the same, and a tool that goes on may record what follows.
             if place.number not in self.course.marks:
                 self._note_open(place, again=True)
-            task = asyncio.create_task(self._record(place, state, again=False, value=value))
-            _tasks.add(task)
+            task = start(self._record(place, state, again=False, value=value))
             task.add_done_callback(partial(self._on_recorded, place))
             raise
         except BaseException:
@@ -212,7 +208,6 @@ class ToolSteps:
         self.course.leave(place)
 
     def _on_recorded(self, place: StepPlace, task: asyncio.Task[None]) -> None:
-        _tasks.discard(task)
         self._leave(place)
         if not task.cancelled():
             task.exception()  # the call has ended meanwhile
