@@ -96,7 +96,7 @@ POINTS = {
     "when the early answer is on its way": at("perdure.log.reader", "Reader._send", "enter", 2),
     "when the tool has ended and its answer is not written": at("perdure.log.stream", "Stream.append", "enter"),
     "when the final answer is written and its request is not answered": at(
-        "perdure.sessions.session_tasks", "_answer", "enter"
+        "perdure.sessions.calls_by_id", "final_answer", "enter"
     ),
 }
 STORE_POINTS = (

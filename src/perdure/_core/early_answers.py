@@ -58,27 +58,17 @@ def parse_answer_rules(rules: Iterable[str]) -> Mapping[str, float]:
     return found
 
 
-def time_for(rules: Mapping[str, float], client_params: bytes) -> float | None:
-    """After how many seconds the client of a session is answered; `None` if it waits for its answers."""
-    client = client_of(client_params)
-    return None if _resumes(client) else _time(rules, client)
-
-
 def time_at_call(rules: Mapping[str, float], client: CallClient, *, for_host: bool = False) -> float | None:
-    """The same of a client of 2026-07-28, which may take tasks, or give its calls keys. `for_host`: a bridge does that
-    for a host, which waits for the answer."""
+    """After how many seconds a client is answered; `None` if it waits for its answers, as one does that takes tasks or
+    gives its calls keys. `for_host`: a host waits for the answer, in a session or behind a bridge that does these."""
     if _resumes(client) or (not for_host and (client.takes_tasks or client.repeats)):
         return None
-    return _time(rules, client)
+    return rules.get(client.name.lower(), rules.get("*"))
 
 
 def resumes(client_params: bytes) -> bool:
     """Whether the client of a session waits by itself, and sends again what breaks, as Perdure's own do."""
     return _resumes(client_of(client_params))
-
-
-def _time(rules: Mapping[str, float], client: CallClient) -> float | None:
-    return rules.get(client.name.lower(), rules.get("*"))
 
 
 def _resumes(client: CallClient) -> bool:

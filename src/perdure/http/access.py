@@ -63,10 +63,9 @@ class SessionAccess:
         scope[RESUME] = self.resume
 
     async def resume(self, session_id: SessionId, http: HttpRequest) -> None:
-        """Run the calls of another session again that wait for the principal of a request."""
-        session = await self.sessions.load(session_id)
-        if session is not None:
-            with session.in_use():
+        """Run the calls of a session again that wait for the principal of a request."""
+        async with self.sessions.using(session_id) as session:
+            if session is not None:
                 self.credentials.bring(session.id, http.scope)
                 await self.waiting.resume(session, http)
 

@@ -647,8 +647,7 @@ class DurableCallEndpoint:
                         ended = found
                         return await self._by_id.outcome(found, self._tools.server_info)
                     if is_waiting(found.row):
-                        self._access.credentials.bring(found.record.id, scope)
-                        await self._calls.run_again(found.record, request.http)
+                        await self._access.resume(found.record.id, request.http)
                     said, age = await self._by_id.said(found), clock() - found.stream.opened
                     asks = {name: ask for name, ask in said.asks.items() if name not in answered}
                     if asks and found.is_durable_call and client.takes_asks:
@@ -707,8 +706,7 @@ class DurableCallEndpoint:
 
     async def _run_again(self, record: SessionRecord, request: ModernRequest) -> None:
         if await self._calls.waits_for_principal(record):
-            self._access.credentials.bring(record.id, request.http.scope)
-            await self._calls.run_again(record, request.http)
+            await self._access.resume(record.id, request.http)
 
     async def _take_responses(self, record: SessionRecord, request: ModernRequest) -> None:
         """Hand the client's answers to the node that asked, and wait, for a short time, until it has them."""

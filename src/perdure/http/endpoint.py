@@ -6,8 +6,8 @@ broker and of the era without sessions go to their own handlers.
 
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -68,10 +68,6 @@ drains would cost the program the answer that the stop has waited for."""
 
 _SUBSCRIBING = frozenset({"resources/subscribe", "resources/unsubscribe"})
 
-W = TypeVar("W")
-_Write = Callable[[Intake, Sequence[bytes], int | None], Awaitable[W]]
-"""Writes requests, given their bodies and how many calls the session may have."""
-
 MAX_NOTIFICATIONS = 1_000
 """Notifications of one session that wait for their handler or are being handled: a task each, of a few kilobytes."""
 
@@ -85,7 +81,7 @@ class Endpoint:
         self._resume = ResumeTokenEndpoint(access)
         self.sessionless: SdkPassthrough | None = None
         if started.sessionless is not None and started.tools is not None:
-            calls, listening = DurableCalls(process.context, process.sessions, access.waiting), None
+            calls, listening = DurableCalls(process.context, process.sessions, access.waiting.cancel), None
             asks = started.asks_in_session
             durable_calls = DurableCallEndpoint(access, calls, started.tools, asks_in_session=asks)
             if process.listening is not None:
@@ -160,6 +156,22 @@ class Endpoint:
                 raise HttpRefusal(Refusal.NOTHING_MORE, headers={"allow": "POST, DELETE"}) from None
 
 
+class NewRequests(NamedTuple):
+    """The requests of one POST, before they are written."""
+
+    session: Session
+    requests: Sequence[Request]
+    body: bytes
+    http: HttpRequest
+    size: int
+    """Bytes of memory that they take, estimated."""
+    seen: int | None
+    """The revision that the session's record must have; `None`: the record was read just now."""
+    first: FirstAnswer | None
+    node: NodeId | None
+    """The other node that runs them."""
+
+
 class PostHandler:
     """Accepts the messages of a POST: requests get a stream, the rest a 202."""
 
@@ -231,87 +243,35 @@ class PostHandler:
                 raise HttpRefusal(Refusal.TOO_MUCH_OF_SESSION, limit=most)
             self._access.refuse_work(link.calls.caller, size)
         node = await session.runner() if requests else None
-        if node is None and isinstance(parsed, Request) and not waits_here:
+        if node is None and isinstance(parsed, Request) and not (waits_here or self._context.nodes.alone):
             node = await session.asker(parsed)
-        if node is not None:
-            return await self._hand_over(session, parsed, body, http, node, size=size, seen=seen, first=first)
-        calls = await self._accept(session, requests, body, http, size, seen, first) if requests else []
-        if calls:
-            size = 0  # it is counted with the calls
-        waiting = iter(calls)
-        for message in messages:
-            if isinstance(message, Request):
-                session.link.start(next(waiting), http)
-            else:
-                share = size // len(messages) or 1
-                await session.receive(message, http, size=share, cancel_waiting=self._access.waiting.cancel)
-        if not calls:
-            return Response(status_code=202, headers=_session_header(session))
-        return await self._answer(session, calls[0].stream, batch=isinstance(parsed, Batch))
-
-    async def _hand_over(
-        self,
-        session: Session,
-        parsed: Envelope | Batch,
-        body: bytes,
-        http: HttpRequest,
-        node: NodeId,
-        *,
-        size: int,
-        seen: int | None,
-        first: FirstAnswer | None,
-    ) -> Response | EventStreamResponse:
-        """Have another node run the requests, and show their stream here."""
-        messages = parsed.messages if isinstance(parsed, Batch) else (parsed,)
-        requests = [message for message in messages if isinstance(message, Request)]
-
-        async def write(intake: Intake, bodies: Sequence[bytes], most: int | None) -> Stream:
-            return await intake.hand_over(bodies, node, most_calls=most, seen=seen, first=first)
-
-        try:
-            stream = await self._write(session, requests, body, size, write, http)
-        except NodeGone:  # this one becomes the home; the calls of the other are about to be settled
-            return await self._take(session, parsed, body, http, waits_here=True)
-        with stream.pinned():
+        stream, calls, share = None, list[Call](), size // len(messages) or 1
+        if requests:
+            share = 1  # the memory is counted with the calls
+            new = NewRequests(session, requests, body, http, size=size, seen=seen, first=first, node=node)
+            try:
+                stream, calls = await self._accept(new)
+            except NodeGone:  # this one becomes the home; the calls of the other are about to be settled
+                return await self._take(session, parsed, body, http, waits_here=True)
+        with contextlib.nullcontext() if stream is None or node is None else stream.pinned():
+            waiting = iter(calls)
             for message in messages:
                 if not isinstance(message, Request):
-                    await session.receive(message, http, size=1, cancel_waiting=self._access.waiting.cancel)
+                    await session.receive(message, http, size=share, cancel_waiting=self._access.waiting.cancel)
+                elif node is None:
+                    session.link.start(next(waiting), http)
+            if stream is None:
+                return Response(status_code=202, headers=_session_header(session))
             return await self._answer(session, stream, batch=isinstance(parsed, Batch))
 
-    async def _accept(
-        self,
-        session: Session,
-        requests: Sequence[Request],
-        body: bytes,
-        http: HttpRequest,
-        size: int,
-        seen: int | None,
-        first: FirstAnswer | None,
-    ) -> list[Call]:
-        async def write(intake: Intake, bodies: Sequence[bytes], most: int | None) -> list[Call]:
-            if not _SUBSCRIBING.isdisjoint([request.method for request in requests]):
-                # Subscriptions live with the home: the node that changes them becomes it.
-                await session.home.take()
-            return await intake.accept(bodies, most_calls=most, seen=seen, first=first)
-
-        return await self._write(session, requests, body, size, write, http)
-
-    async def _write(
-        self,
-        session: Session,
-        requests: Sequence[Request],
-        body: bytes,
-        size: int,
-        write: _Write[W],
-        http: HttpRequest,
-    ) -> W:
-        """Write requests by `write`. One whose key belongs to a call is joined to it."""
-        given = [request for request in requests if request.method == "tools/call" and has_key(request.params)]
+    async def _accept(self, new: NewRequests) -> tuple[Stream, list[Call]]:
+        """Write requests. One whose key belongs to a call is joined to it."""
+        given = [request for request in new.requests if request.method == "tools/call" and has_key(request.params)]
         if not given:
-            return await self._write_rows(session, requests, body, size, write)
-        if len(requests) > 1:
+            return await self._write(new)
+        if len(new.requests) > 1:
             raise HttpRefusal(Refusal.KEY_IN_BATCH, where=KEY_MEMBER)
-        [request], owner, keyed = requests, session.record.owner, self._context.keyed
+        [request], owner, keyed = given, new.session.record.owner, self._context.keyed
         if not is_key(key := key_in(request.params)):
             raise HttpRefusal(Refusal.BAD_KEY, where=KEY_MEMBER, limit=MAX_KEY, seen=repr(key))
         async with keyed.one_at_a_time(keyed.names(owner, key)[1]):
@@ -321,10 +281,10 @@ class PostHandler:
                     if found.is_taken:
                         self._context.counters.calls_joined += 1
                         if found.waits_in is not None:
-                            await self._access.resume(found.waits_in, http)
+                            await self._access.resume(found.waits_in, new.http)
                     else:
-                        await keyed.check_room(self._context, session.link.calls.caller)
-                    return await self._write_rows(session, requests, body, size, write, key=found)
+                        await keyed.check_room(self._context, new.session.link.calls.caller)
+                    return await self._write(new, key=found)
                 except StaleFence:
                     continue  # another node has begun the call in this moment
                 except KeyTaken:
@@ -336,16 +296,9 @@ class PostHandler:
                     raise HttpRefusal(Refusal.TOO_MANY_KEYS, limit=full.limit) from None
         raise HttpRefusal(Refusal.STORE_FAILS)
 
-    async def _write_rows(
-        self,
-        session: Session,
-        requests: Sequence[Request],
-        body: bytes,
-        size: int,
-        write: _Write[W],
-        key: CallKey | None = None,
-    ) -> W:
-        """Check the limits, and write requests by `write`, under numbers whose ids are free."""
+    async def _write(self, new: NewRequests, key: CallKey | None = None) -> tuple[Stream, list[Call]]:
+        """Check the limits, and write requests under numbers whose ids are free."""
+        session, requests = new.session, new.requests
         settings, calls = self._settings, session.link.calls
         methods = {request.method for request in requests}
         self._check_room(calls.caller, is_read=methods == {READ_AFTER_ANSWER})
@@ -357,13 +310,17 @@ class PostHandler:
             running = [call.request for call in calls.all_running()]
             if sticky.is_full(record.sticky, running, requests):
                 raise HttpRefusal(Refusal.TOO_MANY_SUBSCRIPTIONS, limit=sticky.MAX_STICKY, size=sticky.MAX_BYTES)
-        bodies = [body] if len(requests) == 1 else [json.dumps(request.raw).encode() for request in requests]
+        bodies = [new.body] if len(requests) == 1 else [json.dumps(request.raw).encode() for request in requests]
+        # What runs here was counted above; what runs in other processes only the store can count.
+        most = settings.max_calls if self._context.store.shared else None
         in_use: int | str = ""
         for number in numbers_of(record.incarnation):
             try:
-                with Intake(session, requests, incarnation=number, size=size, key=key) as intake:
-                    # What runs here was counted above; what runs in other processes only the store can count.
-                    return await write(intake, bodies, settings.max_calls if self._context.store.shared else None)
+                with Intake(session, requests, incarnation=number, size=new.size, key=key) as intake:
+                    if new.node is None and not _SUBSCRIBING.isdisjoint(methods):
+                        # Subscriptions live with the home: the node that changes them becomes it.
+                        await session.home.take()
+                    return await intake.accept(bodies, most_calls=most, seen=new.seen, first=new.first, node=new.node)
             except IdTaken as taken:
                 in_use = taken.request_id if isinstance(taken, Duplicate) else requests[0].id
                 if not await session.orphans.give_up_ids(number, requests):
@@ -450,7 +407,7 @@ class PostHandler:
                 if session.waits:
                     await self._access.waiting.resume(session, http)
                 with Intake(session, [request], incarnation=incarnation) as intake:
-                    [call] = await intake.accept([body])
+                    _, [call] = await intake.accept([body])
         except IdTaken:
             raise HttpRefusal(Refusal.DUPLICATE_ID, seen=request.id) from None
         except SessionEnded:

@@ -129,9 +129,8 @@ class SessionTaskEndpoint:
     async def _cancel(self, found: KnownCall) -> TaskFacts:
         """Cancel a task, wherever it runs or waits, and wait until it is, for some time."""
         store, stream = self._context.store, found.stream
-        session = await self._access.sessions.load(stream.session)
-        if session is not None:
-            with session.in_use():
+        async with self._access.sessions.using(stream.session) as session:
+            if session is not None:
                 await session.cancel_call(cancelled_by_id(found), self._access.waiting.cancel)
         until = asyncio.get_running_loop().time() + CANCEL_SECONDS
         with self._context.waiters.watch(stream.id, until=until) as watch:

@@ -8,11 +8,11 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
 from perdure._core import heartbeats, mail
 from perdure._core.codes import REQUEST_CANCELLED
@@ -26,7 +26,7 @@ from perdure.sessions.call_quota import ALL, CallQuota
 from perdure.sessions.context import ServerContext
 from perdure.sessions.ledger import Call, encode, encode_ask
 from perdure.sessions.registry import SessionRegistry
-from perdure.sessions.session import Intake, Session
+from perdure.sessions.session import CancelWaiting, Intake, Session
 from perdure.store.records import CallRecord, CallSnapshot, SessionRecord
 from perdure.store.steps import EndSession, PutSession, SessionLimits
 
@@ -65,21 +65,14 @@ class NewCall:
     """Bytes of memory that it takes, estimated."""
 
 
-class CallResumer(Protocol):
-    """Resumes or cancels calls that wait for their principal at this node (`cluster.settler.WaitingCalls`)."""
-
-    async def resume(self, session: Session, origin: object) -> None: ...
-
-    async def cancel(self, cancelled: mail.Cancelled) -> None: ...
-
-
 class DurableCalls:
     """The durable calls on the log, whichever node runs them. Every method that reads or writes raises `StoreError`."""
 
-    def __init__(self, context: ServerContext, sessions: SessionRegistry, waiting: CallResumer) -> None:
+    def __init__(self, context: ServerContext, sessions: SessionRegistry, cancel_waiting: CancelWaiting) -> None:
+        """`cancel_waiting`: as in `Session.receive`."""
         self._context = context
         self._sessions = sessions
-        self._waiting = waiting
+        self._cancel_waiting = cancel_waiting
         self._beginning: dict[SessionId, asyncio.Future[None]] = {}
         """Calls with a key whose rows are being written."""
         self._trimming = asyncio.Lock()
@@ -174,7 +167,7 @@ class DurableCalls:
                 stream = None if new.names is None else new.names[1]
                 # A record that exists and differs from the one that was put may be a key whose answer was given up.
                 seen = None if stream is None else record.revision
-                [call] = await intake.accept((new.body,), put, stream_id=stream, digest=new.digest, seen=seen)
+                _, [call] = await intake.accept((new.body,), put, stream_id=stream, digest=new.digest, seen=seen)
         except BaseException:
             self._sessions.let_go(session)
             raise
@@ -353,43 +346,24 @@ class DurableCalls:
         row = await self.row(record)
         return row is not None and row.state is CallState.WAITING
 
-    async def run_again(self, record: SessionRecord, origin: object) -> None:
-        """Resume a call that waits for its principal: the request `origin` brings the credentials."""
-        async with self._loaded(record) as session:
-            if session is not None:
-                await self._waiting.resume(session, origin)
-
     async def cancel(self, record: SessionRecord, reason: str) -> None:
         """Cancel a call, wherever it runs or waits; one that has ended stays as it is."""
         if (row := await self.row(record)) is None:
             return
         params = {"requestId": row.request_id, "reason": reason}
         cancelled = mail.Cancelled(session=record.id, incarnation=1, request_id=row.request_id, params=params)
-        async with self._loaded(record) as session:
+        async with self._sessions.using(record.id) as session:
             if session is not None:
-                await session.cancel_call(cancelled, self._waiting.cancel)
+                await session.cancel_call(cancelled, self._cancel_waiting)
 
     async def answer(self, record: SessionRecord, responses: Mapping[str, Any], origin: object) -> None:
         """Hand the client's answers to the node that asked."""
-        async with self._loaded(record) as session:
+        async with self._sessions.using(record.id) as session:
             if session is None:
                 return
             for name, result in responses.items():
                 answer = Response(id=name, raw={"jsonrpc": "2.0", "id": name, "result": result})
-                await session.receive(answer, origin, size=0, cancel_waiting=self._waiting.cancel)
-
-    @contextlib.asynccontextmanager
-    async def _loaded(self, record: SessionRecord) -> AsyncIterator[Session | None]:
-        """The session of a call, in memory as long as the block runs, and for its call if that runs here."""
-        session = await self._sessions.load(record.id)
-        if session is None:
-            yield None
-            return
-        try:
-            with session.in_use():
-                yield session
-        finally:
-            self._sessions.let_go(session)
+                await session.receive(answer, origin, size=0, cancel_waiting=self._cancel_waiting)
 
 
 def needs_its_client(facts: TaskFacts, *, answered: Collection[str] = ()) -> bool:

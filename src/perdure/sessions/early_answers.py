@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from perdure._core import early_answers as texts
 from perdure._core import heartbeats
-from perdure._core.durable_calls import CallClient
+from perdure._core.durable_calls import CallClient, client_of
 from perdure._core.session_tasks import wants_task
 from perdure._core.settling import UpstreamCall
 from perdure._core.states import CallState
@@ -49,7 +49,7 @@ class EarlyAnswers:
 
     def within(self, record: SessionRecord) -> float | None:
         """After how many seconds the client of a session is answered early, if it is."""
-        return texts.time_for(self._rules, record.client_params)
+        return self.at_call(client_of(record.client_params), for_host=True)
 
     def at_call(self, client: CallClient, *, for_host: bool = False) -> float | None:
         """The same for a client of 2026-07-28."""

@@ -9,7 +9,8 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -217,6 +218,20 @@ class SessionRegistry(StreamOwner):
             if session is None or self._by_id.get(session_id) is session:
                 return session
 
+    @asynccontextmanager
+    async def using(self, session_id: SessionId) -> AsyncIterator[Session | None]:
+        """Keep a session in memory as long as the block runs; a durable call also while it runs here."""
+        session = await self.load(session_id)
+        if session is None:
+            yield None
+            return
+        try:
+            with session.in_use():
+                yield session
+        finally:
+            if session.is_durable_call:
+                self.let_go(session)
+
     async def _read(self, session_id: SessionId, seen: _Seen | None = None) -> Session | None:
         store = self._context.store
         stamp = self._context.stamp()
@@ -384,7 +399,7 @@ class SessionRegistry(StreamOwner):
         try:
             with Intake(session, (request,)) as intake:
                 steps = PutSession(record=record, limits=limits), OpenStream(record=standalone)
-                [call] = await intake.accept((body,), *steps)
+                _, [call] = await intake.accept((body,), *steps)
         except BaseException:
             self._by_id.pop(session.id, None)
             raise

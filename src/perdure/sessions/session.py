@@ -287,9 +287,9 @@ class Session:
         return self.standalone.node
 
     async def asker(self, request: Request) -> NodeId | None:
-        """The other node that runs the call of this session for whose end a request waits, if that call may ask its
-        client there: only that node can write on the stream of the request. A wait ends in any case, so it goes there
-        only for a question that is open: the node may be stuck."""
+        """The other node, where there are any, that runs the call of this session for whose end a request waits, if
+        that call may ask its client there: only that node can write on the stream of the request. A wait ends in any
+        case, so it goes there only for a question that is open: the node may be stuck."""
         params, wanted, store = request.params or {}, None, self.context.store
         is_result = request.method == session_tasks.RESULT and self.link.serves_tasks
         if is_result:
@@ -297,7 +297,7 @@ class Session:
         elif request.method == "tools/call" and str(params.get("name")).startswith(OwnTools().wait):
             arguments = params.get("arguments")
             wanted = arguments.get("call") if isinstance(arguments, dict) and self.context.early is not None else None
-        stream_id = None if self.context.nodes.alone else parse_stream_id(wanted)
+        stream_id = parse_stream_id(wanted)
         stream = None if stream_id is None else await stream_by_id(store, stream_id)
         if stream is None or stream.session != self.id or stream.sealed or stream.node == self.context.node:
             return None
@@ -447,110 +447,70 @@ class Intake:
         stream_id: StreamId | None = None,
         digest: bytes = b"",
         first: FirstAnswer | None = None,
-    ) -> list[Call]:
+        node: NodeId | None = None,
+    ) -> tuple[Stream, list[Call]]:
         """Write the rows and the stream, after other steps; only then may the runtime see the requests. `most_calls`:
         the limit for all processes; the caller has counted the calls here. `seen`: raise `StaleRecord` if the session's
         record has another revision by now. `stream_id`: the stream's id where it is made of a key; raise `StaleFence`
         if the stream exists. `digest`: of the request. `first`: the answer that the request gets at once, in the same
-        commit, while the call goes on."""
+        commit, while the call goes on. `node`: another node, which is mailed in the same commit and runs the requests;
+        until it does, the rows say that they wait, and the stream is followed here: the caller pins it in the same turn
+        of the event loop."""
         session, context, own = self._session, self._session.context, self._own_key
         if own is not None:
             stream_id, digest = own.stream, own.digest
+        unique, record = stream_id is not None, session.keeper.record
         stream = context.new_stream(session.id, Kind.CALL)
-        if stream_id is not None:
-            stream = replace(stream, id=stream_id)
+        stream = stream if stream_id is None else replace(stream, id=stream_id)
+        stream = stream if node is None else replace(stream, node=node)
         hints = [self._hint(request) for request in self._requests]
-        rows = self._rows(stream.id, bodies, hints, digest=digest)
-        unique = stream_id is not None
-        opened = OpenStream(record=stream, calls=rows, most_calls=most_calls, seen=seen, unique=unique)
-        answered = self._first(stream, first)
-        await self._write(*steps, opened, *answered, stream=stream.id, unique=unique, may_be_held=not answered)
-        if answered:
+        rows = tuple(
+            [
+                CallRecord(
+                    session=session.id,
+                    incarnation=self._incarnation,
+                    request_id=request.id,
+                    stream=stream.id,
+                    method=request.method,
+                    request=body,
+                    principal=record.owner,
+                    state=CallState.RUNNING if node is None else CallState.WAITING,
+                    digest=digest,
+                    name=kept_name(request.params),
+                    upstream=hint.encode(),
+                )
+                for request, body, hint in zip(self._requests, bodies, hints, strict=True)
+            ]
+        )
+        steps += (OpenStream(record=stream, calls=rows, most_calls=most_calls, seen=seen, unique=unique),)
+        if first is not None:
+            event = Event(1, stream.opened, first(stream), True)
+            steps += (Append(stream=stream.id, fence=stream.fence, events=(event,), answered=1),)
+        if node is not None:
+            steps += (*mail_to([node], mail.HandedOver(session=session.id, stream=stream.id)),)
+        try:
+            # Only the store can tell whether a key is taken. A client that is told an id at once may come back with it.
+            await context.journal.write(*steps, may_be_held=not unique and first is None)
+            if session.keeper.record.state is SessionState.ENDED:
+                raise SessionEnded
+        except BaseException:
+            if not unique:  # else it may be another writer's
+                context.put(DropStream(stream=stream.id))  # it may have been written all the same
+            raise
+        if own is not None:
+            context.keyed.keep(context, record, own)
+        context.counters.call_streams += 1
+        context.counters.calls_accepted += len(rows)
+        if first is not None:
             stream = replace(stream, last=1, answered=1)
+        if node is not None:
+            return session.call_streams.follow(stream), []
         entered = session.call_streams.write(stream, owed=len(rows), calls=rows)
         self._is_open = True
         calls = session.link.calls.open(self._keys, self._requests, stream=entered)
         for call, hint in zip(calls, hints, strict=True):
             call.upstream = hint
-        return calls
-
-    async def hand_over(
-        self,
-        bodies: Sequence[bytes],
-        node: NodeId,
-        *,
-        most_calls: int | None = None,
-        seen: int | None = None,
-        first: FirstAnswer | None = None,
-    ) -> Stream:
-        """Write the rows and the stream for another node, which is mailed in the same commit and runs the requests.
-        Until it does, the rows say that they wait. Returns the stream, which is followed here; the caller pins it in
-        the same turn of the event loop."""
-        session, context, own = self._session, self._session.context, self._own_key
-        stream = replace(context.new_stream(session.id, Kind.CALL), node=node)
-        if own is not None:
-            stream = replace(stream, id=own.stream)
-        digest, unique = b"" if own is None else own.digest, own is not None
-        hints = [self._hint(request) for request in self._requests]
-        rows = self._rows(stream.id, bodies, hints, digest=digest, state=CallState.WAITING)
-        opened = OpenStream(record=stream, calls=rows, most_calls=most_calls, seen=seen, unique=unique)
-        answered = self._first(stream, first)
-        posts = mail_to([node], mail.HandedOver(session=session.id, stream=stream.id))
-        may_be_held = not (answered or unique)
-        await self._write(opened, *answered, *posts, stream=stream.id, may_be_held=may_be_held, unique=unique)
-        return session.call_streams.follow(replace(stream, last=1, answered=1) if answered else stream)
-
-    def _first(self, stream: StreamRecord, first: FirstAnswer | None) -> Sequence[Append]:
-        """The step that answers the request at once."""
-        if first is None:
-            return ()
-        event = Event(1, stream.opened, first(stream), True)
-        return (Append(stream=stream.id, fence=stream.fence, events=(event,), answered=1),)
-
-    def _rows(
-        self,
-        stream: StreamId,
-        bodies: Sequence[bytes],
-        hints: Sequence[UpstreamCall],
-        *,
-        digest: bytes = b"",
-        state: CallState = CallState.RUNNING,
-    ) -> tuple[CallRecord, ...]:
-        record = self._session.keeper.record
-        rows = [
-            CallRecord(
-                session=record.id,
-                incarnation=self._incarnation,
-                request_id=request.id,
-                stream=stream,
-                method=request.method,
-                request=body,
-                principal=record.owner,
-                state=state,
-                digest=digest,
-                name=kept_name(request.params),
-                upstream=hint.encode(),
-            )
-            for request, body, hint in zip(self._requests, bodies, hints, strict=True)
-        ]
-        return tuple(rows)
-
-    async def _write(self, *steps: Step, stream: StreamId, unique: bool = False, may_be_held: bool = True) -> None:
-        """`unique`: the stream's id is made of a key. Not `may_be_held`: the client is told its id at once."""
-        session, context = self._session, self._session.context
-        try:
-            # Whether a key is taken only the store can tell.
-            await context.journal.write(*steps, may_be_held=may_be_held and not unique)
-            if session.keeper.record.state is SessionState.ENDED:
-                raise SessionEnded
-        except BaseException:
-            if not unique:  # else it may be another writer's
-                context.put(DropStream(stream=stream))  # it may have been written all the same
-            raise
-        if (own := self._own_key) is not None:
-            context.keyed.keep(context, session.record, own)
-        context.counters.call_streams += 1
-        context.counters.calls_accepted += len(self._requests)
+        return entered, calls
 
     def _hint(self, request: Request) -> UpstreamCall:
         """Whether the request's tool may run again, if the runtime knows that now: it may be gone when it is asked."""
