@@ -156,6 +156,13 @@ TOGETHER = "cannot be given together: each says what is served"
             ("ftp://a/mcp",),
             "TARGET: ftp://a/mcp is not the address of an MCP server: it must begin with http:// or https://",
         ),
+        (("https://",), "TARGET: https: is not the address of an MCP server: it has no host"),
+        (("npx", "-y", "bake"), "npx is a program, so write -- before it: perdure serve -- npx …"),
+        (
+            ("/bin/python3", "shop.py"),
+            "/bin/python3 is a program, so write -- before it: perdure serve -- /bin/python3 …",
+        ),
+        (("--workers", "npx", "--", "npx"), "--workers: 'npx' is not a whole number"),
         (("https://a/mcp", "--env", "A=1"), "--env is for a program, and TARGET is a URL"),
         (("https://a/mcp", "--cwd", "x"), "--cwd is for a program, and TARGET is a URL"),
         (("--header", "A: b", "--", "bake"), "--header is for a URL, and -- COMMAND is a program"),

@@ -72,7 +72,10 @@ async def test_a_caller_without_it_learns_what_to_send(site: Site) -> None:
     error = answer_of(await site.request("POST", headers=headers, body=peer.handshake()))["error"]
     assert error["code"] == -31010
     assert error["data"] == {"upstream": "github", "reason": "unauthorized", "ran": False}
-    assert "needs the header X-GitHub-Token" in error["message"]
+    assert error["message"] == (
+        "The server github needs the header X-GitHub-Token of its caller, and the request has no header X-GitHub-Token."
+        " Sending the request again does not help until the configuration of its MCP client is corrected."
+    )
 
 
 async def test_a_child_after_a_restart_has_the_value_of_the_next_request(tmp_path: Path) -> None:

@@ -121,6 +121,15 @@ def test_the_servers_stand_under_the_key_of_any_host(holder: str) -> None:
     assert [upstream.name for upstream in found.upstreams] == ["a"]
 
 
+@pytest.mark.parametrize("key", ["httpUrl", "serverUrl"])
+def test_hosts_have_other_names_for_an_address(key: str) -> None:
+    found = read({"a": {key: "https://b.example/mcp"}})
+    assert found == read({"a": {"url": "https://b.example/mcp"}})
+    both = read({"a": {"url": "https://b.example/mcp", key: "https://c.example/mcp"}})
+    assert both.upstreams == found.upstreams
+    assert both.warnings == (f"mcp.json: the key {key!r} of a is not known, and is ignored",)
+
+
 def test_the_defaults_are_those_of_the_documentation() -> None:
     upstream = one({"command": "b"})
     assert upstream == Upstream(name="a", program=Program(argv=("b",), cwd=FOLDER))
@@ -410,6 +419,16 @@ FORMS = "${VAR}, ${VAR:-default}, ${env:VAR}, ${header:NAME} and ${principal}"
         ),
         ({**PROGRAM, "env": {"A": "${input:key}"}}, f"env A has ${{input…}}, which is not known; allowed: {FORMS}"),
         ({**PROGRAM, "args": ["${principal}"]}, "args has ${principal}, which may stand in env and headers only"),
+        (
+            {**PROGRAM, "env": {"A": "x ${header:authorization}"}},
+            "env A has ${header:authorization}, which is for the gateway, and is never passed on; have callers send"
+            " another header",
+        ),
+        (
+            {**ADDRESS, "headers": {"A": "${header:Authorization}"}},
+            "header A has ${header:Authorization}, which is for the gateway, and is never passed on; have callers send"
+            " another header",
+        ),
         ({"url": "https://${header:Host}/"}, "url has ${header:Host}, which may stand in env and headers only"),
         (
             {**PROGRAM, "env": {"A": "${principal}"}, "perdure": {"warm": 1}},
@@ -592,6 +611,18 @@ def test_callers_with_tokens_share_a_process_only_where_the_operator_says_so() -
     check_serving([one(shared)], platform="linux", has_tokens=False, has_issuer=False)
     allowed = {"command": "b", "perdure": {"process": "shared", "share_state": True}}
     check_serving([one(allowed)], platform="linux", has_tokens=True, has_issuer=False)
+
+
+@pytest.mark.parametrize(
+    "entry", [{**PROGRAM, "env": {"A": "${principal}"}}, {**ADDRESS, "headers": {"A": "${principal}"}}]
+)
+def test_a_server_that_gets_the_principal_has_callers_with_tokens(entry: dict[str, Any]) -> None:
+    check_serving([one(entry)], platform="linux", has_tokens=True, has_issuer=False)
+    with pytest.raises(Misuse) as refused:
+        check_serving([one(entry)], platform="linux", has_tokens=False, has_issuer=False)
+    assert str(refused.value) == (
+        "a has ${principal}, and its callers are not told apart; serve it with --tokens or --issuer"
+    )
 
 
 def test_tokens_are_passed_on_where_they_were_verified_and_to_one_server() -> None:

@@ -54,28 +54,35 @@ def test_a_file_may_define_dataclasses_with_postponed_annotations(folder: Path) 
     assert vars(type(load_target("typed_file.py:server")))["name"] == "typed"
 
 
+OTHERS = "; a server in another language needs -- COMMAND, or its URL"
+
+
 @pytest.mark.parametrize(
     ("target", "sentence"),
     [
-        ("no_such_shop", "no module named 'no_such_shop' in this directory or among the installed packages"),
+        ("no_such_shop", f"no module named 'no_such_shop' in this directory or among the installed packages{OTHERS}"),
         ("no_such_shop.py", "no file 'no_such_shop.py'"),
         ("shop:", "'shop:' has nothing after the colon; write package.module:name or path/file.py:name"),
         (":server", "':server' has nothing before the colon; write package.module:name or path/file.py:name"),
         (
             "",
-            "'' is not the name of a module; write package.module:name or path/file.py:name",
+            f"'' is not the name of a module; write package.module:name or path/file.py:name{OTHERS}",
         ),
-        ("shop..till:x", "'shop..till' is not the name of a module; write package.module:name or path/file.py:name"),
-        ("no_such_shop:x", "no module named 'no_such_shop' in this directory or among the installed packages"),
+        (
+            "127.0.0.1:80",
+            f"'127.0.0.1' is not the name of a module; write package.module:name or path/file.py:name{OTHERS}",
+        ),
+        ("no_such_shop:x", f"no module named 'no_such_shop' in this directory or among the installed packages{OTHERS}"),
         (
             "no_such_shop.till:x",
-            "no module named 'no_such_shop' in this directory or among the installed packages",
+            f"no module named 'no_such_shop' in this directory or among the installed packages{OTHERS}",
         ),
         (
             "json.no_such_part:x",
-            "no module named 'json.no_such_part' in this directory or among the installed packages",
+            f"no module named 'json.no_such_part' in this directory or among the installed packages{OTHERS}",
         ),
         ("no/shop.py:server", "no file 'no/shop.py'"),
+        ("shop.example/mcp", f"no file 'shop.example/mcp'{OTHERS}"),
     ],
 )
 def test_a_target_that_leads_nowhere_is_named(target: str, sentence: str) -> None:

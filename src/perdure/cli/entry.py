@@ -140,6 +140,6 @@ def _option_hint(error: click.ClickException) -> str:
 @click.version_option(package_name="perdure", message="perdure %(version)s")
 @click.pass_context
 def perdure_command(ctx: click.Context) -> None:
-    """MCP sessions that last: serve any Python MCP server so that dropped connections lose nothing."""
+    """MCP sessions that last: serve any MCP server so that dropped connections lose nothing."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

@@ -103,7 +103,15 @@ class ProgramCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # click would drop the mark, and take the program's options for its own.
         at = args.index("--") if "--" in args else None
-        rest = super().parse_args(ctx, args[:at])
+        try:
+            rest = super().parse_args(ctx, args[:at])
+        except click.UsageError as error:
+            from perdure.gateway.config import is_launcher
+
+            if at is not None or not args or not is_launcher(args[0]):
+                raise
+            written = f"{ctx.command_path} -- {args[0]} …"
+            raise Misuse(f"{args[0]} is a program, so write -- before it: {written}") from error
         ctx.params["command"] = None if at is None else tuple(args[at + 1 :])
         return rest
 

@@ -19,6 +19,8 @@ from perdure.settings import NUMBERS, Rule
 
 HOLDERS = ("mcpServers", "servers", "context_servers")
 """The keys under which hosts keep their servers."""
+ADDRESSES = frozenset({"httpUrl", "serverUrl"})
+"""Names of `url` in the files of Gemini and Windsurf."""
 OWN = "perdure"
 """The key of a server in JSON that holds Perdure's own keys."""
 TYPES: Mapping[str, Literal["command", "url"]] = {
@@ -118,6 +120,7 @@ def parse_servers(text: str, *, file: str, around: Surroundings) -> Servers:
         where = f"{file}: server {name!r}"
         if not isinstance(values, dict):
             raise Misuse(f"{where} is not an object")
+        values = {"url" if key in ADDRESSES and "url" not in values else key: one for key, one in values.items()}
         ours = values.get(OWN, {})
         if not isinstance(ours, dict):
             raise Misuse(f'{where}: "{OWN}" is not an object')
@@ -215,10 +218,15 @@ def address_from(
     return Upstream(name=_name_of_host(url), address=address, era=era, secrets=frozenset(entry.secrets))
 
 
+def is_launcher(word: str) -> bool:
+    """Whether a word is a program that starts servers, such as `npx` or `python`."""
+    return _LAUNCHERS.fullmatch(PurePosixPath(word).name) is not None
+
+
 def _name_of_program(argv: Sequence[str]) -> str:
     """Name a program after its file, or after what a launcher such as `npx` or `python` runs."""
     words = list(argv)
-    while _LAUNCHERS.fullmatch(PurePosixPath(words[0]).name) and len(words) > 1:
+    while is_launcher(words[0]) and len(words) > 1:
         rest = [word for word in words[1:] if not word.startswith("-") and "=" not in word and word not in _SUBCOMMANDS]
         if not rest:
             break
@@ -439,6 +447,11 @@ class _Entry:
             elif part == "principal" or header:
                 if not of_caller:
                     raise self.refuse(f"{key} has ${{{part}}}, which may stand in env and headers only")
+                if header and header[1].lower() == _AUTHORIZATION:
+                    raise self.refuse(
+                        f"{key} has ${{{part}}}, which is for the gateway, and is never passed on; have callers send"
+                        " another header"
+                    )
                 parts.append(("header", header[1]) if header else ("principal", ""))
             elif (variable := _VARIABLE.fullmatch(part)) is not None:
                 parts.append(("text", self._variable(key, variable[1], variable[2])))
@@ -485,3 +498,7 @@ def check_serving(upstreams: Sequence[Upstream], *, platform: str, has_tokens: b
             )
         if one.program is not None and platform == "win32":
             raise Misuse(f"{one.name} is a program, and on Windows only servers with an address are served")
+        if one.needs_principal and not has_tokens:
+            raise Misuse(
+                f"{one.name} has ${{principal}}, and its callers are not told apart; serve it with --tokens or --issuer"
+            )

@@ -23,7 +23,7 @@ from perdure.gateway.changes import UpstreamChanges
 from perdure.gateway.children import Children, program_of, shared_reaper
 from perdure.gateway.face_handler import FaceHandler
 from perdure.gateway.known_era import KnownEra
-from perdure.gateway.lane import Lane, Reason, SessionReceiver, UpstreamUnavailable
+from perdure.gateway.lane import CORRECT_CLIENT, Lane, Reason, SessionReceiver, UpstreamUnavailable
 from perdure.gateway.modern_lane import ModernLane, PassesRound
 from perdure.gateway.modern_wire import HttpWire, PipeWire
 from perdure.gateway.passports import Passport, Passports, session_passport
@@ -113,12 +113,12 @@ class UpstreamLanes:
             values = self.upstream.values_for(headers, caller.owner)
             secrets = self.upstream.secrets_of(headers, caller.owner)
         except CallerLacks as lacks:
-            sentence = f"The server {name} needs the {lacks.what} of its caller, and {lacks}. Send it."
-            raise UpstreamUnavailable(Reason.UNAUTHORIZED, sentence) from None
+            sentence = f"The server {name} needs the {lacks.what} of its caller, and {lacks}."
+            raise UpstreamUnavailable(Reason.UNAUTHORIZED, sentence, advice=CORRECT_CLIENT) from None
         for header, value in values.items() if self.upstream.address is not None else ():
             if not _VISIBLE.fullmatch(value):  # not what was seen: it may be a secret
                 sentence = f"The header {header} for the server {name} can have visible ASCII characters only."
-                raise UpstreamUnavailable(Reason.UNAUTHORIZED, sentence)
+                raise UpstreamUnavailable(Reason.UNAUTHORIZED, sentence, advice=CORRECT_CLIENT)
         return Values(tuple(values.items()), secrets)
 
     def _sharer(self, caller: Caller) -> Caller | None:

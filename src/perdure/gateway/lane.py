@@ -59,9 +59,12 @@ class UpstreamUnavailable(Exception):
         retry_after: float | None = None,
         challenge: str | None = None,
         code: int | None = None,
+        advice: str = "",
     ) -> None:
         super().__init__(sentence)
         self.reason = reason
+        self.advice = advice or ADVICE[reason]
+        """What a model, or its user, can do next."""
         self.retry_after = retry_after
         """Seconds until another try may succeed; `None` if waiting alone does not help."""
         self.challenge = challenge
@@ -72,6 +75,7 @@ class UpstreamUnavailable(Exception):
     def masked(self, mask: Callable[[str], str]) -> Self:
         """The same without secrets."""
         how: dict[str, Any] = {"retry_after": self.retry_after, "challenge": self.challenge, "code": self.code}
+        how["advice"] = self.advice
         return type(self)(self.reason, mask(str(self)), **how)
 
     def report_to(self, origin: object) -> None:
@@ -284,6 +288,8 @@ async def open_lane(
             raise
 
 
+CORRECT_CLIENT = "Sending the request again does not help until the configuration of its MCP client is corrected."
+
 _LATER = "Send the request again later; if it fails again, the operator of the gateway has to look at the server."
 _OPERATOR = "Sending the request again does not help until the operator of the gateway has"
 
@@ -312,5 +318,5 @@ def unavailable_error(upstream: str, failure: UpstreamUnavailable) -> bytes:
     sentence = str(failure)
     if not sentence[:1].isupper():  # it begins with "it"
         sentence = f"The server {upstream} is not available: {sentence}"
-    message = f"{sentence}{'' if sentence.endswith(('.', '!', '?')) else '.'} {ADVICE[failure.reason]}"
+    message = f"{sentence}{'' if sentence.endswith(('.', '!', '?')) else '.'} {failure.advice}"
     return json.dumps({"code": UPSTREAM_UNAVAILABLE, "message": message, "data": data}).encode()

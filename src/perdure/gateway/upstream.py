@@ -209,19 +209,21 @@ class Upstream:
     @property
     def needs_caller(self) -> bool:
         """Whether something that it gets comes from the request of a caller."""
-        if self.program is not None:
-            return any(text.needs_caller for text in self.program.env.values())
-        address = self.address
-        headers = {} if address is None else address.headers
-        return any(text.needs_caller for text in headers.values()) or bool(address and address.gets_callers_headers)
+        passes = self.address is not None and self.address.gets_callers_headers
+        return passes or any(text.needs_caller for text in self._texts.values())
+
+    @property
+    def needs_principal(self) -> bool:
+        return any(kind == "principal" for text in self._texts.values() for kind, _ in text.parts)
+
+    @property
+    def _texts(self) -> Texts:
+        """The variables of a program, or the headers for an address."""
+        return self.program.env if self.program is not None else self.address.headers if self.address else {}
 
     def values_for(self, headers: Mapping[str, str], principal: str) -> Mapping[str, str]:
         """Return the variables of a program, or the headers for an address, for one caller. Raises `CallerLacks`."""
-        if self.program is not None:
-            return {name: text.fill(headers, principal) for name, text in self.program.env.items()}
-        assert self.address is not None
-        own = {name: text.fill(headers, principal) for name, text in self.address.headers.items()}
-        return self._passed(headers) | own
+        return self._passed(headers) | {name: text.fill(headers, principal) for name, text in self._texts.items()}
 
     def _passed(self, headers: Mapping[str, str]) -> dict[str, str]:
         names = () if self.address is None else self.address.pass_headers
@@ -230,8 +232,7 @@ class Upstream:
     def secrets_of(self, headers: Mapping[str, str], principal: str) -> frozenset[str]:
         """Return the parts of `values_for` that come from the caller, who may repeat one of them alone. Raises
         `CallerLacks`."""
-        texts = self.program.env if self.program is not None else self.address.headers if self.address else {}
-        given = (text.given(headers, principal) for text in texts.values())
+        given = (text.given(headers, principal) for text in self._texts.values())
         return frozenset(self._passed(headers).values()).union(*given)
 
     @property

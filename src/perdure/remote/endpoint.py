@@ -585,8 +585,10 @@ def check_address(url: str) -> None:
     except (httpx2.InvalidURL, ValueError) as error:
         raise Refused("bad_address", f"the address cannot be read: {error}") from error
     bad = ""
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    if parsed.scheme not in ("http", "https"):
         bad = f"{shown(url)} is not the address of an MCP server: it must begin with http:// or https://"
+    elif not parsed.host:
+        bad = f"{shown(url)} is not the address of an MCP server: it has no host"
     elif parsed.port is not None and not 0 < parsed.port < 65_536:
         bad = f"{shown(url)} is not an address: there is no port {parsed.port}"
     elif parsed.userinfo:

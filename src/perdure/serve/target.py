@@ -23,6 +23,8 @@ from perdure.store.owner import Owner
 
 _FORMS = "write package.module:name or path/file.py:name"
 
+_OTHERS = "; a server in another language needs -- COMMAND, or its URL"
+
 USUAL_NAMES = ("server", "mcp", "app")
 """Names of servers: those that the commands of the SDK and of FastMCP search."""
 MAX_SEEN = 8
@@ -99,11 +101,13 @@ def _find_server(module: ModuleType, place: str) -> object:
 
 
 def _like(path: Path) -> str:
-    """Return a hint at Python files with similar names."""
+    """Return a hint at Python files with similar names, or at servers that are not Python."""
     files = {file.name: file for file in path.parent.glob("*.py")} if path.parent.is_dir() else {}
     wanted = path.name if path.suffix == ".py" else f"{path.name}.py"
     names = [wanted] if wanted in files else difflib.get_close_matches(wanted, list(files))
-    return f"; did you mean {' or '.join(repr(str(files[name])) for name in names)}?" if names else ""
+    if names:
+        return f"; did you mean {' or '.join(repr(str(files[name])) for name in names)}?"
+    return "" if path.suffix == ".py" else _OTHERS
 
 
 def _load(place: str) -> ModuleType:
@@ -123,7 +127,7 @@ def _load(place: str) -> ModuleType:
             raise BadTarget(f"{str(path)!r} is not a Python file")
         name, folder = path.name, path.parent
     elif not all(part.isidentifier() for part in place.split(".")):
-        raise BadTarget(f"{place!r} is not the name of a module; {_FORMS}")
+        raise BadTarget(f"{place!r} is not the name of a module; {_FORMS}{_OTHERS}")
     # Let modules in this folder be imported, as `python -m` does with the current directory and `python FILE` with the
     # file's.
     if str(folder) not in sys.path:
