@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 
 import anyio.from_thread
 import anyio.to_thread
-from pydantic_core import PydanticSerializationError, from_json, to_json
+from pydantic_core import from_json, to_json
 
 from perdure._core.states import ToolStepState, ToolStepStep
 from perdure._core.tool_steps import RESUMABLE_META, StepPlace, ToolStepKind
@@ -134,14 +134,14 @@ async def step(  # type: ignore[misc]  # mypy does not match `*args: *Ts` with a
     place = await log.begin(ToolStepKind.STEP, name, own=is_own_task(), writes=not again, again=again or bool(check))
     if (recorded := place.recorded) is not None and recorded.state is not ToolStepState.OPEN:
         log.leave(place, again=again)
-        return _outcome(values, name, recorded.state, recorded.value)
+        return values.recorded(name, recorded.state, recorded.value)
     token = _step.set(_Running(log, place, None))
     cause: Exception | None = None
     try:
         with spans.tool_step(place.label):
             found = await _called(check, ()) if check is not None and recorded is not None else NOT_DONE
             value = await _called(fn, args) if found is NOT_DONE else found
-        how, body = values.write(log, place, value)
+        how, (body, value) = ToolStepStep.END, values.kept(log, place, value)
     except Exception as failure:
         how, body, cause = ToolStepStep.FAIL, _error(log, place, failure), failure
     except BaseException:
@@ -150,7 +150,9 @@ async def step(  # type: ignore[misc]  # mypy does not match `*args: *Ts` with a
     finally:
         _step.reset(token)
     await log.end(place, how, body)
-    return _outcome(values, name, _STATES[how], body, cause)
+    if cause is not None:
+        raise _made(name, body) from cause
+    return value
 
 
 def step_sync(
@@ -174,14 +176,14 @@ def step_sync(
     log, place = _in_loop(loop, _begin_in_thread(open_log, name, _worker_thread(), again=again, check=bool(check)))
     if (recorded := place.recorded) is not None and recorded.state is not ToolStepState.OPEN:
         loop.call_soon_threadsafe(functools.partial(log.leave, place, again=again))
-        return typing.cast("T", _outcome(values, name, recorded.state, recorded.value))
+        return typing.cast("T", values.recorded(name, recorded.state, recorded.value))
     token = _step.set(_Running(log, place, None))
     cause: Exception | None = None
     try:
         with spans.tool_step(place.label):
             found = check() if check is not None and recorded is not None else NOT_DONE
             value = fn(*args) if found is NOT_DONE else found
-        how, body = values.write(log, place, value)
+        how, (body, value) = ToolStepStep.END, values.kept(log, place, value)
     except Exception as failure:
         how, body, cause = ToolStepStep.FAIL, _error(log, place, failure), failure
     except BaseException:
@@ -190,7 +192,9 @@ def step_sync(
     finally:
         _step.reset(token)
     _in_loop(loop, log.end(place, how, body))
-    return typing.cast("T", _outcome(values, name, _STATES[how], body, cause))
+    if cause is not None:
+        raise _made(name, body) from cause
+    return value
 
 
 async def sleep(seconds: float, *, name: str = "sleep") -> None:
@@ -226,7 +230,11 @@ def _open_log() -> Callable[[], StepLog] | None:
 
 
 def _log() -> StepLog | None:
-    return None if (open_log := _open_log()) is None else open_log()
+    if (open_log := _open_log()) is None:
+        return None
+    if (task := handler_task.get()) is not None and task.get_loop() is not asyncio.get_running_loop():
+        raise Misuse("a step was begun in another event loop than that of its call; make the tool itself async")
+    return open_log()
 
 
 def is_own_task() -> bool:
@@ -320,13 +328,13 @@ class _Values:
         try:
             known = _known.get(fn)
         except TypeError:  # no weak reference to it is possible
-            return cls._read(fn)
+            return cls._for(fn)
         if known is None:
-            known = _known[fn] = cls._read(fn)
+            known = _known[fn] = cls._for(fn)
         return known
 
     @classmethod
-    def _read(cls, fn: Callable[..., Any]) -> _Values:
+    def _for(cls, fn: Callable[..., Any]) -> _Values:
         hinted = fn if inspect.isroutine(fn) or inspect.isclass(fn) else type(fn).__call__
         if inspect.isclass(fn):
             return cls(_adapter(fn, fn))
@@ -340,18 +348,30 @@ class _Values:
             ) from failure
         return _PLAIN if annotation is Any else cls(_adapter(fn, annotation))
 
-    def write(self, log: StepLog, place: StepPlace, value: object) -> tuple[ToolStepStep, bytes]:
-        """The recorded form of a value. Raises `StepLimit`, or whatever shows that it cannot be written or read."""
-        if self._adapter is None:
+    def kept(self, log: StepLog, place: StepPlace, value: object) -> tuple[bytes, Any]:
+        """The recorded form of a value, and what the tool gets of it."""
+        try:
+            if self._adapter is not None:
+                value = self._adapter.dump_python(value, mode="json", by_alias=True, round_trip=True, warnings=False)
             body = to_json(value, inf_nan_mode="constants")
-        else:
-            body = self._adapter.dump_json(value, by_alias=True, round_trip=True, warnings=False)
-            self._adapter.validate_json(body)
+            value = self._read(body)
+        except ValueError as failure:
+            sentence = f"its value cannot be kept as JSON: {failure}"
+            raise StepFailed(place.name, type(failure).__name__, sentence) from failure
         if sentence := log.reserve(place, len(body)):
             raise StepLimit(sentence)
-        return ToolStepStep.END, body
+        return body, value
 
-    def read(self, body: bytes) -> Any:
+    def recorded(self, name: str, state: ToolStepState, body: bytes) -> Any:
+        """Return a recorded value, or raise a recorded error."""
+        if state is ToolStepState.FAILED:
+            raise _made(name, body)
+        try:
+            return self._read(body)
+        except ValueError as failure:
+            raise StepFailed(name, type(failure).__name__, f"its recorded value cannot be read: {failure}") from failure
+
+    def _read(self, body: bytes) -> Any:
         return from_json(body) if self._adapter is None else self._adapter.validate_json(body)
 
 
@@ -361,45 +381,33 @@ _known: WeakKeyDictionary[Callable[..., Any], _Values] = WeakKeyDictionary()
 
 def _adapter(fn: Callable[..., Any], annotation: Any) -> TypeAdapter[Any]:
     # Not at the top: a gateway has no steps, and its start does not wait for this import.
-    from pydantic import ConfigDict, TypeAdapter
-    from pydantic.errors import PydanticUserError
+    from pydantic import TypeAdapter
+    from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 
     try:
-        try:
-            return TypeAdapter(annotation, config=ConfigDict(ser_json_inf_nan="constants"))
-        except PydanticUserError as failure:
-            if failure.code != "type-adapter-config-unused":
-                raise
-            return TypeAdapter(annotation)  # a model has a configuration of its own
-    except PydanticUserError as failure:
-        sentence = f"{_name(fn)} returns {annotation!r}, which cannot be kept as JSON; return what pydantic can write"
+        adapter = TypeAdapter(annotation)
+        adapter.rebuild(raise_errors=True)  # it is made also where the type of a field cannot be read
+    except (PydanticUserError, PydanticUndefinedAnnotation) as failure:
+        sentence = f"{_name(fn)} returns {annotation!r}, which cannot be kept as JSON: {failure.message}"
         raise Misuse(sentence) from failure
+    return adapter
 
 
 def _name(fn: Callable[..., Any]) -> str:
     return str(getattr(fn, "__qualname__", fn))
 
 
-_STATES = {ToolStepStep.END: ToolStepState.ENDED, ToolStepStep.FAIL: ToolStepState.FAILED}
-
-
-def _outcome(values: _Values, name: str, state: ToolStepState, body: bytes, cause: BaseException | None = None) -> Any:
-    """Return a recorded value, or raise a recorded error."""
-    if state is ToolStepState.ENDED:
-        try:
-            return values.read(body)
-        except ValueError as failure:
-            raise StepFailed(name, type(failure).__name__, f"its recorded value cannot be read: {failure}") from failure
+def _made(name: str, body: bytes) -> Exception:
+    """The error of a step, out of its recorded form."""
     error = from_json(body)
-    raise (_rebuilt(error) or StepFailed(name, error["kind"], error["message"])) from cause
+    return _rebuilt(error) or StepFailed(name, error["kind"], error["message"])
 
 
 def _error(log: StepLog, place: StepPlace, failure: Exception) -> bytes:
     """The recorded form of an error: its class and arguments, if it can be made again of them."""
-    if isinstance(failure, PydanticSerializationError):
-        failure = StepFailed(place.name, type(failure).__name__, f"its value cannot be kept as JSON: {failure}")
     kind = type(failure)
-    error: dict[str, Any] = {"kind": kind.__name__, "message": str(failure)[:_MOST_MESSAGE]}
+    message = str(failure)[:_MOST_MESSAGE].encode(errors="backslashreplace").decode()  # a file's name may be no UTF-8
+    error: dict[str, Any] = {"kind": kind.__name__, "message": message}
     try:
         whole = {**error, "class": [kind.__module__, kind.__qualname__], "args": list(failure.args)}
         body = to_json(whole)
@@ -425,7 +433,6 @@ def _rebuilt(error: dict[str, Any]) -> Exception | None:
         kind: Any = importlib.import_module(module)
         for part in qualname.split("."):
             kind = getattr(kind, part)
-        found = kind(*error["args"])
+        return kind(*error["args"]) if issubclass(kind, Exception) else None
     except Exception:  # whatever the class raises
         return None
-    return found if isinstance(found, Exception) else None

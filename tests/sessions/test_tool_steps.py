@@ -60,6 +60,10 @@ class Price(BaseModel):
     since: datetime.date
 
 
+class Ratio(BaseModel):
+    of: float
+
+
 class NoStock(Exception):
     """It cannot be made again of its arguments."""
 
@@ -121,6 +125,10 @@ async def not_a_number() -> float:
     return math.nan
 
 
+def no_ratios() -> list[Ratio]:
+    return [Ratio(of=math.nan)]
+
+
 def nothing() -> None:
     return None
 
@@ -134,7 +142,8 @@ async def test_values_are_the_same_in_both_runs(tmp_path: Path) -> None:
 
     async def body() -> list[Any]:
         return [
-            await outcome_of(perdure.step(fn.__name__, fn)) for fn in (untyped, typed, nothing, not_a_number, largest)
+            await outcome_of(perdure.step(fn.__name__, fn))
+            for fn in (untyped, typed, nothing, not_a_number, largest, no_ratios)
         ]
 
     first, second = await in_each_run(body, tmp_path / "log.db")
@@ -144,6 +153,7 @@ async def test_values_are_the_same_in_both_runs(tmp_path: Path) -> None:
     assert first[2] == (type(None), None)
     assert math.isnan(first[3][1])
     assert len(first[4][1]) == MOST_VALUE - 2
+    assert math.isnan(first[5][1][0].of)
 
 
 def tool_error() -> str:
@@ -158,8 +168,16 @@ def no_stock() -> str:
     raise NoStock("pens", 0)
 
 
+def no_file() -> str:
+    raise FileNotFoundError("no \udcff")  # as Python reads a name that is no UTF-8
+
+
 def no_json() -> Any:
     return object()
+
+
+def no_text() -> bytes:
+    return b"\xff"
 
 
 def wrong_type() -> int:
@@ -172,7 +190,7 @@ def too_large() -> str:
 
 async def test_errors_are_the_same_in_both_runs(tmp_path: Path) -> None:
     """Those that cannot be made again are `StepFailed`, and what cannot be written, or is too large, fails its step."""
-    fns = (tool_error, mcp_error, no_stock, no_json, wrong_type, too_large)
+    fns = (tool_error, mcp_error, no_stock, no_file, no_json, no_text, wrong_type, too_large)
 
     async def body() -> list[Any]:
         return [await outcome_of(perdure.step(fn.__name__, fn)) for fn in fns]
@@ -180,12 +198,35 @@ async def test_errors_are_the_same_in_both_runs(tmp_path: Path) -> None:
     first, second = await in_each_run(body, tmp_path / "log.db")
     assert repr(first) == repr(second)
     kinds = [kind.__name__ for kind, _ in first]
-    assert kinds == ["ToolError", "MCPError", *["StepFailed"] * 3, "StepLimit"]
+    assert kinds == ["ToolError", "MCPError", *["StepFailed"] * 5, "StepLimit"]
     assert first[1][1][1:] == (-32000, "no stock", {"left": 0})
     assert first[0][1] == ("no stock", "no stock")
     assert first[2][1][0] == "step 'no_stock' failed: NoStock: 0 of pens"
-    assert "cannot be kept as JSON" in first[3][1][0]
-    assert "1,048,576" in first[5][1][0]
+    assert first[3][1][0] == "step 'no_file' failed: FileNotFoundError: no \\udcff"
+    assert all("cannot be kept as JSON" in sentence for _, (sentence, *_) in first[4:7])
+    assert "1,048,576" in first[7][1][0]
+
+
+async def test_the_error_of_a_check_is_that_of_its_step(tmp_path: Path) -> None:
+    """It is recorded: the step is not checked a second time."""
+    begun, checks = asyncio.Event(), list[str]()
+
+    async def endless() -> str:
+        begun.set()
+        await asyncio.Event().wait()
+        return ""
+
+    def check() -> str:
+        checks.append("check")
+        raise ToolError("declined")
+
+    async def body() -> Any:
+        charge = perdure.step("charge", endless, check=check)
+        return await (outcome_of(charge) if begun.is_set() else cut_short(charge, begun.is_set))
+
+    declined = ToolError, ("declined", "declined")
+    assert await in_each_run(body, tmp_path / "log.db", runs=3) == [None, declined, declined]
+    assert checks == ["check"]
 
 
 async def test_the_step_beyond_the_limit_does_not_run_and_those_before_it_return(tmp_path: Path) -> None:
@@ -254,6 +295,21 @@ async def test_a_step_in_a_step_is_part_of_it(tmp_path: Path) -> None:
 
     assert await in_each_run(body, tmp_path / "log.db") == ["inner", "inner"]
     assert len(inner) == 1
+
+
+def key() -> str:
+    return str(perdure.step_key())
+
+
+async def test_each_step_has_its_own_key(tmp_path: Path) -> None:
+    """Also one whose name looks like that of a second one."""
+
+    async def body() -> list[str]:
+        return [await perdure.step(name, key) for name in ("mail", "mail #2", "mail")]
+
+    first, second = await in_each_run(body, tmp_path / "log.db")
+    assert first == second
+    assert len({*first}) == 3
 
 
 async def test_threads_have_the_steps_if_they_have_the_context(tmp_path: Path) -> None:
@@ -341,6 +397,8 @@ async def test_what_is_wrong_is_said_and_nothing_runs(tmp_path: Path) -> None:
             lambda: perdure.step("both", ran.append, "both", again=True, check=lambda: None),
             lambda: asyncio.to_thread(perdure.step_key),
             lambda: asyncio.gather(perdure.step("twin", slow), perdure.step("twin", slow)),
+            lambda: asyncio.to_thread(asyncio.run, perdure.step("elsewhere", ran.append, "elsewhere")),
+            lambda: asyncio.to_thread(asyncio.run, perdure.sleep(0)),
             lambda: perdure.sleep(-1),
             lambda: perdure.sleep(math.nan),
         ):
@@ -355,7 +413,8 @@ async def test_what_is_wrong_is_said_and_nothing_runs(tmp_path: Path) -> None:
     assert ran == []
     parts = (
         *("1 to 200 characters, not ''", "1 to 200 characters", "`again=True` or `check=`", "outside a step"),
-        *("two steps with the name 'twin' run at the same time", "not for -1", "not for nan", "await perdure.step"),
+        *("two steps with the name 'twin' run at the same time", "another event loop", "another event loop"),
+        *("not for -1", "not for nan", "await perdure.step"),
     )
     assert [part for part, sentence in zip(parts, said_of, strict=True) if part not in sentence] == []
 
@@ -386,15 +445,31 @@ async def test_an_annotation_that_cannot_be_read_is_told_everywhere(tmp_path: Pa
     def hidden() -> HiddenPrice:  # type: ignore[name-defined]  # noqa: F821
         return None
 
-    async def body() -> str:
-        with pytest.raises(Misuse) as failure:
-            await perdure.step("a", hidden)
-        return str(failure.value)
+    class Order(BaseModel):
+        price: HiddenPrice  # type: ignore[name-defined]  # noqa: F821
+
+    def of_hidden() -> list[Order]:
+        return []
+
+    def lock() -> threading.Lock:
+        return threading.Lock()
+
+    of_hidden.__annotations__["return"] = list[Order]  # it is a local name
+
+    async def body() -> list[str]:
+        failures: list[str] = []
+        for fn in (hidden, of_hidden, lock):
+            with pytest.raises(Misuse) as failure:
+                await perdure.step("a", fn)
+            failures.append(str(failure.value))
+        return failures
 
     on_the_log, again = await in_each_run(body, tmp_path / "log.db")
     assert await body() == on_the_log == again
-    assert "the return annotation of" in on_the_log
-    assert "import its names at run time" in on_the_log
+    assert "the return annotation of" in on_the_log[0]
+    assert "import its names at run time" in on_the_log[0]
+    assert "which cannot be kept as JSON: name 'HiddenPrice' is not defined" in on_the_log[1]
+    assert "which cannot be kept as JSON: Unable to generate" in on_the_log[2]
     with pytest.raises(Misuse, match="import its names at run time"):
         perdure.step_sync("a", hidden)
 
@@ -589,6 +664,34 @@ async def test_a_cancelled_call_tells_what_was_finished(how: str, tmp_path: Path
             ("a", "ended", b""),
             ("b", "open", b""),
         ]
+
+
+async def test_no_value_stays_of_a_step_that_ends_with_its_call(tmp_path: Path) -> None:
+    """The store has its end, and the tool returns before this process knows."""
+    store, tasks = FaultyStore(SharedStore(tmp_path / "log.db")), list[str]()
+    values = list[bytes]()
+
+    async def body() -> None:
+        await until(lambda: bool(tasks))
+        store.writes = Fault.LATE
+
+        async def aside() -> None:
+            with pytest.raises(Misuse, match="has ended"):
+                await perdure.step("a", effect, "a", again=True)
+
+        others.append(asyncio.create_task(aside()))
+        while not values:
+            values.extend([step.value for step in await steps_in(store, tasks[0])])
+        store.works()
+
+    others = list[asyncio.Task[None]]()
+    async with serve(Tool(body, runs=1).server, store=store, task_after=0.0, complaint="the store fails") as site:
+        client = TaskClient(balancer=Balancer(ports=[site.port]))
+        tasks.append(await client.task("do"))
+        assert said(await client.outcome(tasks[0])) == "done"
+        await asyncio.gather(*others)
+        assert values == [b'"a 5"']
+        assert [step.value for step in await steps_in(store, tasks[0])] == [b""]
 
 
 @pytest.mark.parametrize(

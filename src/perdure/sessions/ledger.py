@@ -243,7 +243,8 @@ class Calls:
         call.state = advance(CALL, call.state, step)
         if call.timer is not None:
             call.timer.cancel()
-        stepped = call.steps is not None and call.steps.has_rows
+        # Also where no step is known to be in the store: the end of one may be on its way.
+        stepped = call.steps is not None
         end = CallEnd(incarnation=call.key[0], request_id=call.request.id, state=call.state, stepped=stepped)
         call.stream.append(payload, end=end, also=also)
         self.release(call.key)

@@ -153,7 +153,8 @@ class ToolSteps:
 
     def key_of(self, place: StepPlace) -> uuid.UUID:
         call = self.call
-        return uuid.uuid5(_KEYS, f"{call.stream.id} {call.incarnation} {encode(call.request.id)!r} {place.label!a}")
+        step = f"{place.name!a} {place.label!a}"  # another step may have the name `mail #2`
+        return uuid.uuid5(_KEYS, f"{call.stream.id} {call.incarnation} {encode(call.request.id)!r} {step}")
 
     # Questions
 
