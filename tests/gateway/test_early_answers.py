@@ -10,6 +10,7 @@ import pytest
 from perdure.gateway.host import host_upstream
 from perdure.gateway.upstream import HttpUpstream, Program, Upstream
 from perdure.settings import Settings
+from tests.gateway.gateways import gateway
 from tests.gateway.typescript_upstreams import typescript_program
 from tests.http.test_early_answers import CANCEL, RULE, WAIT, answered, call_in
 from tests.support.clients.modern_peer import CallPeer, result_of, said
@@ -53,3 +54,15 @@ async def test_a_gateway_waits_for_an_upstream_that_has_rules_itself() -> None:
             await asyncio.sleep(1.1)  # a rule that applied would have answered
             shop.open("g")
             assert text_of((await call.rest())[-1]) == "went through g"
+
+
+async def test_what_is_no_list_of_tools_passes_as_it_is(tmp_path: Path) -> None:
+    """A request for it has its answer, and early answers go on."""
+    rules = {"answer_within": RULE, "tasks": ("plain=optional",)}
+    async with gateway(tmp_path, 'listed={"tools":5}', serving=rules) as served:
+        session, modern = await served.join(), CallPeer(port=served.site.port)
+        [listed] = await (await session.post(session.request("tools/list"))).rest()
+        assert (listed["result"], result_of(await modern.rpc("tools/list", {}))["tools"]) == ({"tools": 5}, 5)
+        first = await answered(session, "plain", do=[{"wait": str(gate := tmp_path / "gate")}])
+        gate.touch()
+        assert text_of(await answered(session, WAIT, call=call_in(first))) == "done"

@@ -73,6 +73,19 @@ async def test_an_upstream_that_declares_tasks_keeps_its_own() -> None:
             assert text_of(await result(peer, task)) == "went through g"
 
 
+async def test_members_in_odd_forms_do_not_keep_a_task_from_its_end(tmp_path: Path) -> None:
+    """K14: `_meta` that is no object gives way to the task's own. The answer may be in the same chunk of output."""
+    odd: dict[str, Any] = {"_meta": 7, "content": []}
+    logged = {"notify": "notifications/message", "params": {"_meta": 7, "level": "info", "data": "odd"}}
+    async with gateway(tmp_path, serving=NAMED) as served:
+        peer = await served.join()
+        standalone = await peer.get()
+        task = (await begin(peer, "plain", do=[logged, {"result": odd}]))["taskId"]
+        meta = {"io.modelcontextprotocol/related-task": {"taskId": task}}
+        assert (await until_heard(standalone, "notifications/message"))["params"]["_meta"] == meta
+        assert (await result(peer, task))["result"] == {**odd, "_meta": meta}
+
+
 async def test_a_task_that_another_node_takes_runs_in_the_one_process_of_its_session(tmp_path: Path) -> None:
     """K6: row and early answer are written where the request comes, and the tool runs at the home."""
     async with AsyncExitStack() as stack:

@@ -151,6 +151,12 @@ def parse_task_rules(rules: Iterable[str]) -> Mapping[str, TaskSupport]:
     return found
 
 
+def tools_on(page: Mapping[str, Any]) -> list[Any] | None:
+    """The tools on a page of `tools/list`; `None` if a server has put something else there."""
+    tools = page.get("tools") or []
+    return tools if isinstance(tools, list) else None
+
+
 def task_support(name: str, rules: Mapping[str, TaskSupport], tool: Mapping[str, Any] | None) -> TaskSupport:
     """How a tool is served: by the operator's rule, else by the tool's own declaration, else as a task if possible."""
     if (rule := rules.get(name, rules.get("*"))) is not None:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from perdure._core import heartbeats
 from perdure._core.codes import REQUEST_CANCELLED
-from perdure._core.durable_calls import CallClient, client_of, progress_text
-from perdure._core.jsonrpc import JsonObject
+from perdure._core.durable_calls import CallClient, client_of, progress_text, tools_on
+from perdure._core.jsonrpc import JsonObject, meta_of
 from perdure._core.settling import as_progress
 from perdure._core.states import CallState
 from perdure._core.text import format_duration, parse_duration
@@ -90,8 +90,7 @@ def may_be_own(name: object) -> bool:
 
 def is_cancelled_by_id(params: Mapping[str, Any], call: str) -> bool:
     """Whether a cancellation names a call itself, not its request, which may have its early answer."""
-    meta = params.get("_meta")
-    return isinstance(meta, dict) and meta.get(CALL) == call
+    return meta_of(params).get(CALL) == call
 
 
 def names_of(tools: Iterable[Mapping[str, Any]]) -> frozenset[str]:
@@ -113,9 +112,11 @@ def _free(name: str, taken: Collection[str]) -> str:
 
 def listed(page: JsonObject, names: OwnTools, seconds: float) -> JsonObject:
     """A page of `tools/list` for a client under a rule: no output schemas, and Perdure's tools on the last page."""
+    if (given := tools_on(page)) is None:
+        return page
     tools = [
         {name: value for name, value in tool.items() if name != "outputSchema"} if isinstance(tool, dict) else tool
-        for tool in page.get("tools") or []
+        for tool in given
     ]
     if page.get("nextCursor") is None:
         tools += _own(names, seconds)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from perdure._core.jsonrpc import JsonObject
+from perdure._core.jsonrpc import JsonObject, meta_of
 
 PREFIX: Final = "io.modelcontextprotocol/"
 VERSION: Final = f"{PREFIX}protocolVersion"
@@ -59,8 +59,8 @@ _ENCODED = re.compile(r"=\?base64\?.*\?=")
 
 def envelope_in(params: Mapping[str, Any] | None) -> JsonObject | None:
     """The envelope in the params of a message, if it has one: the message is of a revision without sessions then."""
-    meta = (params or {}).get("_meta")
-    if not isinstance(meta, Mapping) or not isinstance(meta.get(VERSION), str):
+    meta = meta_of(params)
+    if not isinstance(meta.get(VERSION), str):
         return None
     return {name: value for name, value in meta.items() if name.startswith(PREFIX)}
 

@@ -33,7 +33,7 @@ from perdure._core.envelope import (
     TASKS,
     VERSION,
 )
-from perdure._core.jsonrpc import JsonObject
+from perdure._core.jsonrpc import JsonObject, mapping, meta_of
 from perdure._core.listening import LISTS, UPDATED
 from perdure._core.polling import MAX_QUESTIONS, METHOD_NOT_FOUND
 from perdure._core.revisions import FIRST_SESSIONLESS, LATEST_SESSION, REVISIONS
@@ -117,7 +117,7 @@ def modern_version(discovered: Mapping[str, Any]) -> str | None:
 
 def initialize_result(discovered: Mapping[str, Any], requested: object) -> JsonObject:
     """The `initialize` result that a result of `server/discover` comes to, for a client that requested a version."""
-    meta = _mapping(discovered.get("_meta"))
+    meta = meta_of(discovered)
     kept = {
         name: value
         for name, value in discovered.items()
@@ -139,7 +139,7 @@ def envelope(client_params: Mapping[str, Any], *, level: str | None = None) -> J
     Capabilities that the revision does not have are left out: tasks of 2025-11-25, and changes of roots.
     """
     capabilities = {
-        name: value for name, value in _mapping(client_params.get("capabilities")).items() if name != "tasks"
+        name: value for name, value in mapping(client_params.get("capabilities")).items() if name != "tasks"
     }
     if isinstance(roots := capabilities.get("roots"), Mapping):
         capabilities["roots"] = {name: value for name, value in roots.items() if name != "listChanged"}
@@ -151,7 +151,7 @@ def envelope(client_params: Mapping[str, Any], *, level: str | None = None) -> J
 
 def request_down(params: Mapping[str, Any] | None, envelope: Mapping[str, Any]) -> JsonObject:
     """The params of a request of a session with the envelope of its client."""
-    return {**(params or {}), "_meta": {**_mapping((params or {}).get("_meta")), **envelope}}
+    return {**(params or {}), "_meta": {**meta_of(params), **envelope}}
 
 
 def result_down(method: str, text: str) -> str:
@@ -210,7 +210,7 @@ def next_round(params: Mapping[str, Any], result: Mapping[str, Any], answers: Ma
 def request_through(params: Mapping[str, Any] | None, envelope: Mapping[str, Any]) -> JsonObject:
     """The params of a request of 2026-07-28, for the server. `envelope`: for requests that the gateway makes itself.
     The key of a call is the gateway's, and so are its tasks."""
-    meta = {**envelope, **_mapping((params or {}).get("_meta"))}
+    meta = {**envelope, **meta_of(params)}
     meta.pop(KEY, None)
     passed = {**(params or {}), "_meta": meta}
     if isinstance(state := passed.get("requestState"), str) and _is_marked(state):
@@ -244,7 +244,7 @@ def discover_result(initialized: Mapping[str, Any]) -> JsonObject:
 
     Changes of lists come by `subscriptions/listen`, which the gateway serves for each list that the server has.
     """
-    capabilities = {name: value for name, value in _mapping(initialized.get("capabilities")).items() if name != "tasks"}
+    capabilities = {name: value for name, value in mapping(initialized.get("capabilities")).items() if name != "tasks"}
     for name in ("tools", "prompts", "resources"):
         if isinstance(declared := capabilities.get(name), Mapping):
             capabilities[name] = {**declared, "listChanged": True}
@@ -261,7 +261,7 @@ def discover_result(initialized: Mapping[str, Any]) -> JsonObject:
         "ttlMs": 0,
         "cacheScope": "private",
         **kept,
-        "_meta": {**_mapping(initialized.get("_meta")), **stamp},
+        "_meta": {**meta_of(initialized), **stamp},
     }
 
 
@@ -273,7 +273,7 @@ def request_up(params: Mapping[str, Any] | None) -> JsonObject | None:
 def request_along(params: JsonObject | None) -> JsonObject | None:
     """The params of a request of a session, for a server with sessions: the key of a call is the gateway's, because
     callers whom the gateway tells apart may be one to the server."""
-    return params if KEY not in _mapping((params or {}).get("_meta")) else _without_meta(params, (KEY,))
+    return params if KEY not in meta_of(params) else _without_meta(params, (KEY,))
 
 
 def _without_meta(params: Mapping[str, Any] | None, names: Collection[str]) -> JsonObject:
@@ -301,7 +301,7 @@ def _without_execution(tool: str) -> str:
 
 def log_level_in(params: Mapping[str, Any] | None) -> str | None:
     """The least level of log messages that a request of 2026-07-28 wants; `None` if it wants none."""
-    level = _mapping((params or {}).get("_meta")).get(LOG_LEVEL)
+    level = meta_of(params).get(LOG_LEVEL)
     return level if level in LEVELS else None
 
 
@@ -321,13 +321,9 @@ def passes_up(method: str, params: Mapping[str, Any] | None, *, level: str | Non
 _NOT_ON_RESPONSES = frozenset({*LISTS.values(), UPDATED, "notifications/elicitation/complete"})
 
 
-def _mapping(found: object) -> Mapping[str, Any]:
-    return found if isinstance(found, Mapping) else {}
-
-
 def _without_hop(capabilities: object) -> JsonObject:
     """Capabilities without the extensions that a gateway speaks for itself."""
-    kept = dict(_mapping(capabilities))
+    kept = dict(mapping(capabilities))
     if isinstance(extensions := kept.get("extensions"), Mapping):
         kept["extensions"] = {name: value for name, value in extensions.items() if name not in _HOP}
     return kept

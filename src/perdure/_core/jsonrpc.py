@@ -14,6 +14,7 @@ JavaScript. We are stricter in one place: an id that MCP forbids makes no notifi
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NoReturn, TypeAlias, TypeGuard
@@ -224,6 +225,16 @@ def _read_message(message: object) -> Envelope:
     if not isinstance(error, dict) or type(error.get("code")) is not int or type(error.get("message")) is not str:
         raise _refused('"error" must be an object with an integer "code" and a string "message"', message)
     return Response(id=None if message.get("id") is None else _read_id(message), raw=message)
+
+
+def mapping(found: object) -> Mapping[str, Any]:
+    """An object in a message; empty where there is none, or something else in its place."""
+    return found if isinstance(found, Mapping) else {}
+
+
+def meta_of(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """`_meta` of params or of a result."""
+    return mapping((given or {}).get("_meta"))
 
 
 def _read_id(message: JsonObject) -> RequestId:

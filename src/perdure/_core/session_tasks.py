@@ -21,9 +21,10 @@ from perdure._core.durable_calls import (
     progress_text,
     response_of,
     status_of,
+    tools_on,
 )
 from perdure._core.ids import parse_stream_id
-from perdure._core.jsonrpc import JsonObject
+from perdure._core.jsonrpc import JsonObject, mapping, meta_of
 from perdure._core.revisions import REVISIONS
 
 GET, RESULT, CANCEL, LIST = "tasks/get", "tasks/result", "tasks/cancel", "tasks/list"
@@ -72,8 +73,9 @@ def announce(result: bytes, tasks: JsonObject | None) -> bytes:
     if tasks is None and OURS.encode() not in result:
         return result
     said: JsonObject = json.loads(result)
-    meta = {name: value for name, value in (said.pop("_meta", None) or {}).items() if name != OURS}
-    revision, capabilities = REVISIONS.get(str(said.get("protocolVersion"))), said.get("capabilities") or {}
+    meta = {name: value for name, value in meta_of(said).items() if name != OURS}
+    said.pop("_meta", None)
+    revision, capabilities = REVISIONS.get(str(said.get("protocolVersion"))), mapping(said.get("capabilities"))
     knows = revision is not None and revision.tasks and "tools" in capabilities
     if tasks is not None and knows and "tasks" not in capabilities:
         said["capabilities"], meta[OURS] = {**capabilities, "tasks": tasks}, {}
@@ -98,7 +100,7 @@ def as_declared(result: bytes) -> JsonObject:
 @functools.lru_cache(maxsize=256)
 def is_ours(result: bytes) -> bool:
     """Whether a session with this `initialize` result has tasks of Perdure's."""
-    return OURS.encode() in result and OURS in (json.loads(result).get("_meta") or {})
+    return OURS.encode() in result and OURS in meta_of(json.loads(result))
 
 
 # --- Which tools run as tasks
@@ -129,9 +131,10 @@ def show_support(page: JsonObject, rules: Mapping[str, TaskSupport]) -> JsonObje
         if rule is None:
             return tool
         support = "forbidden" if rule is TaskSupport.NEVER else rule.value
-        return {**tool, "execution": {**(tool.get("execution") or {}), "taskSupport": support}}
+        return {**tool, "execution": {**mapping(tool.get("execution")), "taskSupport": support}}
 
-    return {**page, "tools": [shown(tool) for tool in page.get("tools") or []]}
+    tools = tools_on(page)
+    return page if tools is None else {**page, "tools": [shown(tool) for tool in tools]}
 
 
 def wants_task(params: Mapping[str, Any] | None) -> bool:
@@ -159,15 +162,12 @@ def read_cursor(given: object) -> tuple[float, str] | None:
 
 def related(params: JsonObject | None, task: str) -> JsonObject:
     """The params of a message that a task sends."""
-    given = params or {}
-    return {**given, "_meta": {**(given.get("_meta") or {}), RELATED: {"taskId": task}}}
+    return {**(params or {}), "_meta": {**meta_of(params), RELATED: {"taskId": task}}}
 
 
 def is_related(message: Mapping[str, Any], task: str) -> bool:
     """Whether a message is one of a task's."""
-    params = message.get("params")
-    meta = params.get("_meta") if isinstance(params, dict) else None
-    return isinstance(meta, dict) and meta.get(RELATED) == {"taskId": task}
+    return meta_of(mapping(message.get("params"))).get(RELATED) == {"taskId": task}
 
 
 def without_related(params: JsonObject) -> JsonObject:
@@ -213,5 +213,4 @@ def created(task: JsonObject, tool: str) -> JsonObject:
 
 def result_of(response: JsonObject, task: str) -> JsonObject:
     """The result of a task, as `tasks/result` returns it."""
-    result: JsonObject = response["result"]
-    return {**result, "_meta": {**(result.get("_meta") or {}), RELATED: {"taskId": task}}}
+    return related(response["result"], task)

@@ -34,7 +34,7 @@ from perdure._core.durable_calls import (
 )
 from perdure._core.envelope import CANCEL, HOST
 from perdure._core.ids import SessionId, StreamId
-from perdure._core.jsonrpc import JsonObject, error_payload
+from perdure._core.jsonrpc import JsonObject, error_payload, meta_of
 from perdure._core.states import CallState, SessionStep
 from perdure.errors import StoreError, TooManySessions
 from perdure.http.access import FAILURES, SessionAccess, refusal_of
@@ -763,4 +763,4 @@ class DurableCallEndpoint:
         return self._stamped({"resultType": "complete", **result})
 
     def _stamped(self, result: JsonObject) -> JsonObject:
-        return {**result, "_meta": {**(result.get("_meta") or {}), **self._tools.server_info}}
+        return {**result, "_meta": {**meta_of(result), **self._tools.server_info}}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from perdure._core import early_answers as texts
 from perdure._core import heartbeats
-from perdure._core.durable_calls import CallClient, client_of
+from perdure._core.durable_calls import CallClient, client_of, tools_on
 from perdure._core.session_tasks import wants_task
 from perdure._core.settling import UpstreamCall
 from perdure._core.states import CallState
@@ -87,7 +87,7 @@ class EarlyAnswers:
         page = json.loads(body)
         if (call.request.params or {}).get("cursor") is None:
             link.listed = frozenset()
-        link.listed |= {str(tool.get("name")) for tool in page.get("tools") or [] if isinstance(tool, dict)}
+        link.listed |= texts.names_of(tool for tool in tools_on(page) or () if isinstance(tool, dict))
         if page.get("nextCursor") is None:
             link.own_tools = texts.own_tools(link.listed)
         return encode(texts.listed(page, link.own_tools or texts.OwnTools(), within))

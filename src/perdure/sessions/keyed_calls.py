@@ -24,7 +24,7 @@ from perdure._core.codes import ANSWER_GIVEN_UP
 from perdure._core.durable_calls import call_digest, key_names
 from perdure._core.envelope import KEY
 from perdure._core.ids import RecordKind, SessionId, StreamId
-from perdure._core.jsonrpc import error_payload
+from perdure._core.jsonrpc import error_payload, meta_of
 from perdure._core.states import SessionState
 from perdure.errors import PerdureError, StoreError
 from perdure.log.chores import start
@@ -81,14 +81,12 @@ class CallKey:
 
 def has_key(params: Mapping[str, Any] | None) -> bool:
     """Whether a request gives a key, of whatever form."""
-    meta = (params or {}).get("_meta")
-    return isinstance(meta, dict) and KEY in meta
+    return KEY in meta_of(params)
 
 
 def key_in(params: Mapping[str, Any] | None) -> object:
     """The key of a request, unchecked; `None` without one."""
-    meta = (params or {}).get("_meta")
-    return meta.get(KEY) if isinstance(meta, dict) else None
+    return meta_of(params).get(KEY)
 
 
 class KeyedCalls:
