@@ -25,11 +25,12 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from perdure._core.lines import Cutter, Line, TooLong
+from perdure._files.locks import HAS_FLOCK
 from perdure.gateway.reaper import signal_group
 from perdure.runtime.base import Flow
 from perdure.telemetry.log_records import log_event
 
-if sys.platform != "win32":
+if HAS_FLOCK:
     import fcntl
     import termios
 
