@@ -87,7 +87,7 @@ async def test_a_backup_overwrites_nothing_and_refuses_what_it_cannot_copy(tmp_p
     (tmp_path / "there.db").write_text("mine")
     (tmp_path / "folder").mkdir()
     found = names(tmp_path)
-    assert "is there already, and is not overwritten" in await refusal(tmp_path, "backup", "there.db")
+    assert "exists already, and is not overwritten" in await refusal(tmp_path, "backup", "there.db")
     assert "is a folder; give the path of a file" in await refusal(tmp_path, "backup", "folder")
     assert "there is no folder" in await refusal(tmp_path, "backup", "nowhere/copy.db")
     assert "there is no SQLite file" in await refusal(tmp_path, "backup", "copy.db", "--store", "sqlite:nothing.db")

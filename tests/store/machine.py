@@ -3,7 +3,7 @@
 The two are driven together and compared. Fences and keys of mail are each store's own, so what shows one is spelled
 twice, for the one and for the other.
 
-Times never go back, as in a server; stores may keep an event whose time lies behind its neighbours' a little longer.
+Times never go back, as in a server; stores may keep an event whose time lies before its neighbours' a little longer.
 """
 
 import asyncio
@@ -162,7 +162,7 @@ class _Twins(RuleBasedStateMachine):
     def agree(
         self, ask: Callable[[Store], Coroutine[Any, Any, T]], key: Callable[[T], object] | None = None
     ) -> tuple[T, T]:
-        """Ask both for the same; `key` gives what must be equal in the two answers, which is all of them otherwise."""
+        """Ask both for the same; `key` returns the part of an answer that must be equal, by default all of it."""
         ours, theirs = self.both(ask)
         assert (key(ours) == key(theirs)) if key else (ours == theirs), f"{theirs}, where the model has {ours}"
         return ours, theirs
@@ -184,7 +184,7 @@ class _Twins(RuleBasedStateMachine):
     ) -> None:
         """What shows a fence, with that of a writer, the right one if none is given.
 
-        A stream that was let go of has none, and is left alone.
+        A stream that was released has none, and stays as it is.
         """
         record = self.stream(step.stream)
         if record is None or record.node:
@@ -246,7 +246,7 @@ class _SessionRules(_Twins):
 
     @rule(session=st.just("") | sessions, name=asks, seen=st.none() | short, value=st.none() | short, right=flags)
     def change_note(self, session: str, name: str, seen: bytes | None, value: bytes | None, right: bool) -> None:
-        """From what is there, or from a guess."""
+        """From an existing record, or from a guess."""
         seen = self.run(self.model.notes(name)).get(name) if right else seen
         if seen is not None or value is not None:
             self.agree(lambda store: store.change_note(name, seen=seen, value=value, session=session))
@@ -257,7 +257,7 @@ class _StreamRules(_Twins):
 
     @rule(stream=streams, session=sessions, calls=st.lists(requests, unique_by=coerce_id, max_size=3), node=places)
     def open_stream(self, stream: StreamId, session: SessionId, calls: Sequence[int | str], node: int) -> None:
-        """In a session that is there."""
+        """In a session that exists."""
         rows = tuple(a_call(id_, stream=stream, session=session) for id_ in calls)
         name, writer = self.nodes[node]
         kind = Kind.CALL if calls else Kind.STANDALONE

@@ -1,4 +1,4 @@
-"""Another process on the same SQLite file, which does as it is told.
+"""Another process on the same SQLite file, which follows orders.
 
 Run with the path of the file and the name of its node. Takes lines `[verb, arguments...]` as JSON on its standard
 input, and answers each with a line of JSON.
@@ -43,7 +43,7 @@ class Other:
         return [None if record is None else record.fence for record in found]
 
     async def pour(self, stream: str, count: int) -> float:
-        """Append one by one; gives the longest time that one took."""
+        """Append one by one; returns the longest time of an append."""
         slowest = 0.0
         for seq in range(1, count + 1):
             started = time.monotonic()

@@ -1,4 +1,4 @@
-"""The contract suite finds what it is for: stores that break one promise each are told by its number."""
+"""The contract suite finds what it is for: stores that break one promise each are reported by its number."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TakesAnyFence(MemoryStore):
 
 
 class ReadsFromThePosition(MemoryStore):
-    """One event twice for everybody who resumes."""
+    """One event twice for every reader that resumes."""
 
     async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
         return await super().read(stream, after=max(0, after - 1), limit=limit)
@@ -91,7 +91,7 @@ class ForgetsGenerations(MemoryStore):
 
 
 class LetsEverybodyClaim(MemoryStore):
-    """Looks at the fence that the caller has seen, and takes the stream when others have looked as well."""
+    """Reads the fence that the caller has seen, and takes the stream when others have read it as well."""
 
     async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
         if self._streams[stream].record.fence != held:
@@ -101,7 +101,7 @@ class LetsEverybodyClaim(MemoryStore):
 
 
 class HandsMailOutOnce(MemoryStore):
-    """Mail is lost with whoever read it and died before it did anything."""
+    """Mail is lost with a node that read it and died before it did anything."""
 
     async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[Mail]:
         mail = await super().mail(node, after=after)
@@ -190,14 +190,14 @@ class ForgetsTheDigest(MemoryStore):
 
 
 class BuriesWhoIsBack(MemoryStore):
-    """Does not look whether the node has beaten since it was found dead."""
+    """Does not check whether the node has beaten since it was found dead."""
 
     async def bury(self, node: NodeId, *, heir: NodeId, beat: int | None = None) -> Sequence[StreamRecord] | None:
         return await super().bury(node, heir=heir)
 
 
 class TakesTheBuriedBack(MemoryStore):
-    """A node that was buried goes on, with its streams claimed and its mail gone."""
+    """A node that was buried continues, with its streams claimed and its mail gone."""
 
     def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> MemoryLiveness:
         store = self
@@ -226,7 +226,7 @@ class TellsOfNobodyWhoHolds(MemoryStore):
 
 
 class HoldsForEver(MemoryStore):
-    """Who has held once is taken for a holder until it leaves."""
+    """A node that has held once counts as a holder until it leaves."""
 
     def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> MemoryLiveness:
         class View(MemoryLiveness):
@@ -266,7 +266,7 @@ class OpensStreamsOfEndedSessions(MemoryStore):
 
 
 class ChangesWhateverIsThere(MemoryStore):
-    """Looks at a note, and changes it when others have looked as well."""
+    """Reads a note, and changes it when others have read it as well."""
 
     async def change_note(self, name: str, *, seen: bytes | None, value: bytes | None, session: str = "") -> bool:
         if self._notes.get(name, ("", None))[1] != seen:
@@ -285,7 +285,7 @@ class KeepsNotesOfEndedSessions(MemoryStore):
 
 
 class CountsBeforehand(MemoryStore):
-    """Looks how many sessions there are, and puts another when others have looked as well."""
+    """Counts the sessions, and puts another when others have counted as well."""
 
     async def commit(self, steps: Sequence[Step]) -> Refusals:
         for step in steps:
@@ -373,7 +373,7 @@ class AnswersWhileItHangs(HangsForEver):
 
 
 class TakesReadersBack(MemoryStore):
-    """Believes whoever spoke last about how far readers have got."""
+    """Believes the last report of how far readers have got."""
 
     def commit_now(self, steps: Sequence[Step]) -> Refusals:
         for step in steps:
@@ -451,7 +451,7 @@ class TakesStepsOfAnyWriter(MemoryStore):
         (ComparesIdsAsTheyAre, "promise 12 no two calls"),
         (OpensForEveryWriter, "promise 12 of several writers"),
         (OpensStreamsOfEndedSessions, "promise 12 a session that has ended"),
-        (CountsBeforehand, "promise 14 of many that come at once"),
+        (CountsBeforehand, "promise 14 of many sessions at once"),
         (LooksAtNoRevision, "promise 21 a call is refused"),
         (KeepsTheRevision, "promise 21 whatever changes"),
         (CountsCallsAsSessions, "promise 22 durable calls and sessions"),

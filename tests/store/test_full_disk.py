@@ -1,4 +1,4 @@
-"""A disk that is full is a store that fails: live traffic goes on (promise 7, S7)."""
+"""A disk that is full is a store that fails: live traffic continues (promise 7, S7)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 @asynccontextmanager
 async def small_disk(tmp_path: Path, *options: str) -> AsyncIterator[tuple[Served, Path]]:
-    """A server whose log lies on a disk of 2 MiB of its own; gives the server and the disk as seen from here."""
+    """A server whose log lies on a disk of 2 MiB of its own; yields the server and the disk as seen from here."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ("unshare", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs -o size=2m disk "$0" && exec "$@"')

@@ -1,4 +1,4 @@
-"""Several nodes share one store in memory: leases tell who is dead, hints go through the loop."""
+"""Several nodes share one store in memory: leases decide which nodes are dead, hints pass through the loop."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_a_node_that_was_buried_holds_nothing_more() -> None:
 
 
 async def test_a_hint_comes_in_a_later_turn_of_the_loop_and_never_after_the_end() -> None:
-    """Whoever hints is not interrupted by what the other does about it."""
+    """The node that hints is not interrupted by what the other node does."""
     store = MemoryStore()
     await store.join(A)
     told: list[Sequence[StreamId]] = []

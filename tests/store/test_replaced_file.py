@@ -89,7 +89,7 @@ async def test_a_store_whose_file_is_not_there_any_more_says_so_for_ever(
 
 
 async def test_no_connection_reads_another_file_than_the_one_that_is_written(tmp_path: Path) -> None:
-    """The first reading connection is opened by the path, when a backup is there already."""
+    """The first reading connection is opened by the path, when a backup exists already."""
     path = tmp_path / "log.db"
     async with SqliteStore(str(path)) as store:
         await store.join(NODE)
@@ -143,7 +143,7 @@ async def test_what_was_moved_away_is_whole_and_what_took_its_place_is_not_touch
         assert connection.execute("SELECT id FROM session").fetchall() == [("of the old file",)]
 
 
-# Mounted in somebody's application
+# Mounted in a user's application
 
 
 async def _health(site: Site) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""A store is told to be stuck by what it did, never by how late this process looked or how many are in the queue."""
+"""A store counts as stuck by what it did, never by how late this process read or how many calls wait."""
 
 from __future__ import annotations
 

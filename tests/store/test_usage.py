@@ -1,4 +1,4 @@
-"""How sessions are used, as their streams tell it."""
+"""How sessions are used, by their streams."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ CHECK_VALUES = {"unanswered": (60.0,)}
 proves anything."""
 
 COUNTED = ("sessions", "streams", "calls", "events", "answers")
-"""What the query `counts` gives."""
+"""The columns of the query `counts`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

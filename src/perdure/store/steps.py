@@ -234,7 +234,7 @@ class LeaveReader(Step):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reached(Step):
-    """Readers of a stream have got this far, in this generation (19). Nothing if the stream is not there."""
+    """Readers of a stream have got this far, in this generation (19). Nothing if the stream does not exist."""
 
     stream: StreamId
     generation: int
@@ -341,10 +341,10 @@ class Why(StrEnum):
 
 
 _STALE = {
-    Why.GONE: "is not there",
+    Why.GONE: "does not exist",
     Why.FENCED: "is written under fence {}",
     Why.SEALED: "is sealed",
-    Why.RELEASED: "was let go of",
+    Why.RELEASED: "was released",
 }
 
 
@@ -360,21 +360,21 @@ def refusal(step: Any, why: Why, what: object = "") -> StepRejected:
         case Why.CALLS, OpenStream():
             return TooManyCalls(f"session {step.record.session[:8]} has {what} calls running")
         case Why.FENCED | Why.SEALED, OpenStream():
-            return StaleFence(f"stream {step.record.id} is there already: it {_STALE[why].format(what)}")
+            return StaleFence(f"stream {step.record.id} exists already: it {_STALE[why].format(what)}")
         case Why.CALLER, PutSession():
             return TooManySessions(f"the caller has {what} sessions", of_caller=True)
         case Why.ALL, PutSession():
             return TooManySessions(f"there are {what} sessions", of_caller=False)
         case Why.GONE, Append():
-            return Behind(f"stream {step.stream} is not there", last=0)
+            return Behind(f"stream {step.stream} does not exist", last=0)
         case Why.BEHIND, Append():
             return Behind(f"stream {step.stream} ends at {what}, before {step.events[-1].seq}", last=int(str(what)))
         case Why.BEHIND, Forward():
-            return Behind(f"message {step.first - 1} for stream {step.stream} is not there", last=int(str(what)))
+            return Behind(f"message {step.first - 1} for stream {step.stream} does not exist", last=int(str(what)))
         case Why.BEHIND, PutToolStep():
             return Behind(f"stream {step.stream} has lost step {step.after} of a tool", last=0)
         case Why.GONE, Forward():
-            return SessionEnded(f"stream {step.stream} is not there")
+            return SessionEnded(f"stream {step.stream} does not exist")
         case Why.NO_NODE, Forward():
             return NodeGone(f"no node writes stream {step.stream}")
         case Why.FULL, Forward():

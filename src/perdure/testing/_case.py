@@ -1,4 +1,4 @@
-"""A fresh store for each check of the contract, and a few ways to express a promise."""
+"""Gives each check of the contract a fresh store, and compares what it sees with what is promised."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
@@ -42,7 +42,7 @@ class Case:
 
     @asynccontextmanager
     async def elsewhere(self) -> AsyncIterator[Store]:
-        """The store as another process opens it; the same object, where no other process can."""
+        """Open the store as another process does; the same object, where no other process can."""
         if self.again is None or not self.store.shared:
             yield self.store
             return
@@ -67,13 +67,13 @@ class Case:
     def append(
         self, first: int = 0, last: int = 0, *, fence: Fence | None = None, stream: str = STREAM, **more: Any
     ) -> Append:
-        """The step that adds events with these numbers, or one, or none."""
+        """Return the step that adds events with these numbers, or one, or none."""
         of_events = {name: more.pop(name) for name in ("time", "final") if name in more}
         events = values.some_events(first, last or first, **of_events) if first else ()
         return values.an_append(self.fence if fence is None else fence, events, stream=stream, **more)
 
     async def open_stream(self, *names: str, kind: Kind = Kind.CALL) -> None:
-        """With requests of their own: no two streams run one id."""
+        """Open streams with different request ids, because no two streams may run one id."""
         await self.accept(PutSession(record=a_session()))
         for name in names or (STREAM,):
             ids: tuple[int | str, ...] = (1, "one") if name == STREAM else (f"{name} 1", f"{name} 2")
@@ -88,11 +88,11 @@ class Case:
         return step
 
     def answer(self, seq: int = 1, **more: Any) -> Append:
-        """The step that answers request 1 with an event, and seals the stream."""
+        """Return the step that answers request 1 with an event, and seals the stream."""
         return self.append(seq, final=True, ends=(an_end(),), seal=True, **more)
 
     async def left(self, *sessions: str) -> list[str]:
-        """The ids of those sessions that exist."""
+        """Return the ids of those sessions that exist."""
         return [record.id for record in await values.existing(self.store, *sessions)]
 
     async def picture(self, *sessions: str) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class StreamCase(Case):
 
 
 def too_many(refusals: Refusals, *, of_caller: bool) -> None:
-    """The only step is refused by a limit of sessions: of its caller, or of all."""
+    """Expect that the only step is refused by a limit of sessions: of its caller, or of all."""
     refused(refusals, 0, why=TooManySessions)
     same("whether it is the caller's limit", getattr(refusals[0], "of_caller", None), of_caller)
 
@@ -143,12 +143,12 @@ def accepted(refusals: Refusals) -> None:
 
 
 def behind(refusals: Refusals, last: int) -> None:
-    """The only step is refused, because the store has nothing after that number."""
+    """Expect that the only step is refused, because the store has nothing after that number."""
     refused(refusals, 0, why=Behind)
     same("the last that the store has", [refusal.last for refusal in refusals if isinstance(refusal, Behind)], [last])
 
 
 def refused(refusals: Refusals, *places: int, why: type[StepRejected] = StaleFence) -> None:
-    """These steps are refused for this reason, and no other step."""
+    """Expect that these steps are refused for this reason, and no other step."""
     seen = {place: type(refusal).__name__ for place, refusal in enumerate(refusals) if refusal is not None}
     same("refused steps", seen, dict.fromkeys(places, why.__name__))

@@ -103,7 +103,7 @@ from perdure.testing._values import (
 
 
 class ToolStepChecks(StreamCase):
-    """Promise 23: what a tool has done."""
+    """Promise 23: the steps of tools."""
 
     async def _steps(self, stream: str = STREAM) -> list[ToolStepRecord]:
         return list(await self.store.tool_steps(StreamId(stream)))
@@ -197,7 +197,7 @@ class ToolStepChecks(StreamCase):
 
 
 class LogChecks(StreamCase):
-    """Promises 1 and 3 to 5: what goes into a stream comes out of it."""
+    """Promises 1 and 3 to 5: a stream returns what was appended to it."""
 
     async def promise_1_what_one_commit_carries_is_seen_together(self) -> None:
         await self.open_stream("left", "right")
@@ -222,7 +222,7 @@ class LogChecks(StreamCase):
         calls = [(call.request_id, call.state) for call in await self.store.calls(SESSION)]
         same("the ledger", calls, [(1, CallState.ANSWERED), ("one", CallState.ANSWERED)])
 
-    async def promise_3_what_was_committed_is_there_after_reopening(self) -> None:
+    async def promise_3_what_was_committed_exists_after_reopening(self) -> None:
         await self.open_stream("standalone", kind=Kind.STANDALONE)
         await self.put(self.append(1, 3), Trim(stream=STREAM, through=1))
         await self.put(OpenAsk(record=an_ask()), PutReader(record=a_reader(seq=2)))
@@ -250,7 +250,7 @@ class LogChecks(StreamCase):
             same(f"events by pages of {page}", await all_events(self.store, page=page), wanted)
         for after in (0, 1, 50, 104, 105, 10_000):
             same(f"events after {after}", await all_events(self.store, after=after), wanted[after:])
-        same("events of a stream that is not there", list(await self.store.read(StreamId("no"), after=0, limit=9)), [])
+        same("events of no stream", list(await self.store.read(StreamId("no"), after=0, limit=9)), [])
 
     async def promise_4_streams_that_are_followed_show_what_reading_them_shows(self) -> None:
         """Their events and the revision of their session may be left out. The others are as `read` returns them."""
@@ -417,8 +417,8 @@ class WriterChecks(StreamCase):
         same("the ledger", {call.state for call in await self.store.calls(SESSION)}, {CallState.RUNNING})
         await self.accept(self.append(4))
 
-    async def promise_2_a_hole_does_not_hide_that_another_writer_is_there(self) -> None:
-        """Nor does it help the writer that was there before to say that the store has lost something."""
+    async def promise_2_a_hole_does_not_hide_that_another_writer_exists(self) -> None:
+        """Nor does it help the previous writer to declare that the store has lost something."""
         await self.put(self.append(1, 2))
         claimed = await self.claim()
         for lost in (False, True):
@@ -475,7 +475,7 @@ class WriterChecks(StreamCase):
         await self.put(self.append(1, final=True, fence=claimed.fence, seal=True))
         refused(await self.put(replace(again, fence=claimed.fence, request_id="one")), 0)
 
-    async def promise_2_a_stream_is_let_go_of_by_its_writer_alone(self) -> None:
+    async def promise_2_a_stream_is_released_by_its_writer_alone(self) -> None:
         claimed = await self.claim()
         release = Release(stream=STREAM, fence=self.fence)
         refused(await self.put(release, replace(release, stream=StreamId("no"))), 0, 1)
@@ -850,7 +850,7 @@ class UseChecks(Case):
         same(f"{what}: its state", [session.ended for session in await existing(self.store, SESSION)], [""])
         same(f"{what}: the longest dormant of those that may go", await self.store.longest_dormant(), None)
 
-    async def promise_18_all_nodes_are_told_the_same_time(self) -> None:
+    async def promise_18_all_nodes_get_the_same_time(self) -> None:
         before = self.store.clock()
         async with self.elsewhere() as elsewhere:
             await elsewhere.join(NodeId("another"))
@@ -924,7 +924,7 @@ class ReadingChecks(StreamCase):
             await self.put(Reached(stream=STREAM, generation=1, through=through))
             same(f"how far readers have got, reported {through}", (await self.record()).delivered, reached)
         await self.put(Reached(stream=StreamId("not there"), generation=1, through=1))
-        same("the stream that is not there", await stream_by_id(self.store, StreamId("not there")), None)
+        same("the stream that does not exist", await stream_by_id(self.store, StreamId("not there")), None)
 
     async def promise_19_an_event_in_the_place_of_a_lost_one_is_unread(self) -> None:
         """A reader was shown 5, of which the store got 3; another writer gave the numbers 4 and 5 to other events."""
@@ -981,7 +981,7 @@ class CallChecks(SessionCase):
         rows = [(call.request_id, call.request) for call in await self.store.calls(SESSION, stream=STREAM)]
         same("an ended call's request", rows, [(1, b""), ("one", a_call().request)])
 
-    async def promise_12_of_several_writers_one_opens_a_stream_whose_name_they_all_know(self) -> None:
+    async def promise_12_of_several_writers_one_opens_a_stream_of_a_shared_name(self) -> None:
         async with self.elsewhere() as elsewhere:
             ours = replace(self._opening("known", 1), unique=True)
             theirs = replace(ours, record=replace(ours.record, node=OTHER, fence=await elsewhere.join(OTHER)))
@@ -1030,7 +1030,7 @@ class CallChecks(SessionCase):
         same("the revision of a session that was used", await self._revision(), seen[-1])
 
     async def promise_21_a_session_is_loaded_as_it_is_read(self) -> None:
-        same("a session that is not there", await self.store.load(SessionId("not there")), None)
+        same("a session that does not exist", await self.store.load(SessionId("not there")), None)
         record = await self.store.session(SESSION)
         assert record is not None
         same("without its standalone stream", await self.store.load(SESSION), Loaded(record, None))
@@ -1066,7 +1066,7 @@ class CallChecks(SessionCase):
 class SessionChecks(Case):
     """What is promised of the records of sessions."""
 
-    async def a_session_is_changed_where_something_is_said_and_nowhere_else(self) -> None:
+    async def a_session_is_changed_in_the_given_fields_and_no_others(self) -> None:
         record = replace(a_session(state=SessionState.OPENING), version="", result=b"", initialized=False, active=5.0)
         await self.put(PutSession(record=record), PutSession(record=a_session()))
         same("a session that was put twice", await self.store.session(SESSION), record)
@@ -1202,7 +1202,7 @@ class NoteChecks(SessionCase):
             same("the session", await self.store.reattach(SESSION), wanted)
             await self.reopen()
             same("the session in the store", await self.store.session(SESSION), wanted)
-        same("reattaching what is not there", await self.store.reattach(SessionId("unknown")), None)
+        same("reattaching a session that does not exist", await self.store.reattach(SessionId("unknown")), None)
 
     async def sticky_requests_are_kept_as_they_follow_each_other(self) -> None:
         wanted = a_session().sticky
@@ -1254,7 +1254,7 @@ class LimitChecks(Case):
         accepted(within)
         too_many([full], of_caller=False)
 
-    async def promise_14_of_many_that_come_at_once_so_many_get_in(self) -> None:
+    async def promise_14_of_many_sessions_at_once_as_many_as_the_limit_are_put(self) -> None:
         limits = SessionLimits(total=3, caller=3)
         async with self.elsewhere() as other:
             puts = [PutSession(record=a_session(f"s{number:02d}"), limits=limits) for number in range(20)]
@@ -1294,7 +1294,7 @@ LEASE = 15.0
 
 
 class DurableCallChecks(Case):
-    """What is promised of requests that have no session of their own."""
+    """Promise 22: requests that have no session of their own."""
 
     async def promise_22_durable_calls_and_sessions_are_counted_and_limited_apart(self) -> None:
         limits = SessionLimits(total=1, caller=1), SessionLimits(total=None, caller=1)
@@ -1392,7 +1392,7 @@ class DurableCallChecks(Case):
         same("of another", list(others), [])
 
     async def promise_22_a_durable_call_is_shown_as_its_pieces_show_it(self) -> None:
-        """What is read in one go is what other reads give piece by piece."""
+        """One read returns what several reads return piece by piece."""
         call = a_durable_call()
         row = a_call(session=call.id)
 
@@ -1466,7 +1466,7 @@ class InspectChecks(Case):
         same("all", list(await inspect.open_calls(limit=9)), [running, waiting])
         same("some", list(await inspect.open_calls(limit=1)), [running])
 
-    async def the_extent_tells_how_many_events_there_are_and_since_when(self) -> None:
+    async def the_extent_counts_the_events_and_dates_the_oldest(self) -> None:
         if (inspect := self._inspect()) is None:
             return
         same("of nothing", (await inspect.extent())[1::2], (0, None))
@@ -1767,7 +1767,7 @@ class LivenessChecks(StreamCase):
             for view in (mine, theirs):
                 view.hold(False)
                 view.hold(False)
-            try:  # a look of another process may be in the way for a moment
+            try:  # another process may read the lock for a moment
                 async with asyncio.timeout(self.patience):
                     while any([await view.holders() for view in (mine, theirs)]):
                         for view in (mine, theirs):

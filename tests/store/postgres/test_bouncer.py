@@ -89,25 +89,25 @@ def test_histories_behind_a_pooler_show_what_the_model_shows(tmp_path: Path) -> 
 # --- Notifications --------------------------------------------------------------------------------------------------
 
 
-def said_to_be_deaf(caplog: pytest.LogCaptureFixture) -> list[str]:
+def polling_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if getattr(record, "action", "") == "store.no_notifications"]
 
 
-async def test_a_process_behind_a_pooler_says_once_that_it_is_deaf_and_looks_instead(
+async def test_a_process_behind_a_pooler_logs_once_that_it_gets_no_notifications_and_polls(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Promise 8. It leaves nothing behind in a session that the pooler lends to other programs."""
+    """Promise 8. It leaves nothing in a session that the pooler lends to other programs."""
     async with (
         bouncing(tmp_path, default_pool_size="1") as bouncer,
         PostgresStore(url := f"{bouncer.url}?schema={new_schema()}", timeout=BUSY_SECONDS) as here,
         PostgresStore(url, timeout=BUSY_SECONDS) as there,
     ):
         await here.join(NODE)
-        [sentence] = said_to_be_deaf(caplog)
+        [sentence] = polling_warnings(caplog)
         assert "this process polls instead; name a direct connection with ?listen=" in sentence
         await here.join(NodeId("second"))
         await there.join(OTHER)
-        assert len(said_to_be_deaf(caplog)) == 2
+        assert len(polling_warnings(caplog)) == 2
         told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
         there.subscribe(OTHER, lambda streams: told.put_nowait(streams))
         await here.commit([SendMail(node=OTHER, message=b"look")])
@@ -122,7 +122,7 @@ async def test_a_process_behind_a_pooler_says_once_that_it_is_deaf_and_looks_ins
         await borrower.close()
 
 
-async def test_a_process_notices_by_the_silence_that_it_is_deaf_where_sessions_take_turns(
+async def test_a_process_notices_by_the_silence_that_it_gets_no_notifications_where_sessions_take_turns(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Such a pooler is not seen to lend one session to two connections, because it lends another one each time."""
@@ -131,7 +131,7 @@ async def test_a_process_notices_by_the_silence_that_it_is_deaf_where_sessions_t
         await asyncio.gather(*(one.fetch("SELECT pg_sleep(0.2)") for one in busy))  # now it has three sessions
         async with PostgresStore(f"{bouncer.url}?schema={new_schema()}", timeout=BUSY_SECONDS) as store:
             await store.join(NODE)
-            assert len(said_to_be_deaf(caplog)) == 1
+            assert len(polling_warnings(caplog)) == 1
             told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
             store.subscribe(NODE, lambda streams: told.put_nowait(streams))
             await store.commit([PutSession(record=a_session())])
@@ -142,7 +142,7 @@ async def test_a_process_notices_by_the_silence_that_it_is_deaf_where_sessions_t
 
 async def test_a_look_is_told_of_a_commit_when_it_can_be_seen_and_not_before(tmp_path: Path) -> None:
     """Promise 8: a commit that waits for a standby is in the server's log already, and its readers would find nothing
-    yet; what they are told of must be there."""
+    yet; a notified event must exist."""
     server = Server(tmp_path)
     await asyncio.to_thread(server.make)
     await asyncio.to_thread(server.start)
@@ -193,7 +193,7 @@ async def _commits_wait(operator: Session, probe: Session) -> bool:
 
 
 async def _looked_twice(operator: Session) -> None:
-    """Two looks have begun since now, so one has ended."""
+    """Two polls have begun since now, so one has ended."""
     look = "SELECT max(query_start) > $1 FROM pg_stat_activity WHERE query LIKE '%answered < asked%'"
     for _ in range(2):
         since = await operator.fetchval("SELECT clock_timestamp()")
@@ -215,7 +215,7 @@ async def test_a_second_address_makes_a_process_hear(
         here, there = [await stack.enter_async_context(PostgresStore(url, timeout=BUSY_SECONDS)) for _ in range(2)]
         await here.join(NODE)
         await there.join(OTHER)
-        assert said_to_be_deaf(caplog) == []
+        assert polling_warnings(caplog) == []
         told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
         there.subscribe(OTHER, lambda streams: told.put_nowait(streams))
         here.hint(OTHER, [StreamId("grown")])
@@ -243,7 +243,7 @@ async def test_a_pooler_in_session_mode_is_like_the_server(tmp_path: Path, caplo
             there.subscribe(OTHER, lambda streams: told.put_nowait(streams))
             here.hint(OTHER, [StreamId("grown")])
             assert await told.get() == ("grown",)
-            assert said_to_be_deaf(caplog) == []
+            assert polling_warnings(caplog) == []
 
 
 # --- Modes and settings ---------------------------------------------------------------------------------------------
@@ -370,7 +370,7 @@ async def test_a_pooler_whose_login_failed_refuses_for_a_while_and_is_found_agai
         proxy.hang(Role.NEW)
         before = set(proxy.links())
         await bouncer.command("RECONNECT")
-        await until(lambda: set(proxy.links()) - before)  # the store looks whether anything was written
+        await until(lambda: set(proxy.links()) - before)  # the store polls whether anything was written
         await bouncer.command("RECONNECT")
         with pytest.raises(StoreUnavailable, match="server_login_retry"):
             await store.commit([an_append(fence, some_events(1, 1))])
@@ -391,4 +391,4 @@ async def test_sessions_that_the_pooler_makes_again_change_nothing(
             await bouncer.command("RECONNECT")
             await until(partial(_is_written, store, [an_append(fence, some_events(number, number))]))
         assert await numbers(store) == list(range(1, 11))
-        assert len(said_to_be_deaf(caplog)) == len(caplog.records) == 1
+        assert len(polling_warnings(caplog)) == len(caplog.records) == 1

@@ -44,7 +44,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 class Silent:
-    """A machine that lost its power, or is behind a wall: it takes a connection, and says nothing."""
+    """A machine that lost its power, or a firewall: it accepts a connection, and sends nothing."""
 
     def __init__(self) -> None:
         self._socket = socket.socket()
@@ -200,7 +200,7 @@ async def test_an_operator_lists_and_follows_sessions_on_a_standby(pair: Pair, t
 
 
 def _told(server: OwnServer, statement: str) -> object:
-    """What a standby says; it may not have the table yet."""
+    """Return the rows of a standby; it may not have the table yet."""
     try:
         return server.tell(statement)
     except Exception:

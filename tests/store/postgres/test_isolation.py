@@ -30,7 +30,7 @@ async def strict(request: pytest.FixtureRequest, operator: Operator) -> AsyncIte
 
 
 async def test_a_commit_that_waited_while_its_node_was_buried_is_refused(strict: str, operator: Operator) -> None:
-    """Promise 11: it looks after it has waited, and not with the view from before."""
+    """Promise 11: it reads after it has waited, and not with its earlier view."""
     schema = parse_address(strict).schema
     waits = "SELECT 1 FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted AND transactionid::text = $1"
     async with PostgresStore(strict, timeout=20.0) as store:

@@ -61,7 +61,7 @@ class ManyNodes:
         self.said.clear()
         self.stores[0].hint(OTHER, [StreamId("grown")])
         await asyncio.sleep(2 * APART)  # by then it is on its way
-        await self.look()  # on the same connections, behind it
+        await self.look()  # on the same connections, after it
         while "over" not in self.said:
             await self._listener.execute("SELECT pg_notify($1, 'over')", self._channel)
             await asyncio.sleep(0.01)
@@ -116,7 +116,7 @@ async def test_nodes_look_for_themselves_while_there_are_many_and_listen_again_w
 
 
 async def test_nodes_do_both_for_a_while_because_others_notice_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Promise 8: no wake-up is lost between one that does not tell any more and one that does not look yet."""
+    """Promise 8: no wake-up is lost between a node that notifies no more and a node that does not poll yet."""
     monkeypatch.setattr(wakeups, "LINGER", 600.0)
     async with gathered(MANY_NODES) as nodes:
         await nodes.stores[0].join(MORE)

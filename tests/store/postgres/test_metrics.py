@@ -1,4 +1,4 @@
-"""A PostgreSQL store tells the metrics how it fares; read from real scrapes."""
+"""A PostgreSQL store reports its metrics; read from real scrapes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def figures(store: PostgresStore) -> Mapping[str, float]:
     return store.measures().figures
 
 
-# --- What nodes tell ------------------------------------------------------------------------------------------------
+# --- Facts of nodes ------------------------------------------------------------------------------------------------
 
 
 async def test_whichever_node_is_scraped_it_shows_how_the_store_fares_for_both() -> None:

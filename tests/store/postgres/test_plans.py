@@ -67,7 +67,7 @@ async def test_the_open_calls_of_a_session_are_counted_in_the_index_of_open_call
 
 
 async def test_what_was_not_used_for_long_is_found_by_its_time(schema: str) -> None:
-    """A sweep that finds nothing does not look at a million calls."""
+    """A sweep that finds nothing does not read a million calls."""
     with connection(store_url(schema)) as run:
         run("SET enable_seqscan = off")
         stale = layout.queries(schema)["stale_sessions"]

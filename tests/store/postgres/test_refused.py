@@ -319,7 +319,7 @@ async def test_a_role_that_may_not_make_a_schema() -> None:
     ids=["nothing", "usage only", "a function", "truncate", "a table", "a view"],
 )
 async def test_a_role_that_lacks_a_right(rights: list[str], sentence: str) -> None:
-    """It is told at the start, and not by the first call that needs the right."""
+    """It is reported at the start, and not by the first call that needs the right."""
     schema = new_schema()
     async with open_store(store_url(schema)):
         pass

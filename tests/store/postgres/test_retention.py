@@ -50,7 +50,7 @@ LARGE = 10_000
 
 
 class Retained:
-    """A store whose time is told by the test."""
+    """A store whose time the test sets."""
 
     def __init__(self, url: str, store: PostgresStore, sweeper: Connections, fence: Fence) -> None:
         self.schema = parse_address(url).schema
@@ -114,7 +114,7 @@ async def sizes(operator: Operator, schema: str) -> tuple[int, int]:
 async def test_under_steady_traffic_the_store_does_not_grow_and_when_it_ends_all_room_is_free(
     operator: Operator,
 ) -> None:
-    """Promises 4 and 7: what is retained is there, what has expired is not. No event and no answer is ever deleted."""
+    """Promises 4 and 7: what is retained is shown, and what has expired is not. No event or answer is ever deleted."""
     async with retained() as here:
         empty, _ = await sizes(operator, here.schema)
         opened: dict[str, float] = {}
@@ -212,7 +212,7 @@ async def test_no_commit_touches_a_slot_that_is_not_written(operator: Operator) 
 async def test_a_transaction_that_always_reads_costs_room_and_nothing_else(
     operator: Operator,
 ) -> None:
-    """The sweep does not wait for it. New slots are begun while there are some, and then the last one goes on."""
+    """The sweep does not wait for it. New slots are begun while there are some, and then the last one is written on."""
     async with retained() as here:
         opened: dict[str, float] = {}
         async with operator.transaction(isolation="repeatable_read"):

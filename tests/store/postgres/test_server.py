@@ -45,14 +45,14 @@ FREE = FREE_SHARE * LEASE
 
 
 async def opened(store: PostgresStore) -> Fence:
-    """A session and a stream of `NODE`, which joins; gives its fence."""
+    """Open a session and a stream of `NODE`, which joins; returns its fence."""
     fence = await store.join(NODE)
     refusals = await store.commit([PutSession(record=a_session()), OpenStream(record=a_stream(fence))])
     assert list(refusals) == [None, None]
     return fence
 
 
-# --- Who lives ------------------------------------------------------------------------------------------------------
+# --- Liveness -------------------------------------------------------------------------------------------------------
 
 
 async def test_a_process_whose_lock_is_free_is_dead_a_third_of_its_lease_later() -> None:
@@ -223,7 +223,7 @@ async def test_the_last_thousand_burials_are_remembered(operator: Operator) -> N
 
 
 async def test_a_burial_waits_for_the_commit_that_is_on_its_way(operator: Operator) -> None:
-    """So what it accepts is there when the one that buries looks for it again, or is refused."""
+    """So a call that it accepts exists when the burying node reads again, or is refused."""
     url = store_url()
     schema = parse_address(url).schema
     waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%' || $1 || '.' || $2"
@@ -248,7 +248,7 @@ async def test_a_burial_waits_for_the_commit_that_is_on_its_way(operator: Operat
 
 
 @asynccontextmanager
-async def deafening(url: str) -> AsyncIterator[str]:
+async def without_notifications(url: str) -> AsyncIterator[str]:
     """A way to the server on which no notification arrives, as through a pooler in transaction mode."""
     address = parse_address(url)
     host, _, port = address.dsn.partition("@")[2].partition("/")[0].partition(":")
@@ -281,7 +281,7 @@ async def test_a_process_that_hears_nothing_says_so_once_and_polls(caplog: pytes
     """Promises 8 and 15, by looking instead of listening."""
     url = store_url()
     async with (
-        deafening(url) as way,
+        without_notifications(url) as way,
         PostgresStore(url, timeout=20.0) as here,
         PostgresStore(way, timeout=20.0) as there,
     ):
@@ -308,7 +308,7 @@ async def test_a_process_that_hears_nothing_says_so_once_and_polls(caplog: pytes
 
 async def test_a_direct_address_for_listening_hears_past_what_is_between() -> None:
     url = store_url()
-    async with deafening(url) as way:
+    async with without_notifications(url) as way:
         direct = url.partition("?")[0]
         async with PostgresStore(f"{way}&listen={direct}", timeout=20.0) as there:
             await there.join(OTHER)
@@ -378,7 +378,7 @@ async def test_what_was_given_up_does_not_happen_behind_what_came_later(
 
 @pytest.mark.parametrize("mode", [pytest.param("fast", marks=pytest.mark.long), "immediate"])
 async def test_a_server_that_restarts_has_everything_and_is_found_again(tmp_path: Path, mode: str) -> None:
-    """Promise 3: `immediate` is what a crash leaves."""
+    """Promise 3: `immediate` is the state that a crash leaves."""
     server = Server(tmp_path)
     await asyncio.to_thread(server.make)
     await asyncio.to_thread(server.start)

@@ -1,4 +1,4 @@
-"""A store in a database that other roles use as well: what a real second role tries, and what comes of it."""
+"""A store in a database that other roles use as well: the attempts of a real second role, and their outcomes."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_no_function_of_another_role_runs_as_the_stores(operator: Operator
 
 
 async def test_every_function_of_the_store_says_where_it_looks(operator: Operator) -> None:
-    """So it does what it does, whoever calls it and however that role is set."""
+    """So it does the same for every caller, however that role is set."""
     async with role_with(operator) as url:
         async with PostgresStore(url):
             pass
@@ -180,7 +180,7 @@ async def test_an_answer_that_another_role_has_made_up_is_not_shown(operator: Op
 
 
 async def test_another_role_cannot_say_that_a_node_holds_nothing(operator: Operator) -> None:
-    """Promise 15: a node that does not answer counts as a holder, whoever answers in its place."""
+    """Promise 15: a node that does not answer counts as a holder, also if another role answers in its place."""
     async with role_with(operator) as url:
         schema = parse_address(url).schema
         async with PostgresStore(url, timeout=20.0) as here, PostgresStore(url, timeout=20.0) as there:
@@ -217,7 +217,7 @@ async def test_another_role_cannot_say_that_a_node_holds_nothing(operator: Opera
 
 
 async def test_another_role_cannot_keep_a_node_from_writing_by_its_locks(operator: Operator) -> None:
-    """Who may connect sees which locks are held, and may take each of them as well."""
+    """Every role that may connect sees which locks are held, and may take each of them as well."""
     async with role_with(operator) as url:
         schema = parse_address(url).schema
         async with (

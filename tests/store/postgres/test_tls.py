@@ -73,7 +73,7 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @contextlib.contextmanager
 def server_with_tls(folder: Path, certificates: Certificates, *, asks: bool) -> Iterator[int]:
-    """A server that takes TLS only; `asks`: and only clients with a certificate. Gives its port."""
+    """A server that takes TLS only; `asks`: and only clients with a certificate. Yields its port."""
     able = [version for version, place in programs().items() if has_tls(place / "postgres")]
     if not able:
         pytest.skip("no PostgreSQL here whose programs can do TLS: apt-get install postgresql")

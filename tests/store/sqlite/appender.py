@@ -1,4 +1,4 @@
-"""Appends in a tight loop and tells of each commit that returned, until it is killed.
+"""Appends in a tight loop and reports each commit that returned, until it is killed.
 
 Started once, it takes lines `MODE PATH` on its standard input and does each in a forked child, because starting Python
 and importing everything takes far longer than what is to be tested. It writes, a line each: `pid N`; `ack STREAM LAST

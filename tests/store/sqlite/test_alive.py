@@ -1,4 +1,4 @@
-"""Who lives, and who holds what is not written, told by locks (promises 11 and 14), with real processes."""
+"""Which nodes live, and which hold unwritten steps, by locks (promises 11 and 15), with real processes."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_one_process_settles_a_dead_one_and_if_that_dies_the_next(store: S
 async def test_a_node_that_another_process_buries_meanwhile_is_not_settled_again(
     store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lock is free and its row was seen; behind the lock the row is looked at again, and is gone."""
+    """Its lock is free and its row was seen; under the lock the row is read again, and is gone."""
     take = Locks.take
     with process(path, OTHER) as other, process(path, "settler") as settler:
         other.kill()
@@ -201,7 +201,7 @@ async def test_a_program_that_is_started_does_not_keep_the_lock(store: SqliteSto
         assert not os.get_inheritable(int(held))
 
 
-# Who holds
+# Holders
 
 
 async def test_a_process_that_holds_is_named_by_others_and_also_while_it_stands_still(
@@ -218,7 +218,7 @@ async def test_a_process_that_holds_is_named_by_others_and_also_while_it_stands_
 
 
 async def test_a_killed_process_holds_nothing(store: SqliteStore, path: Path) -> None:
-    """Whoever settles it, also while that process does."""
+    """Whichever process settles it, also while that process does."""
     with process(path, OTHER) as other:
         other.does("hold", True)
         other.kill()
@@ -242,7 +242,7 @@ async def test_holding_is_told_on_a_disk_that_takes_no_writes(store: SqliteStore
 async def test_a_look_of_another_process_does_not_keep_one_from_holding_nor_for_long_from_being_well(
     store: SqliteStore, path: Path
 ) -> None:
-    """The lock that tells of being well is taken again by the next round, if a look was in the way."""
+    """The second lock is taken again by the next round, if another process was reading it."""
     async with SqliteStore(str(path)) as second:
         await second.join(OTHER)
         theirs = view(second, OTHER)

@@ -100,7 +100,7 @@ def test_every_query_fits_the_schema_and_none_of_the_serving_ones_scans_a_table(
     ],
 )
 def test_room_is_made_without_a_look_at_all_sessions(name: str, index: str) -> None:
-    """Whoever opens sessions in a loop, at a limit, must not have all of them sorted each time."""
+    """A client that opens sessions in a loop, at a limit, must not have all of them sorted each time."""
     with closing(sqlite3.connect(":memory:")) as connection:
         bring_up_to_date(connection)
         query = _sql.queries()[name]

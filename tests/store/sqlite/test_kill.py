@@ -1,4 +1,4 @@
-"""`kill -9` at any moment: what was acknowledged is there, nothing is half there, the file is sound (promises 1, 3)."""
+"""`kill -9` at any moment: what was acknowledged exists, nothing exists by half, the file is sound (promises 1, 3)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Appender:
     output: IO[str]
 
     def run_and_kill(self, mode: str, path: Path, *, after: int) -> dict[str, tuple[int, bool]]:
-        """Let it append, kill it after so many acknowledgements; gives the last one of each stream."""
+        """Let it append, kill it after so many acknowledgements; returns the last one of each stream."""
         self.input.write(f"{mode} {path}\n")
         self.input.flush()
         acknowledged: dict[str, tuple[int, bool]] = {}
@@ -72,7 +72,7 @@ def assert_sound(path: Path) -> None:
 
 
 async def assert_nothing_is_half_there(store: SqliteStore) -> dict[str, tuple[int, bool]]:
-    """No gap; and the seal, the final answer and the call's end are there together or not at all."""
+    """No gap; and the seal, the final answer and the call's end exist together or not at all."""
     ended = {call.stream: call.state is CallState.ANSWERED for call in await store.calls(SESSION)}
     found: dict[str, tuple[int, bool]] = {}
     for stream in await store.streams(SESSION):

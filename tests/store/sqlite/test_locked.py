@@ -47,7 +47,7 @@ print("freed", flush=True)
 
 
 class Holder:
-    """Another process that holds the file for writing, until it is told to free it."""
+    """Another process that holds the file for writing, until a test has it free the file."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process

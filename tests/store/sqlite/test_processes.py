@@ -170,7 +170,7 @@ async def test_mail_of_another_process_stays_until_it_is_received(store: SqliteS
 async def test_the_heir_gets_what_the_dead_had_not_dealt_with_also_if_it_received_later_mail(
     store: SqliteStore, path: Path
 ) -> None:
-    """Promise 10: what is inherited comes behind what the heir has seen."""
+    """Promise 10: what is inherited comes after what the heir has seen."""
     await store.join(NODE)
     with process(path, "other") as other:
         other.does("post", "other", "for the dead")

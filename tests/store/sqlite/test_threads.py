@@ -72,7 +72,7 @@ async def test_a_reader_that_is_cancelled_leaves_its_place_to_the_next(tmp_path:
 
 
 async def test_a_commit_whose_caller_went_away_is_still_made(tmp_path: Path) -> None:
-    """Promise 5 makes that harmless: whoever held the steps commits them again."""
+    """Promise 5 makes that harmless: their holder commits the steps again."""
     async with SqliteStore(str(tmp_path / "log.db")) as store:
         fence = await with_events(store, 0)
         step = an_append(fence, some_events(1, 2))

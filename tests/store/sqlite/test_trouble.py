@@ -35,7 +35,7 @@ def run(*command: str) -> None:
 
 
 def can_mount() -> bool:
-    """Whether this system lets us mount a small file system where nobody else sees it."""
+    """Whether this system lets us mount a small file system that no other process sees."""
     if shutil.which("unshare") is None:
         return False
     trial = [*NAMESPACE, "mount", "-t", "tmpfs", "tmpfs", "/tmp"]

@@ -1,4 +1,4 @@
-"""Wake-ups between processes: a datagram, and where it is lost, a look at the file (promise 8)."""
+"""Wake-ups between processes: a datagram, and where it is lost, a poll of the file (promise 8)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVERYTHING: tuple[StreamId, ...] = ()
 
 
 class Heard:
-    """What a listener was told, to be waited for."""
+    """The calls of a listener, to be waited for."""
 
     def __init__(self) -> None:
         self._calls: asyncio.Queue[tuple[StreamId, ...]] = asyncio.Queue()

@@ -27,7 +27,7 @@ SELECT id, owner, state, is_task, active, kind,
            SELECT c.state FROM perdure.stream AS s JOIN perdure.call AS c ON c.stream = s.key
            WHERE s.session = n.id ORDER BY s.key, c.place LIMIT 1) END
 FROM perdure.session AS n
-WHERE id >= $2 AND id < $3 AND kind IN ('session', 'call') ORDER BY active DESC, id LIMIT $1;
+WHERE id >= $2 AND id < $3 AND kind <> 'key' ORDER BY active DESC, id LIMIT $1;
 
 -- calls_of_session: a session's ledger, the oldest first
 SELECT {call} FROM perdure.stream AS s JOIN perdure.call AS c ON c.stream = s.key

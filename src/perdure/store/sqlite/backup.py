@@ -66,9 +66,9 @@ def _refuse_there(target: str) -> None:
     if not os.path.isdir(folder):
         raise Misuse(f"there is no folder {folder} for the backup; make it, or give another path")
     if os.path.isdir(target):
-        raise Misuse(f"{target} is a folder; give the path of a file that is not there yet")
+        raise Misuse(f"{target} is a folder; give the path of a file that does not exist yet")
     if os.path.lexists(target):
-        raise Misuse(f"{target} is there already, and is not overwritten; give a path that is not there yet")
+        raise Misuse(f"{target} exists already, and is not overwritten; give a path that does not exist yet")
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ from perdure.store.steps import Refusals, SendMail, Step, weigh
 
 
 class SqliteStore(SqliteReads):
-    """A store in the file at `path`, which is made (readable by its owner only) if it is not there.
+    """A store in the file at `path`, which is made (readable by its owner only) if it does not exist.
 
     `busy_timeout`: seconds that one operation may be stuck, or another program may hold the file, before it fails. Time
     in the queues of the threads does not count. `wall`: the time in seconds since 1970, read when a node joins.
