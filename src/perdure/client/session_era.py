@@ -25,7 +25,6 @@ from mcp_types import JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
-from perdure._core.codes import NO_SERVER, UNREACHABLE
 from perdure._core.early_answers import as_resuming
 from perdure._core.envelope import KEY
 from perdure._core.losses import Gap
@@ -34,11 +33,11 @@ from perdure.client.incoming import CallbackLimit, Incoming, OnGap, answer_of, e
 from perdure.client.memory import Memory, Running
 from perdure.client.pending import PendingCall
 from perdure.client.transport import Answer, Exchange
-from perdure.remote.call import Call, OutgoingRequest, Sender, params_body, unknown
+from perdure.remote.call import Call, OutgoingRequest, Sender, failure_answer, params_body, unknown
 from perdure.remote.durable_calls import Offers, may_run_twice, new_key, offers_in
 from perdure.remote.endpoint import Endpoint, Handshake, Refused, Unavailable
 from perdure.remote.link import Link
-from perdure.remote.message import encode, error
+from perdure.remote.message import encode
 from perdure.remote.route import ClientLimits
 from perdure.telemetry.log_records import log_event
 
@@ -125,10 +124,8 @@ class SessionEra:
                 json.dumps({**encoded(message), "params": as_resuming(params)}), self._link.route.new_id()
             )
             found, session = begun.answer, begun.session
-        except Unavailable as unavailable:
-            found = error("0", UNREACHABLE, f"The server did not answer within the limits: {unavailable}")
-        except Refused as refused:
-            found = error("0", NO_SERVER, str(refused), {"reason": refused.reason})
+        except (Unavailable, Refused) as failure:
+            found = failure_answer("0", failure)
         answer = answer_of(found, message.id)
         if isinstance(answer, JSONRPCResponse):
             made = Handshake(session=session, request=params, result=dict(answer.result))

@@ -195,11 +195,10 @@ class Call:
         if found.meaning is Meaning.UNKNOWN:
             return self.unknown(found.why)
         if found.meaning is Meaning.UNREACHABLE:
-            sentence = f"The server did not answer within the limits: {self._stream.trouble}"
-            return error(encode(self.id), UNREACHABLE, sentence)
+            return failure_answer(encode(self.id), Unavailable(self._stream.trouble))
         if found.refusal.reason == FAILED_HERE:
             return error(encode(self.id), INTERNAL_ERROR, found.why)
-        return error(encode(self.id), NO_SERVER, str(found.refusal), {"reason": found.refusal.reason})
+        return failure_answer(encode(self.id), found.refusal)
 
     async def outcome(self) -> Message | Ended:
         """The server's answer, or how the request ended without one."""
@@ -361,6 +360,13 @@ def unknown(request_id: str, method: str, name: str, reason: str) -> Message:
     """The answer to a request that may have run, and whose outcome this client does not know."""
     message, data = unknown_error(method, name or None, reason)
     return error(encode(request_id), OUTCOME_UNKNOWN, message, {**data, "told_by": "client"})
+
+
+def failure_answer(request_id: str, failure: Unavailable | Refused) -> Message:
+    """The answer to a request that did not reach a server, or that no server takes; the id is given as JSON."""
+    if isinstance(failure, Refused):
+        return error(request_id, NO_SERVER, str(failure), {"reason": failure.reason})
+    return error(request_id, UNREACHABLE, f"The server did not answer within the limits: {failure}")
 
 
 class Sender:

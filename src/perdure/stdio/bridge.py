@@ -20,11 +20,11 @@ from typing import Any
 
 import anyio
 
-from perdure._core.codes import INTERNAL_ERROR, NO_SERVER, UNREACHABLE
+from perdure._core.codes import INTERNAL_ERROR
 from perdure._core.lines import MAX_LINE_BYTES, Line
 from perdure._core.reconnect import Patience
 from perdure._core.sse import EventTooLarge
-from perdure.remote.call import DEPARTURE
+from perdure.remote.call import DEPARTURE, failure_answer
 from perdure.remote.endpoint import Endpoint, Handshake, Refused, Unavailable
 from perdure.remote.link import Link
 from perdure.remote.message import Message, error
@@ -173,10 +173,10 @@ class Bridge:
             return with_logging(answer.answering(host_id), made)
         except Unavailable as unavailable:
             link.route.report(Notice.WAITING, str(unavailable))
-            found = error(host_id, UNREACHABLE, f"The server did not answer within the limits: {unavailable}")
+            found = failure_answer(host_id, unavailable)
         except Refused as refused:
             link.route.report(Notice.REFUSED, str(refused), reason=refused.reason)
-            found = error(host_id, NO_SERVER, str(refused), {"reason": refused.reason})
+            found = failure_answer(host_id, refused)
         except Exception as failure:  # the host waits, whatever it is
             self.fail(failure)
             found = error(host_id, INTERNAL_ERROR, f"{type(failure).__name__}: {failure}")

@@ -21,13 +21,13 @@ from pathlib import Path
 
 import anyio
 
-from perdure._core.codes import NO_SERVER
 from perdure._core.jsonrpc import InvalidMessage, Request, parse_body
 from perdure._core.reconnect import Patience
 from perdure._core.text import printable
 from perdure._files.locks import HAS_FLOCK
+from perdure.remote.call import failure_answer
 from perdure.remote.endpoint import Endpoint, Refused, checked_client, on_401, token_provider
-from perdure.remote.message import encode, error
+from perdure.remote.message import encode
 from perdure.remote.route import Notice
 from perdure.stdio.bridge import Bridge, connection_log
 from perdure.stdio.identity import here, identify, parents
@@ -194,8 +194,7 @@ async def _refuse(url: str, output: Output, refused: Refused) -> int:
             except InvalidMessage:
                 message = None
             if isinstance(message, Request):
-                data = {"reason": refused.reason}
-                await output.write(error(encode(message.id), NO_SERVER, str(refused), data).text)
+                await output.write(failure_answer(encode(message.id), refused).text)
     return REFUSED
 
 
