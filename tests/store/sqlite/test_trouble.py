@@ -17,7 +17,7 @@ import pytest
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.store import maintenance_of
 from perdure.store.records import Event
-from perdure.store.sqlite import SqliteStore
+from perdure.store.sqlite import SqliteStore, file
 from perdure.store.sqlite.writer import WRITER_FAILED
 from perdure.store.steps import OpenStream, PutSession, Step
 from perdure.testing._values import NODE, SESSION, a_session, a_stream, an_append, existing, numbers, put, some_events
@@ -98,6 +98,16 @@ async def test_a_file_in_a_folder_that_may_only_be_read_is_refused_at_once(as_so
         await SqliteStore(str(path)).open()
     with pytest.raises(StoreUnavailable, match="Permission denied"):
         await SqliteStore(str(as_somebody / "other.db")).open()
+
+
+async def test_an_older_sqlite_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    major, minor, patch = sqlite3.sqlite_version_info
+    monkeypatch.setattr(file, "OLDEST_SQLITE", (major, minor, patch + 1))
+    with pytest.raises(StoreUnavailable, match=f"is too old; Perdure needs {major}.{minor} or later"):
+        await SqliteStore(str(tmp_path / "log.db")).open()
+    monkeypatch.setattr(file, "OLDEST_SQLITE", (major, minor, patch))
+    async with SqliteStore(str(tmp_path / "log.db")):
+        pass
 
 
 async def test_of_a_commit_that_cannot_be_stored_nothing_is_there(tmp_path: Path) -> None:

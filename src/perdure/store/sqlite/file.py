@@ -140,7 +140,8 @@ def open_writer(path: str, *, sync: Sync, busy_timeout: float) -> sqlite3.Connec
     """Open the writing connection; the file is made if there is none, and migrated if it is of an older release."""
     with named(path, "opened"):
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
-            raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; Perdure needs 3.35 or later")
+            oldest = ".".join(map(str, OLDEST_SQLITE[:2]))
+            raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; Perdure needs {oldest} or later")
         _make_file(path)
         refuse_other_log(path)
         connection = connect(path, timeout=0)
