@@ -37,6 +37,8 @@ class ToolStepKind(enum.Enum):
     ASK = "ask"
     """A question that its client has answered."""
 
+    __hash__ = object.__hash__  # as those of `_core.states`
+
 
 class Recorded(Protocol):
     """The part of a step's record that is needed here."""

@@ -12,6 +12,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import lru_cache
 from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
@@ -174,7 +175,7 @@ def open_call(row: Row) -> OpenCall:
 
 tool_step_record = record_maker(
     ToolStepRecord,
-    request_id=json.loads,
+    request_id=lru_cache(maxsize=64)(json.loads),  # hundreds of steps have the id of one call
     kind=ToolStepKind,
     name=strict,
     state=ToolStepState,
