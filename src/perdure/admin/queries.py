@@ -104,7 +104,7 @@ async def list_sessions(
     *,
     state: SessionState | CallState | None,
     owner: str | None,
-    kind: EntryKind | None = None,
+    kind: EntryKind | None,
     living: Collection[NodeId],
 ) -> list[JsonObject]:
     """List the sessions and durable calls that fit, the last active one first. Only `living` nodes have readers."""

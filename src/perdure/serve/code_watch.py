@@ -70,7 +70,7 @@ def code_folder(target: str) -> Path:
     return Path(inside[0]).resolve() if inside else here
 
 
-def watched_paths(paths: Collection[Path], *, but: Path | None = None) -> list[WatchedCode]:
+def watched_paths(paths: Collection[Path], *, but: Path | None) -> list[WatchedCode]:
     """Return what to watch for the code of any language: every file below a folder, and files by themselves. `but`: a
     folder that is not code."""
     folders = tuple(path for path in paths if path.is_dir())

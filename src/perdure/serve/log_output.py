@@ -47,11 +47,9 @@ _access_log = logging.getLogger("perdure.access")
 _LIBRARIES = tuple(sorted({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}))
 
 
-def start_log(
-    level: str, form: str, *, target: str, colors: bool, shared: bool, stream: TextIO = sys.stderr
-) -> logging.Handler:
+def start_log(level: str, form: str, *, target: str, colors: bool, shared: bool) -> logging.Handler:
     """Show log records on stderr from now on. `shared`: other processes write there as well."""
-    handler = SharedStream(stream) if shared and HAS_FLOCK else logging.StreamHandler(stream)
+    handler = SharedStream(sys.stderr) if shared and HAS_FLOCK else logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines(colors=colors))
     handler.addFilter(ShownRecords(target))
     handler.addFilter(name_call)

@@ -34,9 +34,7 @@ class HostGone(Exception):
     """The host has closed the pipe that the bridge writes to."""
 
 
-async def lines(
-    descriptor: int, *, limit: int = MAX_LINE_BYTES, on_left: Callable[[], None] = lambda: None
-) -> AsyncIterator[Line]:
+async def lines(descriptor: int, *, on_left: Callable[[], None] = lambda: None) -> AsyncIterator[Line]:
     """Yield the host's lines, until it closes the pipe. `on_left` is called if it has and its lines are not taken."""
     loop = asyncio.get_running_loop()
     handed: asyncio.Queue[list[Line] | None] = asyncio.Queue(maxsize=1)
@@ -62,7 +60,7 @@ async def lines(
                 return b""  # a pipe that cannot be read has ended
 
     def read() -> None:
-        cutter = Cutter(limit)
+        cutter = Cutter(MAX_LINE_BYTES)
         try:
             while chunk := read_chunk():
                 if found := cutter.feed(chunk):

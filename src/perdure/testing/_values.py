@@ -97,9 +97,9 @@ def an_end(request_id: int | str = 1, state: CallState = CallState.ANSWERED) -> 
     return CallEnd(incarnation=1, request_id=request_id, state=state)
 
 
-def a_put_call(fence: Fence, *, state: CallState = CallState.WAITING, **more: Any) -> PutCall:
+def a_put_call(fence: Fence, **more: Any) -> PutCall:
     values: dict[str, Any] = {"incarnation": 1, "request_id": 1, "attempt": 1, "progress": None} | more
-    return PutCall(stream=STREAM, fence=fence, state=state, **values)
+    return PutCall(stream=STREAM, fence=fence, state=CallState.WAITING, **values)
 
 
 def a_tool_step(number: int = 1, **more: Any) -> ToolStepRecord:

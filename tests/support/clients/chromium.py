@@ -130,9 +130,9 @@ class Tab:
     async def hover(self, selector: str) -> None:
         await self.browser.do("hover", tab=self.number, selector=selector)
 
-    async def shoot(self, path: Path, *, width: int, height: int = 800, dark: bool = False) -> None:
+    async def shoot(self, path: Path, *, width: int, dark: bool = False) -> None:
         """Take a picture of the page in a window of this size, which it keeps."""
-        await self.browser.do("shoot", tab=self.number, path=str(path), width=width, height=height, dark=dark)
+        await self.browser.do("shoot", tab=self.number, path=str(path), width=width, height=800, dark=dark)
 
     async def freeze(self, on: bool) -> None:
         """Freeze the page as a browser freezes a page in the background, or resume it."""

@@ -86,10 +86,11 @@ class PostgresNodes:
 
 
 @asynccontextmanager
-async def fleet(url: str, count: int = 2, **settings: Any) -> AsyncIterator[PostgresNodes]:
+async def fleet(url: str, **settings: Any) -> AsyncIterator[PostgresNodes]:
+    """Two nodes."""
     async with AsyncExitStack() as stack:
         it = PostgresNodes(url, stack, **settings)
-        for _ in range(count):
+        for _ in range(2):
             await it.start()
         yield it
 

@@ -113,15 +113,13 @@ class CuttingProxy:
             self._lose(link, loss)
         return len(links)
 
-    def cut_after(
-        self, what: int | bytes | re.Pattern[bytes], *, times: int = 1, only: str | None = None, loss: Loss = Loss.BOTH
-    ) -> Mark:
+    def cut_after(self, what: int | bytes | re.Pattern[bytes], *, times: int = 1, only: str | None = None) -> Mark:
         """Lose the connection that carries `what` to the client: n messages, or a pattern for the n-th time.
 
         Counting begins now. The byte that completes it is still sent, the one after it is not. Each mark is passed
         once; several are passed in the order in which they were asked for.
         """
-        return self._mark(what, times, only, loss)
+        return self._mark(what, times, only, Loss.BOTH)
 
     def passing(self, what: int | bytes | re.Pattern[bytes], *, times: int = 1, only: str | None = None) -> Mark:
         """Return a mark that is passed when a connection has carried `what` to the client. Nothing is lost."""

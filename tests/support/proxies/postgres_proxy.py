@@ -104,7 +104,7 @@ class PostgresProxy:
         self._lost: set[Link] = set()
         self._cuts: list[tuple[int, Cut]] = []
         self._hanging: frozenset[Role] = frozenset()
-        self._swallowing: dict[Direction, frozenset[Role]] = {}
+        self._swallowing: frozenset[Direction] = frozenset()
         self._refuses = False
         self._changed = asyncio.Event()
         self._serving: set[asyncio.Task[None]] = set()
@@ -148,12 +148,12 @@ class PostgresProxy:
     def hang(self, *roles: Role) -> None:
         self._hanging = frozenset(roles or EVERY)
 
-    def swallow(self, *directions: Direction, roles: frozenset[Role] = EVERY) -> None:
-        self._swallowing = dict.fromkeys(directions or Direction, roles)
+    def swallow(self, *directions: Direction) -> None:
+        self._swallowing = frozenset(directions or Direction)
 
     def heal(self) -> None:
         """Forward again. Connections that were cut, or of which something was swallowed, stay lost."""
-        self.delay, self._hanging, self._swallowing, self._refuses = 0.0, frozenset(), {}, False
+        self.delay, self._hanging, self._swallowing, self._refuses = 0.0, frozenset(), frozenset(), False
         self._tell()
 
     # Serving
@@ -264,7 +264,7 @@ class PostgresProxy:
     async def _may_pass(self, link: Link, direction: Direction) -> bool:
         while link.role in self._hanging and link in self._links:
             await self._changed.wait()
-        if link.role in self._swallowing.get(direction, ()):
+        if direction in self._swallowing:
             link.swallowed.add(direction)
         return link in self._links and direction not in link.swallowed
 

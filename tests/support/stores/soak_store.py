@@ -75,11 +75,11 @@ class PostgresServer:
 
     nodes: int = 3
 
-    def __init__(self, folder: Path, *, lease: float = LEASE, holds: bool = False) -> None:
-        self.lease = lease
+    def __init__(self, folder: Path, *, holds: bool = False) -> None:
+        self.lease = LEASE
         self.holds = holds
         on_failure = ("hold", "--store-timeout", "20s") if holds else ("refuse",)  # a busy machine holds nothing
-        self.options: tuple[str, ...] = ("--lease", f"{lease:g}s", "--on-store-failure", *on_failure)
+        self.options: tuple[str, ...] = ("--lease", f"{LEASE:g}s", "--on-store-failure", *on_failure)
         self._server = Server(folder, synchronous_commit="on")
 
     @property

@@ -159,7 +159,7 @@ def open_reader(path: str, *, busy_timeout: float, check: Callable[[], None] = l
     return connection
 
 
-def open_checkpointer(path: str, *, check: Callable[[], None] = lambda: None) -> sqlite3.Connection:
+def open_checkpointer(path: str, *, check: Callable[[], None]) -> sqlite3.Connection:
     # It does not wait: a reader or writer in the way only puts the checkpoint off.
     connection = _connect_to_same(path, timeout=0, check=check)
     connection.execute("PRAGMA synchronous = NORMAL")

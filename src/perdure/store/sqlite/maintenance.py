@@ -37,7 +37,7 @@ _SQL = _sql.queries()
 class SqliteMaintenance:
     """Does the operator's work on the file at a path."""
 
-    def __init__(self, path: str, *, sync: Sync = "normal") -> None:
+    def __init__(self, path: str, *, sync: Sync) -> None:
         self._path = os.path.abspath(path)
         self._sync: Sync = sync
         self.shown = f"sqlite:{path}"
