@@ -2,7 +2,7 @@
 
 Prints one JSON line for each thing that happens. With TOOL `-` it calls nothing and follows the calls that a process of
 before has left, until all have ended; with `look` it takes their notifications, and not their results. With `all` it
-makes the calls of `ARGS["calls"]` at once. With `fatal` behind `ARGS` it kills itself as its call leaves the state.
+makes the calls of `ARGS["calls"]` at once. With `fatal` after `ARGS` it kills itself as its call leaves the state.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ async def test_it_is_called_again_once(tmp_path: Path) -> None:
     async with without_keys() as proxy, perdure.connect(proxy.url, rerun_safe_tools=True) as client:
         await client.list_tools()
         proxy.cut_after(ANSWER_BEGINS, only="POST")
-        proxy.passing(ANSWER_BEGINS, only="POST")  # tools/list, which tells whether it may
+        proxy.passing(ANSWER_BEGINS, only="POST")  # tools/list, which declares whether it may
         proxy.cut_after(ANSWER_BEGINS, only="POST")
         with pytest.raises(perdure.OutcomeUnknown):
             await client.call_tool("count", {"n": 1, "log": str(log)})

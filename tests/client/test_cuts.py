@@ -90,7 +90,7 @@ async def test_a_tool_that_closes_its_own_connection_is_polled(shop: ToolServer,
 
 
 async def test_a_question_that_was_cut_off_is_answered_once(shop: ToolServer, proxy: CuttingProxy) -> None:
-    """P6: the connection is lost behind the question; its answer finds the call that waits."""
+    """P6: the connection is lost after the question; its answer finds the call that waits."""
     asked: list[str] = []
 
     async def answer(context: ClientRequestContext, params: types.ElicitRequestParams) -> types.ElicitResult:

@@ -72,7 +72,7 @@ async def test_a_call_with_a_key_is_sent_again_until_it_is_answered_and_runs_onc
 
 
 async def test_a_refused_connection_costs_no_call_and_never_the_client() -> None:
-    """Calls that were not sent wait; when patience ends they are told that they did not run, and the client goes on."""
+    """Calls that were not sent wait; when patience ends they fail as not run, and the client continues."""
     task_server = SdkTaskServer(keys=True)
     async with under_uvicorn(task_server.app, complaint=".*") as port, AsyncExitStack() as gate:
         proxy = await gate.enter_async_context(cutting_proxy(port))

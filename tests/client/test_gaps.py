@@ -1,4 +1,4 @@
-"""Events that the server no longer has are told (promise 4 as a client sees it)."""
+"""Events that the server no longer has are reported (promise 4 as a client sees it)."""
 
 from __future__ import annotations
 

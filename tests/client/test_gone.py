@@ -24,7 +24,7 @@ def url_of(site: Site) -> str:
 
 
 async def end(site: Site, session: str | None) -> None:
-    """Somebody ends the session behind the client's back."""
+    """End the session without the client's knowledge."""
     assert session is not None
     async with httpx2.AsyncClient() as http:
         response = await http.delete(url_of(site), headers={"mcp-session-id": session})

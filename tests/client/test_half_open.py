@@ -1,4 +1,4 @@
-"""The other end has vanished and nobody was told: a server that kept its connections alive, and stops, is noticed."""
+"""The other end has vanished in silence: a server that kept its connections alive, and stops, is noticed."""
 
 from __future__ import annotations
 

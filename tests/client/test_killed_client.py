@@ -64,7 +64,7 @@ async def test_killed_again_and_again_nothing_is_lost(tmp_path: Path) -> None:
 
 
 async def test_a_question_that_the_killed_client_had_not_answered_is_asked_again(tmp_path: Path) -> None:
-    """P6: the position is behind the question already, so the state remembers it."""
+    """P6: the position is after the question already, so the state remembers it."""
     state = tmp_path / "agent.json"
     async with serving(GATE_FILE_TOOLS, *OPTIONS, "--store", "memory:") as served:
         async with client_process(served.url, state, "ask", question="hang on?") as first:
@@ -77,7 +77,7 @@ async def test_a_question_that_the_killed_client_had_not_answered_is_asked_again
 
 
 async def test_client_and_server_are_killed_together(tmp_path: Path) -> None:
-    """The server settles the call, the next client is told: outcome unknown, with tool and arguments; it ran once."""
+    """The server settles the call, the next client gets: outcome unknown, with tool and arguments; it ran once."""
     gate, log, state = tmp_path / "gate", tmp_path / "diary", tmp_path / "agent.json"
     arguments = {"n": 8, "gate": str(gate), "pauses": [4], "log": str(log)}
     async with cluster(tmp_path / "log.db", *OPTIONS) as site:

@@ -98,7 +98,7 @@ async def test_a_connection_that_is_given_up_while_it_is_made_is_left_at_once() 
 
 
 async def test_leaving_while_the_server_is_away_takes_no_time(shop: ToolServer, proxy: CuttingProxy) -> None:
-    """A call is on its way back, another waits to be sent, and a cancellation cannot be told."""
+    """A call is on its way back, another waits to be sent, and a cancellation cannot be sent."""
     clock = asyncio.get_running_loop().time
     async with perdure.connect(proxy.url) as client:
         calls: list[asyncio.Task[object]] = [

@@ -53,7 +53,7 @@ async def test_a_running_call_whose_server_stays_away_ends_with_outcome_unknown(
 
 
 async def test_a_server_that_is_back_within_the_limits_is_gone_on_with(tmp_path: Path) -> None:
-    """H7 for us: requests that were made while nobody listened wait; what ran is settled by the server."""
+    """H7 for us: requests that were made while no server listened wait; the server settles what ran."""
     gate, log = tmp_path / "gate", tmp_path / "diary"
     progress = Progress()
     async with cluster(tmp_path / "log.db", "--retry", "0.05") as site:
@@ -75,7 +75,7 @@ async def test_a_server_that_is_back_within_the_limits_is_gone_on_with(tmp_path:
 
 
 async def test_a_first_handshake_with_nobody_fails_at_once() -> None:
-    """Patience is for servers that were there: a wrong address is told in the moment."""
+    """Patience is for servers that have answered: a wrong address is reported at once."""
     async with asyncio.timeout(10):
         with pytest.raises(perdure.Unreachable, match="cannot be reached"):
             async with perdure.connect(f"http://127.0.0.1:{free_port()}/mcp"):

@@ -79,7 +79,7 @@ async def test_an_answer_that_comes_there_is_reported_and_the_stream_goes_on() -
 
 
 async def test_a_position_that_the_server_refuses_is_a_gap_and_the_stream_goes_on() -> None:
-    """What may have been missed is told, by the client where the server does not."""
+    """A possible loss is reported, by the client where the server does not report it."""
     odd, gaps, inbox = Odd(), list[perdure.Gap](), Inbox()
 
     def get(request: Request) -> Response:

@@ -38,7 +38,7 @@ async def say_yes(context: ClientRequestContext, params: ElicitRequestParams) ->
 
 @pytest.mark.parametrize("option", [TASKS, KEYS], ids=["tasks", "keys"])
 async def test_the_server_is_killed_and_every_call_has_an_outcome(tmp_path: Path, option: tuple[str, ...]) -> None:
-    """A tool that may run twice gives its result, another one is unknown and ran once, and the client goes on."""
+    """A tool that may run twice returns its result, another one is unknown and ran once, and the client continues."""
     log, gate = tmp_path / "diary", tmp_path / "gate"
     about = {"n": 3, "gate": str(gate), "pauses": [2], "log": str(log)}
     async with (

@@ -1,4 +1,4 @@
-"""Every ending has its name, whatever was asked for; and what cannot be asked for is told at once."""
+"""Every ending has its name, whatever was asked for; and a request that cannot be made fails at once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ASKS: dict[str, tuple[object, ...]] = {
     "subscribe_resource": ("notice://1",),
     "unsubscribe_resource": ("notice://1",),
 }
-#: They are told, not asked.
+#: They are notifications, not requests.
 TELLS = {"send_progress_notification", "send_roots_list_changed"}
 
 

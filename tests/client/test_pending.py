@@ -63,7 +63,7 @@ async def test_notifications_first_then_the_result(shop: ToolServer, left: Left)
 async def test_what_was_read_but_not_looked_at_is_there_for_the_next_process(
     shop: ToolServer, site: Site, left: Left, tmp_path: Path
 ) -> None:
-    """At least once: only what the program has dealt with is behind it."""
+    """At least once: only what the program has dealt with is before it."""
     arguments = {"n": 9, "gate": "g", "pauses": [3]}
     async with left("count", arguments, when=lambda: "g/3" in shop.gates) as client:
         (call,) = client.pending()

@@ -1,4 +1,4 @@
-"""A new session in place of one that is gone: whole or not at all, once, and whoever noticed it (B5, H8, H6)."""
+"""A new session for one that is gone: whole or not at all, once, whichever request noticed it (B5, H8, H6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`client.listen` at 2026-07-28 comes back by itself after a cut, and tells what may have changed meanwhile."""
+"""`client.listen` at 2026-07-28 comes back by itself after a cut, and notifies of what may have changed meanwhile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Listener:
-    """A program that listens to the tools and two resources, and remembers what it was told."""
+    """A program that listens to the tools and two resources, and remembers its notifications."""
 
     def __init__(self, client: perdure.Client) -> None:
         self.heard: list[str] = []

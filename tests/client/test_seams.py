@@ -137,7 +137,7 @@ async def test_the_handshake_is_one_request_and_one_notification_over_plain_stre
 
 
 async def test_the_id_doubles_as_progress_token_and_an_exception_reaches_the_message_handler() -> None:
-    """`client/transport.py` gives both other names on the wire, and reports gaps that way."""
+    """`client/transport.py` has other names for both on the wire, and reports gaps that way."""
     to_client, inbound = anyio.create_memory_object_stream[SessionMessage | Exception](9)
     outbound, from_client = anyio.create_memory_object_stream[SessionMessage](9)
     heard: list[object] = []

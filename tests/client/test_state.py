@@ -221,7 +221,7 @@ async def test_a_copied_state_does_not_repeat_ids(site: Site, url: str, path: Pa
 
 
 async def test_two_clients_never_share_a_state(url: str, path: Path) -> None:
-    """R13 for programs: the second is told; it does not get a session without memory in silence."""
+    """R13 for programs: the second is refused; it does not get a session without memory in silence."""
     async with perdure.connect(url, state=path) as first:
         with pytest.raises(perdure.StateInUse, match="another client uses"):
             async with perdure.connect(url, state=path):
@@ -292,7 +292,7 @@ async def test_a_link_or_a_file_that_others_may_write_is_not_trusted(url: str, p
 async def test_a_state_that_can_no_longer_be_written_stops_nothing(
     url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Promise 7 for the client: told once, and once more when it is over."""
+    """Promise 7 for the client: logged once, and once more when it is over."""
     folder = tmp_path / "kept"
     os.mkdir(folder)
     path = folder / "agent.json"
@@ -350,7 +350,7 @@ async def test_a_password_in_the_address_is_not_written(site: Site, path: Path) 
 
 
 async def test_a_handshake_that_was_not_finished_is_made_again(site: Site, url: str, path: Path) -> None:
-    """The process died between its two halves: nobody knows whether both sides have accepted it."""
+    """The process died between its two halves: it is not known whether both sides have accepted it."""
     async with perdure.connect(url, state=path) as client:
         first = client.session_id
     state = decode(saved(path))

@@ -74,7 +74,7 @@ async def test_a_response_has_one_outcome_for_a_call_and_one_for_a_read(case: st
 
 
 class Reading(Odd):
-    """Answers a tool's call as it is told, and a read too; a read that is sent again under a new id is fine."""
+    """Answers a tool's call as the test says, and a read too; a read that is sent again under a new id is fine."""
 
     def __init__(self, respond: Callable[[object], Response]) -> None:
         super().__init__(odd=respond)

@@ -1,4 +1,4 @@
-"""A session from the outside: renewed once, listened to, told things (B5, H6, H8)."""
+"""A session from the outside: renewed once, listened to, and sent notifications (B5, H6, H8)."""
 
 from __future__ import annotations
 

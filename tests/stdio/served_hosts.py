@@ -21,8 +21,8 @@ REJECTED = "Broker rejected resume token, starting fresh session"
 
 
 async def sentences(bridge: HostedBridge, count: int = 1) -> list[str]:
-    """What it has told on stderr, but for who its host is; waits for so many. They are written a moment after the
-    fact."""
+    """Return the sentences of a bridge on stderr, without the one about its host; waits for so many. They are written a
+    moment after the fact."""
 
     def told() -> list[str]:
         return [line.removeprefix("perdure: ") for line in bridge.told() if not line.startswith(HOST)]

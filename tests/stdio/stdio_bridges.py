@@ -73,7 +73,7 @@ class Bridge:
         return text_of(await self.answer(self.begin_call(tool, **arguments)))
 
     async def handshake(self, version: str = "2025-11-25", **capabilities: Any) -> Message:
-        """As hosts do; gives the result, or the whole answer if it is an error."""
+        """Call as hosts do; returns the result, or the whole answer if it is an error."""
         client = {"name": "host", "version": "1"}
         params = {"protocolVersion": version, "capabilities": capabilities, "clientInfo": client}
         answer = await self.request("initialize", params)
@@ -112,7 +112,7 @@ class Bridge:
         return [(params["progressToken"], params["progress"]) for params in found]
 
     def reports(self) -> list[Message]:
-        """What it tells of calls of an earlier instance. (A sentence is the server's: it tells of orphans.)"""
+        """Return the reports of calls of an earlier instance. (One with a sentence is the server's, about orphans.)"""
         found = [message["params"] for message in self.heard if message["method"] == "notifications/message"]
         return [params["data"] for params in found if isinstance(params["data"], dict)]
 

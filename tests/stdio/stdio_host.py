@@ -4,7 +4,7 @@ It takes orders as JSON lines. What the bridge reads and writes is a socket that
 the host's part in the conversation, and this process its part in the process tree. Everything is imported once and
 each bridge is a forked child: starting Python again takes far longer than what is tested.
 
-A bridge may be told to kill itself at a point: when a function of the product is entered or left for the n-th time. Or
+A bridge may be made to kill itself at a point: when a function of the product is entered or left for the n-th time. Or
 its writer is held: the host has a line, and the thread that wrote it cannot say so before the bridge begins to leave.
 """
 

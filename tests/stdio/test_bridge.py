@@ -1,4 +1,4 @@
-"""The bridge hands every message on, both ways and in order, and gives each request one answer."""
+"""The bridge passes every message on, both ways and in order, and answers each request once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_what_host_and_server_say_arrives_as_it_was_said(folder: Path) -> 
         for _ in range(20):  # also again, as soon as the host has the answer
             bridge.begin("ping", id="again")
             assert (await bridge.answer("again"))["result"] == {}
-        # Progress has the host's own token, and the answer comes behind it.
+        # Progress has the host's own token, and the answer comes after it.
         await bridge.answer(bridge.begin_call("count", token=5, n=3))
         assert bridge.progress() == [(5, 1), (5, 2), (5, 3)]
         assert bridge.order[-4:-1] == ["notifications/progress"] * 3
@@ -115,7 +115,7 @@ async def test_hosts_that_begin_in_another_way_get_the_reason(folder: Path) -> N
             assert (refused["code"], "2025-11-25" in refused["data"]["supported"]) == (-32022, True)
         assert (await bridge.request("tools/list"))["error"]["message"] == "Begin with an initialize request"
         assert (await bridge.request("ping"))["result"] == {}
-        # What is sent right behind the handshake waits for it.
+        # What is sent right after the handshake waits for it.
         bridge.begin(
             "initialize",
             {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "h", "version": "1"}},

@@ -73,7 +73,7 @@ async def test_a_gateway_that_says_404_for_a_while_costs_no_session(folder: Path
         again = await hosted.host.session()
         assert await sentences(again) == [RESUMED]
         await again.end()
-        # The server is there and has no broker: its session is the last one, and the one before is not gone back to.
+        # The server answers and has no broker: its session is the last one, and the earlier one is not resumed.
         gateway.refusals = {b"POST /resume": "404 Not Found"}
         await (await hosted.host.session()).end()
         assert not list(hosted.host.tokens.glob("*/token-*"))

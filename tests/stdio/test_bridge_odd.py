@@ -66,7 +66,7 @@ async def test_positions_that_mean_nothing_cost_what_was_missed_alone(folder: Pa
 
 
 async def test_the_end_of_stdin_ends_a_bridge_that_waits_for_the_server(folder: Path) -> None:
-    """Also behind messages that it has not read, because those before them cannot leave."""
+    """Also after messages that it has not read, because those before them cannot leave."""
     async with serving_host(folder) as hosted, cutting_proxy(hosted.site.port) as proxy:
         hosted.host.url = proxy.url
         bridge = await hosted.host.session("--no-resume")

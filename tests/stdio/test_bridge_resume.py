@@ -230,7 +230,7 @@ async def test_named_instances_that_are_restarted_together_get_their_own_session
 
 
 async def test_options_that_only_look_into_it_do_not_cost_the_session(folder: Path) -> None:
-    """T9: which options tell bridges apart. The log says which process counts as the host (T2)."""
+    """T9: the options by which bridges differ. The log names the process that counts as the host (T2)."""
     async with serving_host(folder) as hosted:
         await (await hosted.host.session()).end()
         log = folder / "a.log"
@@ -358,7 +358,7 @@ async def test_a_session_that_cannot_go_on_is_replaced(folder: Path) -> None:
 
 
 async def test_the_server_is_restarted_in_between(folder: Path) -> None:
-    """While no bridge is there, and under one that is: it waits, and goes on in the same session."""
+    """Without a bridge, and under one: it waits, and continues in the same session."""
     async with cutting_proxy(0) as proxy, a_host(folder, proxy.url) as host:
 
         @asynccontextmanager

@@ -1,4 +1,5 @@
-"""Trouble on the way to the server is waited for, or told in one sentence and one answer; the pipe stays open."""
+"""The bridge waits for trouble on the way to the server to end, or reports it in one sentence and one answer; the pipe
+stays open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A desktop host's pipe in front, and an MCP server over stdio behind, which `perdure stdio -- COMMAND` keeps alive."""
+"""A desktop host, and an MCP server over stdio that `perdure stdio -- COMMAND` keeps alive for it."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def test_a_program_is_served(folder: Path) -> None:
 
 
 async def test_variables_and_the_folder_are_those_of_the_host(folder: Path) -> None:
-    """A host gives the variables of an entry to `perdure stdio`."""
+    """A host passes the variables of an entry to `perdure stdio`."""
     async with a_workbench(folder) as bench:
         bridge = await bench.host.start(
             "--cwd", str(folder), command=bench.command(), OF_TEST=str(folder), GITHUB_TOKEN="secret"
@@ -424,8 +424,8 @@ async def tools_of(bridge: HostedBridge) -> set[str]:
 
 @pytest.mark.parametrize("watched", ["code", "code/server.py"])
 async def test_new_code_is_loaded_and_the_session_goes_on(folder: Path, watched: str) -> None:
-    """The host is told that tools have changed. A call that runs has a moment; then its hint decides. Code that cannot
-    run is not the end."""
+    """The host is notified that tools have changed. A call that runs has a moment; then its hint decides. Code that
+    cannot run is not the end."""
     async with a_workbench(folder) as bench:
         (folder / "code").mkdir()
         save(bench, "old")

@@ -211,7 +211,7 @@ def _ledger(host: Host) -> str:
 
 @pytest.mark.parametrize("kind", ["Perdure's", "the SDK's own"])
 async def test_listening_comes_back(folder: Path, kind: str) -> None:
-    """The host cannot tell what it missed: it gets one cue for each thing that it listens to."""
+    """The host does not know what it missed: it gets one cue for each thing that it listens to."""
     async with AsyncExitStack() as stack:
         if kind == "Perdure's":
             port = (await stack.enter_async_context(serve(new_server()))).port

@@ -1,4 +1,4 @@
-"""Who started us, told from real process trees (T2, T7, T11)."""
+"""The host that started the bridge, found in real process trees (T2, T7, T11)."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def pid_of(identity: Identity | None) -> int | None:
 
 @pytest.mark.parametrize("way", LAUNCHED)
 def test_a_launcher_is_skipped(way: str, tree: ProcessTree) -> None:
-    """T11: the identity is that of the host behind it, which is this test."""
+    """T11: the identity is that of the host above it, which is this test."""
     command, between = LAUNCHED[way]
     if NODE is None and {"npx", "node"} & set(command):
         pytest.skip("there is no node")

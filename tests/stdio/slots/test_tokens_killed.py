@@ -80,7 +80,7 @@ def test_a_bridge_killed_beside_others_gets_its_own_token_back(tmp_path: Path) -
 
 
 def test_bridges_killed_together_never_get_each_others_tokens(tmp_path: Path) -> None:
-    """T7: they are started again at once and look at the same time, and nothing tells them apart."""
+    """T7: they are started again at once and read the slots at the same time, and do not differ."""
     folder = tmp_path / "tokens"
     with running_host(folder) as editor:
         bridges = editor.start(4)

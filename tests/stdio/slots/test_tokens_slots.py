@@ -148,7 +148,7 @@ def test_a_slot_with_a_token_is_better_than_one_without(folder: Path) -> None:
 def test_a_lock_on_a_file_that_was_removed_meanwhile_does_not_count(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who removes what a dead host left has the lock until the file is gone."""
+    """The process that removes the files of a dead host has the lock until the file is deleted."""
     opened_folder, flock = Folder(place(folder)), fcntl.flock
 
     def late(file: int, operation: int) -> None:

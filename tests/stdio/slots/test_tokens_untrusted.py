@@ -90,7 +90,7 @@ def test_a_folder_in_the_place_of_the_token(folder: Path, caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("bad", ["", "a" * 63, "a" * 65, "é" * 64, "a" * 63 + "\n", "../" * 20])
 def test_what_is_no_token_is_not_kept(bad: str, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """T5: a server that answers nonsense does not spoil what is there."""
+    """T5: a server that answers nonsense does not spoil the existing files."""
     slot = opened(folder)
     assert slot.keep(token(1))
     assert not slot.keep(bad)
