@@ -10,17 +10,11 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from tests.clients.node_clients import HERE, node_client
+from tests.clients.node_clients import node_client
 from tests.clients.stock_client import StockClient
 from tests.support.processes.cluster import cluster
-from tests.support.processes.node_programs import node_modules
 
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="session", autouse=True)
-def packages() -> None:
-    node_modules(HERE)
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("packages")]
 
 
 async def where(client: StockClient) -> tuple[str, int]:

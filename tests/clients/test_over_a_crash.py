@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.node_clients import HERE, node_client
+from tests.clients.node_clients import node_client
 from tests.clients.python_clients import python_client
 from tests.clients.stock_client import PATIENCE, USER_SAYS, Call, StockClient, named
 from tests.support.clients.raw_http import Peer
 from tests.support.processes.cluster import Cluster, cluster
-from tests.support.processes.node_programs import node_modules
 from tests.support.servers.gate_file_tools import diary, open_gate
 from tests.support.servers.in_process import until
 
@@ -45,11 +44,6 @@ CLIENTS: dict[str, Connect] = {
 
 NAMES = named("python-default", "typescript-2", in_all=["python-legacy", "typescript-1"])
 each_client = pytest.mark.parametrize("connect", NAMES, indirect=True)
-
-
-@pytest.fixture(scope="session")
-def packages() -> None:
-    node_modules(HERE)
 
 
 @pytest.fixture(params=named("python-default", in_all=["python-legacy", "typescript-1", "typescript-2"]))

@@ -18,7 +18,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from tests.clients.node_clients import HERE
 from tests.support.clients.wire_client import Peer, Wire
-from tests.support.processes.node_programs import node_modules, program
+from tests.support.processes.node_programs import program
 from tests.support.servers.in_process import Site, serve, until
 from tests.support.servers.tool_server import ToolServer
 
@@ -70,11 +70,6 @@ async def test_a_python_client_hears_of_it_in_a_log_message(shop: ToolServer) ->
 @pytest.fixture
 def shop() -> ToolServer:
     return ToolServer(logs=True)
-
-
-@pytest.fixture(scope="session")
-def packages() -> None:
-    node_modules(HERE)
 
 
 @pytest.mark.parametrize("version", ["1", "2"])

@@ -8,11 +8,10 @@ from functools import partial
 
 import pytest
 
-from tests.clients.node_clients import HERE, node_client
+from tests.clients.node_clients import node_client
 from tests.clients.python_clients import python_client
 from tests.clients.stock_client import StockClient
 from tests.support.clients.token_holder import Holder
-from tests.support.processes.node_programs import node_modules
 from tests.support.servers.in_process import serve, until
 from tests.support.servers.tool_server import ToolServer
 
@@ -25,11 +24,6 @@ CLIENTS: dict[str, Connect] = {
     "typescript-1": partial(node_client, "ts1.mjs"),
     "typescript-2": partial(node_client, "ts2.mjs"),
 }
-
-
-@pytest.fixture(scope="session")
-def packages() -> None:
-    node_modules(HERE)
 
 
 @pytest.mark.parametrize("name", CLIENTS)

@@ -15,10 +15,9 @@ from functools import partial
 
 import pytest
 
-from tests.clients.node_clients import HERE, node_client
+from tests.clients.node_clients import node_client
 from tests.clients.python_clients import python_client, python_session
 from tests.clients.stock_client import MODEL_SAYS, USER_SAYS, StockClient, named
-from tests.support.processes.node_programs import node_modules
 from tests.support.processes.serving import BASIC_TOOLS, Served, serving
 from tests.support.proxies.cutting_proxy import PRIMING, CuttingProxy, Loss, cutting_proxy
 
@@ -35,11 +34,6 @@ CLIENTS: dict[str, Connect] = {
     "typescript-1": partial(node_client, "ts1.mjs"),
     "typescript-2": partial(node_client, "ts2.mjs"),
 }
-
-
-@pytest.fixture(scope="session")
-def packages() -> None:
-    node_modules(HERE)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import fcntl
 import os
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from perdure.store.interface import Liveness, reader_of, stream_by_id
 from perdure.store.sqlite import SqliteStore
 from perdure.store.sqlite import locks as _sqlite_locks
 from perdure.store.sqlite.locks import Locks
-from perdure.store.steps import PutSession, Release
+from perdure.store.steps import Release
 from perdure.testing._values import NODE, STREAM, a_session, dead_nodes, put
 from tests.store.processes import process
 from tests.support.servers.in_process import until
@@ -28,19 +28,6 @@ from tests.support.servers.in_process import until
 pytestmark = pytest.mark.anyio
 
 OTHER = NodeId("other")
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "log.db"
-
-
-@pytest.fixture
-async def store(path: Path) -> AsyncIterator[SqliteStore]:
-    async with SqliteStore(str(path)) as store:
-        await put(store, PutSession(record=a_session()))
-        await store.join(NODE)
-        yield store
 
 
 def view(store: SqliteStore, node: NodeId = NODE) -> Liveness:

@@ -43,11 +43,6 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "log.db"
-
-
-@pytest.fixture
 async def store(path: Path) -> AsyncIterator[SqliteStore]:
     async with SqliteStore(str(path), busy_timeout=30.0) as store:
         await put(store, PutSession(record=a_session()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from perdure.errors import StoreTooNew
 from perdure.store.sqlite import SqliteStore
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite import wakeups as _sqlite_hints
-from perdure.store.steps import ChangeSession, PutSession
-from perdure.testing._values import NODE, SESSION, STREAM, a_session, put
+from perdure.store.steps import ChangeSession
+from perdure.testing._values import NODE, SESSION, STREAM, put
 from tests.store.processes import process
 
 pytestmark = pytest.mark.anyio
@@ -39,19 +39,6 @@ class Heard:
 
     def nothing(self) -> bool:
         return self._calls.empty()
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "log.db"
-
-
-@pytest.fixture
-async def store(path: Path) -> AsyncIterator[SqliteStore]:
-    async with SqliteStore(str(path)) as store:
-        await put(store, PutSession(record=a_session()))
-        await store.join(NODE)
-        yield store
 
 
 @pytest.fixture
