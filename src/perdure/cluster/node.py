@@ -58,7 +58,10 @@ class Watcher:
         self._homeless: dict[StreamId, StreamRecord] = {}
         # What fails is read again in the next round, with everything else.
         failure = "what other nodes wrote could not be read"
-        again = self._look_again
+
+        def again() -> None:
+            self._looked = None
+
         self._streams = OnDemand(self._look_at_streams, name="perdure-look", failure=failure, on_failure=again)
         self._homes = OnDemand(self._look_at_homes, name="perdure-homes", failure=failure, on_failure=again)
         failure = "mail waits, it could not be read"
@@ -190,9 +193,6 @@ class Watcher:
             case mail.Cancelled(request_id=id_, incarnation=incarnation, params=params) if held is not None:
                 if not held.link.cancel(id_, incarnation=incarnation, params=params):
                     await self._settler.waiting.cancel(message)
-
-    def _look_again(self) -> None:
-        self._looked = None
 
 
 class Node:

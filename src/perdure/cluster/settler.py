@@ -496,7 +496,10 @@ class Settler:
         fence: Fence,
     ) -> list[AskRecord]:
         """Record the answers to questions that are in the mail of the dead node. Returns those questions."""
-        answers, answered = await self._answers_in_mail(dead), list[AskRecord]()
+        answers, answered = dict[str, JsonObject](), list[AskRecord]()
+        async for _, raw in paged(lambda after: self._context.store.mail(dead, after=after)):
+            if isinstance(message := mail.decode(raw), mail.AskAnswered):
+                answers.setdefault(str(message.response.get("id")), message.response)
         for ask in asks:
             for row in rows if ask.id in answers else ():
                 if is_of(ask, row):
@@ -519,13 +522,6 @@ class Settler:
         course = course_of(steps, row.incarnation, row.request_id)
         course.goes_on = call.course.goes_on
         return replace(call, course=course)
-
-    async def _answers_in_mail(self, dead: NodeId) -> dict[str, JsonObject]:
-        answers: dict[str, JsonObject] = {}
-        async for _, raw in paged(lambda after: self._context.store.mail(dead, after=after)):
-            if isinstance(message := mail.decode(raw), mail.AskAnswered):
-                answers.setdefault(str(message.response.get("id")), message.response)
-        return answers
 
     def _answer_step(
         self, row: CallRecord, steps: Sequence[ToolStepRecord], ask: AskRecord, answer: JsonObject, fence: Fence

@@ -1,7 +1,6 @@
 """Admits callers that show a bearer token, and publishes where they get one (RFC 9728)."""
 
 import json
-from collections.abc import Sequence
 
 from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
 from mcp.server.auth.middleware.bearer_auth import BearerAuthBackend, RequireAuthMiddleware
@@ -22,7 +21,7 @@ from perdure.errors import Misuse
 from perdure.http.access import refusal_of
 from perdure.http.issuer_tokens import IssuerTokens, KeysUnavailable
 from perdure.http.refusals import HttpRefusal, Refusal
-from perdure.runtime.token_check import Challenge, TokenCheck
+from perdure.runtime.token_check import TokenCheck
 from perdure.telemetry.counters import Counters
 
 
@@ -76,25 +75,23 @@ class Authentication:
                 challenge = await check.wait() if is_stream else check.challenge
                 if challenge is not None:
                     is_replaced = True
-                    for part in self._refusal(challenge):
-                        await send(part)
+                    self._counters.requests_refused += 1
+                    code = "invalid_token" if challenge.status == 401 else "insufficient_scope"
+                    header = with_metadata(challenge.header or f'Bearer error="{code}"', str(self._metadata_url))
+                    said = "The server behind this one does not accept the token"
+                    body = json.dumps({"error": code, "error_description": said}).encode()
+                    given = {
+                        "content-type": "application/json",
+                        "content-length": str(len(body)),
+                        "www-authenticate": header,
+                    }
+                    raw = [(name.encode(), value.encode()) for name, value in given.items()]
+                    await send({"type": "http.response.start", "status": challenge.status, "headers": raw})
+                    await send({"type": "http.response.body", "body": body})
             if not is_replaced:
                 await send(message)
 
         return send_checked
-
-    def _refusal(self, challenge: Challenge) -> Sequence[Message]:
-        self._counters.requests_refused += 1
-        code = "invalid_token" if challenge.status == 401 else "insufficient_scope"
-        said = "The server behind this one does not accept the token"
-        header = with_metadata(challenge.header or f'Bearer error="{code}"', str(self._metadata_url))
-        body = json.dumps({"error": code, "error_description": said}).encode()
-        headers = {"content-type": "application/json", "content-length": str(len(body)), "www-authenticate": header}
-        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-        return (
-            {"type": "http.response.start", "status": challenge.status, "headers": raw},
-            {"type": "http.response.body", "body": body},
-        )
 
     def _on_error(self, connection: HTTPConnection, error: AuthenticationError) -> Response:
         if isinstance(error, KeysUnavailable):

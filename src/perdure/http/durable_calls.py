@@ -406,7 +406,11 @@ class DurableCallEndpoint:
                 self._context.counters.calls_joined += 1
                 await self._join(request, record, late, response)
                 return
-            await self._refuse_in_session(request, call.names[1])
+            if (stream := await stream_by_id(self._context.store, call.names[1])) is not None:
+                # The call of the key was begun in a session, and its answer is, or will be, there.
+                rows = await self._context.store.calls(stream.session, stream=stream.id)
+                is_same = all(row.digest == call.digest for row in rows)
+                raise HttpRefusal(Refusal.KEY_OF_SESSION if is_same else Refusal.KEY_TAKEN)
             await self._refuse_given_up(call.names[0], request.owner, call.digest)
         # A record is without a row; without a record the client tries again.
         raise HttpRefusal(Refusal.STORE_FAILS if record is None else Refusal.ANSWER_GIVEN_UP)
@@ -479,7 +483,14 @@ class DurableCallEndpoint:
                     if ending is Ending.LEFT:
                         # The client cancels the call by closing the connection, unless it can ask for it again.
                         if not session.record.is_task:
-                            await self._cut(session, call)
+                            self._context.counters.calls_cut += 1
+                            early = self._context.early
+                            if early is not None and early.keeps(session.record):  # it finds what became of the call
+                                with contextlib.suppress(StoreError):
+                                    await session.show_to_client()
+                            session.link.cancel(
+                                call.request.id, incarnation=1, params={"reason": "the client has left"}
+                            )
                         return
                     is_late = late is not None and (late.early is None or ending is not Ending.ASKED)
                     if late is not None and is_late and await self._answer_late(request, session, late, response):
@@ -496,14 +507,6 @@ class DurableCallEndpoint:
                     await self._answer_stopped(request, response, is_kept=has_key)
         finally:
             self._access.sessions.let_go(session)
-
-    async def _cut(self, session: Session, call: Call) -> None:
-        """Cancel a call whose client has left. Where that can list its calls, it finds what became of this one."""
-        self._context.counters.calls_cut += 1
-        if self._context.early is not None and self._context.early.keeps(session.record):
-            with contextlib.suppress(StoreError):
-                await session.show_to_client()
-        session.link.cancel(call.request.id, incarnation=1, params={"reason": "the client has left"})
 
     async def _answer_late(self, request: ModernRequest, session: Session, late: Late, response: EventStream) -> bool:
         """Give the client a handle or an early answer, if the store has what it stands for. Returns whether."""
@@ -719,15 +722,6 @@ class DurableCallEndpoint:
             raise HttpRefusal(Refusal.TOO_MANY_RESPONSES, limit=MAX_RESPONSES, seen=len(responses))
         await self._calls.answer(record, responses, request.http)
         await self._calls.wait_answered(record, responses.keys())
-
-    async def _refuse_in_session(self, request: ModernRequest, stream: StreamId) -> None:
-        """Refuse if the call of a key was begun in a session, and its answer is, or will be, there."""
-        found = await stream_by_id(self._context.store, stream)
-        if found is not None:
-            rows = await self._context.store.calls(found.session, stream=stream)
-            digest = call_digest(request.message.method, request.params)
-            is_same = all(row.digest == digest for row in rows)
-            raise HttpRefusal(Refusal.KEY_OF_SESSION if is_same else Refusal.KEY_TAKEN)
 
     async def _refuse_given_up(self, text: object, owner: str, digest: bytes | None = None) -> None:
         """Refuse if the answer of a caller's own call was given up. `digest`: of the request, if it is a call."""

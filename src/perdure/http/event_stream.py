@@ -81,19 +81,13 @@ class EventStream:
         """Write the head, if it is not written, and frames. A JSON response omits everything before the answer."""
         if not self._streams:
             return
-        if self._timeout is None:
-            await self._write(body, last)
-            return
         async with asyncio.timeout(self._timeout):
-            await self._write(body, last)
-
-    async def _write(self, body: bytes, last: bool) -> None:
-        if not self.has_begun:
-            self.has_begun = True
-            headers = [*_HEADERS, *self._headers]
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        # Also where it is empty: the server that runs us may hold the head until then.
-        await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+            if not self.has_begun:
+                self.has_begun = True
+                headers = [*_HEADERS, *self._headers]
+                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            # Also where it is empty: the server that runs us may hold the head until then.
+            await self._send({"type": "http.response.body", "body": body, "more_body": not last})
 
     async def answer(self, payload: bytes, status: int | None = None) -> None:
         """Write a response as the last frame; or as JSON, if nothing came before it."""

@@ -74,9 +74,7 @@ class SessionTaskEndpoint:
             return error_payload(request.id, *session_tasks.FORBIDDEN), None
         if not wants and support is TaskSupport.REQUIRED:
             return error_payload(request.id, *session_tasks.REQUIRED), None
-        return None, self._first_answer(request, name) if wants else None
 
-    def _first_answer(self, request: Request, name: str) -> FirstAnswer:
         def created(stream: StreamRecord) -> bytes:
             facts = TaskFacts(
                 id=stream.id, created=stream.opened, updated=stream.opened, state=CallState.RUNNING, asks={}
@@ -84,7 +82,7 @@ class SessionTaskEndpoint:
             task = self._tasks.view(facts, now=stream.opened)
             return encode_answer(request.id, encode(session_tasks.created(task, name)))
 
-        return created
+        return None, created if wants else None
 
     async def _answer(self, session: Session, request: Request, http: HttpRequest) -> bytes:
         params = request.params or {}

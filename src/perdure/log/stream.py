@@ -104,10 +104,9 @@ class Tail:
 
     def release(self, floor: int, kept: int = 0) -> None:
         """Forget durable events: those up to `floor`, and those beyond `TAIL_BYTES` except the newest `kept`."""
-        events = self.events
-        if self.pins or not events:
+        if self.pins:
             return
-        durable = self.durable
+        events, durable = self.events, self.durable
         if floor > durable:
             floor = durable
         large = durable - kept
@@ -534,7 +533,8 @@ class Stream:
             readers.wake_writers(self.is_over)
         if tail.pins:
             return
-        tail.release(tail.durable if reader is None else reader.cursor, kept)
+        if tail.events:
+            tail.release(tail.durable if reader is None else reader.cursor, kept)
         # A foreign stream is kept for its reader only; an ended own one is in the store.
         if reader is None and (self.writer is None or (tail.durable >= tail.last and self.is_over)):
             self._owner.on_settled(self)

@@ -12,7 +12,7 @@ import asyncio
 import contextvars
 import json
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -98,10 +98,12 @@ class HandlerContext:
 
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         if self._token is not None:
-            said = {"progressToken": self._token, "progress": progress, "total": total, "message": message}
-            await self.notify(
-                "notifications/progress", {name: value for name, value in said.items() if value is not None}
-            )
+            said: JsonObject = {"progressToken": self._token, "progress": progress}
+            if total is not None:
+                said["total"] = total
+            if message is not None:
+                said["message"] = message
+            await self.notify("notifications/progress", said)
 
 
 class _Ask(NamedTuple):
@@ -146,32 +148,34 @@ class HandlerRuntime:
 
     # Requests
 
-    async def _result(self, request: Request, context: HandlerContext) -> JsonObject:
-        raise NotImplementedError
-
-    def _error_of(self, failure: Exception, method: str) -> bytes:
-        """The error object of a failure, as the SDK's own handler of the revision answers."""
-        raise NotImplementedError
-
     def _start(self, task: Coroutine[Any, Any, None], context: HandlerContext) -> None:
         started = asyncio.create_task(task, name="perdure-handler")
         self._tasks[started] = context
         started.add_done_callback(self._tasks.pop)
 
-    async def _serve(self, request: Request, context: HandlerContext) -> None:
+    async def _serve(
+        self, request: Request, context: HandlerContext, run: Callable[[], Awaitable[JsonObject]], *, hides: bool
+    ) -> None:
+        """Answer a request with the result of a handler. `hides`: its client does not see the message of an unexpected
+        exception. Of that the SDK's own handlers of the two eras answer differently."""
         assert isinstance(request.id, int), "the session numbers its requests"
         body, failed = b"", False
         own = handler_task.set(asyncio.current_task())
         try:
             with context.scope:
                 try:
-                    result = await self._result(request, context)
+                    result = await run()
                 finally:
                     context.has_ended = True
                     handler_task.reset(own)  # a task that its own context holds would wait for the garbage collector
                 body = to_json(result, inf_nan_mode="null")  # JSON has no NaN; the SDK writes null in its place as well
         except Exception as failure:
-            body, failed = self._error_of(failure, request.method), True
+            failed, error = True, handler_exception_to_error_data(failure)
+            if error is None:
+                _log_failure(failure, request.method)
+                error = ErrorData(code=0, message=str(failure))
+                error = ErrorData(code=INTERNAL_ERROR, message="Internal server error") if hides else error
+            body = _error.dump_json(error, by_alias=True, exclude_none=hides, exclude_unset=not hides)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as failure:  # cut short from within
@@ -312,7 +316,8 @@ class SdkRuntime(HandlerRuntime):
             return
         context = self._context(message, origin)
         if isinstance(message, Request):
-            self._start(self._serve(message, context), context)
+            run = partial(self._runner.on_request, context, message.method, message.params)
+            self._start(self._serve(message, context, run, hides=False), context)
             return
         if message.method == "notifications/cancelled":
             self._cancel((message.params or {}).get("requestId"))
@@ -337,9 +342,6 @@ class SdkRuntime(HandlerRuntime):
         if not self.is_closed:
             self.outlet.close_reader(call)
 
-    async def _result(self, request: Request, context: HandlerContext) -> JsonObject:
-        return await self._runner.on_request(context, request.method, request.params)
-
     async def _handle(self, message: Notification, context: HandlerContext, size: int) -> None:
         try:
             with context.scope:
@@ -347,13 +349,6 @@ class SdkRuntime(HandlerRuntime):
         finally:
             if size and not self.is_closed:
                 self.outlet.handled(size)
-
-    def _error_of(self, failure: Exception, method: str) -> bytes:
-        error = handler_exception_to_error_data(failure)
-        if error is None:
-            _log_failure(failure, method)
-            error = ErrorData(code=0, message=str(failure))
-        return _error.dump_json(error, by_alias=True, exclude_unset=True)
 
     async def _end(self) -> None:
         await super()._end()
@@ -410,7 +405,8 @@ class CallRuntime(HandlerRuntime):
                 metadata = ServerMessageMetadata(request_context=http, can_send_request=True)
                 token = progress_token_from_params(message.params)
                 context = HandlerContext(self, int(message.id), transport, metadata, token)
-                self._start(self._serve(message, context), context)
+                run = partial(self._run_rounds, message, context)
+                self._start(self._serve(message, context, run, hides=True), context)
             case Response():
                 self._take_answer(message)
             case Notification(method="notifications/cancelled", params=params):
@@ -427,7 +423,7 @@ class CallRuntime(HandlerRuntime):
             )
         return await super().ask(method, params, options, call=call)
 
-    async def _result(self, request: Request, context: HandlerContext) -> JsonObject:
+    async def _run_rounds(self, request: Request, context: HandlerContext) -> JsonObject:
         """Run a handler, and again for each round in which it wants input. A result that wants input goes to the client
         as it is, unless the client may have a handle, or has had an early answer meanwhile: then the client is asked as
         by the handler itself."""
@@ -468,14 +464,6 @@ class CallRuntime(HandlerRuntime):
             stamp = {SERVER_INFO_META_KEY: runtimes.sessionless.server_info_stamp}
             result = {"resultType": "complete", **result, "_meta": {**stamp, **(result.get("_meta") or {})}}
         return result
-
-    def _error_of(self, failure: Exception, method: str) -> bytes:
-        """The message of an unexpected exception does not reach clients."""
-        error = handler_exception_to_error_data(failure)
-        if error is None:
-            _log_failure(failure, method)
-            error = ErrorData(code=INTERNAL_ERROR, message="Internal server error")
-        return _error.dump_json(error, by_alias=True, exclude_none=True)
 
 
 @dataclass(frozen=True)

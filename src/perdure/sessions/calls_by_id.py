@@ -85,11 +85,6 @@ def _is_own(record: SessionRecord, owner: str) -> bool:
     return record.owner == owner and record.state is not SessionState.ENDED
 
 
-def _may_be_shown(found: KnownCall, owner: str, session: SessionId | None) -> bool:
-    """Whether a caller knows a call of its own: it was given the id, or a list shows it."""
-    return found.is_durable_call or found.stream.answered > 0 or bool(owner) or found.record.id == session
-
-
 def cancelled_by_id(found: KnownCall) -> mail.Cancelled:
     """Cancels the call itself: its request may have an answer."""
     stream, row = found.stream, found.row
@@ -137,7 +132,10 @@ class CallsById:
         store = self._context.store
         if (record_id := parse_session_id(wanted)) is None:
             found = await _find_in_session(store, owner, wanted)
-            return found if found is not None and _may_be_shown(found, owner, session) else None
+            # Its caller was given the id with an early answer, or by a list, which shows the calls of its principal and
+            # of its session.
+            is_shown = found is not None and (found.stream.answered or owner or found.record.id == session)
+            return found if is_shown else None
         record = await store.session(record_id)
         if record is None or record.kind is not RecordKind.CALL or not record.is_task or not _is_own(record, owner):
             return None
@@ -205,7 +203,9 @@ class CallsById:
                 records += await store.newest_of(Caller(owner), kind=kind, limit=SEARCHED_MOST)
         for record in {record.id: record for record in records if record is not None}.values():
             for stream in await store.streams(record.id):
-                if stream.kind is not Kind.CALL or (stream.sealed and not _is_unseen(stream)):
+                # Of a call whose reader came to the end, nothing is noted.
+                is_unseen = stream.delivered < stream.last if stream.answered else stream.unread
+                if stream.kind is not Kind.CALL or (stream.sealed and not is_unseen):
                     continue
                 rows = [row for row in await store.calls(record.id, stream=stream.id) if row.method == "tools/call"]
                 known = KnownCall(record, stream, rows[0]) if len(rows) == 1 else None
@@ -236,11 +236,6 @@ class CallsById:
             except NodeGone:
                 return texts.failure(texts.NOT_NOW)
         return texts.cancelling(row.name, is_over=stream.sealed)
-
-
-def _is_unseen(stream: StreamRecord) -> bool:
-    """Whether the end of a call has not reached its client. Of one whose reader came to the end, nothing is noted."""
-    return stream.delivered < stream.last if stream.answered else stream.unread
 
 
 def _is_of(call: KnownCall, ask: AskRecord) -> bool:

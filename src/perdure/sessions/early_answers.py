@@ -144,23 +144,19 @@ class EarlyAnswers:
             return None
         try:
             link.keep_call(call.number, OWN_CALL)  # so that it goes on elsewhere if this process dies
-            result = await self._result(link, call, origin, names, within)
+            given = (call.request.params or {}).get("arguments")
+            wanted = given.get("call") if isinstance(given, dict) else None
+            calls, record = CallsById(link.context), link.keeper.record
+            if name == names.cancel:
+                found = await calls.find(wanted, record.owner, session=record.id)
+                result = encode(calls.unknown if found is None else await calls.cancel(found))
+            elif wanted is None:
+                result = encode(await calls.listed(record.owner, record.id, names))
+            else:
+                result = await self._wait(link, call, origin, calls, wanted, names, within)
         except StoreError:
             result = encode(texts.failure(texts.STORE_FAILS))
         return encode_answer(call.request.id, result)
-
-    async def _result(
-        self, link: RuntimeLink, call: Call, origin: object, names: texts.OwnTools, within: float
-    ) -> bytes:
-        given = (call.request.params or {}).get("arguments")
-        wanted = given.get("call") if isinstance(given, dict) else None
-        calls, record = CallsById(link.context), link.keeper.record
-        if name_of(call.request.params) == names.cancel:
-            found = await calls.find(wanted, record.owner, session=record.id)
-            return encode(calls.unknown if found is None else await calls.cancel(found))
-        if wanted is None:
-            return encode(await calls.listed(record.owner, record.id, names))
-        return await self._wait(link, call, origin, calls, wanted, names, within)
 
     async def _wait(
         self,

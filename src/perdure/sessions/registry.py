@@ -452,7 +452,11 @@ class SessionRegistry(StreamOwner):
                 StreamInfo(
                     id=stream.id,
                     kind="standalone" if stream.kind is Kind.STANDALONE else "call",
-                    state=_shown_state(stream),
+                    state=stream.content.value
+                    if stream.content is not ContentState.OPEN
+                    else "live"
+                    if stream.readers.present
+                    else "detached",
                     last=stream.tail.last,
                     connected_since=stream.readers.reader.since if stream.readers.reader else None,
                 )
@@ -611,10 +615,3 @@ def numbers(context: ServerContext, sessions: SessionRegistry) -> Snapshot:
         degraded=context.journal.is_degraded,
         measures=measures_of(context.store),
     )
-
-
-def _shown_state(stream: Stream) -> str:
-    """The state of a stream as it is shown: an open one is live while it is read."""
-    if stream.content is not ContentState.OPEN:
-        return str(stream.content.value)
-    return "live" if stream.readers.present else "detached"
